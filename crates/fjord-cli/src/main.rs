@@ -1,0 +1,3 @@
+//! The `fjord` command.
+
+fn main() {}

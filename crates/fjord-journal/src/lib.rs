@@ -1,0 +1,1 @@
+//! The log mechanism: handles, transactions, commit, checkpoint, revoke, recovery. Knows no ext4.

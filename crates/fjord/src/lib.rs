@@ -1,0 +1,1 @@
+//! A user-space ext4 engine.

@@ -1,0 +1,3 @@
+//! The developer's commands: test, images, bench.
+
+fn main() {}
