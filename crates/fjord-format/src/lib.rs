@@ -10,6 +10,7 @@
 pub mod checksum;
 pub mod error;
 pub mod features;
+pub mod jbd2;
 pub mod types;
 
 pub use error::{FormatError, Result};
