@@ -8,9 +8,14 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod dirent;
 pub mod error;
 pub mod features;
+pub mod hash;
+pub mod htree;
 pub mod jbd2;
+mod le;
+pub mod orphan_file;
 pub mod types;
 
 pub use error::{FormatError, Result};
