@@ -1,0 +1,185 @@
+//! Images, scratch directories and mounts of the kernel's ext4, each undone when dropped.
+//!
+//! Invariant: nothing made here outlives its value, also when a test panics. `cargo xtask test`
+//! runs in a mount namespace of its own besides, so that even a killed run leaves no mount.
+
+use std::{
+    fs::{File, OpenOptions},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::SeekFrom;
+
+use crate::tools::{self, Output, run};
+
+/// A temporary directory below `FJORD_SCRATCH` or the system's, removed when dropped.
+#[derive(Debug)]
+pub struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    /// A new empty directory with `name` in its name.
+    pub fn new(name: &str) -> Result<Self> {
+        let base = std::env::var_os("FJORD_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
+        std::fs::create_dir_all(&base)?;
+        let dir = tempfile::Builder::new()
+            .prefix(&format!("fjord-{name}-"))
+            .tempdir_in(&base)
+            .with_context(|| format!("cannot make a scratch directory in {}", base.display()))?;
+        Ok(Scratch(dir))
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A path in the directory.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+/// Makes (or empties) the file and sets its size, without allocating.
+pub fn make_sparse(path: &Path, size_bytes: u64) -> Result<()> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    file.set_len(size_bytes)?;
+    Ok(())
+}
+
+/// Copies the data of a sparse file and keeps its holes.
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    let source = File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+    let size = source.metadata()?.len();
+    make_sparse(to, size)?;
+    let target = OpenOptions::new().write(true).open(to)?;
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < size {
+        let start = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(&source, SeekFrom::Hole(start))?;
+        let mut pos = start;
+        while pos < end {
+            let want = buf.len().min((end - pos) as usize);
+            let got = source.read_at(&mut buf[..want], pos)?;
+            if got == 0 {
+                break;
+            }
+            target.write_all_at(&buf[..got], pos)?;
+            pos += got as u64;
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// A mount of an image by the kernel's ext4, through a loop device.
+#[derive(Debug)]
+pub struct KernelMount {
+    dir: tempfile::TempDir,
+    mounted: bool,
+}
+
+impl KernelMount {
+    /// Mounts `image` with these mount options (besides `loop`).
+    pub fn new(image: &Path, options: &str) -> Result<Self> {
+        Self::with_type(image, "ext4", options)
+    }
+
+    /// Mounts `image` as `fs_type` with these mount options (besides `loop`).
+    pub fn with_type(image: &Path, fs_type: &str, options: &str) -> Result<Self> {
+        tools::require_root()?;
+        let dir = tempfile::Builder::new().prefix("fjord-mnt-").tempdir()?;
+        let out = run(tools::command("mount")?
+            .args(["-t", fs_type, "-o", &format!("loop,{options}")])
+            .arg(image)
+            .arg(dir.path()))?;
+        out.ok().with_context(|| format!("the kernel does not mount {}", image.display()))?;
+        Ok(KernelMount { dir, mounted: true })
+    }
+
+    /// The mount point.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The loop device's name, such as `loop3`.
+    pub fn loop_name(&self) -> Result<String> {
+        let out = run(std::process::Command::new("findmnt")
+            .args(["-n", "-o", "SOURCE"])
+            .arg(self.dir.path()))?
+        .ok()?;
+        Ok(out.stdout.trim().trim_start_matches("/dev/").to_owned())
+    }
+
+    /// Unmounts; the image is then what Linux leaves behind.
+    pub fn unmount(mut self) -> Result<()> {
+        self.mounted = false;
+        unmount(self.dir.path())
+    }
+}
+
+impl Drop for KernelMount {
+    fn drop(&mut self) {
+        if self.mounted
+            && let Err(error) = unmount(self.dir.path())
+        {
+            eprintln!("left mounted: {}: {error:#}", self.dir.path().display());
+        }
+    }
+}
+
+/// Unmounts a directory; retries while it is busy, then detaches it.
+pub fn unmount(dir: &Path) -> Result<()> {
+    let mut last = None;
+    for wait_ms in [0, 20, 100, 300, 1000, 2000] {
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        let out = run(tools::command("umount")?.arg(dir))?;
+        if out.code == Some(0) {
+            return Ok(());
+        }
+        last = Some(out);
+    }
+    let _ = run(tools::command("umount")?.arg("-l").arg(dir))?;
+    bail!("{} stayed busy and was detached: {:?}", dir.display(), last.map(|out| out.stderr));
+}
+
+/// Runs `e2fsck -fn` and fails unless it finds nothing at all; returns what it said.
+pub fn e2fsck_clean(image: &Path) -> Result<Output> {
+    run(tools::command("e2fsck")?.arg("-fn").arg(image))?.ok()
+}
+
+/// Runs `e2fsck -fy`, which replays the journal and repairs; fails when errors are left.
+///
+/// The exit code tells: 0 nothing done besides the replay, 1 something repaired.
+pub fn e2fsck_repair(image: &Path) -> Result<Output> {
+    run(tools::command("e2fsck")?.arg("-fy").arg(image))?.expect_code(&[0, 1])
+}
+
+/// Runs one debugfs request on an image that is opened read-only.
+pub fn debugfs(image: &Path, request: &str) -> Result<String> {
+    Ok(run(tools::command("debugfs")?.args(["-R", request]).arg(image))?.ok()?.stdout)
+}
+
+/// Runs debugfs requests on an image opened for writing.
+pub fn debugfs_write(image: &Path, requests: &[String]) -> Result<String> {
+    let scratch = Scratch::new("debugfs")?;
+    let script = scratch.join("requests");
+    std::fs::write(&script, requests.join("\n") + "\n")?;
+    let out = run(tools::command("debugfs")?.arg("-w").arg("-f").arg(&script).arg(image))?.ok()?;
+    Ok(out.stdout + &out.stderr)
+}
+
+/// Extracts a whole image with `debugfs rdump`: files, directories, symlinks, modes, owners and
+/// times, for block sizes that the kernel here cannot mount.
+pub fn extract_with_debugfs(image: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    debugfs(image, &format!("rdump / {}", to.display()))?;
+    Ok(())
+}

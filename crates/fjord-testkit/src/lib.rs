@@ -1,0 +1,16 @@
+//! Test support for fjord: what the tests of several crates share.
+//!
+//! - [`tools`]: the machine's programs, and what happens when one is missing.
+//! - [`features`]: the mke2fs feature sets that interoperation is shown for.
+//! - [`image`]: scratch directories, sparse copies, kernel mounts, e2fsck and debugfs.
+//! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
+//! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
+//!
+//! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
+
+pub mod features;
+pub mod image;
+pub mod manifest;
+pub mod rng;
+pub mod script;
+pub mod tools;

@@ -1,0 +1,165 @@
+//! The programs of the machine that the tests use: which package has them, and what happens
+//! when one is missing.
+//!
+//! Invariant: a missing program or privilege fails a test and names the Debian package; only what
+//! the machine cannot do at all (a kernel without a feature) is skipped, and each skip is recorded.
+
+use std::{
+    io::Write,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A program the tests run.
+#[derive(Debug, Clone, Copy)]
+pub struct Tool {
+    /// Name looked up in PATH and the sbin directories.
+    pub program: &'static str,
+    /// Debian package that has it.
+    pub package: &'static str,
+    /// What the tests use it for.
+    pub purpose: &'static str,
+}
+
+const fn tool(program: &'static str, package: &'static str, purpose: &'static str) -> Tool {
+    Tool { program, package, purpose }
+}
+
+/// Every program used by some test.
+pub const TOOLS: &[Tool] = &[
+    tool("mke2fs", "e2fsprogs", "makes the images of the feature sets"),
+    tool("e2fsck", "e2fsprogs", "judges every image fjord wrote"),
+    tool("debugfs", "e2fsprogs", "reads what the kernel cannot mount, writes journals"),
+    tool("dumpe2fs", "e2fsprogs", "shows superblocks"),
+    tool("tune2fs", "e2fsprogs", "changes features and UUIDs"),
+    tool("chattr", "e2fsprogs", "sets inode flags"),
+    tool("losetup", "mount", "attaches images"),
+    tool("mount", "mount", "mounts images with the kernel's ext4"),
+    tool("umount", "mount", "unmounts them"),
+    tool("setfattr", "attr", "extended attributes through the mount"),
+    tool("getfattr", "attr", "extended attributes through the mount"),
+    tool("setfacl", "acl", "access control lists through the mount"),
+    tool("getfacl", "acl", "access control lists through the mount"),
+    tool("fusermount3", "fuse3", "mounts without privilege"),
+    tool("fuse2fs", "fuse2fs", "fills images the kernel cannot mount"),
+    tool("fio", "fio", "writes with verification"),
+    tool("sqlite3", "sqlite3", "database workloads"),
+    tool("git", "git", "clone and fsck through the mount"),
+    tool("tar", "tar", "unpacks real trees"),
+];
+
+/// The directory entry of `program` in PATH, /usr/sbin or /sbin.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(program))
+        .find(|file| file.is_file())
+}
+
+/// The tools of [`TOOLS`] that this machine lacks.
+pub fn missing() -> Vec<&'static Tool> {
+    TOOLS.iter().filter(|tool| find(tool.program).is_none()).collect()
+}
+
+/// Fails, naming the package, unless all of `programs` are there.
+pub fn require(programs: &[&str]) -> Result<()> {
+    for program in programs {
+        if find(program).is_none() {
+            let package =
+                TOOLS.iter().find(|t| t.program == *program).map_or(*program, |t| t.package);
+            bail!(
+                "{program} is not installed: apt-get install {package} (or cargo xtask test --install)"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless the process is root, which loop mounts need.
+pub fn require_root() -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "loop mounts need root: run the tests as root");
+    Ok(())
+}
+
+/// Records that something was left out because this machine cannot do it.
+///
+/// The line is printed and, when `FJORD_SKIP_LOG` names a file, appended to it; `cargo xtask test`
+/// counts the lines.
+pub fn skipped(what: &str, why: &str) {
+    println!("skipped: {what}: {why}");
+    if let Some(log) = std::env::var_os("FJORD_SKIP_LOG") {
+        let line = format!("{what}: {why}\n");
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(&log);
+        if let Err(error) = file.and_then(|mut f| f.write_all(line.as_bytes())) {
+            panic!("cannot append to the skip log {}: {error}", log.display());
+        }
+    }
+}
+
+/// What a finished program said.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The command line, for messages.
+    pub command: String,
+    /// Exit code; None when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Fails with the whole output unless the exit code is one of `codes`.
+    pub fn expect_code(self, codes: &[i32]) -> Result<Output> {
+        ensure!(
+            self.code.is_some_and(|code| codes.contains(&code)),
+            "{} ended with {:?}, expected {codes:?}\n{}{}",
+            self.command,
+            self.code,
+            tail(&self.stdout),
+            tail(&self.stderr)
+        );
+        Ok(self)
+    }
+
+    /// Fails unless the exit code is 0.
+    pub fn ok(self) -> Result<Output> {
+        self.expect_code(&[0])
+    }
+}
+
+/// The last 4,000 bytes of a long output: the end is where the reason stands.
+fn tail(text: &str) -> String {
+    let mut start = text.len().saturating_sub(4000);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text[start..].to_owned()
+}
+
+/// Runs a command to its end, without standard input, and collects what it said.
+pub fn run(command: &mut Command) -> Result<Output> {
+    let line = format!("{command:?}").replace('"', "");
+    let out = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {line}; is it installed?"))?;
+    Ok(Output {
+        command: line,
+        code: out.status.code(),
+        stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
+    })
+}
+
+/// A command for `program`, found also in the sbin directories.
+pub fn command(program: &str) -> Result<Command> {
+    require(&[program])?;
+    let mut command = Command::new(find(program).context("looked up just now")?);
+    command.env("LC_ALL", "C");
+    Ok(command)
+}
