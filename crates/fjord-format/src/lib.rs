@@ -11,11 +11,16 @@ pub mod checksum;
 pub mod dirent;
 pub mod error;
 pub mod features;
+pub mod geometry;
+pub mod group;
 pub mod hash;
 pub mod htree;
+pub mod inode;
 pub mod jbd2;
 mod le;
 pub mod orphan_file;
+pub mod superblock;
+pub mod time;
 pub mod types;
 
 pub use error::{FormatError, Result};
