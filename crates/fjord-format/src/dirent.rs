@@ -492,6 +492,28 @@ pub fn init_area(area: &mut [u8], format: &DirFormat) -> Result<()> {
     format.put_rec_len(area, 0, area.len())
 }
 
+/// Lets the last record reach to the end of `area`, of which only the first `old_bytes` were an
+/// area before; with `old_bytes` of 0 all becomes one free record.
+///
+/// # Errors
+/// [`FormatError::Corrupt`] when a record breaks a rule, [`FormatError::Usage`] when `area` is
+/// not longer than before or what is added cannot be part of a record.
+pub fn extend_area(area: &mut [u8], format: &DirFormat, old_bytes: usize) -> Result<()> {
+    if old_bytes == 0 {
+        return init_area(area, format);
+    }
+    let added = area.len().checked_sub(old_bytes).ok_or_else(|| {
+        FormatError::Usage(format!("directory area of {old_bytes} bytes cannot shrink"))
+    })?;
+    let mut last = (0, 0);
+    for entry in records(le::slice(WHAT, area, 0, old_bytes)?, format) {
+        let entry = entry?;
+        last = (entry.offset, entry.rec_len);
+    }
+    area.get_mut(old_bytes..).unwrap_or_default().fill(0);
+    format.put_rec_len(area, last.0, last.1.saturating_add(added))
+}
+
 /// Makes `block` an empty directory block, with its tail (checksum not yet set).
 ///
 /// # Errors

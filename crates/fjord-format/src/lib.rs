@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod checksum;
 pub mod dirent;
 pub mod error;
@@ -15,6 +16,7 @@ pub mod geometry;
 pub mod group;
 pub mod hash;
 pub mod htree;
+pub mod inline_data;
 pub mod inode;
 pub mod jbd2;
 mod le;
@@ -22,5 +24,6 @@ pub mod orphan_file;
 pub mod superblock;
 pub mod time;
 pub mod types;
+pub mod xattr;
 
 pub use error::{FormatError, Result};
