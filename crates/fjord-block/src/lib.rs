@@ -1,1 +1,31 @@
 //! The block layer: order apart from durability, asynchronous tickets, file and memory backends.
+//!
+//! Knows no ext4; addresses are byte offsets. Layers, from the caller down:
+//! - [`Device`]: submit requests, get tickets ([`Request`], [`Ticket`], [`ReadTicket`]);
+//! - wrappers: [`FaultDevice`] (errors, latency, recording);
+//! - backends: [`FileDevice`] (files and block devices), [`MemDevice`];
+//! - buffers: [`AlignedBuf`], [`Buf`] and their pool.
+
+mod buf;
+mod counter;
+mod device;
+mod error;
+mod fault;
+mod file;
+mod mem;
+mod pool;
+mod stats;
+mod sticky;
+mod ticket;
+
+pub use buf::{AlignedBuf, Buf};
+pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
+pub use error::{IoError, IoErrorKind, IoOp, OpenError};
+pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Record};
+pub use file::{Engine, FileDevice, FileOptions};
+pub use mem::{MemDevice, MemImage};
+pub use pool::{PoolStats, pool_stats};
+pub use stats::{DeviceStats, OpStats, StatCounters};
+pub use ticket::{
+    Completer, Driver, ErrorSink, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore,
+};

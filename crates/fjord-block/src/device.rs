@@ -1,0 +1,241 @@
+//! The device interface: requests, classes, orders, capabilities. Owns no state.
+//!
+//! Addresses are byte offsets. Order and durability are separate: a write has an [`Order`] and may
+//! ask FUA; a flush is its own request ("The order-preserving block device layer", section 3 of
+//! *Barrier-Enabled IO Stack for Flash Storage*, FAST '18).
+//!
+//! What a plain backend promises:
+//! - requests run in any order, also those of one batch. A backend carries [`Order`] but does not
+//!   enforce it; the epoch scheduler, a [`Device`] above the backend, does. Without it, callers
+//!   order by waiting and flushing;
+//! - a flush makes durable every write that *completed before the flush was submitted*;
+//! - once a flush has failed, every later flush fails until the device is opened again;
+//! - every request completes, whether or not anyone waits, and buffers live until then;
+//! - overlapping requests that are under way together have an undefined outcome per byte.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::buf::{AlignedBuf, Buf};
+use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::stats::DeviceStats;
+use crate::ticket::{IoResult, ReadTicket, Ticket};
+
+/// How a write is ordered against other writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// May cross epochs freely (REQ_ORDERED unset in the paper).
+    #[default]
+    Orderless,
+    /// Belongs to the current epoch.
+    Ordered,
+    /// Belongs to the current epoch and ends it.
+    Barrier,
+}
+
+/// Who waits for a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// A thread waits for it, or will in a moment. The backend may leave the work to that
+    /// thread's `wait()`; see [`Ticket::start`].
+    #[default]
+    Sync = 0,
+    /// Dispatched at once; nobody waits for it right now.
+    Async = 1,
+    /// Writeback that must not hold others up.
+    Background = 2,
+}
+
+/// A request that changes the device.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// Writes `bufs`, one after the other, from byte `offset` on.
+    Write {
+        /// Where, in bytes.
+        offset: u64,
+        /// What; shared buffers stay unchanged until the request is done.
+        bufs: Vec<Buf>,
+        /// Its order against other writes.
+        order: Order,
+        /// Durable by itself when done.
+        fua: bool,
+        /// Who waits.
+        class: Class,
+    },
+    /// Makes all writes durable that completed before the submission.
+    Flush {
+        /// Who waits.
+        class: Class,
+    },
+    /// The range's contents are no longer needed; it may read as anything until written.
+    Discard {
+        /// Where, in bytes.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// The range reads as zeroes from now on.
+    WriteZeroes {
+        /// Where, in bytes.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+}
+
+impl Request {
+    /// An orderless write of class `Sync` without FUA.
+    pub fn write(offset: u64, bufs: Vec<Buf>) -> Request {
+        Request::Write { offset, bufs, order: Order::Orderless, fua: false, class: Class::Sync }
+    }
+
+    /// A flush of class `Sync`.
+    pub fn flush() -> Request {
+        Request::Flush { class: Class::Sync }
+    }
+
+    /// Kind, byte offset and length (0 and 0 for a flush).
+    pub fn extent(&self) -> (IoOp, u64, u64) {
+        match self {
+            Request::Write { offset, bufs, .. } => (IoOp::Write, *offset, bufs_len(bufs)),
+            Request::Flush { .. } => (IoOp::Flush, 0, 0),
+            Request::Discard { offset, len } => (IoOp::Discard, *offset, *len),
+            Request::WriteZeroes { offset, len } => (IoOp::WriteZeroes, *offset, *len),
+        }
+    }
+}
+
+/// The sum of the buffers' lengths in bytes.
+pub(crate) fn bufs_len<B: std::ops::Deref<Target = [u8]>>(bufs: &[B]) -> u64 {
+    bufs.iter().map(|buf| buf.len() as u64).sum()
+}
+
+/// Checks that `len` bytes from `offset` on lie on a device of `size` bytes.
+pub(crate) fn check_range(op: IoOp, offset: u64, len: u64, size: u64) -> IoResult {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(IoError::new(IoErrorKind::OutOfRange, op, offset, len)),
+    }
+}
+
+/// What a device has and how it likes to be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Completed writes may be lost in a power cut until they are flushed.
+    pub volatile_cache: bool,
+    /// FUA costs less than a write and a flush. (FUA is honoured in any case.)
+    pub fua: bool,
+    /// The device keeps the order of barrier writes by itself.
+    pub native_barrier: bool,
+    /// Discard gives space back.
+    pub discard: bool,
+    /// How many requests under way make full use of the device.
+    pub queue_depth: u32,
+    /// The smallest unit in bytes that is written without read-modify-write, and the largest that
+    /// can be torn by a power cut only at its borders. Other offsets and lengths work, slower.
+    pub logical_block_size: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+/// A block device.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// What the device has; fixed while it is open.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Its size in bytes. Requests beyond it fail with [`IoErrorKind::OutOfRange`].
+    fn size_bytes(&self) -> u64;
+
+    /// Changes the size, where that is possible (files and memory). New space reads as zeroes.
+    fn set_size(&self, size_bytes: u64) -> IoResult {
+        Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes))
+    }
+
+    /// Submits requests and returns one ticket for each, in order, without waiting for the device.
+    /// The requests of a batch may run in any order, so a flush covers none of its own batch.
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket>;
+
+    /// Submits a read that fills `bufs`, one after the other, from byte `offset` on.
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket;
+
+    /// What the device did so far.
+    fn stats(&self) -> DeviceStats {
+        DeviceStats::default()
+    }
+}
+
+impl<D: Device + ?Sized> Device for Arc<D> {
+    fn capabilities(&self) -> &Capabilities {
+        (**self).capabilities()
+    }
+    fn size_bytes(&self) -> u64 {
+        (**self).size_bytes()
+    }
+    fn set_size(&self, size_bytes: u64) -> IoResult {
+        (**self).set_size(size_bytes)
+    }
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        (**self).submit(batch)
+    }
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        (**self).submit_read(offset, bufs, class)
+    }
+    fn stats(&self) -> DeviceStats {
+        (**self).stats()
+    }
+}
+
+/// The largest buffer that the helpers below allocate at once, in bytes.
+const HELPER_BUF_BYTES_MAX: usize = 1 << 20;
+
+/// Simple calls on top of [`Device`], for callers that need one thing done now.
+pub trait DeviceExt: Device {
+    /// Submits one request.
+    fn submit_one(&self, request: Request) -> Ticket {
+        let (op, offset, len) = request.extent();
+        let missing = || Ticket::ready(Err(IoError::new(IoErrorKind::Abandoned, op, offset, len)));
+        self.submit(vec![request]).pop().unwrap_or_else(missing)
+    }
+
+    /// Reads into `data` from byte `offset` on and waits. Any alignment.
+    fn read_exact_at(&self, offset: u64, data: &mut [u8]) -> IoResult {
+        let mut at = offset;
+        for chunk in data.chunks_mut(HELPER_BUF_BYTES_MAX) {
+            let bufs = vec![AlignedBuf::uninit(chunk.len())];
+            let bufs = self.submit_read(at, bufs, Class::Sync).wait()?;
+            let mut rest = chunk;
+            for buf in &bufs {
+                let (head, tail) = rest.split_at_mut(buf.len().min(rest.len()));
+                head.copy_from_slice(&buf[..head.len()]);
+                rest = tail;
+            }
+            at += HELPER_BUF_BYTES_MAX as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads one buffer of `len` bytes from byte `offset` on and waits.
+    fn read_buf(&self, offset: u64, len: usize) -> Result<AlignedBuf, IoError> {
+        let mut bufs =
+            self.submit_read(offset, vec![AlignedBuf::uninit(len)], Class::Sync).wait()?;
+        bufs.pop()
+            .ok_or_else(|| IoError::new(IoErrorKind::Abandoned, IoOp::Read, offset, len as u64))
+    }
+
+    /// Writes `data` from byte `offset` on and waits for the transfer (not for durability).
+    fn write_all_at(&self, offset: u64, data: &[u8]) -> IoResult {
+        let mut at = offset;
+        for chunk in data.chunks(HELPER_BUF_BYTES_MAX) {
+            self.submit_one(Request::write(at, vec![Buf::from_slice(chunk)])).wait()?;
+            at += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Flushes and waits.
+    fn flush(&self) -> IoResult {
+        self.submit_one(Request::flush()).wait()
+    }
+}
+
+impl<D: Device + ?Sized> DeviceExt for D {}

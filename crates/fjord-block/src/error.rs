@@ -1,0 +1,186 @@
+//! Errors of the block layer. Owns [`IoError`] (a request failed) and [`OpenError`] (a device could not be opened).
+//!
+//! Invariant: an [`IoError`] is cheap to clone, because one failure is reported to every ticket that depended on it.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// The operation that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoOp {
+    /// A read request.
+    Read,
+    /// A write request.
+    Write,
+    /// A cache flush.
+    Flush,
+    /// A discard request.
+    Discard,
+    /// A write-zeroes request.
+    WriteZeroes,
+    /// A change of the device's size.
+    SetSize,
+}
+
+impl fmt::Display for IoOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoOp::Read => "read",
+            IoOp::Write => "write",
+            IoOp::Flush => "flush",
+            IoOp::Discard => "discard",
+            IoOp::WriteZeroes => "write-zeroes",
+            IoOp::SetSize => "set-size",
+        })
+    }
+}
+
+/// What went wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoErrorKind {
+    /// The operating system (or an injected fault) reported this errno.
+    Os(i32),
+    /// The request reaches beyond the end of the device.
+    OutOfRange,
+    /// The device was opened read-only.
+    ReadOnly,
+    /// The file ended before the request was complete (it was truncated behind our back).
+    UnexpectedEof,
+    /// The device does not have this operation.
+    Unsupported,
+    /// An earlier flush, or a write whose ticket nobody waited on, failed with this errno. Which
+    /// data reached the medium is unknown, so that every later flush fails until the device is
+    /// opened again.
+    Earlier(i32),
+    /// The device went away before it finished the request.
+    Abandoned,
+}
+
+/// A failed request: what, where, and why. Offsets and lengths are in bytes (both 0 for a flush).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct IoError {
+    /// The kind of failure.
+    pub kind: IoErrorKind,
+    /// The operation that failed.
+    pub op: IoOp,
+    /// Byte offset of the request on the device.
+    pub offset: u64,
+    /// Length of the request in bytes.
+    pub len: u64,
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.op {
+            IoOp::Flush => write!(f, "flush failed: ")?,
+            op => write!(f, "{op} of {} bytes at offset {} failed: ", self.len, self.offset)?,
+        }
+        match self.kind {
+            IoErrorKind::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(errno)),
+            IoErrorKind::OutOfRange => f.write_str("beyond the end of the device"),
+            IoErrorKind::ReadOnly => f.write_str("the device is open read-only"),
+            IoErrorKind::UnexpectedEof => {
+                f.write_str("the device ended early (truncated while in use?)")
+            }
+            IoErrorKind::Unsupported => f.write_str("the device does not support it"),
+            IoErrorKind::Earlier(errno) => write!(
+                f,
+                "an earlier request failed ({}) and nothing is certain since; reopen the device and recover",
+                io::Error::from_raw_os_error(errno)
+            ),
+            IoErrorKind::Abandoned => {
+                f.write_str("the device was closed before the request finished")
+            }
+        }
+    }
+}
+
+impl IoError {
+    /// An error of `op` at `offset` over `len` bytes.
+    pub fn new(kind: IoErrorKind, op: IoOp, offset: u64, len: u64) -> Self {
+        IoError { kind, op, offset, len }
+    }
+
+    /// An error with an errno from the operating system.
+    pub fn os(errno: i32, op: IoOp, offset: u64, len: u64) -> Self {
+        Self::new(IoErrorKind::Os(errno), op, offset, len)
+    }
+
+    /// The errno that a POSIX caller should see.
+    pub fn errno(&self) -> i32 {
+        match self.kind {
+            IoErrorKind::Os(errno) => errno,
+            IoErrorKind::ReadOnly => libc::EROFS,
+            IoErrorKind::Unsupported => libc::EOPNOTSUPP,
+            IoErrorKind::OutOfRange
+            | IoErrorKind::UnexpectedEof
+            | IoErrorKind::Earlier(_)
+            | IoErrorKind::Abandoned => libc::EIO,
+        }
+    }
+
+    /// Whether the host file system ran out of space under the image (a retry may succeed later).
+    pub fn is_no_space(&self) -> bool {
+        matches!(self.kind, IoErrorKind::Os(libc::ENOSPC | libc::EDQUOT))
+    }
+}
+
+impl From<IoError> for io::Error {
+    fn from(error: IoError) -> io::Error {
+        let kind = io::Error::from_raw_os_error(error.errno()).kind();
+        io::Error::new(kind, error)
+    }
+}
+
+/// Why a file or block device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process (or another handle of this one) has the image open.
+    #[error("{} is in use by {by}; unmount it there first", path.display())]
+    InUse {
+        /// The path as given.
+        path: PathBuf,
+        /// Who holds it, as far as it can be told.
+        by: String,
+    },
+    /// The path is neither a regular file nor a block device.
+    #[error("{} is a {what}; give an image file or a block device", path.display())]
+    NotADevice {
+        /// The path as given.
+        path: PathBuf,
+        /// What it is instead.
+        what: &'static str,
+    },
+    /// io_uring or O_DIRECT was demanded and cannot be had here.
+    #[error("{}: {what} was asked for but is not available here ({source}); leave the choice to fjord", path.display())]
+    Unavailable {
+        /// The path as given.
+        path: PathBuf,
+        /// The facility that is missing.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The operating system refused (not found, no permission, …).
+    #[error("cannot open {}: {source}", path.display())]
+    Os {
+        /// The path as given.
+        path: PathBuf,
+        /// The error of the system call.
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    /// The errno that a POSIX caller should see.
+    pub fn errno(&self) -> i32 {
+        match self {
+            OpenError::InUse { .. } => libc::EBUSY,
+            OpenError::NotADevice { .. } => libc::ENOTBLK,
+            OpenError::Unavailable { source, .. } | OpenError::Os { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
+        }
+    }
+}

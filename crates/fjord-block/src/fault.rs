@@ -1,0 +1,377 @@
+//! Faults on purpose, and recording, for tests of the layers above.
+//!
+//! Owns [`FaultPlan`] (which requests fail, and how), which [`crate::MemDevice`] carries too, and
+//! [`FaultDevice`], a wrapper over any device that obeys a plan and can log every request.
+//!
+//! Invariants:
+//! - like a real backend, a wrapper whose flush failed fails every later flush;
+//! - one clock stamps submissions and completions, so that `a.completed_at < b.submitted_at` says
+//!   that `a` was done before `b` was submitted, and `a` is covered by `b` when `b` is a flush.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::buf::{AlignedBuf, Buf};
+use crate::device::{Capabilities, Class, Device, Request};
+use crate::error::{IoError, IoOp};
+use crate::stats::DeviceStats;
+use crate::sticky::Sticky;
+use crate::ticket::{Completer, Driver, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore};
+
+/// Which requests a rule is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultMatch {
+    /// Only this operation; None for any.
+    pub op: Option<IoOp>,
+    /// Only requests that touch this byte range; None for any. Flushes touch no range.
+    pub range: Option<Range<u64>>,
+}
+
+impl FaultMatch {
+    fn matches(&self, op: IoOp, offset: u64, len: u64) -> bool {
+        let touches = |range: &Range<u64>| {
+            op != IoOp::Flush && offset < range.end && offset.saturating_add(len) > range.start
+        };
+        self.op.is_none_or(|wanted| wanted == op) && self.range.as_ref().is_none_or(touches)
+    }
+}
+
+/// What happens to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultAction {
+    /// Fails with this errno and has no effect.
+    Fail(i32),
+    /// A write reaches the device only with its first `keep_bytes` bytes, and fails with `errno`.
+    /// Other operations fail without effect.
+    Torn {
+        /// Bytes that are written.
+        keep_bytes: u64,
+        /// The errno reported.
+        errno: i32,
+    },
+    /// Starts only after this time (no effect in [`crate::MemDevice`] itself but a sleep).
+    Delay(Duration),
+}
+
+/// A rule: let `skip_count` matching requests pass, then act on the next `hit_count_max`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultRule {
+    /// Which requests.
+    pub matches: FaultMatch,
+    /// How many matching requests pass first.
+    pub skip_count: u64,
+    /// How many are hit then.
+    pub hit_count_max: u64,
+    /// What happens to them.
+    pub action: FaultAction,
+}
+
+/// The rules in force. The first rule that matches and is not used up acts.
+#[derive(Debug, Default)]
+pub struct FaultPlan {
+    rules: Mutex<Vec<FaultRule>>,
+    hit_count: AtomicU64,
+    /// Whether `rules` holds any, to keep the usual path free of the lock.
+    armed: AtomicBool,
+}
+
+impl FaultPlan {
+    /// Adds a rule.
+    pub fn add(&self, rule: FaultRule) {
+        self.rules.lock().push(rule);
+        self.armed.store(true, Ordering::Release);
+    }
+
+    /// Lets `skip_count` requests of kind `op` (None: any) pass and fails the next one with `errno`.
+    pub fn fail_nth(&self, op: Option<IoOp>, skip_count: u64, errno: i32) {
+        let matches = FaultMatch { op, range: None };
+        self.add(FaultRule {
+            matches,
+            skip_count,
+            hit_count_max: 1,
+            action: FaultAction::Fail(errno),
+        });
+    }
+
+    /// Fails every request of kind `op` (None: any) that touches `range` with `errno`.
+    pub fn fail_range(&self, op: Option<IoOp>, range: Range<u64>, errno: i32) {
+        let matches = FaultMatch { op, range: Some(range) };
+        self.add(FaultRule {
+            matches,
+            skip_count: 0,
+            hit_count_max: u64::MAX,
+            action: FaultAction::Fail(errno),
+        });
+    }
+
+    /// Fails the next flush with `errno`.
+    pub fn fail_flush(&self, errno: i32) {
+        self.fail_nth(Some(IoOp::Flush), 0, errno);
+    }
+
+    /// Removes all rules.
+    pub fn clear(&self) {
+        self.rules.lock().clear();
+        self.armed.store(false, Ordering::Release);
+    }
+
+    /// How many requests were hit so far.
+    pub fn hit_count(&self) -> u64 {
+        self.hit_count.load(Ordering::Relaxed)
+    }
+
+    /// The action for a request, if a rule hits it; rules count down by this call.
+    pub(crate) fn decide(&self, op: IoOp, offset: u64, len: u64) -> Option<FaultAction> {
+        if !self.armed.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut rules = self.rules.lock();
+        let mut action = None;
+        for rule in rules.iter_mut().filter(|rule| rule.matches.matches(op, offset, len)) {
+            if rule.skip_count > 0 {
+                rule.skip_count -= 1;
+            } else if rule.hit_count_max > 0 && action.is_none() {
+                rule.hit_count_max -= 1;
+                action = Some(rule.action.clone());
+            }
+        }
+        if action.is_some() {
+            self.hit_count.fetch_add(1, Ordering::Relaxed);
+        }
+        action
+    }
+}
+
+/// One request as [`FaultDevice`] saw it.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The request; its buffers are clones and keep their contents.
+    pub request: Request,
+    /// The clock at submission.
+    pub submitted_at: u64,
+    /// The clock at completion; None while under way.
+    pub completed_at: Option<u64>,
+    /// The error, when it failed. A failed write may have had part of its effect.
+    pub error: Option<IoError>,
+}
+
+/// The state shared with the callbacks of requests under way.
+#[derive(Debug, Default)]
+struct Shared {
+    faults: FaultPlan,
+    sticky: Arc<Sticky>,
+    clock: AtomicU64,
+    /// None while not recording.
+    log: Mutex<Option<Vec<Record>>>,
+}
+
+impl Shared {
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn record(&self, request: &Request) -> Option<usize> {
+        let mut log = self.log.lock();
+        let log = log.as_mut()?;
+        let submitted_at = self.tick();
+        log.push(Record {
+            request: request.clone(),
+            submitted_at,
+            completed_at: None,
+            error: None,
+        });
+        Some(log.len() - 1)
+    }
+
+    /// Notes the completion and gives the result that the caller must see.
+    fn finish(&self, index: Option<usize>, op: IoOp, result: IoResult) -> IoResult {
+        if let (IoOp::Flush, Err(error)) = (op, &result) {
+            self.sticky.set(error);
+        }
+        let mut log = self.log.lock();
+        if let Some(record) = index.and_then(|index| log.as_mut()?.get_mut(index)) {
+            record.completed_at = Some(self.tick());
+            record.error = result.as_ref().err().cloned();
+        }
+        result
+    }
+}
+
+/// Lends a waiting thread to the inner device.
+struct Forward(Ticket);
+
+impl Driver for Forward {
+    fn drive(&self, _: &Arc<TicketCore>) {
+        // The result travels by the callback.
+        let _ = self.0.wait();
+    }
+    fn start(&self, _: &Arc<TicketCore>) {
+        self.0.start();
+    }
+    fn promote(&self, _: &Arc<TicketCore>) {
+        self.0.promote();
+    }
+}
+
+/// A wrapper that makes chosen requests fail, tears or delays them, and records them.
+#[derive(Debug)]
+pub struct FaultDevice {
+    inner: Arc<dyn Device>,
+    shared: Arc<Shared>,
+}
+
+impl FaultDevice {
+    /// Wraps `inner`; without rules it only passes on.
+    pub fn new(inner: Arc<dyn Device>) -> Self {
+        FaultDevice { inner, shared: Arc::default() }
+    }
+
+    /// The rules, to change at any time.
+    pub fn faults(&self) -> &FaultPlan {
+        &self.shared.faults
+    }
+
+    /// Starts to record, with an empty log.
+    pub fn start_recording(&self) {
+        *self.shared.log.lock() = Some(Vec::new());
+    }
+
+    /// Stops recording and gives the log, in the order of submission. Reads are not in it.
+    pub fn take_recording(&self) -> Vec<Record> {
+        self.shared.log.lock().take().unwrap_or_default()
+    }
+
+    /// Number of requests recorded so far.
+    pub fn record_count(&self) -> usize {
+        self.shared.log.lock().as_ref().map_or(0, Vec::len)
+    }
+
+    /// A stamp between the requests before and after it, for example for "this fsync returned now".
+    pub fn stamp(&self) -> u64 {
+        self.shared.tick()
+    }
+
+    fn submit_faulty(&self, request: Request, completer: Completer) {
+        let (op, offset, len) = request.extent();
+        let index = self.shared.record(&request);
+        if op == IoOp::Flush
+            && let Err(error) = self.shared.sticky.check()
+        {
+            completer.complete(self.shared.finish(index, op, Err(error)));
+            return;
+        }
+        let fail = |errno| Err(IoError::os(errno, op, offset, len));
+        let (inner, shared) = (self.inner.clone(), self.shared.clone());
+        match self.shared.faults.decide(op, offset, len) {
+            None => forward(&*inner, request, shared, index, op, completer, None),
+            Some(FaultAction::Fail(errno)) => {
+                completer.complete(shared.finish(index, op, fail(errno)))
+            }
+            Some(FaultAction::Torn { keep_bytes, errno }) => {
+                forward(
+                    &*inner,
+                    tear(request, keep_bytes),
+                    shared,
+                    index,
+                    op,
+                    completer,
+                    Some(fail(errno)),
+                );
+            }
+            Some(FaultAction::Delay(delay)) => {
+                std::thread::spawn(move || {
+                    std::thread::sleep(delay);
+                    forward(&*inner, request, shared, index, op, completer, None);
+                });
+            }
+        }
+    }
+}
+
+/// Submits to the inner device; `result` replaces the inner result when it is Some.
+fn forward(
+    inner: &dyn Device,
+    request: Request,
+    shared: Arc<Shared>,
+    index: Option<usize>,
+    op: IoOp,
+    completer: Completer,
+    result: Option<IoResult>,
+) {
+    let Some(ticket) = inner.submit(vec![request]).pop() else { return };
+    completer.set_driver(Arc::new(Forward(ticket.clone())));
+    ticket.watch(move |inner_result| {
+        let result = result.unwrap_or_else(|| inner_result.clone());
+        completer.complete(shared.finish(index, op, result));
+    });
+}
+
+/// The first `keep_bytes` bytes of a write; a write of nothing for other requests.
+fn tear(request: Request, keep_bytes: u64) -> Request {
+    let Request::Write { offset, bufs, order, class, .. } = request else {
+        return Request::write(0, Vec::new());
+    };
+    let mut left = keep_bytes;
+    let mut kept = Vec::new();
+    for buf in bufs {
+        let take = left.min(buf.len() as u64);
+        left -= take;
+        match take as usize {
+            0 => break,
+            take if take == buf.len() => kept.push(buf),
+            take => kept.push(Buf::from_slice(&buf[..take])),
+        }
+    }
+    Request::Write { offset, bufs: kept, order, fua: false, class }
+}
+
+impl Device for FaultDevice {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn set_size(&self, size_bytes: u64) -> IoResult {
+        self.inner.set_size(size_bytes)
+    }
+
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        let submit = |request| {
+            let (ticket, completer) = Ticket::pending(Some(self.shared.sticky.clone()));
+            self.submit_faulty(request, completer);
+            ticket
+        };
+        batch.into_iter().map(submit).collect()
+    }
+
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        let len = crate::device::bufs_len(&bufs);
+        match self.shared.faults.decide(IoOp::Read, offset, len) {
+            None => self.inner.submit_read(offset, bufs, class),
+            Some(FaultAction::Fail(errno) | FaultAction::Torn { errno, .. }) => {
+                ReadTicket::ready(Err(IoError::os(errno, IoOp::Read, offset, len)))
+            }
+            Some(FaultAction::Delay(delay)) => {
+                let inner = self.inner.clone();
+                let (ticket, completer) = Ticket::pending(None);
+                let slot = ReadSlot::default();
+                let filled = slot.clone();
+                std::thread::spawn(move || {
+                    std::thread::sleep(delay);
+                    let result = inner.submit_read(offset, bufs, class).wait();
+                    completer.complete(result.map(|bufs| *filled.lock() = Some(bufs)));
+                });
+                ReadTicket::new(ticket, slot)
+            }
+        }
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+}

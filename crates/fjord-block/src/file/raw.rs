@@ -1,0 +1,219 @@
+//! System calls on the open file. Owns the file descriptors; each call here blocks until done.
+//!
+//! Invariants:
+//! - transfers go through the direct descriptor when every address, length and offset is aligned
+//!   for it, else through the buffered one; the kernel keeps the two coherent;
+//! - a call returns Ok only when every byte was transferred: short transfers are continued,
+//!   EINTR and EAGAIN retried.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::buf::{AlignedBuf, Buf};
+use crate::device::bufs_len;
+use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::ticket::IoResult;
+
+/// The most pieces that one vectored call takes (IOV_MAX).
+pub(super) const IOV_COUNT_MAX: usize = 1024;
+/// Zeroes written at a time where the file system cannot zero a range.
+const ZERO_BYTES: usize = 1 << 20;
+/// `_IO(0x12, 119)` of linux/fs.h.
+const BLKDISCARD: libc::c_ulong = 0x1277;
+
+/// The descriptors of one image, and what they demand.
+#[derive(Debug)]
+pub(super) struct RawFile {
+    /// Opened with O_DIRECT, where that works.
+    pub(super) direct: Option<OwnedFd>,
+    /// Opened without. Holds the lock of the image.
+    pub(super) buffered: OwnedFd,
+    /// What direct transfers need: offsets and lengths, and addresses, in bytes.
+    pub(super) direct_align: usize,
+    pub(super) memory_align: usize,
+    pub(super) is_block_device: bool,
+    pub(super) size_bytes: AtomicU64,
+}
+
+/// Which descriptor a transfer uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Direct,
+    Buffered,
+}
+
+impl RawFile {
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// The descriptor for a transfer of the pieces (address, length) at `offset`.
+    pub(super) fn route(
+        &self,
+        offset: u64,
+        mut pieces: impl Iterator<Item = (usize, usize)>,
+    ) -> Route {
+        let aligned = self.direct.is_some()
+            && offset.is_multiple_of(self.direct_align as u64)
+            && pieces.all(|(address, len)| {
+                address.is_multiple_of(self.memory_align) && len.is_multiple_of(self.direct_align)
+            });
+        if aligned { Route::Direct } else { Route::Buffered }
+    }
+
+    pub(super) fn fd(&self, route: Route) -> BorrowedFd<'_> {
+        match (route, &self.direct) {
+            (Route::Direct, Some(direct)) => direct.as_fd(),
+            _ => self.buffered.as_fd(),
+        }
+    }
+
+    /// Writes all of `bufs` from `offset` on, the first `done` bytes excepted.
+    pub(super) fn write(&self, offset: u64, bufs: &[Buf], fua: bool, mut done: u64) -> IoResult {
+        let len = bufs_len(bufs);
+        let flags = if fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+        while done < len {
+            let slices: Vec<IoSlice> = tails(bufs, done).map(IoSlice::new).collect();
+            let fd = self
+                .fd(self.route(offset + done, slices.iter().map(|s| (s.as_ptr().addr(), s.len()))));
+            match rustix::io::pwritev2(fd, &slices, offset + done, flags) {
+                Ok(0) => return Err(IoError::os(libc::ENOSPC, IoOp::Write, offset, len)),
+                Ok(count) => done += count as u64,
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => {
+                    return Err(IoError::os(errno.raw_os_error(), IoOp::Write, offset, len));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills all of `bufs` from `offset` on, the first `done` bytes excepted.
+    pub(super) fn read(&self, offset: u64, bufs: &mut [AlignedBuf], mut done: u64) -> IoResult {
+        let len = bufs_len(bufs);
+        while done < len {
+            let mut slices: Vec<IoSliceMut> = tails_mut(bufs, done).map(IoSliceMut::new).collect();
+            let fd = self
+                .fd(self.route(offset + done, slices.iter().map(|s| (s.as_ptr().addr(), s.len()))));
+            match rustix::io::preadv(fd, &mut slices, offset + done) {
+                Ok(0) => {
+                    return Err(IoError::new(IoErrorKind::UnexpectedEof, IoOp::Read, offset, len));
+                }
+                Ok(count) => done += count as u64,
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => {
+                    return Err(IoError::os(errno.raw_os_error(), IoOp::Read, offset, len));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes completed writes durable. An error is final: the kernel tells it once.
+    pub(super) fn flush(&self) -> IoResult {
+        loop {
+            match rustix::fs::fdatasync(&self.buffered) {
+                Ok(()) => return Ok(()),
+                // Interrupted before it did anything; a real failure is never EINTR.
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(IoError::os(errno.raw_os_error(), IoOp::Flush, 0, 0)),
+            }
+        }
+    }
+
+    pub(super) fn discard(&self, offset: u64, len: u64) -> IoResult {
+        let result = if self.is_block_device {
+            let range = [offset, len];
+            // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call.
+            match unsafe { libc::ioctl(self.buffered.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+                0 => Ok(()),
+                _ => Err(last_errno()),
+            }
+        } else {
+            self.fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+        };
+        result.map_err(|errno| os_error(errno, IoOp::Discard, offset, len))
+    }
+
+    pub(super) fn write_zeroes(&self, offset: u64, len: u64) -> IoResult {
+        match self.fallocate(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, offset, len) {
+            Ok(()) => Ok(()),
+            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
+                self.write_zeroes_plainly(offset, len)
+            }
+            Err(errno) => Err(os_error(errno, IoOp::WriteZeroes, offset, len)),
+        }
+    }
+
+    fn write_zeroes_plainly(&self, offset: u64, len: u64) -> IoResult {
+        let zeroes = Buf::zeroed(len.min(ZERO_BYTES as u64) as usize);
+        let mut done = 0;
+        while done < len {
+            let take = (len - done).min(zeroes.len() as u64) as usize;
+            let chunk = if take == zeroes.len() { zeroes.clone() } else { Buf::zeroed(take) };
+            self.write(offset + done, &[chunk], false, 0)
+                .map_err(|error| IoError::new(error.kind, IoOp::WriteZeroes, offset, len))?;
+            done += take as u64;
+        }
+        Ok(())
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> Result<(), i32> {
+        loop {
+            match rustix::fs::fallocate(&self.buffered, flags, offset, len) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.raw_os_error()),
+            }
+        }
+    }
+
+    pub(super) fn set_size(&self, size_bytes: u64) -> IoResult {
+        if self.is_block_device {
+            return Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes));
+        }
+        rustix::fs::ftruncate(&self.buffered, size_bytes)
+            .map_err(|errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes))?;
+        self.size_bytes.store(size_bytes, Ordering::Release);
+        Ok(())
+    }
+}
+
+fn last_errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn os_error(errno: i32, op: IoOp, offset: u64, len: u64) -> IoError {
+    match errno {
+        libc::EOPNOTSUPP | libc::ENOTTY => IoError::new(IoErrorKind::Unsupported, op, offset, len),
+        _ => IoError::os(errno, op, offset, len),
+    }
+}
+
+/// The parts of `bufs` after the first `skip` bytes, at most IOV_MAX of them.
+fn tails(bufs: &[Buf], skip: u64) -> impl Iterator<Item = &[u8]> {
+    let mut skip = skip;
+    bufs.iter()
+        .filter_map(move |buf| {
+            let cut = skip.min(buf.len() as u64) as usize;
+            skip -= cut as u64;
+            (cut < buf.len()).then(|| &buf[cut..])
+        })
+        .take(IOV_COUNT_MAX)
+}
+
+/// As [`tails`], to write into.
+fn tails_mut(bufs: &mut [AlignedBuf], skip: u64) -> impl Iterator<Item = &mut [u8]> {
+    let mut skip = skip;
+    bufs.iter_mut()
+        .filter_map(move |buf| {
+            let cut = skip.min(buf.len() as u64) as usize;
+            skip -= cut as u64;
+            (cut < buf.len()).then(|| &mut buf[cut..])
+        })
+        .take(IOV_COUNT_MAX)
+}
