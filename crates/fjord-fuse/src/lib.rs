@@ -1,1 +1,16 @@
-//! The FUSE front end.
+//! The FUSE front end: the protocol, the transport, the mount, and their tie to the engine.
+//!
+//! Layers, each knowing only those before it:
+//! - [`abi`]: the structures on the wire; [`request`] and [`reply`]: their parsing and building;
+//! - [`transport`]: how they travel (/dev/fuse; a place for virtiofs and FUSE over io_uring);
+//! - [`session`]: INIT, worker threads, the end;
+//! - [`mount`]: mount(2), `fusermount3`, loop devices, options.
+//!
+//! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
+
+pub mod abi;
+pub mod mount;
+pub mod reply;
+pub mod request;
+pub mod session;
+pub mod transport;

@@ -1,0 +1,145 @@
+//! A loop device as the source of a `fuseblk` mount, and what loop devices there are.
+//!
+//! fjord's own I/O goes to the image file, never through the device: the kernel asks for a block
+//! device only because a `fuseblk` mount is one whose sync, syncfs and umount wait for the server.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+
+/// `struct loop_info64`.
+#[repr(C)]
+struct LoopInfo64 {
+    lo_device: u64,
+    lo_inode: u64,
+    lo_rdevice: u64,
+    lo_offset: u64,
+    lo_sizelimit: u64,
+    lo_number: u32,
+    lo_encrypt_type: u32,
+    lo_encrypt_key_size: u32,
+    lo_flags: u32,
+    lo_file_name: [u8; 64],
+    lo_crypt_name: [u8; 64],
+    lo_encrypt_key: [u8; 32],
+    lo_init: [u64; 2],
+}
+
+/// `struct loop_config`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo64,
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<LoopInfo64>() == 232 && size_of::<LoopConfig>() == 304);
+
+/// A loop device that detaches itself when its last user (this handle, or a mount) is gone.
+#[derive(Debug)]
+pub struct LoopDevice {
+    path: PathBuf,
+    _device: File,
+}
+
+impl LoopDevice {
+    /// Attaches `image` to a free loop device.
+    ///
+    /// # Errors
+    /// No loop driver, no permission, no free device.
+    pub fn attach(image: &Path, read_only: bool) -> io::Result<LoopDevice> {
+        let file = File::options().read(true).write(!read_only).open(image)?;
+        let control = File::options().read(true).write(true).open("/dev/loop-control")?;
+        loop {
+            // SAFETY: the ioctl takes no argument and returns a number.
+            let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+            if number < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let device = File::options().read(true).write(!read_only).open(&path)?;
+            match configure(&device, &file, image, read_only) {
+                Ok(()) => return Ok(LoopDevice { path, _device: device }),
+                // Somebody else was faster with this one.
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn configure(device: &File, file: &File, image: &Path, read_only: bool) -> io::Result<()> {
+    let mut name = [0u8; 64];
+    let shown = image.as_os_str().as_encoded_bytes();
+    let len = shown.len().min(name.len() - 1);
+    name[..len].copy_from_slice(&shown[..len]);
+    let config = LoopConfig {
+        fd: file.as_raw_fd() as u32,
+        block_size: 0,
+        info: LoopInfo64 {
+            lo_device: 0,
+            lo_inode: 0,
+            lo_rdevice: 0,
+            lo_offset: 0,
+            lo_sizelimit: 0,
+            lo_number: 0,
+            lo_encrypt_type: 0,
+            lo_encrypt_key_size: 0,
+            lo_flags: LO_FLAGS_AUTOCLEAR | if read_only { LO_FLAGS_READ_ONLY } else { 0 },
+            lo_file_name: name,
+            lo_crypt_name: [0; 64],
+            lo_encrypt_key: [0; 32],
+            lo_init: [0; 2],
+        },
+        reserved: [0; 8],
+    };
+    // SAFETY: the kernel reads one `loop_config` through a pointer valid for the call.
+    let rc = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A loop device and the file behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoopBacking {
+    /// `/dev/loopN`.
+    pub device: PathBuf,
+    /// The file as the kernel names it; ends in ` (deleted)` when it was unlinked.
+    pub file: PathBuf,
+}
+
+/// The loop devices in use and their files, from sysfs.
+pub fn loop_backings() -> Vec<LoopBacking> {
+    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            name.to_str()?.strip_prefix("loop")?;
+            let file = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+            let device = Path::new("/dev").join(name);
+            Some(LoopBacking { device, file: PathBuf::from(file.trim_end_matches('\n')) })
+        })
+        .collect()
+}
+
+/// Whether two paths name the same file, links and bind mounts included.
+pub fn same_file(a: &Path, b: &Path) -> bool {
+    match (fs::metadata(a), fs::metadata(b)) {
+        (Ok(a), Ok(b)) => a.dev() == b.dev() && a.ino() == b.ino(),
+        _ => a == b,
+    }
+}

@@ -1,0 +1,435 @@
+//! Mounting: which type, which source, which options, and how to take it down again.
+//!
+//! As root fjord mounts `fuseblk`, whose source must be a block device: for an image file a loop
+//! device stands in. Only there do sync(2) and syncfs(2) reach the server and does umount(2) wait
+//! for it. Where that is not to be had fjord mounts plain `fuse` and [`Mounted::lost`] says what is
+//! lost. Users without privileges go through `fusermount3`.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::mount::UnmountFlags;
+use thiserror::Error;
+
+use crate::transport::DevFuse;
+
+mod fusermount;
+mod loopdev;
+mod mountinfo;
+mod options;
+
+pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
+pub use mountinfo::{MountEntry, mount_at, mounts};
+pub use options::{AtimeMode, FuseOptions, MountKind, OptionError, Unclaimed};
+
+/// What plain `fuse` lacks.
+const LOST_WITHOUT_FUSEBLK: &str = "sync(2) and syncfs(2) do not reach fjord (fsync does), and \
+     umount(8) returns before the image is clean: use `fjord umount`, which waits";
+
+/// Why a mount or unmount failed, and what to do about it.
+#[derive(Debug, Error)]
+pub enum MountError {
+    /// No /dev/fuse.
+    #[error(
+        "/dev/fuse is missing: load the module (modprobe fuse), or, in a container, pass the device in (--device /dev/fuse)"
+    )]
+    NoDevFuse,
+    /// /dev/fuse cannot be opened, or mounting is not allowed.
+    #[error("no permission to mount: {what}")]
+    Permission {
+        /// What was refused, and what to do.
+        what: String,
+    },
+    /// The mount point does not exist.
+    #[error("mount point {0} does not exist: create it with mkdir")]
+    NoMountpoint(PathBuf),
+    /// The mount point is a file.
+    #[error("mount point {0} is not a directory")]
+    NotADirectory(PathBuf),
+    /// Something is mounted there.
+    #[error(
+        "mount point {dir} is busy: {what} is mounted there; unmount it first (fjord umount {dir}) or take another directory"
+    )]
+    AlreadyMounted {
+        /// The directory.
+        dir: PathBuf,
+        /// What is mounted on it.
+        what: String,
+    },
+    /// A daemon died and left its mount behind.
+    #[error(
+        "mount point {0} holds the mount of a process that has died: take it down first (fjord umount {0})"
+    )]
+    Dead(PathBuf),
+    /// Nothing is mounted there.
+    #[error("nothing is mounted on {0}")]
+    NotMounted(PathBuf),
+    /// Programs use the mount.
+    #[error(
+        "{0} is in use: close the files and leave the directories on it (fuser -vm {0} lists who), then try again"
+    )]
+    Busy(PathBuf),
+    /// fusermount3 is not installed.
+    #[error("mounting without root needs fusermount3: install the package fuse3, or mount as root")]
+    NoFusermount,
+    /// fusermount3 refused.
+    #[error("fusermount3 refused: {0}")]
+    Fusermount(String),
+    /// Any other failure.
+    #[error("cannot {doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl MountError {
+    fn io(doing: impl Into<String>, source: impl Into<io::Error>) -> MountError {
+        MountError::Io { doing: doing.into(), source: source.into() }
+    }
+}
+
+/// A mount that stands, not yet served.
+#[derive(Debug)]
+pub struct Mounted {
+    transport: Arc<DevFuse>,
+    handle: MountHandle,
+    lost: Option<String>,
+    is_fuseblk: bool,
+}
+
+impl Mounted {
+    /// The connection to serve.
+    pub fn transport(&self) -> Arc<DevFuse> {
+        Arc::clone(&self.transport)
+    }
+
+    /// A handle to take the mount down with, from any thread.
+    pub fn handle(&self) -> MountHandle {
+        self.handle.clone()
+    }
+
+    /// Whether it is a `fuseblk` mount.
+    pub fn is_fuseblk(&self) -> bool {
+        self.is_fuseblk
+    }
+
+    /// What this mount lacks against a `fuseblk` one, and why; `None` when it lacks nothing.
+    pub fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    /// Raises the kernel's readahead to `len` bytes, where permissions allow. Call after INIT.
+    pub fn set_readahead(&self, len: u32) {
+        let Ok(Some(entry)) = mount_at(&self.handle.mountpoint) else { return };
+        let suffix = if self.is_fuseblk { "-fuseblk" } else { "" };
+        let bdi = format!("/sys/class/bdi/{}:{}{suffix}", entry.dev_major, entry.dev_minor);
+        // Only speed is at stake, and only root may.
+        let _ = fs::write(format!("{bdi}/read_ahead_kb"), (len / 1024).to_string());
+    }
+}
+
+/// Mounts `image` on `mountpoint`. The caller must serve [`Mounted::transport`] at once: whoever
+/// looks at the mount point waits for it.
+///
+/// # Errors
+/// See [`MountError`]; nothing stays mounted.
+pub fn mount(
+    image: &Path,
+    mountpoint: &Path,
+    options: &FuseOptions,
+    block_size: u32,
+) -> Result<Mounted, MountError> {
+    let mountpoint = check_mountpoint(mountpoint)?;
+    check_dev_fuse()?;
+    if !rustix::process::geteuid().is_root() {
+        return mount_unprivileged(image, mountpoint, options);
+    }
+    let mut why_not = String::from("asked for by the option nofuseblk");
+    if options.kind != MountKind::Fuse {
+        match mount_fuseblk(image, &mountpoint, options, block_size) {
+            Ok(transport) => return finish(transport, mountpoint, None, true),
+            Err(e) if options.kind == MountKind::Fuseblk => return Err(e),
+            Err(e) => why_not = e.to_string(),
+        }
+    }
+    let fsname = fsname(image, options);
+    let transport = mount_directly("fuse.fjord", &fsname, &mountpoint, options, String::new())?;
+    finish(
+        transport,
+        mountpoint,
+        Some(format!("no fuseblk mount ({why_not}): {LOST_WITHOUT_FUSEBLK}")),
+        false,
+    )
+}
+
+fn finish(
+    transport: DevFuse,
+    mountpoint: PathBuf,
+    lost: Option<String>,
+    is_fuseblk: bool,
+) -> Result<Mounted, MountError> {
+    let entry = mount_at(&mountpoint)
+        .map_err(|e| MountError::io("read /proc/self/mountinfo", e))?
+        .ok_or_else(|| MountError::NotMounted(mountpoint.clone()))?;
+    transport.set_connection(libc::makedev(entry.dev_major, entry.dev_minor));
+    let transport = Arc::new(transport);
+    let handle = MountHandle { mountpoint, transport: Arc::clone(&transport), entry };
+    Ok(Mounted { transport, handle, lost, is_fuseblk })
+}
+
+/// The mount point as the kernel will name it, if something can be mounted there.
+///
+/// # Errors
+/// Missing, not a directory, a mount already, or left by a dead server.
+pub fn check_mountpoint(dir: &Path) -> Result<PathBuf, MountError> {
+    let failed = |e: io::Error| match e.raw_os_error() {
+        Some(libc::ENOENT) => MountError::NoMountpoint(dir.to_owned()),
+        Some(libc::ENOTDIR) => MountError::NotADirectory(dir.to_owned()),
+        Some(libc::ENOTCONN) => MountError::Dead(dir.to_owned()),
+        Some(libc::EACCES) => {
+            MountError::Permission { what: format!("{} cannot be reached", dir.display()) }
+        }
+        _ => MountError::io(format!("look at {}", dir.display()), e),
+    };
+    let dir = fs::canonicalize(dir).map_err(failed)?;
+    let found = mount_at(&dir).map_err(|e| MountError::io("read /proc/self/mountinfo", e))?;
+    if let Err(e) = fs::read_dir(&dir)
+        && e.raw_os_error() != Some(libc::EACCES)
+    {
+        return Err(failed(e));
+    }
+    match found {
+        Some(m) if dir != Path::new("/") => Err(MountError::AlreadyMounted {
+            what: format!("{} ({})", m.source.display(), m.fs_type),
+            dir,
+        }),
+        _ => Ok(dir),
+    }
+}
+
+fn check_dev_fuse() -> Result<(), MountError> {
+    match fs::metadata(crate::transport::DEV_FUSE) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(MountError::NoDevFuse),
+        Err(e) => Err(MountError::io("look at /dev/fuse", e)),
+    }
+}
+
+fn open_dev_fuse() -> Result<DevFuse, MountError> {
+    DevFuse::open().map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => MountError::NoDevFuse,
+        Some(libc::EACCES | libc::EPERM) => MountError::Permission {
+            what: "/dev/fuse cannot be opened; join its group, or mount as root".into(),
+        },
+        _ => MountError::io("open /dev/fuse", e),
+    })
+}
+
+fn fsname(image: &Path, options: &FuseOptions) -> String {
+    options.fsname.clone().unwrap_or_else(|| image.display().to_string())
+}
+
+fn mount_fuseblk(
+    image: &Path,
+    mountpoint: &Path,
+    options: &FuseOptions,
+    block_size: u32,
+) -> Result<DevFuse, MountError> {
+    let is_device = fs::metadata(image).is_ok_and(|m| m.file_type().is_block_device());
+    let blksize = options.blksize.unwrap_or(block_size).clamp(512, 4096);
+    let extra = format!(",blksize={blksize}");
+    if is_device {
+        let source = image.display().to_string();
+        return mount_directly("fuseblk.fjord", &source, mountpoint, options, extra);
+    }
+    // Held until the mount holds the device itself.
+    let device = LoopDevice::attach(image, options.read_only())
+        .map_err(|e| MountError::io("attach a loop device", e))?;
+    let source = device.path().display().to_string();
+    mount_directly("fuseblk.fjord", &source, mountpoint, options, extra)
+}
+
+fn mount_directly(
+    fs_type: &str,
+    source: &str,
+    mountpoint: &Path,
+    options: &FuseOptions,
+    extra: String,
+) -> Result<DevFuse, MountError> {
+    let transport = open_dev_fuse()?;
+    let fd = transport.fd().map_err(|e| MountError::io("open /dev/fuse", e))?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions{extra}",
+        fd.as_raw_fd(),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    if options.allow_other.unwrap_or(true) {
+        data.push_str(",allow_other");
+    }
+    if let Some(max_read) = options.max_read {
+        data.push_str(&format!(",max_read={max_read}"));
+    }
+    let data = std::ffi::CString::new(data).map_err(|e| MountError::io("mount", e))?;
+    rustix::mount::mount(source, mountpoint, fs_type, options.flags, data.as_c_str()).map_err(
+        |e| match e {
+            rustix::io::Errno::PERM | rustix::io::Errno::ACCESS => MountError::Permission {
+                what: format!(
+                    "mount(2) of type {fs_type} was refused ({e}); this needs CAP_SYS_ADMIN"
+                ),
+            },
+            rustix::io::Errno::NODEV => MountError::NoDevFuse,
+            e => MountError::io(format!("mount type {fs_type} on {}", mountpoint.display()), e),
+        },
+    )?;
+    Ok(transport)
+}
+
+fn mount_unprivileged(
+    image: &Path,
+    mountpoint: PathBuf,
+    options: &FuseOptions,
+) -> Result<Mounted, MountError> {
+    if options.kind == MountKind::Fuseblk {
+        return Err(MountError::Permission { what: "a fuseblk mount needs root".into() });
+    }
+    let mut list = format!(
+        "default_permissions,subtype=fjord,fsname={}",
+        options::quote(&fsname(image, options))
+    );
+    for (flag, name) in [
+        (rustix::mount::MountFlags::RDONLY, "ro"),
+        (rustix::mount::MountFlags::NOEXEC, "noexec"),
+        (rustix::mount::MountFlags::SYNCHRONOUS, "sync"),
+        (rustix::mount::MountFlags::DIRSYNC, "dirsync"),
+    ] {
+        if options.flags.contains(flag) {
+            list.push(',');
+            list.push_str(name);
+        }
+    }
+    if options.allow_other == Some(true) {
+        list.push_str(",allow_other");
+    }
+    if let Some(max_read) = options.max_read {
+        list.push_str(&format!(",max_read={max_read}"));
+    }
+    let fd: OwnedFd = fusermount::mount(&mountpoint, &list).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => MountError::NoFusermount,
+        _ => MountError::Fusermount(e.to_string()),
+    })?;
+    let lost = format!("no fuseblk mount (it needs root): {LOST_WITHOUT_FUSEBLK}");
+    finish(DevFuse::new(fd), mountpoint, Some(lost), false)
+}
+
+/// Takes a mount down from outside the session, for instance on SIGTERM.
+#[derive(Clone, Debug)]
+pub struct MountHandle {
+    mountpoint: PathBuf,
+    transport: Arc<DevFuse>,
+    /// The mount as it was made, so that a later one in the same place is left alone.
+    entry: MountEntry,
+}
+
+impl MountHandle {
+    /// The directory, absolute and without symbolic links.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Unmounts, so that the session ends. For `fuseblk` it returns when the image is clean.
+    ///
+    /// # Errors
+    /// [`MountError::Busy`] while programs use the mount. Already unmounted is no error.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        if !self.is_mounted() {
+            return Ok(());
+        }
+        unmount_dir(&self.mountpoint, false)
+    }
+
+    /// As [`MountHandle::unmount`], trying again while the mount is busy, for up to `patience`;
+    /// after that the mount is detached and the connection cut, so that programs that still hold
+    /// files on it get ENOTCONN. What was written before is safe in either case: the caller must
+    /// have brought the kernel's dirty pages in with syncfs(2), and closes the file system after.
+    ///
+    /// # Errors
+    /// The mount could be neither unmounted nor detached.
+    pub fn unmount_or_cut(&self, patience: Duration) -> Result<(), MountError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.unmount() {
+                Err(MountError::Busy(_)) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(MountError::Busy(_)) => break,
+                done => return done,
+            }
+        }
+        if let Ok(dir) = fs::File::open(&self.mountpoint) {
+            // An error here shows again when the file system is closed.
+            let _ = rustix::fs::syncfs(&dir);
+        }
+        self.cut()
+    }
+
+    /// Cuts the connection and detaches the mount, for instance when INIT failed.
+    ///
+    /// # Errors
+    /// The mount could not be detached, or the connection outlives it (only without privileges
+    /// and without `/sys/fs/fuse/connections`).
+    pub fn cut(&self) -> Result<(), MountError> {
+        use crate::transport::Transport;
+        if rustix::process::geteuid().is_root() {
+            // The force cuts the connection; the call itself fails where the mount is busy.
+            match rustix::mount::unmount(&self.mountpoint, UnmountFlags::FORCE) {
+                Ok(()) => return Ok(()),
+                Err(_) => return unmount_dir(&self.mountpoint, true),
+            }
+        }
+        let cut = self.transport.abort();
+        unmount_dir(&self.mountpoint, true)?;
+        cut.map_err(|e| MountError::io("cut the FUSE connection", e))
+    }
+
+    fn is_mounted(&self) -> bool {
+        let same = |m: MountEntry| {
+            (m.dev_major, m.dev_minor) == (self.entry.dev_major, self.entry.dev_minor)
+        };
+        mount_at(&self.mountpoint).ok().flatten().is_some_and(same)
+    }
+}
+
+/// Unmounts whatever is mounted on `dir`; `lazy` detaches it although it is in use.
+///
+/// # Errors
+/// Busy, not mounted, no permission.
+pub fn unmount_dir(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    if !rustix::process::geteuid().is_root() {
+        return fusermount::unmount(dir, lazy).map_err(|e| match e.kind() {
+            io::ErrorKind::ResourceBusy => MountError::Busy(dir.to_owned()),
+            io::ErrorKind::NotFound => MountError::NoFusermount,
+            _ => MountError::Fusermount(e.to_string()),
+        });
+    }
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW).map_err(|e| match e {
+        rustix::io::Errno::BUSY => MountError::Busy(dir.to_owned()),
+        rustix::io::Errno::INVAL => MountError::NotMounted(dir.to_owned()),
+        rustix::io::Errno::PERM => MountError::Permission {
+            what: format!("{} can be unmounted only by root", dir.display()),
+        },
+        e => MountError::io(format!("unmount {}", dir.display()), e),
+    })
+}

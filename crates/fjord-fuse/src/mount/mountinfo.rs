@@ -1,0 +1,106 @@
+//! What is mounted where, from `/proc/self/mountinfo`.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+/// One mount of this namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Device number of the mounted file system.
+    pub dev_major: u32,
+    /// See `dev_major`.
+    pub dev_minor: u32,
+    /// Directory that it is mounted on.
+    pub mountpoint: PathBuf,
+    /// File system type with subtype, such as `fuseblk.fjord`.
+    pub fs_type: String,
+    /// What is mounted: a device, an image, or any text.
+    pub source: PathBuf,
+}
+
+impl MountEntry {
+    /// Whether fjord serves it.
+    pub fn is_fjord(&self) -> bool {
+        matches!(self.fs_type.as_str(), "fuseblk.fjord" | "fuse.fjord")
+    }
+}
+
+/// All mounts, bottom first, so that the last entry with a mountpoint is the one to be seen.
+///
+/// # Errors
+/// /proc is not mounted.
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
+    let text = fs::read("/proc/self/mountinfo")?;
+    Ok(text.split(|&b| b == b'\n').filter_map(parse_line).collect())
+}
+
+/// The uppermost mount on exactly this directory, an absolute path without symbolic links.
+///
+/// # Errors
+/// As [`mounts`].
+pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(mounts()?.into_iter().rev().find(|m| m.mountpoint == dir))
+}
+
+/// `id parent major:minor root mountpoint options [fields] - type source super-options`
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&b| b == b' ');
+    let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let mountpoint = fields.nth(1)?;
+    fields.by_ref().find(|f| *f == b"-")?;
+    let fs_type = fields.next()?;
+    let source = fields.next()?;
+    Some(MountEntry {
+        dev_major: major.parse().ok()?,
+        dev_minor: minor.parse().ok()?,
+        mountpoint: unescape(mountpoint),
+        fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+        source: unescape(source),
+    })
+}
+
+/// The kernel writes blank, tab, newline and backslash as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        if let (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) =
+            (first, tail)
+        {
+            out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+            rest = after;
+        } else {
+            out.push(*first);
+            rest = tail;
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_with_escapes_and_optional_fields() {
+        let line = b"36 35 0:57 / /mnt/a\\040b rw,noatime shared:1 master:2 - fuseblk.fjord \
+                     /dev/loop0 rw,user_id=0";
+        let m = parse_line(line).unwrap();
+        assert_eq!(m.mountpoint, Path::new("/mnt/a b"));
+        assert_eq!((m.dev_major, m.dev_minor), (0, 57));
+        assert_eq!(m.source, Path::new("/dev/loop0"));
+        assert!(m.is_fjord());
+        assert_eq!(parse_line(b""), None);
+        assert_eq!(parse_line(b"1 2 0:3 / /mnt"), None);
+        assert_eq!(unescape(b"a\\9\\134\\"), Path::new("a\\9\\\\"));
+    }
+
+    #[test]
+    fn the_root_is_mounted() {
+        assert!(mount_at(Path::new("/")).unwrap().is_some());
+    }
+}

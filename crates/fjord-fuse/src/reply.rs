@@ -1,0 +1,141 @@
+//! The way back: each request that wants a reply gets exactly one.
+
+use std::io::IoSlice;
+
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::{abi::*, transport::Channel};
+
+/// Most slices that one reply may be gathered from: header and payload.
+const REPLY_PARTS_MAX: usize = 1 + 257;
+
+/// Answers one request. Dropped without an answer it sends EIO, so that no caller hangs.
+pub struct Responder<'c> {
+    channel: &'c mut dyn Channel,
+    unique: u64,
+    answered: bool,
+}
+
+impl<'c> Responder<'c> {
+    /// A responder for the request with this number.
+    pub fn new(channel: &'c mut dyn Channel, unique: u64) -> Responder<'c> {
+        Responder { channel, unique, answered: false }
+    }
+
+    /// Success without a payload.
+    pub fn empty(self) {
+        self.gather(&[]);
+    }
+
+    /// Success with one structure.
+    pub fn value<T: IntoBytes + Immutable>(self, value: &T) {
+        self.gather(&[value.as_bytes()]);
+    }
+
+    /// Success with plain bytes.
+    pub fn bytes(self, bytes: &[u8]) {
+        self.gather(&[bytes]);
+    }
+
+    /// Success with a payload gathered from several places, sent without copying.
+    pub fn gather(self, payload: &[&[u8]]) {
+        if payload.len() >= REPLY_PARTS_MAX {
+            return self.bytes(&payload.concat());
+        }
+        let len = payload.iter().map(|p| p.len()).sum::<usize>();
+        self.send(0, len, payload);
+    }
+
+    /// Failure; `errno` is positive.
+    pub fn error(self, errno: i32) {
+        self.send(-errno, 0, &[]);
+    }
+
+    /// Success or failure without a payload.
+    pub fn result<E: Into<Errno>>(self, result: Result<(), E>) {
+        match result {
+            Ok(()) => self.empty(),
+            Err(e) => self.error(e.into().0),
+        }
+    }
+
+    /// For requests that have no reply.
+    pub fn none(mut self) {
+        self.answered = true;
+    }
+
+    fn send(mut self, error: i32, payload_len: usize, payload: &[&[u8]]) {
+        self.answered = true;
+        self.transmit(error, payload_len, payload);
+    }
+
+    fn transmit(&mut self, error: i32, payload_len: usize, payload: &[&[u8]]) {
+        let len = (size_of::<OutHeader>() + payload_len) as u32;
+        let header = OutHeader { len, error, unique: self.unique };
+        let mut parts = Vec::with_capacity(1 + payload.len());
+        parts.push(IoSlice::new(header.as_bytes()));
+        parts.extend(payload.iter().filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
+        if let Err(e) = self.channel.send(&parts) {
+            tracing::error!(unique = self.unique, error = %e, "the kernel refused a FUSE reply");
+        }
+    }
+}
+
+impl Drop for Responder<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.transmit(-libc::EIO, 0, &[]);
+        }
+    }
+}
+
+/// A positive errno on its way to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+/// Packs directory entries into the space that the kernel offers.
+#[derive(Debug)]
+pub struct DirentBuf {
+    bytes: Vec<u8>,
+    len_max: usize,
+}
+
+impl DirentBuf {
+    /// For a reply of at most `len_max` bytes.
+    pub fn new(len_max: usize) -> DirentBuf {
+        DirentBuf { bytes: Vec::with_capacity(len_max.min(1 << 16)), len_max }
+    }
+
+    /// Whether an entry with a name of this length still fits; `plus` for READDIRPLUS.
+    pub fn fits(&self, name_len: usize, plus: bool) -> bool {
+        let fixed = size_of::<Dirent>() + if plus { size_of::<EntryOut>() } else { 0 };
+        self.bytes.len() + (fixed + name_len).next_multiple_of(8) <= self.len_max
+    }
+
+    /// Adds an entry, `cookie` being where reading goes on after it. False when it does not fit.
+    pub fn push(
+        &mut self,
+        ino: u64,
+        cookie: u64,
+        kind: u32,
+        name: &[u8],
+        entry: Option<&EntryOut>,
+    ) -> bool {
+        if !self.fits(name.len(), entry.is_some()) {
+            return false;
+        }
+        if let Some(entry) = entry {
+            self.bytes.extend_from_slice(entry.as_bytes());
+        }
+        let dirent = Dirent { ino, off: cookie, namelen: name.len() as u32, type_: kind };
+        self.bytes.extend_from_slice(dirent.as_bytes());
+        self.bytes.extend_from_slice(name);
+        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        true
+    }
+
+    /// The packed entries.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}

@@ -1,0 +1,372 @@
+//! A mounted connection at work: INIT, the pool of workers, the end.
+//!
+//! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
+//! exactly one reply (or none, where the protocol has none); one worker is always waiting for a
+//! request unless [`SessionConfig::threads_max`] are busy, so a worker that sleeps in an fsync
+//! holds nobody up; [`Session::run`] returns after every worker has ended and the handler has
+//! seen [`Handler::destroy`].
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use parking_lot::{Condvar, Mutex};
+use thiserror::Error;
+
+use crate::{
+    abi::*,
+    reply::Responder,
+    request::{self, Op, Request},
+    transport::{Channel, RequestBuf, Transport},
+};
+
+/// What a session asks the kernel for.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// Largest payload of one WRITE or READ, in bytes; at most 1 MiB unless the kernel's
+    /// `max_pages_limit` was raised.
+    pub io_len_max: u32,
+    /// INIT flags to use where the kernel has them.
+    pub flags: InitFlags,
+    /// Most workers at a time.
+    pub threads_max: usize,
+    /// Workers that may wait for work before further ones end.
+    pub threads_idle_max: usize,
+    /// Most requests that the kernel may have in flight in the background (readahead, writeback).
+    pub background_max: u16,
+}
+
+impl Default for SessionConfig {
+    fn default() -> SessionConfig {
+        SessionConfig {
+            io_len_max: 1 << 20,
+            flags: InitFlags::ASYNC_READ
+                | InitFlags::BIG_WRITES
+                | InitFlags::MAX_PAGES
+                | InitFlags::PARALLEL_DIROPS
+                | InitFlags::ASYNC_DIO
+                | InitFlags::INIT_EXT,
+            threads_max: 64,
+            threads_idle_max: 4,
+            background_max: 64,
+        }
+    }
+}
+
+/// What the kernel agreed to.
+#[derive(Clone, Copy, Debug)]
+pub struct Negotiated {
+    /// Minor protocol version in use.
+    pub minor: u32,
+    /// Flags in effect.
+    pub flags: InitFlags,
+    /// Largest payload of one WRITE or READ, in bytes.
+    pub io_len_max: u32,
+}
+
+/// Why a session could not start or go on.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The transport failed.
+    #[error("the FUSE connection failed: {0}")]
+    Io(#[from] io::Error),
+    /// The kernel's protocol is too old or too new.
+    #[error(
+        "the kernel speaks FUSE {major}.{minor}; fjord needs 7.{FUSE_MIN_MINOR_VERSION} or later \
+         (Linux 5.4)"
+    )]
+    Version {
+        /// Major version of the kernel.
+        major: u32,
+        /// Minor version of the kernel.
+        minor: u32,
+    },
+    /// The connection ended before it began.
+    #[error("the mount was taken down before the first request")]
+    EndedBeforeInit,
+}
+
+/// Serves requests; called from many workers at a time.
+pub trait Handler: Send + Sync + 'static {
+    /// Told once, before the first request, what the kernel agreed to.
+    fn init(&self, negotiated: Negotiated);
+
+    /// Serves one request and answers it through `reply`.
+    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, scratch: &mut Scratch);
+
+    /// The last call: the file system is going. Returns when everything is durable. Called at
+    /// least once; a second call finds nothing left to do.
+    fn destroy(&self);
+}
+
+/// Memory that a worker keeps from one request to the next.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// For the payload of a READ. Grows to the largest read seen.
+    pub read: Vec<u8>,
+}
+
+/// A connection with its handler.
+pub struct Session<H> {
+    shared: Arc<Shared<H>>,
+}
+
+struct Shared<H> {
+    transport: Arc<dyn Transport>,
+    handler: H,
+    config: SessionConfig,
+    /// Workers in [`Channel::receive`]. A hint for growing and shrinking, not a lock.
+    idle: AtomicUsize,
+    /// Workers alive. Guards `ended`.
+    workers: Mutex<usize>,
+    /// Signalled when the last worker has gone.
+    ended: Condvar,
+}
+
+impl<H: Handler> Session<H> {
+    /// A session over a transport that is mounted already.
+    pub fn new(transport: Arc<dyn Transport>, handler: H, config: SessionConfig) -> Session<H> {
+        let shared = Shared {
+            transport,
+            handler,
+            config,
+            idle: AtomicUsize::new(0),
+            workers: Mutex::new(0),
+            ended: Condvar::new(),
+        };
+        Session { shared: Arc::new(shared) }
+    }
+
+    /// Waits for the kernel's INIT and answers it. Call once, before [`Session::run`].
+    ///
+    /// # Errors
+    /// The transport fails, or the kernel's protocol is not ours.
+    pub fn init(&self) -> Result<Negotiated, SessionError> {
+        let shared = &self.shared;
+        let mut channel = shared.transport.channel()?;
+        let mut buf = RequestBuf::new(shared.config.io_len_max as usize)?;
+        loop {
+            let bytes = channel.receive(&mut buf)?.ok_or(SessionError::EndedBeforeInit)?;
+            let request = match request::parse(bytes) {
+                Ok(request) => request,
+                Err(e) => {
+                    refuse(bytes, channel.as_mut(), e.errno());
+                    continue;
+                }
+            };
+            let reply = Responder::new(channel.as_mut(), request.header.unique);
+            let Op::Init { args } = request.op else {
+                reply.error(libc::EIO);
+                continue;
+            };
+            if args.major > FUSE_KERNEL_VERSION {
+                // The kernel asks again with our major version.
+                reply.value(&InitOut { major: FUSE_KERNEL_VERSION, ..Default::default() });
+                continue;
+            }
+            if args.major < FUSE_KERNEL_VERSION || args.minor < FUSE_MIN_MINOR_VERSION {
+                reply.error(libc::EPROTO);
+                return Err(SessionError::Version { major: args.major, minor: args.minor });
+            }
+            let (out, negotiated) = negotiate(&args, &shared.config);
+            shared.handler.init(negotiated);
+            reply.value(&out);
+            return Ok(negotiated);
+        }
+    }
+
+    /// Serves requests until the connection ends.
+    ///
+    /// # Errors
+    /// No worker could be started.
+    pub fn run(&self) -> Result<(), SessionError> {
+        // Two from the start: one at work, one waiting.
+        for _ in 0..2 {
+            spawn_worker(&self.shared)?;
+        }
+        let mut workers = self.shared.workers.lock();
+        while *workers > 0 {
+            self.shared.ended.wait(&mut workers);
+        }
+        drop(workers);
+        self.shared.handler.destroy();
+        Ok(())
+    }
+
+    /// The handler.
+    pub fn handler(&self) -> &H {
+        &self.shared.handler
+    }
+}
+
+fn negotiate(args: &InitIn, config: &SessionConfig) -> (InitOut, Negotiated) {
+    let mut offered = u64::from(args.flags);
+    if offered & InitFlags::INIT_EXT.bits() != 0 {
+        offered |= u64::from(args.flags2) << 32;
+    }
+    let flags = config.flags & InitFlags::from_bits_truncate(offered);
+    let io_len_max =
+        if flags.contains(InitFlags::MAX_PAGES) { config.io_len_max } else { 32 * 4096 };
+    let minor = args.minor.min(FUSE_KERNEL_MINOR_VERSION);
+    let out = InitOut {
+        major: FUSE_KERNEL_VERSION,
+        minor,
+        max_readahead: args.max_readahead.max(io_len_max),
+        flags: flags.bits() as u32,
+        flags2: (flags.bits() >> 32) as u32,
+        max_background: config.background_max,
+        congestion_threshold: config.background_max / 4 * 3,
+        max_write: io_len_max,
+        time_gran: 1,
+        max_pages: (io_len_max / 4096) as u16,
+        ..Default::default()
+    };
+    (out, Negotiated { minor, flags, io_len_max })
+}
+
+/// Answers a request that could not be parsed, if it can be told which it was.
+fn refuse(bytes: &[u8], channel: &mut dyn Channel, errno: i32) {
+    if let Ok(header) = request::parse_header(bytes) {
+        // These have no reply even when they are malformed.
+        let forget =
+            matches!(Opcode::from_raw(header.opcode), Some(Opcode::Forget | Opcode::BatchForget));
+        if !forget {
+            Responder::new(channel, header.unique).error(errno);
+        }
+    }
+}
+
+fn spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
+    let mut channel = match shared.transport.channel() {
+        Ok(channel) => channel,
+        // The connection ended meanwhile: the workers there are find out by themselves.
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let buf = RequestBuf::new(shared.config.io_len_max as usize)?;
+    *shared.workers.lock() += 1;
+    // Counted before it starts, so that two busy workers do not both spawn a third.
+    shared.idle.fetch_add(1, Ordering::Relaxed);
+    let for_thread = Arc::clone(shared);
+    let spawned = thread::Builder::new().name("fjord-fuse".into()).spawn(move || {
+        let _leave = Leave(&for_thread);
+        work(&for_thread, channel.as_mut(), buf);
+    });
+    if let Err(e) = spawned {
+        shared.idle.fetch_sub(1, Ordering::Relaxed);
+        leave(shared);
+        return Err(e);
+    }
+    Ok(())
+}
+
+/// Counts a worker out, also when it unwinds.
+struct Leave<'a, H>(&'a Shared<H>);
+
+impl<H> Drop for Leave<'_, H> {
+    fn drop(&mut self) {
+        leave(self.0);
+    }
+}
+
+fn leave<H>(shared: &Shared<H>) {
+    let mut workers = shared.workers.lock();
+    *workers -= 1;
+    if *workers == 0 {
+        shared.ended.notify_all();
+    }
+}
+
+/// One worker: receive, serve, answer. Enters counted as idle.
+fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf: RequestBuf) {
+    let mut scratch = Scratch::default();
+    loop {
+        let received = channel.receive(&mut buf);
+        let others_idle = shared.idle.fetch_sub(1, Ordering::Relaxed) - 1;
+        let bytes = match received {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return,
+            Err(e) => {
+                tracing::error!(error = %e, "reading from the FUSE connection failed");
+                return;
+            }
+        };
+        let request = match request::parse(bytes) {
+            Ok(request) => request,
+            Err(e) => {
+                tracing::debug!(error = %e, "refused a FUSE request");
+                refuse(bytes, channel, e.errno());
+                shared.idle.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+        };
+        let forget = matches!(request.op, Op::Forget { .. } | Op::BatchForget { .. });
+        if others_idle == 0
+            && !forget
+            && *shared.workers.lock() < shared.config.threads_max
+            && let Err(e) = spawn_worker(shared)
+        {
+            tracing::warn!(error = %e, "no further FUSE worker could be started");
+        }
+        serve(shared, &request, channel, &mut scratch);
+        if shared.idle.fetch_add(1, Ordering::Relaxed) >= shared.config.threads_idle_max {
+            shared.idle.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+    }
+}
+
+fn serve<H: Handler>(
+    shared: &Shared<H>,
+    request: &Request<'_>,
+    channel: &mut dyn Channel,
+    scratch: &mut Scratch,
+) {
+    let reply = Responder::new(channel, request.header.unique);
+    match request.op {
+        // Every operation runs to its end, so there is nothing to interrupt; ENOSYS tells the
+        // kernel not to ask again.
+        Op::Interrupt(_) => reply.error(libc::ENOSYS),
+        Op::Destroy => {
+            shared.handler.destroy();
+            reply.empty();
+        }
+        Op::Init { .. } => reply.error(libc::EIO),
+        Op::Unserved(Opcode::NotifyReply) => reply.none(),
+        Op::Unserved(_) => reply.error(libc::ENOSYS),
+        _ => shared.handler.handle(request, reply, scratch),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_offered_flags_are_used() {
+        let config = SessionConfig {
+            flags: InitFlags::MAX_PAGES | InitFlags::POSIX_ACL | InitFlags::DIRECT_IO_ALLOW_MMAP,
+            ..Default::default()
+        };
+        let flags2 = (InitFlags::DIRECT_IO_ALLOW_MMAP.bits() >> 32) as u32;
+        let mut args = InitIn {
+            major: 7,
+            minor: 99,
+            flags: InitFlags::MAX_PAGES.bits() as u32,
+            flags2,
+            ..Default::default()
+        };
+        let (out, agreed) = negotiate(&args, &config);
+        assert_eq!(agreed.flags, InitFlags::MAX_PAGES, "flags2 counts only with INIT_EXT");
+        assert_eq!((out.max_pages, out.minor), (256, FUSE_KERNEL_MINOR_VERSION));
+        args.flags = InitFlags::INIT_EXT.bits() as u32;
+        let (out, _) = negotiate(&args, &config);
+        assert_eq!((out.flags, out.flags2), (0, flags2));
+        assert_eq!(out.max_write, 32 * 4096);
+    }
+}

@@ -1,0 +1,49 @@
+//! How requests arrive and replies leave, apart from what they mean.
+//!
+//! A [`Transport`] is one connection to a kernel (or, with virtiofs, to a guest). Each worker
+//! thread takes a [`Channel`] of its own from it. The session knows only these two traits, so that
+//! FUSE over io_uring (one ring entry per channel) and virtiofs (one queue per channel, requests
+//! copied out of guest memory before they are parsed) can take /dev/fuse's place.
+//!
+//! Invariant: the reply to a request leaves through the channel that received it. The kernel
+//! keeps a list of pending requests per cloned descriptor and accepts the reply only there.
+
+use std::io::{self, IoSlice};
+
+mod buffer;
+mod dev;
+
+pub use buffer::RequestBuf;
+pub use dev::{DEV_FUSE, DevFuse, DevFuseChannel};
+
+/// One connection.
+pub trait Transport: Send + Sync {
+    /// A new way in for one worker.
+    ///
+    /// # Errors
+    /// The connection has ended, or descriptors or memory ran out.
+    fn channel(&self) -> io::Result<Box<dyn Channel>>;
+
+    /// Ends the connection: every pending and later request fails with ENOTCONN in the kernel, and
+    /// every [`Channel::receive`] returns `None`.
+    ///
+    /// # Errors
+    /// The kernel's control file could not be written.
+    fn abort(&self) -> io::Result<()>;
+}
+
+/// One worker's end of a connection.
+pub trait Channel: Send {
+    /// Waits for a request and puts it into `buf`; `None` when the connection has ended.
+    ///
+    /// # Errors
+    /// The device failed in a way that waiting again does not mend.
+    fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>>;
+
+    /// Sends one reply, header first, in one piece. A request that the kernel has given up in the
+    /// meantime is no error.
+    ///
+    /// # Errors
+    /// The kernel refused the reply as malformed, or memory ran out.
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()>;
+}
