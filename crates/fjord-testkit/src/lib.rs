@@ -5,12 +5,19 @@
 //! - [`image`]: scratch directories, sparse copies, kernel mounts, e2fsck and debugfs.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
+//! - [`fsx`]: a model checker for one file.
+//! - [`model`], [`stress`]: a file system in memory, and many threads compared with it.
 //!
 //! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
 
 pub mod features;
+pub mod fjord_mount;
+pub mod fsx;
 pub mod image;
 pub mod manifest;
+pub mod model;
+pub mod promise;
 pub mod rng;
 pub mod script;
+pub mod stress;
 pub mod tools;

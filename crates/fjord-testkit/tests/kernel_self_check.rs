@@ -4,10 +4,16 @@
 use anyhow::{Result, ensure};
 use fjord_testkit::{
     features,
+    fsx::{self, KernelFile},
     image::{self, KernelMount, Scratch},
     manifest::{Compare, Manifest},
+    promise,
     script::{Bytes, Executor, KernelExecutor, Op, Outcome, Script},
-    tools,
+    stress, tools,
+};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 fn run_on_kernel(
@@ -39,6 +45,60 @@ fn same_script_gives_same_tree() -> Result<()> {
     let differ = script.compare_outcomes(&left, &right);
     ensure!(differ.is_empty(), "outcomes differ:\n{}", differ.join("\n"));
     left_tree.diff(&right_tree, &Compare::SAME_SCRIPT).ok("default", "no-64bit")
+}
+
+#[test]
+fn the_kernel_passes_fsx() -> Result<()> {
+    let scratch = Scratch::new("fsx")?;
+    let img = scratch.join("kernel.img");
+    features::by_name("default").expect("a set of the table").make(&img)?;
+    let mount = KernelMount::new(&img, "noinit_itable")?;
+    let mut file = KernelFile::create(&mount.path().join("file"))?;
+    let counts = fsx::check(&mut file, fsx::Options::new(1, 3000))?;
+    println!("{counts:?}");
+    drop(file);
+    mount.unmount()
+}
+
+#[test]
+fn the_kernel_passes_the_stress() -> Result<()> {
+    let scratch = Scratch::new("stress")?;
+    let img = scratch.join("kernel.img");
+    features::by_name("default").expect("a set of the table").make(&img)?;
+    let mount = KernelMount::new(&img, "noinit_itable")?;
+    let root = mount.path();
+    let options = stress::Options { seed: 1, threads: 4, steps: 4000 };
+    let expected = stress::run(options, || Box::new(KernelExecutor::new(root)))?;
+    expected.verify(&Manifest::from_directory(root)?)?;
+    mount.unmount()
+}
+
+#[test]
+fn the_kernel_keeps_its_promises() -> Result<()> {
+    let scratch = Scratch::new("promise")?;
+    let img = scratch.join("kernel.img");
+    features::by_name("default").expect("a set of the table").make(&img)?;
+    for round in 0..5 {
+        let mount = KernelMount::new(&img, "noinit_itable")?;
+        let stop = AtomicBool::new(false);
+        let name = format!("round-{round}");
+        let ledgers = std::thread::scope(|scope| {
+            let workers = scope.spawn(|| promise::run(mount.path(), &name, round, 3, &stop));
+            std::thread::sleep(Duration::from_millis(150 + 100 * round));
+            stop.store(true, Ordering::SeqCst);
+            image::shut_down(mount.path())?;
+            workers.join().expect("the workload does not panic")
+        })?;
+        mount.unmount()?;
+        let mount = KernelMount::new(&img, "noinit_itable")?;
+        for ledger in &ledgers {
+            ledger.verify(mount.path())?;
+            println!("{} operations, {} fsyncs", ledger.operations, ledger.fsyncs);
+        }
+        mount.unmount()?;
+        image::e2fsck_clean(&img)?;
+    }
+    Ok(())
 }
 
 #[test]

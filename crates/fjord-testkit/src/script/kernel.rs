@@ -6,7 +6,7 @@
 use std::{
     ffi::OsStr,
     fs::File,
-    io::Write,
+    io::{Read, Write},
     os::unix::{ffi::OsStrExt, fs::FileExt},
     path::{Path as FsPath, PathBuf},
 };
@@ -212,6 +212,16 @@ impl KernelExecutor {
 impl Executor for KernelExecutor {
     fn apply(&mut self, op: &Op) -> Outcome {
         self.content(op)
+    }
+
+    fn read_file(&mut self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut file = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)?;
+        if !file.metadata()?.is_file() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut content = Vec::new();
+        file.read_to_end(&mut content)?;
+        Ok(content)
     }
 }
 

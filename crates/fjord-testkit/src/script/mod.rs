@@ -263,6 +263,9 @@ pub trait Executor {
     /// Carries out one step.
     fn apply(&mut self, op: &Op) -> Outcome;
 
+    /// The whole content of a file.
+    fn read_file(&mut self, path: &[u8]) -> Result<Vec<u8>, Errno>;
+
     /// Carries out all steps and returns their outcomes.
     fn run(&mut self, script: &Script) -> Vec<Outcome> {
         script.ops.iter().map(|op| self.apply(op)).collect()

@@ -1,0 +1,144 @@
+//! The `fjord` program as a test sees it: its commands, and a mounted daemon that is always ended.
+//!
+//! Invariant: when a [`FjordMount`] is gone, so are its process and its mount.
+
+use std::{
+    io::Read,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::tools::{self, Output, run};
+
+/// Time a mount may take to appear, and a daemon to end after `umount`.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program: `FJORD_BIN`, or the one beside the running test in the target directory.
+pub fn fjord_program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FJORD_BIN") {
+        return Ok(path.into());
+    }
+    let me = std::env::current_exe()?;
+    me.ancestors()
+        .skip(1)
+        .take(3)
+        .map(|dir| dir.join("fjord"))
+        .find(|path| path.is_file())
+        .context("the fjord program is not built: cargo build -p fjord-cli, or set FJORD_BIN")
+}
+
+/// Runs `fjord` with these arguments to its end.
+pub fn fjord(args: &[&str], paths: &[&Path]) -> Result<Output> {
+    run(Command::new(fjord_program()?).args(args).args(paths))
+}
+
+/// A directory on which a fjord daemon serves an image.
+#[derive(Debug)]
+pub struct FjordMount {
+    dir: tempfile::TempDir,
+    child: Option<Child>,
+}
+
+impl FjordMount {
+    /// Starts `fjord mount ARGS IMAGE DIR` in the foreground and waits until DIR is mounted.
+    pub fn new(image: &Path, args: &[&str]) -> Result<Self> {
+        Self::with_program(&fjord_program()?, image, args)
+    }
+
+    /// The same with a given program.
+    pub fn with_program(program: &Path, image: &Path, args: &[&str]) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("fjord-fuse-").tempdir()?;
+        let mut child = Command::new(program)
+            .arg("mount")
+            .args(args)
+            .arg(image)
+            .arg(dir.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let started = Instant::now();
+        while !is_mounted(dir.path())? {
+            if let Some(status) = child.try_wait()? {
+                let mut said = String::new();
+                if let Some(mut stderr) = child.stderr.take() {
+                    stderr.read_to_string(&mut said)?;
+                }
+                bail!("fjord mount ended with {status} before it had mounted: {said}");
+            }
+            if started.elapsed() > PATIENCE {
+                child.kill()?;
+                child.wait()?;
+                bail!("fjord mount did not mount within {PATIENCE:?}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(FjordMount { dir, child: Some(child) })
+    }
+
+    /// The mount point.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The daemon's process ID.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// `umount DIR`, then waits for the daemon, which must end with status 0.
+    pub fn unmount(mut self) -> Result<()> {
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        let unmounted = crate::image::unmount(self.dir.path());
+        let started = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait()? {
+                unmounted?;
+                ensure!(status.success(), "the daemon ended with {status} after umount");
+                return Ok(());
+            }
+            if started.elapsed() > PATIENCE {
+                child.kill()?;
+                child.wait()?;
+                bail!("the daemon did not end within {PATIENCE:?} after umount");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Kills the daemon with SIGKILL; call [`FjordMount::detach`] when all users have noticed.
+    pub fn kill(&mut self) -> Result<()> {
+        let Some(child) = self.child.as_mut() else { return Ok(()) };
+        child.kill()?;
+        let status = child.wait()?;
+        ensure!(status.signal() == Some(libc::SIGKILL), "the daemon had ended before: {status}");
+        self.child = None;
+        Ok(())
+    }
+
+    /// Removes the dead mount.
+    pub fn detach(self) {}
+}
+
+impl Drop for FjordMount {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if is_mounted(self.dir.path()).unwrap_or(false) {
+            let _ = tools::command("umount").and_then(|mut c| run(c.arg("-l").arg(self.path())));
+        }
+    }
+}
+
+/// Whether something is mounted on the directory.
+pub fn is_mounted(dir: &Path) -> Result<bool> {
+    let table = std::fs::read_to_string("/proc/self/mounts")?;
+    let dir = dir.to_str().context("a mount point with a plain name")?;
+    Ok(table.lines().any(|line| line.split(' ').nth(1) == Some(dir)))
+}
