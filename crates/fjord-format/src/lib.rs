@@ -8,9 +8,12 @@
 #![forbid(unsafe_code)]
 
 pub mod acl;
+pub mod bitmap;
+pub mod blockmap;
 pub mod checksum;
 pub mod dirent;
 pub mod error;
+pub mod extent;
 pub mod features;
 pub mod geometry;
 pub mod group;
@@ -20,6 +23,7 @@ pub mod inline_data;
 pub mod inode;
 pub mod jbd2;
 mod le;
+pub mod mmp;
 pub mod orphan_file;
 pub mod superblock;
 pub mod time;
