@@ -1,3 +1,66 @@
-//! The developer's commands: test, images, bench.
+//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `kill9`.
+//!
+//! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
 
-fn main() {}
+mod images;
+mod mounted;
+mod stages;
+
+use std::{os::unix::process::CommandExt, process::Command};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "The developer's commands of fjord")]
+struct Args {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Format check, lints, unit and integration tests, with the time of each
+    Test(stages::TestArgs),
+    /// Make images of the feature sets, empty or filled by the kernel
+    Images(images::ImagesArgs),
+    /// Random operations on one file, compared with a model
+    Fsx(mounted::FsxArgs),
+    /// All operations from many threads, compared with a model
+    Stress(mounted::StressArgs),
+    /// Kill the daemon under load, recover, check every promise
+    Kill9(mounted::Kill9Args),
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    enter_namespace()?;
+    match args.command {
+        Task::Test(args) => stages::run(&args),
+        Task::Images(args) => images::run(&args),
+        Task::Fsx(args) => mounted::fsx(&args),
+        Task::Stress(args) => mounted::stress(&args),
+        Task::Kill9(args) => mounted::kill9(&args),
+    }
+}
+
+/// Starts this program again in a private mount namespace (root only, once).
+fn enter_namespace() -> Result<()> {
+    const MARK: &str = "FJORD_XTASK_NAMESPACE";
+    if !rustix::process::geteuid().is_root() || std::env::var_os(MARK).is_some() {
+        return Ok(());
+    }
+    let error = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(MARK, "1")
+        .exec();
+    Err(error).context("cannot start unshare (package util-linux)")
+}
+
+/// The root of the workspace.
+fn workspace() -> std::path::PathBuf {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

@@ -14,6 +14,7 @@ pub mod features;
 pub mod fjord_mount;
 pub mod fsx;
 pub mod image;
+pub mod kill9;
 pub mod manifest;
 pub mod model;
 pub mod promise;
