@@ -10,7 +10,10 @@
 
 use crate::checksum;
 use crate::error::{FormatError, Result};
+use crate::features::{Incompat, RoCompat};
+use crate::geometry::Geometry;
 use crate::hash::{HashSeed, HashVersion, dirhash};
+use crate::inode;
 use crate::le;
 use crate::types::InodeNo;
 
@@ -74,14 +77,14 @@ impl FileType {
 
     /// The type of an inode with this `i_mode`.
     pub fn from_mode(i_mode: u16) -> FileType {
-        match i_mode & 0xf000 {
-            0x1000 => FileType::Fifo,
-            0x2000 => FileType::CharDevice,
-            0x4000 => FileType::Directory,
-            0x6000 => FileType::BlockDevice,
-            0x8000 => FileType::Regular,
-            0xa000 => FileType::Symlink,
-            0xc000 => FileType::Socket,
+        match i_mode & inode::S_IFMT {
+            inode::S_IFIFO => FileType::Fifo,
+            inode::S_IFCHR => FileType::CharDevice,
+            inode::S_IFDIR => FileType::Directory,
+            inode::S_IFBLK => FileType::BlockDevice,
+            inode::S_IFREG => FileType::Regular,
+            inode::S_IFLNK => FileType::Symlink,
+            inode::S_IFSOCK => FileType::Socket,
             _ => FileType::Unknown,
         }
     }
@@ -198,6 +201,16 @@ pub fn rec_len_to_disk(rec_len: usize, block_bytes: usize) -> Result<u16> {
 }
 
 impl DirFormat {
+    /// The shape of the directories of a file system.
+    pub fn new(geometry: &Geometry) -> DirFormat {
+        DirFormat {
+            block_bytes: geometry.block_size as usize,
+            filetype: geometry.features.incompat.contains(Incompat::FILETYPE),
+            metadata_csum: geometry.features.ro_compat.contains(RoCompat::METADATA_CSUM),
+            inodes_count: geometry.inode_count,
+        }
+    }
+
     /// Bytes of a block that hold entries: all but the checksum tail.
     pub fn area_bytes(&self) -> usize {
         self.block_bytes.saturating_sub(if self.metadata_csum { DIRENT_TAIL_BYTES } else { 0 })

@@ -12,6 +12,8 @@
 use crate::checksum;
 use crate::dirent::{self, DirFormat};
 use crate::error::{FormatError, Result};
+use crate::features::Incompat;
+use crate::geometry::Geometry;
 use crate::hash::HashVersion;
 use crate::le;
 use crate::types::{InodeNo, LogicalBlock};
@@ -55,6 +57,11 @@ impl Depth {
     /// The limit of a file system with or without `large_dir`.
     pub fn new(large_dir: bool) -> Depth {
         Depth { levels_max: if large_dir { 3 } else { 2 } }
+    }
+
+    /// The limit of a file system.
+    pub fn of(geometry: &Geometry) -> Depth {
+        Depth::new(geometry.features.incompat.contains(Incompat::LARGEDIR))
     }
 }
 

@@ -10,14 +10,13 @@
 
 use crate::dirent::{self, DirFormat};
 use crate::error::{FormatError, Result};
+use crate::inode::I_BLOCK_BYTES;
 use crate::le;
 use crate::types::InodeNo;
 use crate::xattr::{NameIndex, ValueRef, XattrView};
 
 const WHAT: &str = "inline data";
 
-/// Bytes of `i_block`, all used by inline data.
-pub const I_BLOCK_BYTES: usize = 60;
 /// Bytes at the start of an inline directory that name the parent.
 pub const DOTDOT_BYTES: usize = 4;
 /// Name of the attribute with the data that `i_block` cannot hold; its index is

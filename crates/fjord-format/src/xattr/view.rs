@@ -8,6 +8,8 @@ use super::{
 };
 use crate::checksum;
 use crate::error::{FormatError, Result};
+use crate::features::Incompat;
+use crate::geometry::Geometry;
 use crate::le;
 use crate::types::{BlockNo, InodeNo};
 
@@ -23,6 +25,16 @@ pub struct XattrRules {
     pub ea_inode: bool,
     /// `s_inodes_count`.
     pub inodes_count: u32,
+}
+
+impl XattrRules {
+    /// The rules of a file system.
+    pub fn new(geometry: &Geometry) -> XattrRules {
+        XattrRules {
+            ea_inode: geometry.features.incompat.contains(Incompat::EA_INODE),
+            inodes_count: geometry.inode_count,
+        }
+    }
 }
 
 /// `struct ext4_xattr_header`, the fields that vary.
