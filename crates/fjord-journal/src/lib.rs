@@ -1,1 +1,39 @@
 //! The log mechanism: handles, transactions, commit, checkpoint, revoke, recovery. Knows no ext4.
+//!
+//! A caller modifies metadata blocks ([`Buffer`]) under a [`Handle`]; all handles that are open
+//! together belong to the running transaction. A commit freezes that transaction's buffers
+//! (copy on write, so the next transaction goes on at once), writes them to the log, and ends
+//! with a commit block; only then may a checkpoint write them home. [`Journal::open`] replays
+//! what a crash left behind.
+//!
+//! Who does the work: no thread of its own. A caller of [`Journal::commit`] commits itself when
+//! nobody else does; timers and background checkpoints are the engine's threads, calling
+//! [`Journal::commit_running`] and [`Journal::checkpoint_some`].
+//!
+//! Lock ranks, outermost first (`docs/locking.md`, section "Journal"): checkpoint lock,
+//! journal-superblock lock (both may be held over I/O), transaction state, buffer contents,
+//! table of live buffers, buffer state. Nothing held over I/O is needed to start a handle
+//! unless the log is full.
+
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod checkpoint;
+mod commit;
+mod error;
+mod handle;
+mod journal;
+mod log;
+mod map;
+pub mod recovery;
+mod stats;
+mod transaction;
+
+pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
+pub use error::{JournalError, Result};
+pub use handle::Handle;
+pub use journal::{Journal, JournalOptions};
+pub use map::{JournalExtent, JournalMap};
+pub use recovery::{RecoveryReport, recover};
+pub use stats::JournalStats;
+pub use transaction::Phase;

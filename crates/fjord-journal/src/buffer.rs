@@ -1,0 +1,282 @@
+//! A metadata block in memory, and what the journal knows about its versions.
+//!
+//! One [`Buffer`] exists per block that is cached; the cache is the engine's. Beside the
+//! current contents a buffer carries the versions that older transactions still need:
+//!
+//! ```text
+//! current ── running transaction modifies it (copy on write)
+//! frozen  ── committing transactions, oldest first: what they write to the log
+//! committed ─ newest committed version, not yet written home
+//! base    ── for buffers that ask for it: the version before the running one
+//! ```
+//!
+//! Invariants: versions are in transaction order; at most one is `committed`, for a newer one
+//! supersedes it; a version never changes once it is frozen, because a version is a clone of
+//! the [`Buf`] and the next writer copies. `contents` is locked before `state`.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use fjord_block::Buf;
+use fjord_format::types::{BlockNo, Tid};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// What a buffer holds; the journal treats both alike and counts them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BufferKind {
+    /// A block of metadata.
+    Metadata,
+    /// A block of file data, logged because the file is in data=journal mode.
+    Data,
+}
+
+/// A block that transactions can modify.
+#[derive(Debug)]
+pub struct Buffer {
+    block: BlockNo,
+    kind: BufferKind,
+    /// Whether to keep the version before the running transaction's.
+    keeps_base: bool,
+    /// The current contents. Written only through a [`WriteGuard`].
+    contents: RwLock<Buf>,
+    /// Which transactions hold which version.
+    state: Mutex<Versions>,
+}
+
+/// Guarded by `Buffer::state`.
+#[derive(Debug, Default)]
+struct Versions {
+    /// The transaction whose handles modify the contents now.
+    running: Option<Tid>,
+    /// Versions being committed, oldest first.
+    frozen: VecDeque<(Tid, Buf)>,
+    /// The newest committed version, until it is home.
+    committed: Option<(Tid, Buf)>,
+    /// Contents before the running transaction, when they were clean.
+    base: Option<Buf>,
+    /// A checkpoint is writing a version home.
+    home_write: bool,
+}
+
+impl Versions {
+    fn is_clean(&self) -> bool {
+        self.running.is_none() && self.frozen.is_empty() && self.committed.is_none()
+    }
+}
+
+impl Buffer {
+    /// A clean buffer with the contents as read from the device (or zeroes for a block that
+    /// [`Handle::get_create`](crate::Handle::get_create) is about to initialise).
+    pub fn new(block: BlockNo, contents: Buf, kind: BufferKind) -> Arc<Buffer> {
+        Arc::new(Buffer::build(block, contents, kind, false))
+    }
+
+    /// As [`Buffer::new`], for a block of which commits of single groups need
+    /// [`last_committed`](Buffer::last_committed): group descriptors. Costs one more copy of
+    /// the block while a transaction modifies it.
+    pub fn new_keeping_base(block: BlockNo, contents: Buf, kind: BufferKind) -> Arc<Buffer> {
+        Arc::new(Buffer::build(block, contents, kind, true))
+    }
+
+    fn build(block: BlockNo, contents: Buf, kind: BufferKind, keeps_base: bool) -> Buffer {
+        let state = Mutex::default();
+        Buffer { block, kind, keeps_base, contents: RwLock::new(contents), state }
+    }
+
+    /// Where the block lies.
+    pub fn block(&self) -> BlockNo {
+        self.block
+    }
+
+    /// What it holds.
+    pub fn kind(&self) -> BufferKind {
+        self.kind
+    }
+
+    /// The current contents. Blocks while a [`WriteGuard`] is out; a thread must not hold two
+    /// guards of one buffer.
+    pub fn read(&self) -> ReadGuard<'_> {
+        ReadGuard { contents: self.contents.read() }
+    }
+
+    /// The current contents as a cheap clone, unaffected by later writers.
+    pub fn snapshot(&self) -> Buf {
+        self.contents.read().clone()
+    }
+
+    /// Whether some version is not home yet, in the log or only in memory.
+    pub fn is_dirty(&self) -> bool {
+        !self.state.lock().is_clean()
+    }
+
+    /// Whether a cache may drop the buffer: the block can be read from the device again.
+    /// (The cache also checks that nobody else holds the `Arc`.)
+    pub fn is_evictable(&self) -> bool {
+        let state = self.state.lock();
+        state.is_clean() && !state.home_write
+    }
+
+    /// The running transaction that modified the contents, if one did.
+    pub fn running_tid(&self) -> Option<Tid> {
+        self.state.lock().running
+    }
+
+    /// The contents as the newest *committed* transaction left them, whatever the running
+    /// and committing ones did since. Exact for buffers made by
+    /// [`Buffer::new_keeping_base`]; others return `None` when that version is gone.
+    pub fn last_committed(&self) -> Option<Buf> {
+        let contents = self.contents.read();
+        let state = self.state.lock();
+        if let Some((_, version)) = &state.committed {
+            return Some(version.clone());
+        }
+        if state.is_clean() { Some(contents.clone()) } else { state.base.clone() }
+    }
+
+    /// Locks the contents for a handle's write.
+    pub(crate) fn lock_for_write(&self) -> WriteGuard<'_> {
+        WriteGuard { contents: self.contents.write() }
+    }
+
+    /// Joins the transaction; the caller holds the contents' write lock through `guard`.
+    /// `true` when the buffer was not yet part of it.
+    pub(crate) fn join(&self, tid: Tid, guard: &WriteGuard<'_>) -> bool {
+        let mut state = self.state.lock();
+        if state.running == Some(tid) {
+            return false;
+        }
+        // With committing or committed versions around, the newest of those is the base.
+        if self.keeps_base && state.is_clean() {
+            state.base = Some(guard.contents.clone());
+        }
+        state.running = Some(tid);
+        true
+    }
+
+    /// Whether the buffer is part of the transaction already.
+    pub(crate) fn is_part_of(&self, tid: Tid) -> bool {
+        self.state.lock().running == Some(tid)
+    }
+
+    /// Leaves the running transaction because the block was freed. `true` when it was in it.
+    pub(crate) fn leave(&self, tid: Tid) -> bool {
+        let mut state = self.state.lock();
+        let was_part = state.running == Some(tid);
+        if was_part {
+            state.running = None;
+        }
+        was_part
+    }
+
+    /// Freezes the current contents as the version of `tid`; all its handles are stopped.
+    /// `None` when the buffer is no longer part of the transaction.
+    pub(crate) fn freeze(&self, tid: Tid) -> Option<Buf> {
+        let contents = self.contents.read();
+        let mut state = self.state.lock();
+        if state.running != Some(tid) {
+            return None;
+        }
+        state.running = None;
+        let version = contents.clone();
+        state.frozen.push_back((tid, version.clone()));
+        Some(version)
+    }
+
+    /// The version of `tid` is committed; it takes the place of an older committed one.
+    /// Without a log it is home as well.
+    pub(crate) fn committed(&self, tid: Tid, home: bool) {
+        let mut state = self.state.lock();
+        let index = state.frozen.iter().position(|(frozen, _)| *frozen == tid);
+        let Some((tid, version)) = index.and_then(|index| state.frozen.remove(index)) else {
+            return;
+        };
+        if home {
+            self.set_base(&mut state, version);
+        } else {
+            state.base = None;
+            state.committed = Some((tid, version));
+        }
+    }
+
+    /// The block was freed by `tid`, which has committed: versions up to it must not go home
+    /// any more. `false` while a checkpoint is writing one.
+    pub(crate) fn discard_up_to(&self, tid: Tid) -> bool {
+        let mut state = self.state.lock();
+        if state.committed.as_ref().is_some_and(|(committed, _)| tid.at_least(*committed)) {
+            state.committed = None;
+        }
+        !state.home_write
+    }
+
+    /// The version of `tid` for a checkpoint to write home; `None` when a newer committed one
+    /// has superseded it or the block was freed.
+    pub(crate) fn begin_home_write(&self, tid: Tid) -> Option<Buf> {
+        let mut state = self.state.lock();
+        match &state.committed {
+            Some((committed, version)) if *committed == tid => {
+                let version = version.clone();
+                state.home_write = true;
+                Some(version)
+            }
+            _ => None,
+        }
+    }
+
+    /// The checkpoint's write of `tid`'s version ended.
+    pub(crate) fn end_home_write(&self, tid: Tid, written: bool) {
+        let mut state = self.state.lock();
+        state.home_write = false;
+        if written && state.committed.as_ref().is_some_and(|(committed, _)| *committed == tid) {
+            if let Some((_, version)) = state.committed.take() {
+                self.set_base(&mut state, version);
+            }
+        }
+    }
+
+    /// Keeps a version that has come home for as long as newer ones are not committed.
+    fn set_base(&self, state: &mut Versions, version: Buf) {
+        state.base = (self.keeps_base && !state.is_clean()).then_some(version);
+    }
+}
+
+/// The contents of a buffer, shared.
+#[derive(Debug)]
+pub struct ReadGuard<'a> {
+    contents: RwLockReadGuard<'a, Buf>,
+}
+
+impl Deref for ReadGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.contents
+    }
+}
+
+/// The contents of a buffer, to be modified under a handle. The first modification copies
+/// the block when an older version is still in use.
+#[derive(Debug)]
+pub struct WriteGuard<'a> {
+    contents: RwLockWriteGuard<'a, Buf>,
+}
+
+impl WriteGuard<'_> {
+    /// Replaces the whole contents without copying the old ones. The length must not change.
+    pub fn replace(&mut self, contents: Buf) {
+        debug_assert_eq!(contents.len(), self.contents.len());
+        *self.contents = contents;
+    }
+}
+
+impl Deref for WriteGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.contents
+    }
+}
+
+impl DerefMut for WriteGuard<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.contents.make_mut()
+    }
+}

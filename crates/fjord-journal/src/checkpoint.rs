@@ -1,0 +1,206 @@
+//! Checkpoints: committed versions go home, and the log's tail moves on.
+//!
+//! The tail moves in this order: home writes complete; flush; superblock with the new tail,
+//! durably; only then is the log space given out again. A crash between any two steps replays
+//! more than needed, which is harmless.
+//!
+//! Invariants: one checkpoint at a time (`Inner::checkpoint_lock`), oldest transaction first;
+//! only committed versions go home, and of those only the newest.
+
+use std::sync::Arc;
+
+use fjord_block::{Buf, Class};
+use fjord_format::jbd2::Incompat;
+use fjord_format::types::{BlockNo, Tid};
+
+use crate::buffer::Buffer;
+use crate::error::{JournalError, Result};
+use crate::handle::check_no_open_handle;
+use crate::journal::Journal;
+use crate::log::{Log, home_requests, wait_all};
+use crate::stats;
+use crate::transaction::Phase;
+
+/// Blocks that one batch of home writes takes at most, so that a freed block or a handle
+/// start never waits for more than this.
+const BATCH_BLOCKS: usize = 256;
+
+impl Journal {
+    /// Writes the versions of the oldest committed transactions home until at least
+    /// `blocks` blocks were looked at or none are left, and moves the tail of the log.
+    /// Returns how many it looked at. For a background thread and for caches that need clean
+    /// buffers.
+    pub fn checkpoint_some(&self, blocks: usize) -> Result<usize> {
+        let Some(log) = &self.inner.log else { return Ok(0) };
+        let _lock = self.inner.checkpoint_lock.lock();
+        let mut done = 0;
+        while done < blocks {
+            match self.checkpoint_oldest(Class::Background)? {
+                Some(count) => done += count.max(1),
+                None => break,
+            }
+        }
+        self.move_tail(log)?;
+        Ok(done)
+    }
+
+    /// Writes every committed version home and moves the tail. Transactions that commit
+    /// meanwhile are included or not.
+    pub fn checkpoint_all(&self) -> Result<()> {
+        self.checkpoint_some(usize::MAX).map(drop)
+    }
+
+    /// Commits, writes everything home and marks the log empty on disk: afterwards the image
+    /// is as clean as after [`Journal::close`], and the journal goes on (freeze, sync before a
+    /// snapshot). Handles that start meanwhile may dirty it again.
+    pub fn quiesce(&self) -> Result<()> {
+        check_no_open_handle(self, "emptying the log")?;
+        loop {
+            self.commit_running()?;
+            let Some(log) = &self.inner.log else { return Ok(()) };
+            self.checkpoint_all()?;
+            let _checkpoint = self.inner.checkpoint_lock.lock();
+            // Nobody commits from here on, so the log stays as it is.
+            let _committer = self.inner.lock_committer();
+            let (sequence, head) = {
+                let state = self.inner.state.lock();
+                if !state.checkpoints.is_empty() {
+                    continue;
+                }
+                if state.empty_on_disk {
+                    return Ok(());
+                }
+                (state.logged.next(), state.head)
+            };
+            self.check_running()?;
+            log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
+                superblock.s_start = 0;
+                superblock.s_sequence = sequence;
+                superblock.s_head = head;
+                superblock.s_feature_incompat.remove(Incompat::FAST_COMMIT);
+            })?;
+            self.inner.state.lock().empty_on_disk = true;
+            return Ok(());
+        }
+    }
+
+    /// Ends the use of the journal: as [`Journal::quiesce`], and later starts fail. On `Ok`
+    /// the journal is clean on disk. Idempotent. No handle may start meanwhile.
+    pub fn close(&self) -> Result<()> {
+        if self.error() == Some(JournalError::Closed) {
+            return Ok(());
+        }
+        self.quiesce()?;
+        self.stop_with(JournalError::Closed);
+        Ok(())
+    }
+
+    /// Makes room in a full log for a handle of `credits` blocks that wants to start.
+    pub(crate) fn make_room(&self, credits: u32) -> Result<()> {
+        let log = self.inner.log_or_usage()?;
+        {
+            let _lock = self.inner.checkpoint_lock.lock();
+            if !self.is_log_full_for(credits) {
+                return Ok(());
+            }
+            // A quarter of the log at once, so that the superblock is not written for each
+            // handle that comes by.
+            let goal = log.len() / 4;
+            while self.checkpoint_oldest(Class::Sync)?.is_some() {
+                let state = self.inner.state.lock();
+                let keeps = log.distance(state.oldest_needed().1, state.head);
+                if state.used_blocks.saturating_sub(keeps) >= goal {
+                    break;
+                }
+            }
+            if self.move_tail(log)? {
+                return Ok(());
+            }
+        }
+        self.commit_oldest()
+    }
+
+    /// There was nothing to checkpoint, so what fills the log is not committed yet.
+    fn commit_oldest(&self) -> Result<()> {
+        let oldest = {
+            let state = self.inner.state.lock();
+            let committing = state.committing.front().map(|slot| slot.transaction.tid);
+            committing.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
+        };
+        oldest.map_or(Ok(()), |tid| self.commit(tid))
+    }
+
+    /// Writes the oldest transaction's versions home. `None` when there is none; else how
+    /// many blocks it had. The checkpoint lock is held.
+    fn checkpoint_oldest(&self, class: Class) -> Result<Option<usize>> {
+        self.check_running()?;
+        let (tid, buffers) = {
+            let mut state = self.inner.state.lock();
+            let Some(oldest) = state.checkpoints.front_mut() else { return Ok(None) };
+            oldest.phase = Phase::Checkpointing;
+            (oldest.tid, oldest.buffers.clone())
+        };
+        for batch in buffers.chunks(BATCH_BLOCKS) {
+            if let Err(error) = self.write_home(tid, batch, class) {
+                self.abort(error.clone());
+                return Err(error);
+            }
+        }
+        self.inner.state.lock().checkpoints.pop_front();
+        Ok(Some(buffers.len()))
+    }
+
+    fn write_home(&self, tid: Tid, buffers: &[Arc<Buffer>], class: Class) -> Result<()> {
+        let mut written: Vec<&Arc<Buffer>> = Vec::with_capacity(buffers.len());
+        let mut blocks: Vec<(BlockNo, Buf)> = Vec::with_capacity(buffers.len());
+        for buffer in buffers {
+            if let Some(version) = buffer.begin_home_write(tid) {
+                written.push(buffer);
+                blocks.push((buffer.block(), version));
+            }
+        }
+        let counters = &self.inner.counters;
+        stats::add(&counters.checkpoint_blocks, blocks.len());
+        stats::add(&counters.superseded_blocks, buffers.len() - blocks.len());
+        let requests = home_requests(self.inner.block_size, blocks, class);
+        let tickets = self.inner.device.submit(requests);
+        let result = wait_all(&tickets, "writing metadata home");
+        for buffer in &written {
+            buffer.end_home_write(tid, result.is_ok());
+        }
+        self.remove_clean(written.into_iter());
+        drop(self.inner.home_lock.lock());
+        self.inner.home_idle.notify_all();
+        result
+    }
+
+    /// Moves the tail past transactions that are home. `true` when log space came free. The
+    /// checkpoint lock is held.
+    fn move_tail(&self, log: &Log) -> Result<bool> {
+        let (tid, start) = {
+            let state = self.inner.state.lock();
+            let (tid, start) = state.oldest_needed();
+            if state.empty_on_disk || state.tail == start {
+                return Ok(false);
+            }
+            (tid, start)
+        };
+        let result = self.inner.flush("flushing a checkpoint").and_then(|()| {
+            self.check_running()?;
+            log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
+                superblock.s_start = start;
+                superblock.s_sequence = tid;
+            })
+        });
+        if let Err(error) = result {
+            self.abort(error.clone());
+            return Err(error);
+        }
+        let mut state = self.inner.state.lock();
+        let freed = log.distance(state.tail, start);
+        state.tail = start;
+        state.used_blocks = state.used_blocks.saturating_sub(freed);
+        self.inner.changed.notify_all();
+        Ok(true)
+    }
+}

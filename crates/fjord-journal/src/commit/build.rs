@@ -1,0 +1,112 @@
+//! Turns a frozen transaction into log blocks.
+//!
+//! Invariant: blocks come in the order they take in the log: revoke blocks, then each
+//! descriptor followed by the blocks it describes. The commit block is not among them.
+
+use std::collections::BTreeSet;
+
+use fjord_block::Buf;
+use fjord_format::FormatError;
+use fjord_format::jbd2::{self, DescriptorBuilder, LogFormat, RevokeBuilder};
+use fjord_format::types::{BlockNo, Tid};
+
+use crate::error::{JournalError, Result};
+use crate::transaction::Version;
+
+/// The log blocks of a transaction.
+pub(super) struct LogBlocks {
+    /// One buffer per block.
+    pub(super) bufs: Vec<Buf>,
+    /// How many of them are descriptors.
+    pub(super) descriptor_count: usize,
+    /// How many of them are revoke blocks.
+    pub(super) revoke_count: usize,
+    /// Checksum v1 over descriptors and data.
+    pub(super) crc: u32,
+}
+
+impl LogBlocks {
+    pub(super) fn build(
+        format: &LogFormat,
+        tid: Tid,
+        versions: &[Version],
+        revoked: &BTreeSet<BlockNo>,
+    ) -> Result<LogBlocks> {
+        let per_descriptor = format.tags_per_descriptor().max(1);
+        let expected = versions.len() + versions.len().div_ceil(per_descriptor);
+        let mut blocks = LogBlocks {
+            bufs: Vec::with_capacity(expected),
+            descriptor_count: 0,
+            revoke_count: 0,
+            crc: !0,
+        };
+        let usage = |error: FormatError| JournalError::Usage(error.to_string());
+        let revoked: Vec<BlockNo> = revoked.iter().copied().collect();
+        for chunk in revoked.chunks(format.revokes_per_block().max(1)) {
+            blocks.push_revokes(format, tid, chunk).map_err(usage)?;
+        }
+        for chunk in versions.chunks(per_descriptor) {
+            blocks.push_versions(format, tid, chunk).map_err(usage)?;
+        }
+        Ok(blocks)
+    }
+
+    fn push_revokes(
+        &mut self,
+        format: &LogFormat,
+        tid: Tid,
+        revoked: &[BlockNo],
+    ) -> Result<(), FormatError> {
+        let mut block = Buf::zeroed(format.block_size);
+        let mut builder = RevokeBuilder::new(format, tid, block.make_mut())?;
+        for &block in revoked {
+            builder.push(block)?;
+        }
+        builder.finish();
+        self.bufs.push(block);
+        self.revoke_count += 1;
+        Ok(())
+    }
+
+    fn push_versions(
+        &mut self,
+        format: &LogFormat,
+        tid: Tid,
+        versions: &[Version],
+    ) -> Result<(), FormatError> {
+        let mut descriptor = Buf::zeroed(format.block_size);
+        let mut builder = DescriptorBuilder::new(format, tid, descriptor.make_mut())?;
+        let mut copies = Vec::with_capacity(versions.len());
+        for (buffer, version) in versions {
+            let (copy, escaped) = log_copy(version);
+            let checksum = if format.has_block_checksums() {
+                jbd2::data_checksum(format, tid, &copy)
+            } else {
+                0
+            };
+            builder.push(buffer.block(), escaped, checksum)?;
+            copies.push(copy);
+        }
+        builder.finish()?;
+        if super::wants_transaction_crc(format.checksum) {
+            self.crc = jbd2::crc32_be(self.crc, &descriptor);
+            for copy in &copies {
+                self.crc = jbd2::crc32_be(self.crc, copy);
+            }
+        }
+        self.bufs.push(descriptor);
+        self.bufs.append(&mut copies);
+        self.descriptor_count += 1;
+        Ok(())
+    }
+}
+
+/// The contents as they go to the log, and whether they had to be escaped.
+fn log_copy(version: &Buf) -> (Buf, bool) {
+    let mut copy = version.clone();
+    let escaped = jbd2::needs_escape(version);
+    if escaped {
+        copy.make_mut()[..4].fill(0);
+    }
+    (copy, escaped)
+}

@@ -1,0 +1,256 @@
+//! The compound commit: makes the running transaction durable.
+//!
+//! Steps, with what a crash after each leaves:
+//!
+//! 1. lock the transaction, wait for its handles, freeze its buffers (nothing on disk);
+//! 2. write revoke, descriptor and data blocks to the log, and wait for the file data
+//!    attached to the transaction (a torn log tail that recovery ignores);
+//! 3. flush (the same);
+//! 4. write the commit block with FUA (all of the transaction);
+//! 5. hand the versions to the checkpoint, run the callbacks, wake the waiters.
+//!
+//! The next transaction runs from the end of step 1. Without a log, steps 2 to 4 write the
+//! blocks home and flush.
+//!
+//! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of IDs.
+//!
+//! [`State::committer_busy`]: crate::journal::State
+
+mod build;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
+use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
+use fjord_format::types::Tid;
+
+use crate::buffer::{Buffer, BufferKind};
+use crate::error::{JournalError, Result};
+use crate::journal::Journal;
+use crate::log::{Log, home_requests, wait_all};
+use crate::stats;
+use crate::transaction::{Checkpoint, Committing, Contents, Phase, Transaction, Version};
+
+use build::LogBlocks;
+
+impl Journal {
+    /// Commits the running transaction. The caller has the committer's place. On failure the
+    /// journal is stopped and every callback told.
+    pub(crate) fn commit_one(&self) -> Result<()> {
+        let began = Instant::now();
+        let transaction = self.lock_running()?;
+        let versions = transaction.freeze();
+        let mut contents = std::mem::take(&mut *transaction.contents.lock());
+        let callbacks = std::mem::take(&mut contents.callbacks);
+        self.count_blocks(&versions);
+        let result = match &self.inner.log {
+            Some(log) => self.commit_to_log(log, &transaction, versions, contents),
+            None => self.commit_home(&transaction, versions, contents),
+        };
+        if let Err(error) = &result {
+            self.abort(error.clone());
+        }
+        let outcome = result.and_then(|()| self.check_running());
+        for callback in callbacks {
+            callback(outcome.clone());
+        }
+        outcome?;
+        self.finish(transaction.tid);
+        stats::add(&self.inner.counters.commits, 1);
+        stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
+        Ok(())
+    }
+
+    /// Locks the running transaction and waits until its handles have stopped.
+    fn lock_running(&self) -> Result<Arc<Transaction>> {
+        let mut state = self.inner.state.lock();
+        loop {
+            self.check_running()?;
+            let Some(running) = &mut state.running else {
+                return Err(JournalError::Usage("there is no transaction to commit".into()));
+            };
+            running.phase = Phase::Locked;
+            if running.handles == 0 {
+                return Ok(running.transaction.clone());
+            }
+            self.inner.drained.wait(&mut state);
+        }
+    }
+
+    /// The transaction is frozen: gives it `log_blocks` and lets the next one run.
+    fn start_flushing(&self, transaction: &Arc<Transaction>, log_blocks: u32) -> u32 {
+        let mut state = self.inner.state.lock();
+        let log_start = state.head;
+        if let Some(log) = &self.inner.log {
+            state.head = log.after(log_start, log_blocks);
+            state.used_blocks = state.used_blocks.saturating_add(log_blocks);
+        }
+        state.running = None;
+        let transaction = transaction.clone();
+        state.committing.push_back(Committing { transaction, phase: Phase::Flushing, log_start });
+        self.inner.changed.notify_all();
+        log_start
+    }
+
+    fn set_phase(&self, tid: Tid, phase: Phase) {
+        let mut state = self.inner.state.lock();
+        let slot = state.committing.iter_mut().find(|slot| slot.transaction.tid == tid);
+        if let Some(slot) = slot {
+            slot.phase = phase;
+        }
+    }
+
+    fn commit_to_log(
+        &self,
+        log: &Log,
+        transaction: &Arc<Transaction>,
+        versions: Vec<Version>,
+        contents: Contents,
+    ) -> Result<()> {
+        let tid = transaction.tid;
+        let blocks = LogBlocks::build(&log.format, tid, &versions, &contents.revoked)?;
+        stats::add(&self.inner.counters.descriptor_blocks, blocks.descriptor_count);
+        stats::add(&self.inner.counters.revoke_blocks, blocks.revoke_count);
+        stats::add(&self.inner.counters.revoke_records, contents.revoked.len());
+        let body_blocks = blocks.bufs.len() as u32;
+        let log_start = self.start_flushing(transaction, body_blocks + 1);
+        self.mark_log_in_use(log, tid, log_start, !contents.revoked.is_empty())?;
+
+        let requests = log.write_requests(log_start, blocks.bufs)?;
+        let tickets = self.inner.device.submit(requests);
+        wait_with_data(&tickets, &contents.data, "writing the log")?;
+        self.set_phase(tid, Phase::Committing);
+        self.inner.flush("flushing before the commit block")?;
+        // A shutdown that came in between must not find the transaction committed.
+        self.check_running()?;
+        self.write_commit_block(log, tid, log.after(log_start, body_blocks), blocks.crc)?;
+
+        let buffers: Vec<_> = versions.into_iter().map(|(buffer, _)| buffer).collect();
+        self.publish(tid, &buffers, false);
+        self.discard_forgotten(tid, &contents);
+        let mut state = self.inner.state.lock();
+        state.committing.retain(|slot| slot.transaction.tid != tid);
+        state.logged = tid;
+        let phase = Phase::Committed;
+        state.checkpoints.push_back(Checkpoint { tid, phase, log_start, buffers: buffers.into() });
+        Ok(())
+    }
+
+    /// Before the first commit into an empty log: says on disk where the log starts. The
+    /// flush before the commit block covers this write.
+    fn mark_log_in_use(&self, log: &Log, tid: Tid, log_start: u32, revokes: bool) -> Result<()> {
+        let empty = std::mem::take(&mut self.inner.state.lock().empty_on_disk);
+        let has_revoke = || log.superblock.lock().0.s_feature_incompat.contains(Incompat::REVOKE);
+        if !empty && (!revokes || has_revoke()) {
+            return Ok(());
+        }
+        log.write_superblock(&self.inner.counters, false, |superblock| {
+            if empty {
+                superblock.s_start = log_start;
+                superblock.s_sequence = tid;
+            }
+            superblock.s_feature_incompat |= Incompat::REVOKE;
+        })
+    }
+
+    fn write_commit_block(&self, log: &Log, tid: Tid, at: u32, crc: u32) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let commit = CommitBlock {
+            sequence: tid,
+            commit_sec: now.as_secs(),
+            commit_nsec: now.subsec_nanos(),
+            transaction_crc: crc,
+        };
+        let mut block = Buf::zeroed(self.inner.block_size);
+        commit.encode(&log.format, block.make_mut()).map_err(JournalError::format(at))?;
+        let (home, _) = log.map.run(at)?;
+        let request = Request::Write {
+            offset: log.offset(home),
+            bufs: vec![block],
+            order: Order::Barrier,
+            fua: self.inner.barrier,
+            class: Class::Sync,
+        };
+        let ticket = self.inner.device.submit_one(request);
+        ticket.wait().map_err(JournalError::io("writing the commit block"))
+    }
+
+    /// Without a log: blocks go home, then a flush.
+    fn commit_home(
+        &self,
+        transaction: &Arc<Transaction>,
+        versions: Vec<Version>,
+        contents: Contents,
+    ) -> Result<()> {
+        let tid = transaction.tid;
+        self.start_flushing(transaction, 0);
+        let (buffers, blocks): (Vec<_>, Vec<_>) = versions
+            .into_iter()
+            .map(|(buffer, version)| {
+                let block = buffer.block();
+                (buffer, (block, version))
+            })
+            .unzip();
+        let requests = home_requests(self.inner.block_size, blocks, Class::Sync);
+        let tickets = self.inner.device.submit(requests);
+        wait_with_data(&tickets, &contents.data, "writing metadata")?;
+        self.set_phase(tid, Phase::Committing);
+        self.inner.flush("flushing metadata")?;
+        self.publish(tid, &buffers, true);
+        self.discard_forgotten(tid, &contents);
+        self.remove_clean(buffers.iter());
+        let mut state = self.inner.state.lock();
+        state.committing.retain(|slot| slot.transaction.tid != tid);
+        state.logged = tid;
+        Ok(())
+    }
+
+    /// Turns frozen versions into committed ones.
+    fn publish(&self, tid: Tid, buffers: &[Arc<Buffer>], home: bool) {
+        for buffer in buffers {
+            buffer.committed(tid, home);
+        }
+    }
+
+    /// Blocks that the transaction freed must not be written home any more: their next owner
+    /// may write them as soon as the callbacks have run. Waits for home writes under way.
+    fn discard_forgotten(&self, tid: Tid, contents: &Contents) {
+        for buffer in contents.forgotten.values() {
+            let mut idle = self.inner.home_lock.lock();
+            while !buffer.discard_up_to(tid) {
+                self.inner.home_idle.wait(&mut idle);
+            }
+        }
+        self.remove_clean(contents.forgotten.values());
+    }
+
+    fn finish(&self, tid: Tid) {
+        let mut state = self.inner.state.lock();
+        state.committed = tid;
+        self.inner.changed.notify_all();
+    }
+
+    fn count_blocks(&self, versions: &[Version]) {
+        let is_data = |version: &&Version| version.0.kind() == BufferKind::Data;
+        let data = versions.iter().filter(is_data).count();
+        stats::add(&self.inner.counters.data_blocks, data);
+        stats::add(&self.inner.counters.metadata_blocks, versions.len() - data);
+    }
+}
+
+/// Waits for the transaction's own blocks and for the file data attached to it.
+fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result<()> {
+    if !data.is_empty() {
+        // Side by side: a ticket may leave its work to whoever waits for it.
+        own.iter().for_each(Ticket::start);
+    }
+    let data = wait_all(data, "writing file data that a transaction refers to");
+    wait_all(own, what).and(data)
+}
+
+/// Whether a commit has to compute the checksum of the whole transaction.
+fn wants_transaction_crc(version: ChecksumVersion) -> bool {
+    version == ChecksumVersion::V1
+}
+

@@ -1,0 +1,105 @@
+//! Errors of the journal.
+//!
+//! Invariant: an error is cheap to clone, because one failure reaches every waiter.
+
+use std::sync::Arc;
+
+use fjord_block::IoError;
+use fjord_format::FormatError;
+use fjord_format::types::{BlockNo, Tid};
+
+/// Result of a journal operation.
+pub type Result<T, E = JournalError> = std::result::Result<T, E>;
+
+/// Why a journal operation failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JournalError {
+    /// The device failed a request.
+    #[error("journal: {what}: {source}")]
+    Io {
+        /// What the journal was doing.
+        what: &'static str,
+        /// The device's error.
+        source: IoError,
+    },
+    /// A structure of the journal makes no sense, or bears an unknown feature.
+    #[error("journal block {at}: {source}")]
+    Format {
+        /// Block of the journal, counted from its start.
+        at: u32,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+    /// The log is corrupt in a way that no crash explains, so that replaying it is not safe.
+    /// Nothing was replayed.
+    #[error(
+        "the journal is corrupt at transaction {tid}, journal block {at}: {detail}; nothing was \
+         replayed; run e2fsck -fy on a copy of the image"
+    )]
+    Corrupt {
+        /// The transaction concerned.
+        tid: Tid,
+        /// Block of the journal, counted from its start.
+        at: u32,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The fast-commit area holds fsynced changes that only ext4's own replay understands.
+    #[error(
+        "the journal holds {commits} fast commits after transaction {last}, which fjord cannot \
+         replay; mount the image once with Linux or run e2fsck -fy, then try again"
+    )]
+    NeedsFastCommitReplay {
+        /// How many complete fast commits there are.
+        commits: u32,
+        /// The last full transaction.
+        last: Tid,
+    },
+    /// The mapping of the journal given by the caller has holes or overlaps.
+    #[error("the journal inode is corrupt: {0}; run e2fsck -fy")]
+    BadMap(String),
+    /// The journal stopped after an earlier failure; nothing more is written.
+    #[error("the journal was stopped by an earlier failure ({0}); unmount and recover the image")]
+    Aborted(Arc<JournalError>),
+    /// The owner stopped the journal on purpose ([`Journal::shutdown`](crate::Journal::shutdown)).
+    #[error("the file system was shut down; unmount it and mount it again")]
+    Shutdown,
+    /// The owner closed the journal ([`Journal::close`](crate::Journal::close)).
+    #[error("the file system is unmounted")]
+    Closed,
+    /// The buffer of a freed block is still part of a transaction that has not committed.
+    #[error("block {0} is live in the journal under another buffer (a cache must not hold two)")]
+    TwoBuffers(BlockNo),
+    /// The call is not allowed here; the message says what to do.
+    #[error("journal usage: {0}")]
+    Usage(String),
+}
+
+impl JournalError {
+    /// Wraps an error of the device.
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(IoError) -> JournalError {
+        move |source| JournalError::Io { what, source }
+    }
+
+    /// Wraps an error of the format at a block of the journal.
+    pub(crate) fn format(at: u32) -> impl FnOnce(FormatError) -> JournalError {
+        move |source| JournalError::Format { at, source }
+    }
+
+    /// What every caller sees once this error has stopped the journal.
+    pub(crate) fn into_sticky(self) -> JournalError {
+        match self {
+            JournalError::Aborted(_) | JournalError::Shutdown | JournalError::Closed => self,
+            cause => JournalError::Aborted(Arc::new(cause)),
+        }
+    }
+
+    /// The failure of the device behind this error, if it was one.
+    pub fn io_error(&self) -> Option<&IoError> {
+        match self {
+            JournalError::Io { source, .. } => Some(source),
+            JournalError::Aborted(cause) => cause.io_error(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! A handle: one atomic change of several blocks.
+//!
+//! Everything done under a handle is in one transaction, so a crash leaves all of it or none.
+//!
+//! Invariants: a thread has at most one open handle per journal, and the handle stays on its
+//! thread; credits left over go back when the handle stops. The transaction cannot commit
+//! while the handle is open, so whoever holds one must not wait for a commit.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use fjord_block::Ticket;
+use fjord_format::types::{BlockNo, Tid};
+
+use crate::buffer::{Buffer, WriteGuard};
+use crate::error::{JournalError, Result};
+use crate::journal::Journal;
+use crate::transaction::Transaction;
+
+thread_local! {
+    /// Journals (by address) on which this thread has an open handle.
+    static OPEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Errs when this thread has an open handle on the journal: `what` would wait for itself.
+pub(crate) fn check_no_open_handle(journal: &Journal, what: &str) -> Result<()> {
+    let key = journal.key();
+    if OPEN.with_borrow(|open| open.contains(&key)) {
+        return Err(JournalError::Usage(format!(
+            "{what} while this thread holds an open handle would wait for itself; stop it first"
+        )));
+    }
+    Ok(())
+}
+
+/// An open handle; see the module documentation. Dropping it stops it.
+#[must_use = "a handle that is dropped at once protects nothing"]
+pub struct Handle {
+    journal: Journal,
+    transaction: Arc<Transaction>,
+    /// Blocks it may still add to the transaction.
+    credits: Cell<u32>,
+    stopped: bool,
+    /// A handle stays on its thread.
+    not_send: PhantomData<Rc<()>>,
+}
+
+impl Handle {
+    pub(crate) fn new(journal: Journal, transaction: Arc<Transaction>, credits: u32) -> Handle {
+        let key = journal.key();
+        OPEN.with_borrow_mut(|open| open.push(key));
+        let credits = Cell::new(credits);
+        Handle { journal, transaction, credits, stopped: false, not_send: PhantomData }
+    }
+
+    /// The transaction that the handle belongs to; changes with [`Handle::restart`].
+    pub fn tid(&self) -> Tid {
+        self.transaction.tid
+    }
+
+    /// Blocks that may still be added.
+    pub fn credits(&self) -> u32 {
+        self.credits.get()
+    }
+
+    /// Adds a buffer to the transaction and locks its contents for modification. Takes a
+    /// credit the first time the transaction meets the buffer. A block that this transaction
+    /// freed earlier is thereby in use again: its revoke is cancelled.
+    ///
+    /// Errs when the credits are used up ([`Handle::extend`] first) or the journal stopped.
+    pub fn get_write<'a>(&'a self, buffer: &'a Arc<Buffer>) -> Result<WriteGuard<'a>> {
+        self.journal.check_running()?;
+        let guard = buffer.lock_for_write();
+        let tid = self.transaction.tid;
+        if buffer.is_part_of(tid) {
+            return Ok(guard);
+        }
+        self.journal.check_buffer(buffer.block(), &guard)?;
+        self.take_credit()?;
+        match self.journal.join(buffer, tid, &guard) {
+            Ok(_) => {}
+            Err(error) => {
+                self.credits.set(self.credits.get() + 1);
+                return Err(error);
+            }
+        }
+        let mut contents = self.transaction.contents.lock();
+        contents.buffers.push(buffer.clone());
+        contents.revoked.remove(&buffer.block());
+        drop(contents);
+        Ok(guard)
+    }
+
+    /// As [`Handle::get_write`], for a newly allocated block whose old contents do not matter:
+    /// they come back zeroed.
+    pub fn get_create<'a>(&'a self, buffer: &'a Arc<Buffer>) -> Result<WriteGuard<'a>> {
+        let mut guard = self.get_write(buffer)?;
+        let fresh = fjord_block::Buf::zeroed(guard.len());
+        guard.replace(fresh);
+        Ok(guard)
+    }
+
+    /// A block that may be in the log was freed: it leaves the transaction, and replay will
+    /// not write its earlier copies. To be called for each freed metadata block, and each
+    /// freed data block of a file in data=journal mode. The caller must not reuse the block
+    /// before [`Handle::on_commit`] says so. `buffer` is the cached buffer, if there is one.
+    ///
+    /// Takes a credit once per revoke block filled (hundreds of blocks); errs without one.
+    pub fn forget(&self, block: BlockNo, buffer: Option<&Arc<Buffer>>) -> Result<()> {
+        self.journal.check_running()?;
+        let live = self.journal.live_buffer(block).or_else(|| buffer.cloned());
+        let mut contents = self.transaction.contents.lock();
+        if !contents.revoked.contains(&block) {
+            if self.journal.needs_revoke_block(contents.revoked.len()) {
+                self.take_credit()?;
+            }
+            contents.revoked.insert(block);
+        }
+        if let Some(buffer) = live {
+            buffer.leave(self.transaction.tid);
+            contents.forgotten.insert(block, buffer);
+        }
+        Ok(())
+    }
+
+    /// Asks for more credits without leaving the transaction. `false` when it has no room for
+    /// them: bring the change to a consistent state and [`Handle::restart`].
+    pub fn extend(&self, credits: u32) -> Result<bool> {
+        self.journal.check_running()?;
+        let granted = self.journal.extend(credits);
+        if granted {
+            self.credits.set(self.credits.get().saturating_add(credits));
+        }
+        Ok(granted)
+    }
+
+    /// Ends this handle and starts another with `credits`, which may be in a later
+    /// transaction. What was done so far may be committed without what follows.
+    pub fn restart(&mut self, credits: u32) -> Result<Tid> {
+        self.stop_now();
+        let (transaction, credits) = self.journal.admit(credits)?;
+        let key = self.journal.key();
+        OPEN.with_borrow_mut(|open| open.push(key));
+        self.transaction = transaction;
+        self.credits.set(credits);
+        self.stopped = false;
+        Ok(self.tid())
+    }
+
+    /// Calls `callback` once the transaction is durable, or has failed: the place to release
+    /// freed blocks for reuse. It runs on the committing thread, must be quick, and must
+    /// neither start a handle nor wait for a commit.
+    pub fn on_commit(&self, callback: impl FnOnce(Result<()>) + Send + 'static) {
+        self.transaction.contents.lock().callbacks.push(Box::new(callback));
+    }
+
+    /// Data whose write is under way and that the transaction's metadata refers to: the
+    /// commit waits for it before its flush. A failed write stops the journal.
+    pub fn attach_data(&self, ticket: Ticket) {
+        self.transaction.contents.lock().data.push(ticket);
+    }
+
+    /// Ends the change; returns the transaction to pass to [`Journal::commit`].
+    pub fn stop(mut self) -> Tid {
+        self.stop_now();
+        self.tid()
+    }
+
+    fn take_credit(&self) -> Result<()> {
+        let left = self.credits.get().checked_sub(1).ok_or_else(|| {
+            JournalError::Usage("the handle's credits are used up; extend or restart it".into())
+        })?;
+        self.credits.set(left);
+        Ok(())
+    }
+
+    fn stop_now(&mut self) {
+        if self.stopped {
+            return;
+        }
+        self.stopped = true;
+        let key = self.journal.key();
+        OPEN.with_borrow_mut(|open| {
+            if let Some(index) = open.iter().rposition(|&other| other == key) {
+                open.swap_remove(index);
+            }
+        });
+        self.journal.release(self.credits.replace(0));
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Handle(transaction {}, {} credits)", self.tid(), self.credits.get())
+    }
+}

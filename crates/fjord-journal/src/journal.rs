@@ -1,0 +1,604 @@
+//! The journal: which transaction is running, committing, committed; admission of handles;
+//! the sticky error.
+//!
+//! Invariants:
+//! - transactions are numbered without gaps and commit in order;
+//! - the log space of a running transaction is reserved before its handles may use it, so a
+//!   commit never runs out of log;
+//! - log space is given out again only after the superblock that no longer covers it is
+//!   durable;
+//! - once an error is set nothing more is written to the log.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use fjord_block::{Device, DeviceExt};
+use fjord_format::jbd2::ChecksumVersion;
+use fjord_format::types::{BlockNo, Tid};
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::{Buffer, WriteGuard};
+use crate::error::{JournalError, Result};
+use crate::handle::{Handle, check_no_open_handle};
+use crate::log::Log;
+use crate::map::JournalMap;
+use crate::recovery::{self, RecoveryReport};
+use crate::stats::{self, Counters, JournalStats};
+use crate::transaction::{Checkpoint, Committing, Phase, Running, Transaction};
+
+/// How to open a journal.
+#[derive(Clone, Debug)]
+pub struct JournalOptions {
+    /// Flush the device where the log's order needs it. Without it a power cut, though not a
+    /// crash of the process, may corrupt the file system (`nobarrier`).
+    pub barrier: bool,
+    /// The file system has the 64bit feature, so the log must have it too.
+    pub bit64: bool,
+    /// Which checksums the log is to carry from now on; `None` leaves it as it is. Linux uses
+    /// v3 for file systems with `metadata_csum` and none otherwise.
+    pub checksum: Option<ChecksumVersion>,
+    /// Largest transaction in log blocks; `None` for a third of the log.
+    pub transaction_blocks_max: Option<u32>,
+}
+
+impl Default for JournalOptions {
+    fn default() -> JournalOptions {
+        JournalOptions { barrier: true, bit64: false, checksum: None, transaction_blocks_max: None }
+    }
+}
+
+/// An open journal; cheap to clone.
+#[derive(Clone)]
+pub struct Journal {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) block_size: usize,
+    /// None for a file system without a journal.
+    pub(crate) log: Option<Log>,
+    pub(crate) barrier: bool,
+    transaction_blocks_max: u32,
+    /// Serialises checkpoints. Held over I/O; outermost.
+    pub(crate) checkpoint_lock: Mutex<()>,
+    pub(crate) state: Mutex<State>,
+    /// Signalled, with `state`, when a handle stopped while its transaction is locked.
+    pub(crate) drained: Condvar,
+    /// Signalled, with `state`, when a phase changed, log space came free, or on an error.
+    pub(crate) changed: Condvar,
+    /// Buffers with a version that is not home, by block.
+    live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
+    /// Pairs with `home_idle`; a leaf lock.
+    pub(crate) home_lock: Mutex<()>,
+    /// Signalled when a batch of home writes has ended.
+    pub(crate) home_idle: Condvar,
+    /// What stopped the journal. Set once.
+    error: OnceLock<JournalError>,
+    pub(crate) counters: Counters,
+}
+
+/// Guarded by `Inner::state`. Never held over I/O.
+pub(crate) struct State {
+    /// The transaction that takes handles; none until the first one starts.
+    pub(crate) running: Option<Running>,
+    /// Transactions being committed, oldest first.
+    pub(crate) committing: VecDeque<Committing>,
+    /// Committed transactions whose versions are not all home, oldest first.
+    pub(crate) checkpoints: VecDeque<Checkpoint>,
+    /// A thread is committing, or is changing what only a committer may.
+    pub(crate) committer_busy: bool,
+    /// The newest transaction that is durable and whose callbacks have run.
+    pub(crate) committed: Tid,
+    /// The newest transaction whose commit block is durable; at most one ahead.
+    pub(crate) logged: Tid,
+    /// ID that the next transaction gets.
+    pub(crate) next_tid: Tid,
+    /// Journal block where the next commit writes.
+    pub(crate) head: u32,
+    /// Journal block where recovery would start. Equal to `head` when the log is empty.
+    pub(crate) tail: u32,
+    /// Log blocks from `tail` to `head`.
+    pub(crate) used_blocks: u32,
+    /// The superblock on disk says that the log is empty (`s_start` is 0).
+    pub(crate) empty_on_disk: bool,
+}
+
+impl Journal {
+    /// Opens the journal of a file system: replays it if it is dirty, then leaves it empty.
+    /// `map` says where the journal inode's blocks lie. Writes to the device, unless it is
+    /// clean and the features stay as they are.
+    pub fn open(
+        device: Arc<dyn Device>,
+        map: JournalMap,
+        block_size: usize,
+        options: &JournalOptions,
+    ) -> Result<(Journal, RecoveryReport)> {
+        let report = recovery::recover(&device, &map, block_size)?;
+        let (mut superblock, block) = recovery::read_superblock(&device, &map, block_size)?;
+        let before = superblock.encode();
+        recovery::apply_features(&mut superblock, options);
+        let changed = before != superblock.encode();
+        let log = Log::new(device.clone(), map, superblock, block);
+        let next_tid = report.next_tid;
+        let first = log.first;
+        let journal = Journal::build(device, block_size, Some(log), options, next_tid, first);
+        if changed {
+            let log = journal.inner.log_or_usage()?;
+            log.write_superblock(&journal.inner.counters, options.barrier, |_| ())?;
+        }
+        Ok((journal, report))
+    }
+
+    /// For a file system without a journal (ext2): the same handles, but a commit writes the
+    /// blocks home and flushes. A crash in between leaves what a crash leaves of ext2.
+    pub fn without_log(device: Arc<dyn Device>, block_size: usize) -> Journal {
+        Journal::build(device, block_size, None, &JournalOptions::default(), Tid(1), 0)
+    }
+
+    fn build(
+        device: Arc<dyn Device>,
+        block_size: usize,
+        log: Option<Log>,
+        options: &JournalOptions,
+        next_tid: Tid,
+        head: u32,
+    ) -> Journal {
+        let default_max = log.as_ref().map_or(u32::MAX, |log| log.len() / 3);
+        let max = options.transaction_blocks_max.unwrap_or(default_max).min(default_max);
+        let state = State {
+            running: None,
+            committing: VecDeque::new(),
+            checkpoints: VecDeque::new(),
+            committer_busy: false,
+            committed: Tid(next_tid.0.wrapping_sub(1)),
+            logged: Tid(next_tid.0.wrapping_sub(1)),
+            next_tid,
+            head,
+            tail: head,
+            used_blocks: 0,
+            empty_on_disk: true,
+        };
+        let inner = Inner {
+            device,
+            block_size,
+            log,
+            barrier: options.barrier,
+            transaction_blocks_max: max,
+            checkpoint_lock: Mutex::default(),
+            state: Mutex::new(state),
+            drained: Condvar::new(),
+            changed: Condvar::new(),
+            live: Mutex::default(),
+            home_lock: Mutex::default(),
+            home_idle: Condvar::new(),
+            error: OnceLock::new(),
+            counters: Counters::default(),
+        };
+        Journal { inner: Arc::new(inner) }
+    }
+
+    /// Starts a handle that may add `credits` blocks to the running transaction. Waits while
+    /// that transaction is locked by a commit, and makes room when it or the log is full.
+    ///
+    /// Errs when this thread has an open handle already, when no transaction could ever hold
+    /// that many blocks, and after the journal stopped.
+    pub fn start(&self, credits: u32) -> Result<Handle> {
+        check_no_open_handle(self, "starting a handle")?;
+        let (transaction, credits) = self.admit(credits)?;
+        Ok(Handle::new(self.clone(), transaction, credits))
+    }
+
+    /// Most credits that a handle can start with.
+    pub fn credits_max(&self) -> u32 {
+        let max = self.inner.transaction_blocks_max;
+        let Some(log) = &self.inner.log else { return max };
+        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
+        max.saturating_sub(2 + max / per_descriptor)
+    }
+
+    /// Makes transaction `tid` durable: waits for a commit under way, or does it. Returns at
+    /// once when it is durable already.
+    pub fn commit(&self, tid: Tid) -> Result<()> {
+        check_no_open_handle(self, "a commit")?;
+        let mut waited = false;
+        let mut state = self.inner.state.lock();
+        loop {
+            self.check_running()?;
+            if state.committed.at_least(tid) {
+                return Ok(());
+            }
+            if !state.next_tid.newer_than(tid) {
+                return Err(JournalError::Usage(format!("transaction {tid} does not exist yet")));
+            }
+            if state.committer_busy {
+                if !waited {
+                    stats::add(&self.inner.counters.commit_waits, 1);
+                }
+                waited = true;
+                self.inner.changed.wait(&mut state);
+                continue;
+            }
+            state.committer_busy = true;
+            drop(state);
+            let result = self.commit_one();
+            state = self.inner.state.lock();
+            state.committer_busy = false;
+            self.inner.changed.notify_all();
+            result?;
+        }
+    }
+
+    /// Commits the running transaction and waits for those under way. Returns the newest
+    /// transaction, which is durable now.
+    pub fn commit_running(&self) -> Result<Tid> {
+        let tid = Tid(self.inner.state.lock().next_tid.0.wrapping_sub(1));
+        self.commit(tid)?;
+        Ok(tid)
+    }
+
+    /// Whether the transaction is durable.
+    pub fn is_committed(&self, tid: Tid) -> bool {
+        self.inner.state.lock().committed.at_least(tid)
+    }
+
+    /// The running transaction, if any handle has started one since the last commit.
+    pub fn running_tid(&self) -> Option<Tid> {
+        self.inner.state.lock().running.as_ref().map(|running| running.transaction.tid)
+    }
+
+    /// Whether there is anything that a commit would make durable: for the commit timer.
+    pub fn needs_commit(&self) -> bool {
+        let state = self.inner.state.lock();
+        let running = state.running.as_ref();
+        !state.committing.is_empty()
+            || running.is_some_and(|running| !running.transaction.contents.lock().is_empty())
+    }
+
+    /// How long ago the running transaction started: for the commit timer.
+    pub fn running_age(&self) -> Option<Duration> {
+        let state = self.inner.state.lock();
+        state.running.as_ref().map(|running| running.transaction.started.elapsed())
+    }
+
+    /// Phase of a transaction that is not checkpointed yet; `None` for others.
+    pub fn phase(&self, tid: Tid) -> Option<Phase> {
+        let state = self.inner.state.lock();
+        let running = state.running.iter().map(|slot| (slot.transaction.tid, slot.phase));
+        let committing = state.committing.iter().map(|slot| (slot.transaction.tid, slot.phase));
+        let checkpoints = state.checkpoints.iter().map(|slot| (slot.tid, slot.phase));
+        let mut all = running.chain(committing).chain(checkpoints);
+        all.find(|&(other, _)| other == tid).map(|(_, phase)| phase)
+    }
+
+    /// Log blocks in use and in all: for the checkpoint thread, which starts well before the
+    /// log is full. `(0, 0)` without a log.
+    pub fn log_usage_blocks(&self) -> (u32, u32) {
+        let Some(log) = &self.inner.log else { return (0, 0) };
+        (self.inner.state.lock().used_blocks, log.len())
+    }
+
+    /// Stops the journal: every later start and commit fails with `error`, and so do the ones
+    /// that wait. Marks the journal on disk, as far as the device lets it (`s_errno`).
+    pub fn abort(&self, error: JournalError) {
+        if self.stop_with(error.into_sticky()) {
+            const EIO: i32 = 5;
+            if let Some(log) = &self.inner.log {
+                let mark = log.write_superblock(&self.inner.counters, self.inner.barrier, |sb| {
+                    sb.s_errno = -EIO;
+                });
+                if let Err(error) = mark {
+                    tracing::warn!("cannot mark the journal as aborted: {error}");
+                }
+            }
+        }
+    }
+
+    /// Stops the journal without a trace on the device, as if the power had been cut.
+    pub fn shutdown(&self) {
+        self.stop_with(JournalError::Shutdown);
+    }
+
+    /// What stopped the journal, if something did.
+    pub fn error(&self) -> Option<JournalError> {
+        self.inner.error.get().cloned()
+    }
+
+    /// Takes the error mark of an earlier abort off the disk, once the caller has recorded it
+    /// in the file system's own superblock ([`RecoveryReport::errno`]).
+    pub fn clear_errno(&self) -> Result<()> {
+        self.check_running()?;
+        let Some(log) = &self.inner.log else { return Ok(()) };
+        if log.superblock.lock().0.s_errno == 0 {
+            return Ok(());
+        }
+        log.write_superblock(&self.inner.counters, self.inner.barrier, |sb| sb.s_errno = 0)
+    }
+
+    /// The buffer of a block that has a version not yet home. A cache asks this before it
+    /// reads a block from the device.
+    pub fn live_buffer(&self, block: BlockNo) -> Option<Arc<Buffer>> {
+        self.inner.live.lock().get(&block).cloned()
+    }
+
+    /// How many blocks have a version that is not home: they cannot be evicted.
+    pub fn live_block_count(&self) -> usize {
+        self.inner.live.lock().len()
+    }
+
+    /// What the journal did so far.
+    pub fn stats(&self) -> JournalStats {
+        self.inner.counters.snapshot()
+    }
+
+    /// Identity for the table of open handles.
+    pub(crate) fn key(&self) -> usize {
+        Arc::as_ptr(&self.inner) as usize
+    }
+
+    /// Errs once the journal stopped.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        self.inner.error.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Errs for a buffer that the journal cannot log.
+    pub(crate) fn check_buffer(&self, block: BlockNo, contents: &WriteGuard<'_>) -> Result<()> {
+        if contents.len() != self.inner.block_size {
+            let (got, want) = (contents.len(), self.inner.block_size);
+            let message = format!("a buffer of {got} bytes; blocks have {want}");
+            return Err(JournalError::Usage(message));
+        }
+        let Some(log) = &self.inner.log else { return Ok(()) };
+        let too_wide = !log.format.bit64 && u32::try_from(block.0).is_err();
+        if too_wide || log.map.contains(block) {
+            let message = format!("block {block} cannot be logged: it is the journal's or too far");
+            return Err(JournalError::Usage(message));
+        }
+        Ok(())
+    }
+
+    /// Sets the sticky error; `true` for the caller whose error it became.
+    pub(crate) fn stop_with(&self, error: JournalError) -> bool {
+        let first = self.inner.error.set(error).is_ok();
+        // Under the lock, so that nobody checks for the error and then misses the wake-up.
+        let _state = self.inner.state.lock();
+        self.inner.changed.notify_all();
+        self.inner.drained.notify_all();
+        first
+    }
+
+    /// Finds or starts a running transaction with room for `credits` and counts a handle in.
+    pub(crate) fn admit(&self, credits: u32) -> Result<(Arc<Transaction>, u32)> {
+        if credits > self.credits_max() {
+            return Err(JournalError::Usage(format!(
+                "a handle of {credits} blocks, but a transaction of this journal holds at most {}; \
+                 split the change or make the journal larger",
+                self.credits_max()
+            )));
+        }
+        let mut waiting_since = None;
+        let mut state = self.inner.state.lock();
+        loop {
+            self.check_running()?;
+            match self.admission(&state, credits) {
+                Admission::Now => break,
+                Admission::Locked => {
+                    waiting_since.get_or_insert_with(Instant::now);
+                    self.inner.changed.wait(&mut state);
+                }
+                Admission::TransactionFull(tid) => {
+                    waiting_since.get_or_insert_with(Instant::now);
+                    drop(state);
+                    self.commit(tid)?;
+                    state = self.inner.state.lock();
+                }
+                Admission::LogFull => {
+                    waiting_since.get_or_insert_with(Instant::now);
+                    drop(state);
+                    stats::add(&self.inner.counters.log_full, 1);
+                    self.make_room(credits)?;
+                    state = self.inner.state.lock();
+                }
+            }
+        }
+        if let Some(since) = waiting_since {
+            stats::add(&self.inner.counters.start_waits, 1);
+            stats::add_time(&self.inner.counters.start_wait_nanoseconds, since.elapsed());
+        }
+        stats::add(&self.inner.counters.handles, 1);
+        let running = state.running_or_new();
+        running.handles += 1;
+        running.reserved_blocks += credits;
+        Ok((running.transaction.clone(), credits))
+    }
+
+    fn admission(&self, state: &State, credits: u32) -> Admission {
+        let reserved = match &state.running {
+            Some(running) if running.phase != Phase::Running => return Admission::Locked,
+            Some(running) => running.reserved_blocks,
+            None => 0,
+        };
+        let need = self.log_blocks_needed(reserved.saturating_add(credits));
+        if need > self.inner.transaction_blocks_max {
+            return match &state.running {
+                Some(running) => Admission::TransactionFull(running.transaction.tid),
+                None => Admission::Now,
+            };
+        }
+        if need > self.free_blocks(state) { Admission::LogFull } else { Admission::Now }
+    }
+
+    /// Whether the log must be checkpointed before a handle of `credits` blocks can start.
+    pub(crate) fn is_log_full_for(&self, credits: u32) -> bool {
+        matches!(self.admission(&self.inner.state.lock(), credits), Admission::LogFull)
+    }
+
+    /// Grants credits to an open handle if the running transaction and the log have room.
+    pub(crate) fn extend(&self, credits: u32) -> bool {
+        let mut state = self.inner.state.lock();
+        let free = self.free_blocks(&state);
+        let Some(running) = &mut state.running else { return false };
+        let wanted = running.reserved_blocks.saturating_add(credits);
+        let need = self.log_blocks_needed(wanted);
+        if need > self.inner.transaction_blocks_max || need > free {
+            return false;
+        }
+        running.reserved_blocks = wanted;
+        true
+    }
+
+    /// A handle stopped with `credits` unused.
+    pub(crate) fn release(&self, credits: u32) {
+        let mut state = self.inner.state.lock();
+        if let Some(running) = &mut state.running {
+            running.reserved_blocks = running.reserved_blocks.saturating_sub(credits);
+            running.handles = running.handles.saturating_sub(1);
+            if running.handles == 0 && running.phase == Phase::Locked {
+                self.inner.drained.notify_all();
+            }
+        }
+    }
+
+    /// Whether the next revoke, after `count`, starts another revoke block.
+    pub(crate) fn needs_revoke_block(&self, count: usize) -> bool {
+        let log = self.inner.log.as_ref();
+        log.is_some_and(|log| count.is_multiple_of(log.format.revokes_per_block().max(1)))
+    }
+
+    /// Makes the buffer known as live and part of transaction `tid`; `true` when it was not
+    /// part of it. Errs when another buffer of its block is live.
+    pub(crate) fn join(
+        &self,
+        buffer: &Arc<Buffer>,
+        tid: Tid,
+        contents: &WriteGuard<'_>,
+    ) -> Result<bool> {
+        // Under the lock of the table, so that nobody takes a clean buffer off in between.
+        let mut live = self.inner.live.lock();
+        let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
+        if !Arc::ptr_eq(known, buffer) {
+            if known.is_dirty() {
+                return Err(JournalError::TwoBuffers(buffer.block()));
+            }
+            *known = buffer.clone();
+        }
+        Ok(buffer.join(tid, contents))
+    }
+
+    /// Takes buffers that have become clean off the table of live ones.
+    pub(crate) fn remove_clean<'a>(&self, buffers: impl Iterator<Item = &'a Arc<Buffer>>) {
+        let mut live = self.inner.live.lock();
+        for buffer in buffers {
+            let known = live.get(&buffer.block());
+            if known.is_some_and(|known| Arc::ptr_eq(known, buffer)) && !buffer.is_dirty() {
+                live.remove(&buffer.block());
+            }
+        }
+    }
+
+    /// Log blocks that a transaction takes whose buffers and revoke blocks are `blocks`.
+    fn log_blocks_needed(&self, blocks: u32) -> u32 {
+        let Some(log) = &self.inner.log else { return 0 };
+        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
+        blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1)
+    }
+
+    fn free_blocks(&self, state: &State) -> u32 {
+        // One block stays free so that a full log does not look like an empty one.
+        let Some(log) = &self.inner.log else { return u32::MAX };
+        log.len().saturating_sub(1).saturating_sub(state.used_blocks)
+    }
+}
+
+impl Inner {
+    /// The log, for calls that make no sense without one.
+    pub(crate) fn log_or_usage(&self) -> Result<&Log> {
+        let missing = || JournalError::Usage("the file system has no journal".into());
+        self.log.as_ref().ok_or_else(missing)
+    }
+
+    /// Makes everything written so far durable, unless the user gave that up or the device
+    /// needs no flush.
+    pub(crate) fn flush(&self, what: &'static str) -> Result<()> {
+        if !self.barrier || !self.device.capabilities().volatile_cache {
+            return Ok(());
+        }
+        stats::add(&self.counters.flushes, 1);
+        self.device.flush().map_err(JournalError::io(what))
+    }
+
+    /// Takes the committer's place; waits while another thread has it.
+    pub(crate) fn lock_committer(&self) -> CommitterGuard<'_> {
+        let mut state = self.state.lock();
+        while state.committer_busy {
+            self.changed.wait(&mut state);
+        }
+        state.committer_busy = true;
+        CommitterGuard { inner: self }
+    }
+}
+
+/// The committer's place, given up on drop.
+pub(crate) struct CommitterGuard<'a> {
+    inner: &'a Inner,
+}
+
+impl Drop for CommitterGuard<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().committer_busy = false;
+        self.inner.changed.notify_all();
+    }
+}
+
+/// Whether a handle may start.
+enum Admission {
+    Now,
+    /// A commit has locked the running transaction.
+    Locked,
+    /// The running transaction has to be committed first.
+    TransactionFull(Tid),
+    /// The log has to be checkpointed first.
+    LogFull,
+}
+
+impl State {
+    /// The running transaction; starts one if there is none.
+    fn running_or_new(&mut self) -> &mut Running {
+        let next_tid = &mut self.next_tid;
+        self.running.get_or_insert_with(|| {
+            let tid = *next_tid;
+            *next_tid = tid.next();
+            Running {
+                transaction: Transaction::new(tid),
+                phase: Phase::Running,
+                handles: 0,
+                reserved_blocks: 0,
+            }
+        })
+    }
+
+    /// The oldest transaction that recovery still needs and where it starts in the log.
+    pub(crate) fn oldest_needed(&self) -> (Tid, u32) {
+        if let Some(checkpoint) = self.checkpoints.front() {
+            (checkpoint.tid, checkpoint.log_start)
+        } else if let Some(committing) = self.committing.front() {
+            (committing.transaction.tid, committing.log_start)
+        } else {
+            (self.logged.next(), self.head)
+        }
+    }
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = self.inner.state.lock();
+        f.debug_struct("Journal")
+            .field("committed", &state.committed)
+            .field("next_tid", &state.next_tid)
+            .field("used_blocks", &state.used_blocks)
+            .field("error", &self.inner.error.get())
+            .finish_non_exhaustive()
+    }
+}

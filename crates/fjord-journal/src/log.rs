@@ -1,0 +1,151 @@
+//! The log as a place on the device: its geometry, its superblock, its writes.
+//!
+//! Invariants: geometry and format are fixed while the journal is open; the superblock in
+//! memory is what was last written, and only [`Log::write_superblock`] writes it.
+
+use std::sync::Arc;
+
+use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
+use fjord_format::jbd2::{LogFormat, SUPERBLOCK_BYTES, Superblock};
+use fjord_format::types::BlockNo;
+use parking_lot::Mutex;
+
+use crate::error::{JournalError, Result};
+use crate::map::JournalMap;
+use crate::stats::{self, Counters};
+
+/// Most bytes put into one write request.
+pub(crate) const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+/// The log of an open journal.
+#[derive(Debug)]
+pub(crate) struct Log {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) map: JournalMap,
+    pub(crate) format: LogFormat,
+    /// First journal block of the log.
+    pub(crate) first: u32,
+    /// Journal block just past it.
+    pub(crate) end: u32,
+    /// The superblock as last written, and the rest of its block. Held over I/O.
+    pub(crate) superblock: Mutex<(Superblock, Buf)>,
+}
+
+impl Log {
+    /// Takes over a checked superblock and the block it was read from.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        map: JournalMap,
+        superblock: Superblock,
+        block: Buf,
+    ) -> Log {
+        Log {
+            device,
+            map,
+            format: superblock.log_format(),
+            first: superblock.s_first,
+            end: superblock.log_end(),
+            superblock: Mutex::new((superblock, block)),
+        }
+    }
+
+    /// Length of the log in blocks.
+    pub(crate) fn len(&self) -> u32 {
+        self.end - self.first
+    }
+
+    /// The journal block `count` blocks after `from`, round the end of the log. `count` is
+    /// at most the log's length.
+    pub(crate) fn after(&self, from: u32, count: u32) -> u32 {
+        let offset = u64::from(from - self.first) + u64::from(count);
+        self.first + (offset % u64::from(self.len())) as u32
+    }
+
+    /// How many blocks lie from `from` to `to`, round the end of the log.
+    pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
+        if to >= from { to - from } else { self.len() - (from - to) }
+    }
+
+    /// Byte offset of a block of the device.
+    pub(crate) fn offset(&self, block: BlockNo) -> u64 {
+        block.0.saturating_mul(self.format.block_size as u64)
+    }
+
+    /// Requests that write `bufs` (one per block) to the log from journal block `at` on, as
+    /// few and large as the mapping allows.
+    pub(crate) fn write_requests(&self, mut at: u32, bufs: Vec<Buf>) -> Result<Vec<Request>> {
+        let mut requests = Vec::new();
+        let mut bufs = bufs.into_iter().peekable();
+        while bufs.peek().is_some() {
+            let (start, mapped) = self.map.run(at)?;
+            let most = mapped.min(self.end - at) as usize;
+            let most = most.min((REQUEST_BYTES_MAX / self.format.block_size).max(1));
+            let run: Vec<Buf> = bufs.by_ref().take(most).collect();
+            at = self.after(at, run.len() as u32);
+            requests.push(Request::write(self.offset(start), run));
+        }
+        Ok(requests)
+    }
+
+    /// Changes the superblock and writes it, durably if `durable`.
+    pub(crate) fn write_superblock(
+        &self,
+        counters: &Counters,
+        durable: bool,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<()> {
+        let mut guard = self.superblock.lock();
+        let (superblock, block) = &mut *guard;
+        change(superblock);
+        block.make_mut()[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
+        let (start, _) = self.map.run(0)?;
+        let request = Request::Write {
+            offset: self.offset(start),
+            bufs: vec![block.clone()],
+            order: Order::Barrier,
+            fua: durable,
+            class: Class::Sync,
+        };
+        stats::add(&counters.superblock_writes, 1);
+        let ticket = self.device.submit_one(request);
+        ticket.wait().map_err(JournalError::io("writing the journal superblock"))
+    }
+}
+
+/// Requests that write blocks home, in ascending order, neighbours together.
+pub(crate) fn home_requests(
+    block_size: usize,
+    mut blocks: Vec<(BlockNo, Buf)>,
+    class: Class,
+) -> Vec<Request> {
+    blocks.sort_by_key(|&(block, _)| block);
+    let most = (REQUEST_BYTES_MAX / block_size).max(1);
+    let mut requests = Vec::new();
+    let mut run: Vec<Buf> = Vec::new();
+    let mut run_start = BlockNo(0);
+    let mut flush_run = |start: BlockNo, run: &mut Vec<Buf>| {
+        if !run.is_empty() {
+            requests.push(Request::Write {
+                offset: start.0.saturating_mul(block_size as u64),
+                bufs: std::mem::take(run),
+                order: Order::Orderless,
+                fua: false,
+                class,
+            });
+        }
+    };
+    for (block, buf) in blocks {
+        if run.len() == most || run_start.checked_add(run.len() as u64) != Some(block) {
+            flush_run(run_start, &mut run);
+            run_start = block;
+        }
+        run.push(buf);
+    }
+    flush_run(run_start, &mut run);
+    requests
+}
+
+/// Waits for all of `tickets`.
+pub(crate) fn wait_all(tickets: &[Ticket], what: &'static str) -> Result<()> {
+    Ticket::wait_all(tickets).map_err(JournalError::io(what))
+}

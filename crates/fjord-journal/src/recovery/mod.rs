@@ -1,0 +1,145 @@
+//! Recovery: what a crash left in the log is replayed, or refused with a reason.
+//!
+//! Three steps: [`scan`] reads the whole log and decides, writing nothing; [`Plan::apply`]
+//! writes the surviving blocks home, flushes, and marks the log empty. A crash in between
+//! changes nothing, for the log stays until the mark is durable.
+//!
+//! Every decision is a row of the table in [`Case`]; `recovery/tests.rs` walks all rows.
+//! Where fjord is stricter than Linux (it refuses before it has written anything, where Linux
+//! replays a part and then refuses), the row says so.
+
+mod cases;
+mod plan;
+mod reader;
+mod scan;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use fjord_block::{Buf, Device, DeviceExt};
+use fjord_format::jbd2::{Incompat, Superblock};
+use fjord_format::types::Tid;
+
+use crate::error::{JournalError, Result};
+use crate::journal::JournalOptions;
+use crate::map::JournalMap;
+
+pub use cases::{Case, Outcome};
+pub use plan::{LoggedBlock, LoggedTransaction, Plan};
+
+use cases::Refusal;
+
+/// What recovery found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Whether the log was dirty at all (`s_start` was not 0).
+    pub was_dirty: bool,
+    /// Complete transactions in the log.
+    pub transactions: u32,
+    /// The last of them, if any: later fine-grained commits must be newer.
+    pub last_tid: Option<Tid>,
+    /// ID that the next transaction gets.
+    pub next_tid: Tid,
+    /// Blocks to write home (each once, the newest copy).
+    pub replayed_blocks: usize,
+    /// Copies in the log that a revoke kept from being replayed.
+    pub revoked_blocks: usize,
+    /// Revoke records read.
+    pub revoke_records: usize,
+    /// The error that an earlier writer recorded when it aborted (a negative errno); the
+    /// caller marks the file system as having errors, then calls
+    /// [`Journal::clear_errno`](crate::Journal::clear_errno).
+    pub errno: Option<i32>,
+    /// The rows of the decision table that applied, each once, in their order of first use.
+    pub cases: Vec<Case>,
+}
+
+/// Reads the log and decides what to replay; writes nothing. For a read-only mount the plan
+/// serves as an overlay ([`Plan::read`]).
+pub fn scan(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<Plan> {
+    scan_cases(device, map, block_size).map_err(|refusal| refusal.error)
+}
+
+/// Replays the log if it is dirty and leaves it empty and durable. Writes nothing when there
+/// is nothing to do or when it refuses.
+pub fn recover(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+) -> Result<RecoveryReport> {
+    scan(device, map, block_size)?.apply()
+}
+
+/// [`scan`] with the row of the table that made it refuse.
+pub(crate) fn scan_cases(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+) -> Result<Plan, Refusal> {
+    let (superblock, block) = load_superblock(device, map, block_size)?;
+    scan::Scan::new(device, map, superblock, block).run()
+}
+
+/// Reads and checks the journal superblock; returns it with the block it lies in.
+pub(crate) fn read_superblock(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+) -> Result<(Superblock, Buf)> {
+    load_superblock(device, map, block_size).map_err(|refusal| refusal.error)
+}
+
+fn load_superblock(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+) -> Result<(Superblock, Buf), Refusal> {
+    let refuse_map = |error| Refusal { case: Case::BadGeometry, error };
+    check_map(device, map, block_size).map_err(refuse_map)?;
+    let (start, _) = map.run(0).map_err(refuse_map)?;
+    let offset = start.0.saturating_mul(block_size as u64);
+    let block = device.read_buf(offset, block_size).map_err(|source| Refusal {
+        case: Case::ReadError,
+        error: JournalError::Io { what: "reading the journal superblock", source },
+    })?;
+    let refuse = |case| {
+        move |source| Refusal { case, error: JournalError::Format { at: 0, source } }
+    };
+    let superblock = Superblock::decode(&block).map_err(|source| {
+        let unknown = matches!(source, fjord_format::FormatError::Incompatible { .. });
+        refuse(if unknown { Case::UnknownFeature } else { Case::BadSuperblock })(source)
+    })?;
+    let geometry = superblock.check(block_size as u32, u64::from(map.blocks()));
+    geometry.map_err(refuse(Case::BadGeometry))?;
+    Ok((superblock, block.into()))
+}
+
+/// The journal must lie on the device, and blocks must be of a size that it can have.
+fn check_map(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<()> {
+    if !(1024..=65536).contains(&block_size) || !block_size.is_power_of_two() {
+        return Err(JournalError::Usage(format!("block size {block_size}")));
+    }
+    let device_blocks = device.size_bytes() / block_size as u64;
+    match map.last_block() {
+        Some(last) if last.0 < device_blocks => Ok(()),
+        Some(last) => {
+            let detail = format!("its block {last} lies past the end of the device");
+            Err(JournalError::BadMap(detail))
+        }
+        None => Err(JournalError::BadMap("it has no blocks".into())),
+    }
+}
+
+/// What opening changes in the superblock of an empty log: version 2, the features that the
+/// caller wants, and none that only recovery has to understand.
+pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptions) {
+    superblock.upgrade_to_v2();
+    if options.bit64 {
+        superblock.s_feature_incompat |= Incompat::BIT64;
+    }
+    if let Some(version) = options.checksum {
+        superblock.set_checksum_version(version);
+    }
+    superblock.s_feature_incompat.remove(Incompat::ASYNC_COMMIT | Incompat::FAST_COMMIT);
+}

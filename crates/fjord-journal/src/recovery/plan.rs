@@ -1,0 +1,124 @@
+//! What a scan decided to replay, and doing it.
+//!
+//! Invariants: each block is written once, with its newest copy that no revoke concerns;
+//! the superblock is written only after all of them are durable.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fjord_block::{Buf, Class, Device, DeviceExt};
+use fjord_format::jbd2::{MAGIC, Superblock};
+use fjord_format::types::{BlockNo, Tid};
+
+use super::RecoveryReport;
+use super::reader::LogReader;
+use crate::error::{JournalError, Result};
+use crate::log::{Log, home_requests, wait_all};
+use crate::map::JournalMap;
+use crate::stats::Counters;
+
+/// How many blocks are held in memory at once while they are written home, in bytes.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// A copy of a block in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoggedBlock {
+    /// Where it belongs.
+    pub home: BlockNo,
+    /// Journal block that holds the copy.
+    pub at: u32,
+    /// Its first word was replaced by zero.
+    pub escaped: bool,
+}
+
+/// A complete transaction in the log, as found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoggedTransaction {
+    /// Its ID.
+    pub tid: Tid,
+    /// Journal block where it starts.
+    pub start: u32,
+    /// Its blocks, in log order, revoked ones included.
+    pub blocks: Vec<LoggedBlock>,
+    /// The blocks that it revokes.
+    pub revokes: Vec<BlockNo>,
+    /// When it was committed: seconds since 1970 and nanoseconds.
+    pub committed_at: (u64, u32),
+}
+
+/// What to replay. Made by [`scan`](super::scan).
+#[derive(Debug)]
+pub struct Plan {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) map: JournalMap,
+    pub(super) superblock: Superblock,
+    pub(super) superblock_block: Buf,
+    pub(super) transactions: Vec<LoggedTransaction>,
+    pub(super) replay: BTreeMap<BlockNo, LoggedBlock>,
+    pub(super) report: RecoveryReport,
+}
+
+impl Plan {
+    /// What was found; `replayed_blocks` is what [`Plan::apply`] is going to write.
+    pub fn report(&self) -> &RecoveryReport {
+        &self.report
+    }
+
+    /// The complete transactions, oldest first.
+    pub fn transactions(&self) -> &[LoggedTransaction] {
+        &self.transactions
+    }
+
+    /// The journal superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The contents that replay would give a block, if it would write it. Read-only mounts
+    /// ask this before they read the device.
+    pub fn read(&self, home: BlockNo) -> Result<Option<Buf>> {
+        let Some(source) = self.replay.get(&home) else { return Ok(None) };
+        let mut reader = self.reader();
+        load(&mut reader, source).map(Some)
+    }
+
+    /// Writes the blocks home and marks the log empty, both durably. Can be repeated after a
+    /// failure or a crash at any point.
+    pub fn apply(self) -> Result<RecoveryReport> {
+        if !self.report.was_dirty {
+            return Ok(self.report);
+        }
+        let block_size = self.superblock.s_blocksize as usize;
+        let mut reader = self.reader();
+        // In log order, so that the log is read once, front to back.
+        let mut sources: Vec<_> = self.replay.values().copied().collect();
+        sources.sort_by_key(|source| source.at);
+        for batch in sources.chunks((BATCH_BYTES / block_size).max(1)) {
+            let load = |source| Ok((source.home, load(&mut reader, &source)?));
+            let blocks = batch.iter().copied().map(load).collect::<Result<Vec<_>>>()?;
+            let requests = home_requests(block_size, blocks, Class::Sync);
+            wait_all(&self.device.submit(requests), "replaying the journal")?;
+        }
+        self.device.flush().map_err(JournalError::io("flushing replayed blocks"))?;
+        let sequence = self.report.next_tid;
+        let log = Log::new(self.device, self.map, self.superblock, self.superblock_block);
+        log.write_superblock(&Counters::default(), true, |superblock| {
+            superblock.s_start = 0;
+            superblock.s_sequence = sequence;
+        })?;
+        Ok(self.report)
+    }
+
+    fn reader(&self) -> LogReader<'_> {
+        let block_size = self.superblock.s_blocksize as usize;
+        LogReader::new(&self.device, &self.map, block_size, self.superblock.log_end())
+    }
+}
+
+fn load(reader: &mut LogReader<'_>, source: &LoggedBlock) -> Result<Buf> {
+    let mut contents = Buf::from_slice(reader.block(source.at)?);
+    if source.escaped {
+        contents.make_mut()[..4].copy_from_slice(&MAGIC.to_be_bytes());
+    }
+    Ok(contents)
+}

@@ -1,0 +1,74 @@
+//! Counters of what the journal did.
+//!
+//! Invariant: counters only grow; they are relaxed atomics, so a snapshot taken while the
+//! journal works may be off by operations under way.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
+        /// A snapshot of the journal's counters.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct JournalStats {
+            $($(#[doc = $doc])* pub $name: u64,)*
+        }
+
+        /// The live counters.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> JournalStats {
+                JournalStats { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Handles started.
+    handles,
+    /// Transactions committed.
+    commits,
+    /// Metadata blocks logged (without a log: written home by a commit).
+    metadata_blocks,
+    /// Blocks of file data logged.
+    data_blocks,
+    /// Descriptor blocks logged.
+    descriptor_blocks,
+    /// Revoke blocks logged.
+    revoke_blocks,
+    /// Blocks named in revoke blocks.
+    revoke_records,
+    /// Flushes sent by commits and checkpoints.
+    flushes,
+    /// Versions that checkpoints wrote home.
+    checkpoint_blocks,
+    /// Versions that never went home because a newer one, or a free, took their place.
+    superseded_blocks,
+    /// Writes of the journal superblock.
+    superblock_writes,
+    /// Handle starts that had to wait.
+    start_waits,
+    /// Time they waited, in nanoseconds.
+    start_wait_nanoseconds,
+    /// Commits that a caller waited for while another thread did them.
+    commit_waits,
+    /// Time spent in commits by the threads that did them, in nanoseconds.
+    commit_nanoseconds,
+    /// Handle starts that had to make room in the log themselves.
+    log_full,
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, count: usize) {
+    counter.fetch_add(count as u64, Ordering::Relaxed);
+}
+
+/// Adds a duration to a counter of nanoseconds.
+pub(crate) fn add_time(counter: &AtomicU64, time: Duration) {
+    counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
