@@ -227,10 +227,9 @@ impl Buffer {
     pub(crate) fn end_home_write(&self, tid: Tid, written: bool) {
         let mut state = self.state.lock();
         state.home_write = false;
-        if written && state.committed.as_ref().is_some_and(|(committed, _)| *committed == tid) {
-            if let Some((_, version)) = state.committed.take() {
-                self.set_base(&mut state, version);
-            }
+        let is_home = written && state.committed.as_ref().is_some_and(|&(newest, _)| newest == tid);
+        if let Some((_, version)) = state.committed.take_if(|_| is_home) {
+            self.set_base(&mut state, version);
         }
     }
 

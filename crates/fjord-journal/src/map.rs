@@ -116,6 +116,8 @@ mod tests {
         assert!(JournalMap::new(vec![extent(0, 50, 5), extent(4, 90, 5)]).is_err());
         assert!(JournalMap::new(vec![extent(0, 50, 5), extent(5, 54, 5)]).is_err());
         assert!(JournalMap::new(vec![extent(0, u64::MAX, 5)]).is_err());
-        assert!(JournalMap::new(vec![extent(0, 1, u32::MAX), extent(u32::MAX, 1 << 40, 9)]).is_err());
+        assert!(
+            JournalMap::new(vec![extent(0, 1, u32::MAX), extent(u32::MAX, 1 << 40, 9)]).is_err()
+        );
     }
 }

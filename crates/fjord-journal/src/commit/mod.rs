@@ -253,4 +253,3 @@ fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result
 fn wants_transaction_crc(version: ChecksumVersion) -> bool {
     version == ChecksumVersion::V1
 }
-

@@ -12,8 +12,6 @@ mod cases;
 mod plan;
 mod reader;
 mod scan;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 
@@ -58,7 +56,11 @@ pub struct RecoveryReport {
 /// Reads the log and decides what to replay; writes nothing. For a read-only mount the plan
 /// serves as an overlay ([`Plan::read`]).
 pub fn scan(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<Plan> {
-    scan_cases(device, map, block_size).map_err(|refusal| refusal.error)
+    scan_cases(device, map, block_size).map_err(|refusal| {
+        let case = refusal.case;
+        tracing::warn!("recovery refused by rule {}: {}", case.number(), case.reason());
+        refusal.error
+    })
 }
 
 /// Replays the log if it is dirty and leaves it empty and durable. Writes nothing when there
@@ -103,9 +105,8 @@ fn load_superblock(
         case: Case::ReadError,
         error: JournalError::Io { what: "reading the journal superblock", source },
     })?;
-    let refuse = |case| {
-        move |source| Refusal { case, error: JournalError::Format { at: 0, source } }
-    };
+    let refuse =
+        |case| move |source| Refusal { case, error: JournalError::Format { at: 0, source } };
     let superblock = Superblock::decode(&block).map_err(|source| {
         let unknown = matches!(source, fjord_format::FormatError::Incompatible { .. });
         refuse(if unknown { Case::UnknownFeature } else { Case::BadSuperblock })(source)

@@ -94,7 +94,7 @@ impl Plan {
         let mut sources: Vec<_> = self.replay.values().copied().collect();
         sources.sort_by_key(|source| source.at);
         for batch in sources.chunks((BATCH_BYTES / block_size).max(1)) {
-            let load = |source| Ok((source.home, load(&mut reader, &source)?));
+            let load = |source: LoggedBlock| Ok((source.home, load(&mut reader, &source)?));
             let blocks = batch.iter().copied().map(load).collect::<Result<Vec<_>>>()?;
             let requests = home_requests(block_size, blocks, Class::Sync);
             wait_all(&self.device.submit(requests), "replaying the journal")?;

@@ -3,7 +3,7 @@
 //! Invariants: writes nothing; reads each log block at most twice; memory is bounded by the
 //! log's own length.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use fjord_block::{Buf, Device};
@@ -13,10 +13,10 @@ use fjord_format::jbd2::{
 };
 use fjord_format::types::{BlockNo, Tid};
 
+use super::RecoveryReport;
 use super::cases::{Case, Refusal};
 use super::plan::{LoggedBlock, LoggedTransaction, Plan};
 use super::reader::LogReader;
-use super::RecoveryReport;
 use crate::error::JournalError;
 use crate::map::JournalMap;
 
@@ -37,7 +37,7 @@ pub(super) struct Scan<'a> {
     /// The transaction that must come next.
     tid: Tid,
     /// Complete transactions, and for each the blocks whose checksum is wrong.
-    complete: Vec<(LoggedTransaction, Vec<u32>)>,
+    complete: Vec<(LoggedTransaction, HashSet<u32>)>,
     /// A transaction whose checksum was wrong under async commit.
     async_failed: Option<Tid>,
     report: RecoveryReport,
@@ -47,7 +47,7 @@ pub(super) struct Scan<'a> {
 struct Pending {
     transaction: LoggedTransaction,
     /// Blocks whose data checksum is wrong (journal block numbers).
-    bad_data: Vec<u32>,
+    bad_data: HashSet<u32>,
     /// First descriptor or revoke block whose checksum is wrong, and how.
     bad_block: Option<(u32, String)>,
     /// First revoke block with an impossible count.
@@ -62,7 +62,7 @@ impl Pending {
         let blocks = Vec::new();
         let transaction =
             LoggedTransaction { tid, start, blocks, revokes: Vec::new(), committed_at: (0, 0) };
-        let (bad_data, bad_block, bad_revoke) = (Vec::new(), None, None);
+        let (bad_data, bad_block, bad_revoke) = (HashSet::new(), None, None);
         Pending { transaction, bad_data, bad_block, bad_revoke, crc: !0, begun: false }
     }
 }
@@ -180,7 +180,7 @@ impl<'a> Scan<'a> {
                     pending.crc = jbd2::crc32_be(pending.crc, &copy);
                 }
                 if !tag.matches(&self.format, self.tid, &copy) {
-                    pending.bad_data.push(at);
+                    pending.bad_data.insert(at);
                 }
             } else {
                 self.step()?;
@@ -282,11 +282,10 @@ impl<'a> Scan<'a> {
         if !self.is_async() || self.async_failed.is_some() {
             return;
         }
-        if self.complete.last().is_some_and(|(_, bad_data)| !bad_data.is_empty()) {
-            if let Some((torn, _)) = self.complete.pop() {
-                self.tid = torn.tid;
-                self.note(Case::AsyncCommitTorn);
-            }
+        let torn = self.complete.pop_if(|(_, bad_data)| !bad_data.is_empty());
+        if let Some((torn, _)) = torn {
+            self.tid = torn.tid;
+            self.note(Case::AsyncCommitTorn);
         }
     }
 
@@ -356,12 +355,12 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn check_block(&mut self, block: &LoggedBlock, tid: Tid, bad_data: &[u32]) -> Step<()> {
+    fn check_block(&mut self, block: &LoggedBlock, tid: Tid, bad_data: &HashSet<u32>) -> Step<()> {
         let refuse = |case, detail| {
             let error = JournalError::Corrupt { tid, at: block.at, detail };
             Err(Refusal { case, error })
         };
-        if bad_data.binary_search(&block.at).is_ok() || bad_data.contains(&block.at) {
+        if bad_data.contains(&block.at) {
             let detail = format!("the copy of block {} has a wrong checksum", block.home);
             return refuse(Case::BadDataChecksum, detail);
         }
@@ -390,7 +389,8 @@ impl<'a> Scan<'a> {
     /// Moves on by a block, round the end of the log.
     fn step(&mut self) -> Step<()> {
         let (first, end) = (self.superblock.s_first, self.superblock.log_end());
-        if self.passed >= end - first {
+        // One more than the log has: the first block again ends a log that is quite full.
+        if self.passed > end - first {
             let detail = "the log has no end".to_owned();
             return Err(self.corrupt(Case::WholeLap, self.at, detail));
         }

@@ -1,0 +1,5 @@
+//! The journal against models, crashes and real tools. One binary, so that the rig is
+//! compiled once.
+
+mod basic;
+mod rig;
