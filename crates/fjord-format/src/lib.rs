@@ -31,3 +31,4 @@ pub mod types;
 pub mod xattr;
 
 pub use error::{FormatError, Result};
+pub use types::{BlockNo, GroupNo, InodeNo, LogicalBlock, Tid};

@@ -1,0 +1,172 @@
+//! The metadata cache: blocks of bitmaps, inode tables, extent nodes, directories, ...
+//!
+//! Owns every [`Buffer`] of a mounted file system. Invariants: there is at most one
+//! buffer for a block at any time, so that all transactions see the same content; a
+//! buffer that is dirty, in a transaction or referenced from outside is never dropped;
+//! a block is checked by its reader's `verify` once, when it comes from the device.
+//!
+//! Locking: a shard's map lock is a leaf and never held over I/O; `Slot::load` is held
+//! over the read of one block, so that two readers of it do one read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use fjord_block::{AlignedBuf, Buf, Class, Device};
+use fjord_format::BlockNo;
+use fjord_journal::{Buffer, BufferKind};
+use parking_lot::Mutex;
+
+use crate::error::Result;
+
+const SHARDS: usize = 32;
+
+struct Slot {
+    /// The buffer once it is loaded; the lock is held over the read.
+    load: Mutex<Option<Arc<Buffer>>>,
+    referenced: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shard {
+    slots: HashMap<u64, Arc<Slot>>,
+    /// Eviction order (second chance).
+    queue: std::collections::VecDeque<u64>,
+}
+
+/// All metadata blocks in memory.
+pub(crate) struct MetaCache {
+    device: Arc<dyn Device>,
+    block_size: usize,
+    shards: Vec<Mutex<Shard>>,
+    count: AtomicUsize,
+    capacity: usize,
+}
+
+impl MetaCache {
+    pub(crate) fn new(device: Arc<dyn Device>, block_size: u32, budget_bytes: u64) -> Self {
+        let capacity = (budget_bytes / u64::from(block_size)).max(64);
+        Self {
+            device,
+            block_size: block_size as usize,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+            capacity: usize::try_from(capacity).unwrap_or(usize::MAX),
+        }
+    }
+
+    fn shard(&self, block: BlockNo) -> &Mutex<Shard> {
+        let mixed = block.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        &self.shards[mixed as usize % SHARDS]
+    }
+
+    fn slot(&self, block: BlockNo) -> Arc<Slot> {
+        let mut shard = self.shard(block).lock();
+        if let Some(slot) = shard.slots.get(&block.0) {
+            slot.referenced.store(true, Ordering::Relaxed);
+            return slot.clone();
+        }
+        let slot =
+            Arc::new(Slot { load: Mutex::new(None), referenced: AtomicBool::new(false) });
+        shard.slots.insert(block.0, slot.clone());
+        shard.queue.push_back(block.0);
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if count > self.capacity {
+            self.evict_from(&mut shard, count - self.capacity);
+        }
+        slot
+    }
+
+    /// The buffer of `block`, read from the device if need be. `verify` is called on
+    /// content that comes from the device.
+    ///
+    /// # Errors
+    /// The device's, and what `verify` finds.
+    pub(crate) fn read(
+        &self,
+        block: BlockNo,
+        verify: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<Arc<Buffer>> {
+        let slot = self.slot(block);
+        let mut loaded = slot.load.lock();
+        if let Some(buffer) = loaded.as_ref() {
+            return Ok(buffer.clone());
+        }
+        let offset = block.0.saturating_mul(self.block_size as u64);
+        let memory = vec![AlignedBuf::uninit(self.block_size)];
+        let mut bufs = self.device.submit_read(offset, memory, Class::Sync).wait()?;
+        let content: Buf = bufs.pop().map_or_else(|| Buf::zeroed(self.block_size), Buf::from);
+        verify(&content)?;
+        let buffer = Buffer::new(block, content, BufferKind::Metadata);
+        *loaded = Some(buffer.clone());
+        Ok(buffer)
+    }
+
+    /// The buffer of `block` for a caller who will write all of it: nothing is read, a
+    /// block that is not in memory starts as zeros.
+    pub(crate) fn create(&self, block: BlockNo) -> Arc<Buffer> {
+        self.create_kind(block, BufferKind::Metadata)
+    }
+
+    /// As [`MetaCache::create`], for a block of file data that goes through the journal.
+    pub(crate) fn create_data(&self, block: BlockNo) -> Arc<Buffer> {
+        self.create_kind(block, BufferKind::Data)
+    }
+
+    fn create_kind(&self, block: BlockNo, kind: BufferKind) -> Arc<Buffer> {
+        let slot = self.slot(block);
+        let mut loaded = slot.load.lock();
+        loaded
+            .get_or_insert_with(|| Buffer::new(block, Buf::zeroed(self.block_size), kind))
+            .clone()
+    }
+
+    /// The buffer of `block` if it is in memory.
+    pub(crate) fn peek(&self, block: BlockNo) -> Option<Arc<Buffer>> {
+        let slot = self.shard(block).lock().slots.get(&block.0).cloned()?;
+        slot.load.lock().clone()
+    }
+
+    /// Bytes of blocks in memory.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        (self.count.load(Ordering::Relaxed) * self.block_size) as u64
+    }
+
+    /// Whether more blocks are in memory than the budget allows, because they are dirty.
+    pub(crate) fn is_over_budget(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > self.capacity
+    }
+
+    /// Drops up to `want` clean, unused buffers of a shard.
+    fn evict_from(&self, shard: &mut Shard, want: usize) {
+        let mut dropped = 0;
+        for _ in 0..2 * shard.queue.len() {
+            if dropped >= want.min(16) {
+                break;
+            }
+            let Some(block) = shard.queue.pop_front() else { break };
+            let Some(slot) = shard.slots.get(&block) else { continue };
+            if slot.referenced.swap(false, Ordering::Relaxed) || !is_unused(slot) {
+                shard.queue.push_back(block);
+                continue;
+            }
+            shard.slots.remove(&block);
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            dropped += 1;
+        }
+    }
+}
+
+/// Whether nobody holds the slot or its buffer and nothing of it waits to be written.
+/// Called under the shard lock, so that no new holder can appear.
+fn is_unused(slot: &Arc<Slot>) -> bool {
+    if Arc::strong_count(slot) != 1 {
+        return false;
+    }
+    match slot.load.try_lock() {
+        Some(guard) => guard
+            .as_ref()
+            .is_none_or(|buffer| Arc::strong_count(buffer) == 1 && buffer.is_evictable()),
+        None => false,
+    }
+}

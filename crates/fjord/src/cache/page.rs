@@ -1,0 +1,411 @@
+//! The page cache: file blocks in memory.
+//!
+//! A page is one file-system block of a file. Pages are kept per inode in chunks of 64,
+//! each with bit masks for the states a page can have:
+//!
+//! - *dirty*: newer than the device;
+//! - *delalloc*: holds a reservation, its block has no place on the device yet;
+//! - *writeback*: a copy is on its way to the device, or its extent is not inserted yet.
+//!
+//! Invariants: a dirty or writeback page is never evicted; the global counters equal the
+//! sums over all maps; a page's bytes beyond the end of its file are zero. Content is a
+//! [`Buf`], so freezing a page for I/O is a reference count and a later write copies.
+//!
+//! Locking: [`PageMap::inner`] is a leaf lock, held for memory operations only. Which
+//! blocks may change is decided by the inode's state lock above it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use fjord_block::Buf;
+use parking_lot::Mutex;
+
+/// Pages in a chunk.
+const CHUNK_PAGES: u32 = 64;
+
+struct Chunk {
+    pages: [Option<Buf>; CHUNK_PAGES as usize],
+    dirty: u64,
+    delalloc: u64,
+    writeback: u64,
+    /// Used since the evictor last looked.
+    referenced: bool,
+}
+
+impl Default for Chunk {
+    fn default() -> Self {
+        Self {
+            pages: std::array::from_fn(|_| None),
+            dirty: 0,
+            delalloc: 0,
+            writeback: 0,
+            referenced: false,
+        }
+    }
+}
+
+impl Chunk {
+    fn is_empty(&self) -> bool {
+        self.pages.iter().all(Option::is_none)
+    }
+}
+
+#[derive(Default)]
+struct PageState {
+    chunks: BTreeMap<u32, Box<Chunk>>,
+    /// Indexes of chunks with at least one dirty page.
+    dirty_chunks: BTreeSet<u32>,
+    dirty_count: u64,
+}
+
+/// The pages of one inode.
+pub(crate) struct PageMap {
+    /// Guarded by itself (leaf lock).
+    inner: Mutex<PageState>,
+    lru: Arc<PageLru>,
+    me: Weak<PageMap>,
+}
+
+/// Byte budget and eviction order of all pages of a file system.
+pub(crate) struct PageLru {
+    /// Chunks in the order of their creation or last second chance.
+    queue: Mutex<VecDeque<(Weak<PageMap>, u32)>>,
+    cached_bytes: AtomicU64,
+    dirty_bytes: AtomicU64,
+    budget_bytes: u64,
+    page_size: u64,
+}
+
+/// A page picked for writeback.
+pub(crate) struct DirtyPage {
+    pub(crate) lblk: u32,
+    pub(crate) buf: Buf,
+    pub(crate) delalloc: bool,
+}
+
+fn split(lblk: u32) -> (u32, u32) {
+    (lblk / CHUNK_PAGES, lblk % CHUNK_PAGES)
+}
+
+/// The bits of chunk `index` that fall into `range` of pages.
+fn chunk_mask(index: u32, range: &Range<u64>) -> u64 {
+    let first = u64::from(index) * u64::from(CHUNK_PAGES);
+    let low = range.start.max(first);
+    let high = range.end.min(first + u64::from(CHUNK_PAGES));
+    if low >= high {
+        return 0;
+    }
+    let count = high - low;
+    let mask = if count == 64 { u64::MAX } else { (1u64 << count) - 1 };
+    mask << (low - first)
+}
+
+impl PageLru {
+    pub(crate) fn new(budget_bytes: u64, page_size: u32) -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::new(VecDeque::new()),
+            cached_bytes: AtomicU64::new(0),
+            dirty_bytes: AtomicU64::new(0),
+            budget_bytes,
+            page_size: u64::from(page_size),
+        })
+    }
+
+    /// Bytes of pages in memory.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cached_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of dirty pages.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Dirty bytes from which background writeback should run.
+    pub(crate) fn background_threshold_bytes(&self) -> u64 {
+        self.budget_bytes / 8
+    }
+
+    /// Dirty bytes from which writers must help.
+    pub(crate) fn throttle_threshold_bytes(&self) -> u64 {
+        self.budget_bytes / 2
+    }
+
+    /// Drops clean pages until the cache is within its budget, or nothing more is clean.
+    pub(crate) fn reclaim(&self) {
+        let mut attempts = 2 * self.queue.lock().len();
+        while self.cached_bytes() > self.budget_bytes && attempts > 0 {
+            attempts -= 1;
+            let Some((map, index)) = self.queue.lock().pop_front() else { return };
+            let Some(strong) = map.upgrade() else { continue };
+            if strong.evict_chunk(index) {
+                self.queue.lock().push_back((map, index));
+            }
+        }
+    }
+}
+
+impl PageMap {
+    pub(crate) fn new(lru: Arc<PageLru>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self { inner: Mutex::default(), lru, me: me.clone() })
+    }
+
+    /// The page at `lblk`, if it is cached.
+    pub(crate) fn get(&self, lblk: u32) -> Option<Buf> {
+        let (index, slot) = split(lblk);
+        let mut inner = self.inner.lock();
+        let chunk = inner.chunks.get_mut(&index)?;
+        chunk.referenced = true;
+        chunk.pages[slot as usize].clone()
+    }
+
+    /// Whether the page at `lblk` is cached.
+    pub(crate) fn contains(&self, lblk: u32) -> bool {
+        let (index, slot) = split(lblk);
+        let inner = self.inner.lock();
+        inner.chunks.get(&index).is_some_and(|c| c.pages[slot as usize].is_some())
+    }
+
+    /// Whether the page at `lblk` holds a reservation.
+    pub(crate) fn is_delalloc(&self, lblk: u32) -> bool {
+        let (index, slot) = split(lblk);
+        let inner = self.inner.lock();
+        inner.chunks.get(&index).is_some_and(|c| c.delalloc >> slot & 1 == 1)
+    }
+
+    /// Adds a page read from the device; one that is already there stays.
+    pub(crate) fn insert_clean(&self, lblk: u32, buf: Buf) {
+        let (index, slot) = split(lblk);
+        let mut inner = self.inner.lock();
+        let chunk = self.chunk_mut(&mut inner, index);
+        if chunk.pages[slot as usize].is_none() {
+            chunk.pages[slot as usize] = Some(buf);
+            self.lru.cached_bytes.fetch_add(self.lru.page_size, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts `buf` in the place of whatever is there and marks it dirty; with `delalloc`
+    /// it holds a reservation.
+    pub(crate) fn insert_dirty(&self, lblk: u32, buf: Buf, delalloc: bool) {
+        let (index, slot) = split(lblk);
+        let mut inner = self.inner.lock();
+        let chunk = self.chunk_mut(&mut inner, index);
+        if chunk.pages[slot as usize].replace(buf).is_none() {
+            self.lru.cached_bytes.fetch_add(self.lru.page_size, Ordering::Relaxed);
+        }
+        chunk.delalloc |= u64::from(delalloc) << slot;
+        self.mark_dirty(&mut inner, index, slot);
+    }
+
+    /// Changes a cached page in place (a copy of it while I/O holds the old one) and
+    /// marks it dirty. Returns false, and does nothing, if the page is not cached.
+    pub(crate) fn modify(&self, lblk: u32, delalloc: bool, change: impl FnOnce(&mut [u8])) -> bool {
+        let (index, slot) = split(lblk);
+        let mut inner = self.inner.lock();
+        let Some(chunk) = inner.chunks.get_mut(&index) else { return false };
+        let Some(buf) = chunk.pages[slot as usize].as_mut() else { return false };
+        change(buf.make_mut());
+        chunk.referenced = true;
+        chunk.delalloc |= u64::from(delalloc) << slot;
+        self.mark_dirty(&mut inner, index, slot);
+        true
+    }
+
+    fn chunk_mut<'a>(&self, inner: &'a mut PageState, index: u32) -> &'a mut Chunk {
+        inner.chunks.entry(index).or_insert_with(|| {
+            self.lru.queue.lock().push_back((self.me.clone(), index));
+            Box::default()
+        })
+    }
+
+    fn mark_dirty(&self, inner: &mut PageState, index: u32, slot: u32) {
+        let Some(chunk) = inner.chunks.get_mut(&index) else { return };
+        let bit = 1u64 << slot;
+        if chunk.dirty & bit == 0 {
+            chunk.dirty |= bit;
+            inner.dirty_chunks.insert(index);
+            inner.dirty_count += 1;
+            self.lru.dirty_bytes.fetch_add(self.lru.page_size, Ordering::Relaxed);
+        }
+    }
+
+    fn clear_dirty(&self, inner: &mut PageState, index: u32, mask: u64) {
+        let Some(chunk) = inner.chunks.get_mut(&index) else { return };
+        let cleared = u64::from((chunk.dirty & mask).count_ones());
+        chunk.dirty &= !mask;
+        if chunk.dirty == 0 {
+            inner.dirty_chunks.remove(&index);
+        }
+        inner.dirty_count -= cleared;
+        self.lru.dirty_bytes.fetch_sub(cleared * self.lru.page_size, Ordering::Relaxed);
+    }
+
+    /// Whether any page is dirty.
+    pub(crate) fn has_dirty(&self) -> bool {
+        self.inner.lock().dirty_count > 0
+    }
+
+    /// Count of pages with a reservation in `range`.
+    pub(crate) fn count_delalloc(&self, range: Range<u64>) -> u64 {
+        let inner = self.inner.lock();
+        inner
+            .chunks
+            .iter()
+            .map(|(&i, c)| u64::from((c.delalloc & chunk_mask(i, &range)).count_ones()))
+            .sum()
+    }
+
+    /// Takes up to `max` dirty pages of `range` in order: each becomes clean and *writeback*.
+    pub(crate) fn take_dirty(&self, range: Range<u64>, max: usize) -> Vec<DirtyPage> {
+        let mut inner = self.inner.lock();
+        let mut taken = Vec::new();
+        let first = (range.start / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
+        let indexes: Vec<u32> = inner.dirty_chunks.range(first..).copied().collect();
+        for index in indexes {
+            let Some(chunk) = inner.chunks.get_mut(&index) else { continue };
+            let mut picked = 0u64;
+            let mut left = chunk.dirty & chunk_mask(index, &range);
+            while left != 0 && taken.len() < max {
+                let slot = left.trailing_zeros();
+                left &= left - 1;
+                let Some(buf) = chunk.pages[slot as usize].clone() else { continue };
+                picked |= 1 << slot;
+                let delalloc = chunk.delalloc >> slot & 1 == 1;
+                taken.push(DirtyPage { lblk: index * CHUNK_PAGES + slot, buf, delalloc });
+            }
+            chunk.writeback |= picked;
+            self.clear_dirty(&mut inner, index, picked);
+            if taken.len() >= max || u64::from(index + 1) * u64::from(CHUNK_PAGES) >= range.end {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Records that `len` pages from `lblk` now have their place in the file's map: their
+    /// reservations are used up.
+    pub(crate) fn end_delalloc(&self, lblk: u32, len: u32) {
+        self.for_chunks(u64::from(lblk)..u64::from(lblk) + u64::from(len), |chunk, mask| {
+            chunk.delalloc &= !mask;
+        });
+    }
+
+    /// Ends writeback of `len` pages from `lblk`: the device has their content.
+    pub(crate) fn end_writeback(&self, lblk: u32, len: u32) {
+        self.for_chunks(u64::from(lblk)..u64::from(lblk) + u64::from(len), |chunk, mask| {
+            chunk.writeback &= !mask;
+        });
+    }
+
+    /// Gives pages whose writeback did not start or failed back to the dirty set.
+    pub(crate) fn undo_writeback(&self, lblk: u32, len: u32) {
+        for page in lblk..lblk.saturating_add(len) {
+            let (index, slot) = split(page);
+            let mut inner = self.inner.lock();
+            let Some(chunk) = inner.chunks.get_mut(&index) else { continue };
+            if chunk.writeback >> slot & 1 == 1 {
+                chunk.writeback &= !(1 << slot);
+                self.mark_dirty(&mut inner, index, slot);
+            }
+        }
+    }
+
+    fn for_chunks(&self, range: Range<u64>, mut f: impl FnMut(&mut Chunk, u64)) {
+        let mut inner = self.inner.lock();
+        let first = (range.start / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
+        for (&index, chunk) in inner.chunks.range_mut(first..) {
+            let mask = chunk_mask(index, &range);
+            if mask == 0 {
+                break;
+            }
+            f(chunk, mask);
+        }
+    }
+
+    /// Drops all pages of `range`, dirty or not. Returns how many held a reservation,
+    /// which the caller gives back. No writeback of the range may be in flight.
+    pub(crate) fn remove(&self, range: Range<u64>) -> u64 {
+        let mut inner = self.inner.lock();
+        let first = (range.start / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
+        let indexes: Vec<u32> = inner
+            .chunks
+            .range(first..)
+            .map(|(&i, _)| i)
+            .take_while(|&i| chunk_mask(i, &range) != 0)
+            .collect();
+        let mut reserved = 0;
+        for index in indexes {
+            let mask = chunk_mask(index, &range);
+            self.clear_dirty(&mut inner, index, mask);
+            let Some(chunk) = inner.chunks.get_mut(&index) else { continue };
+            reserved += u64::from((chunk.delalloc & mask).count_ones());
+            chunk.delalloc &= !mask;
+            chunk.writeback &= !mask;
+            self.drop_pages(chunk, mask);
+            if chunk.is_empty() {
+                inner.chunks.remove(&index);
+            }
+        }
+        reserved
+    }
+
+    fn drop_pages(&self, chunk: &mut Chunk, mask: u64) {
+        let mut left = mask;
+        while left != 0 {
+            let slot = left.trailing_zeros();
+            left &= left - 1;
+            if chunk.pages[slot as usize].take().is_some() {
+                self.lru.cached_bytes.fetch_sub(self.lru.page_size, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The first page at or after `lblk` that holds data not on the device yet.
+    pub(crate) fn next_pending(&self, lblk: u64) -> Option<u32> {
+        let inner = self.inner.lock();
+        let first = (lblk / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
+        for (&index, chunk) in inner.chunks.range(first..) {
+            let pending =
+                (chunk.delalloc | chunk.dirty | chunk.writeback) & chunk_mask(index, &(lblk..u64::MAX));
+            if pending != 0 {
+                return Some(index * CHUNK_PAGES + pending.trailing_zeros());
+            }
+        }
+        None
+    }
+
+    /// Whether the page at `lblk` holds data not on the device yet.
+    pub(crate) fn is_pending(&self, lblk: u32) -> bool {
+        let (index, slot) = split(lblk);
+        let inner = self.inner.lock();
+        inner
+            .chunks
+            .get(&index)
+            .is_some_and(|c| (c.delalloc | c.dirty | c.writeback) >> slot & 1 == 1)
+    }
+
+    /// Evicts the clean pages of a chunk unless it was used lately. Returns whether the
+    /// chunk still exists.
+    fn evict_chunk(&self, index: u32) -> bool {
+        let mut inner = self.inner.lock();
+        let Some(chunk) = inner.chunks.get_mut(&index) else { return false };
+        if std::mem::take(&mut chunk.referenced) {
+            return true;
+        }
+        let keep = chunk.dirty | chunk.writeback | chunk.delalloc;
+        self.drop_pages(chunk, !keep);
+        if chunk.is_empty() {
+            inner.chunks.remove(&index);
+            return false;
+        }
+        true
+    }
+}
+
+impl Drop for PageMap {
+    fn drop(&mut self) {
+        self.remove(0..u64::MAX);
+    }
+}

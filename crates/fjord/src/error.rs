@@ -1,0 +1,141 @@
+//! The engine's error type.
+//!
+//! Owns the split that every caller sees: the device failed (`Io`), the image is
+//! damaged (`Corrupt`), the image needs something this build does not write
+//! (`Incompatible`), the call was wrong (`Usage`), or the operation ended as POSIX
+//! says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
+//! error to the number that ext4 gives for it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use fjord_block::{IoError, OpenError};
+use fjord_format::FormatError;
+use fjord_journal::JournalError;
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Result of an engine call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong in an engine call.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device below failed; the file system is read-only from then on if it was a write.
+    #[error("device error: {0}")]
+    Io(#[from] IoError),
+    /// Bytes on disk contradict the format.
+    #[error("damaged {what}: {detail}; unmount and run e2fsck -f on the image")]
+    Corrupt {
+        /// The structure that is damaged.
+        what: Cow<'static, str>,
+        /// Where it is and what is wrong with it.
+        detail: String,
+    },
+    /// The image cannot be opened: missing, in use, no permission, not a file.
+    #[error("{0}")]
+    Open(Arc<OpenError>),
+    /// The image uses a feature that is not supported in the wanted way.
+    #[error("{feature} is not supported: {hint}")]
+    Incompatible {
+        /// Name of the feature as `dumpe2fs` prints it.
+        feature: String,
+        /// What can be done instead.
+        hint: String,
+    },
+    /// The call or its options make no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// The outcome that POSIX and Linux define for this call.
+    #[error("{}", posix_message(*.0))]
+    Posix(Errno),
+    /// The journal failed or was aborted; nothing more can be written.
+    #[error("journal: {0}")]
+    Journal(JournalError),
+}
+
+fn posix_message(errno: Errno) -> String {
+    std::io::Error::from_raw_os_error(errno.raw_os_error()).to_string()
+}
+
+impl Error {
+    /// A `Corrupt` error.
+    pub(crate) fn corrupt(what: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
+        Error::Corrupt { what: what.into(), detail: detail.into() }
+    }
+
+    /// The errno that a system call gives for this error.
+    pub fn errno(&self) -> i32 {
+        self.to_errno().raw_os_error()
+    }
+
+    /// As [`Error::errno`], typed.
+    pub fn to_errno(&self) -> Errno {
+        match self {
+            Error::Io(_) | Error::Journal(_) => Errno::IO,
+            Error::Corrupt { .. } => Errno::UCLEAN,
+            Error::Incompatible { .. } => Errno::OPNOTSUPP,
+            Error::Usage(_) => Errno::INVAL,
+            Error::Posix(errno) => *errno,
+            Error::Open(open) => Errno::from_raw_os_error(open.errno()),
+        }
+    }
+
+    /// Whether the image itself is damaged.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Error::Corrupt { .. })
+    }
+
+    /// Whether this is the POSIX outcome `errno`.
+    pub fn is(&self, errno: Errno) -> bool {
+        matches!(self, Error::Posix(e) if *e == errno)
+    }
+}
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Error::Posix(errno)
+    }
+}
+
+impl From<FormatError> for Error {
+    fn from(error: FormatError) -> Self {
+        match error {
+            FormatError::Incompatible { .. } => Error::Incompatible {
+                feature: error.to_string(),
+                hint: "use a newer fjord or e2fsprogs on this image".into(),
+            },
+            other => Error::corrupt("structure", other.to_string()),
+        }
+    }
+}
+
+impl From<JournalError> for Error {
+    fn from(error: JournalError) -> Self {
+        match error {
+            corrupt @ (JournalError::Corrupt { .. }
+            | JournalError::Format { .. }
+            | JournalError::BadMap(_)) => Error::corrupt("journal", corrupt.to_string()),
+            other => Error::Journal(other),
+        }
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        match &error {
+            Error::Posix(errno) => std::io::Error::from_raw_os_error(errno.raw_os_error()),
+            Error::Io(_) | Error::Journal(_) => std::io::Error::other(error),
+            Error::Open(open) => {
+                let kind = std::io::Error::from_raw_os_error(open.errno()).kind();
+                std::io::Error::new(kind, error)
+            }
+            Error::Corrupt { .. } => std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+            Error::Incompatible { .. } => {
+                std::io::Error::new(std::io::ErrorKind::Unsupported, error)
+            }
+            Error::Usage(_) => std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Changing a file's size.
+//!
+//! Owns the order in which pages, size and blocks go. Invariants: a truncation that
+//! does not fit one transaction is on the orphan list from its first transaction to its
+//! last, so that recovery completes it; nothing of the file is in flight while blocks
+//! are taken away.
+
+use std::sync::Arc;
+
+use fjord_journal::Handle;
+use rustix::io::Errno;
+
+use crate::error::Result;
+use crate::file::read::load_page;
+use crate::file::write::zero_old_tail;
+use crate::file::{inline, writeback};
+use crate::fs::FsInner;
+use crate::inode::{InFlight, Inode, InodeState, disk};
+use crate::map::{self, Progress};
+use crate::orphan;
+
+/// Sets the size of a regular file. The caller stores nothing else in this call.
+///
+/// # Errors
+/// `EFBIG`, `EINVAL`, I/O errors, corruption.
+pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Result<()> {
+    let mut in_flight = inode.writeback.lock();
+    writeback::drain(inode, &mut in_flight)?;
+    let grows_over_tail = {
+        let mut state = inode.state.write();
+        if size > fs.max_file_size(&state) {
+            return Err(Errno::FBIG.into());
+        }
+        if inline::has_inline_data(&state) {
+            if inline::resize(fs, inode, &mut state, size)? {
+                return Ok(());
+            }
+            inline::convert(fs, inode, &mut state)?;
+        }
+        if size <= state.size {
+            return shrink(fs, inode, &mut state, size);
+        }
+        zero_old_tail(fs, inode, &state, size)?
+    };
+    if grows_over_tail {
+        // The zeros must be on the device before a size that shows them commits.
+        writeback::write_locked(fs, inode, &mut in_flight, 0..u64::MAX, writeback::Mode::Background)?;
+    }
+    grow(fs, inode, &mut in_flight, size)
+}
+
+fn grow(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    size: u64,
+) -> Result<()> {
+    writeback::drain(inode, in_flight)?;
+    let mut state = inode.state.write();
+    let handle = fs.start(disk::STORE_CREDITS)?;
+    if size > state.size {
+        state.size = size;
+        // Delayed data below must not be hidden behind a smaller size later on.
+        state.disk.size = size;
+    }
+    finish(fs, &handle, inode, &mut state)
+}
+
+fn finish(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
+    let now = fs.now();
+    crate::inode::attr::set_mtime(&mut state.disk, now);
+    crate::inode::attr::set_ctime(&mut state.disk, now);
+    inode.touch_tid(handle.tid(), true);
+    disk::store(fs, handle, inode, state)
+}
+
+fn shrink(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    size: u64,
+) -> Result<()> {
+    let block_size = u64::from(fs.geo.block_size);
+    let tail = (size % block_size) as usize;
+    let keep = size.div_ceil(block_size);
+    if tail != 0 && size < state.size {
+        let lblk = (size / block_size) as u32;
+        if load_page(fs, inode, state, lblk)?.is_some() {
+            inode.pages.modify(lblk, false, |page| page[tail..].fill(0));
+            fs.dirty_inodes.add(inode);
+        }
+    }
+    drop_pages(fs, inode, state, keep..u64::MAX);
+    discard_prealloc(fs, state);
+    state.size = size;
+    state.disk.size = size;
+    remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
+}
+
+/// Drops cached pages of a range together with their reservations.
+pub(crate) fn drop_pages(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &mut InodeState,
+    range: std::ops::Range<u64>,
+) {
+    let reserved = inode.pages.remove(range);
+    if reserved > 0 {
+        fs.release_blocks(reserved);
+        state.reserved_blocks = state.reserved_blocks.saturating_sub(reserved);
+    }
+}
+
+/// Gives the file's window of picked blocks back.
+pub(crate) fn discard_prealloc(fs: &FsInner, state: &mut InodeState) {
+    if let Some(window) = state.prealloc.take() {
+        fs.unpick(crate::alloc::Run { start: window.start, len: window.len });
+    }
+}
+
+/// Frees the blocks `from..to` in as many transactions as it takes and stores the inode.
+/// With `orphan`, the inode is on the orphan list while that is more than one.
+pub(crate) fn remove_blocks(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    from: u64,
+    to: u64,
+    orphan: bool,
+) -> Result<()> {
+    let credits = map::credits_remove(fs) + disk::STORE_CREDITS + orphan::CREDITS;
+    let was_orphan = state.orphan.is_some();
+    loop {
+        let handle = fs.start(credits)?;
+        let progress = map::remove(fs, &handle, inode, state, from, to)?;
+        let done = progress == Progress::Done;
+        if done && orphan && !was_orphan && state.orphan.is_some() {
+            orphan::remove(fs, &handle, inode, state)?;
+        }
+        if !done && orphan && state.orphan.is_none() {
+            orphan::add(fs, &handle, inode, state)?;
+        }
+        finish(fs, &handle, inode, state)?;
+        handle.stop();
+        if done {
+            return Ok(());
+        }
+    }
+}

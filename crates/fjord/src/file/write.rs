@@ -1,0 +1,208 @@
+//! Writing file data into the page cache.
+//!
+//! Owns delayed allocation: a write reserves blocks, copies data and returns; blocks
+//! are picked at writeback. Invariants: every page without a place on the device holds
+//! exactly one reservation; a write that fails half way has written a prefix and
+//! reports its length.
+
+use std::sync::Arc;
+
+use fjord_block::{AlignedBuf, Buf};
+use rustix::io::Errno;
+
+use crate::attr::{FileKind, S_ISGID, S_ISUID, S_IXGRP};
+use crate::error::Result;
+use crate::file::read::load_page;
+use crate::file::{inline, writeback};
+use crate::fs::FsInner;
+use crate::inode::{Inode, InodeState, flags};
+use crate::map::{self, MapKind};
+use crate::xattr;
+
+/// How to write.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WriteOptions {
+    /// Write at the end of the file, wherever that is by then.
+    pub append: bool,
+    /// Drop set-user-ID, set-group-ID and capabilities, as a write without CAP_FSETID does.
+    pub kill_privileges: bool,
+    /// The writer may use the reserved blocks.
+    pub use_reserve: bool,
+}
+
+/// Writes `data` at `offset` and returns the count of bytes written.
+///
+/// # Errors
+/// `EFBIG`, `ENOSPC` (nothing written), `EPERM` (immutable, or append-only without
+/// `append`), `EROFS`, `EISDIR`, `EINVAL`; device errors and corruption.
+pub(crate) fn write(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    offset: u64,
+    data: &[u8],
+    options: WriteOptions,
+) -> Result<usize> {
+    fs.check_writable()?;
+    writeback::throttle(fs);
+    let mut state = inode.state.write();
+    check_target(&state)?;
+    let offset = if options.append { state.size } else { offset };
+    flags::check_write(&state, options.append)?;
+    if data.is_empty() {
+        return Ok(0);
+    }
+    let limit = fs.max_file_size(&state);
+    if offset >= limit {
+        return Err(Errno::FBIG.into());
+    }
+    let data = &data[..data.len().min((limit - offset).min(usize::MAX as u64) as usize)];
+    if options.kill_privileges {
+        kill_privileges(fs, inode, &mut state)?;
+    }
+    let written = if inline::wants_inline(fs, inode, &state, offset, data.len())? {
+        inline::write(fs, inode, &mut state, offset, data)?
+    } else {
+        inline::convert(fs, inode, &mut state)?;
+        zero_old_tail(fs, inode, &state, offset)?;
+        write_pages(fs, inode, &mut state, offset, data, options.use_reserve)?
+    };
+    let end = offset + written as u64;
+    state.size = state.size.max(end);
+    let now = fs.now();
+    disk_times(&mut state, now);
+    state.dirty = true;
+    drop(state);
+    fs.dirty_inodes.add(inode);
+    fs.page_lru.reclaim();
+    Ok(written)
+}
+
+fn disk_times(state: &mut InodeState, now: crate::attr::Timespec) {
+    crate::inode::attr::set_mtime(&mut state.disk, now);
+    crate::inode::attr::set_ctime(&mut state.disk, now);
+}
+
+fn check_target(state: &InodeState) -> Result<()> {
+    if state.dead {
+        return Err(Errno::STALE.into());
+    }
+    match state.kind() {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => Err(Errno::ISDIR.into()),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
+/// Drops set-user-ID and friends, as a write by an unprivileged user must.
+pub(crate) fn kill_privileges(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+) -> Result<()> {
+    let mut mode = state.disk.mode & !S_ISUID;
+    if mode & S_IXGRP != 0 {
+        mode &= !S_ISGID;
+    }
+    if mode != state.disk.mode {
+        state.disk.mode = mode;
+        state.dirty = true;
+    }
+    xattr::remove_capability(fs, inode, state)
+}
+
+/// Before the file grows past a partly used last block, its old tail must be zeros on
+/// the device too, or the growth would show what an earlier truncation left there.
+pub(crate) fn zero_old_tail(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &InodeState,
+    new_start: u64,
+) -> Result<bool> {
+    let block_size = u64::from(fs.geo.block_size);
+    let tail = (state.size % block_size) as usize;
+    let lblk = (state.size / block_size) as u32;
+    if tail == 0 || new_start <= state.size || inode.pages.is_pending(lblk) {
+        return Ok(false);
+    }
+    if let MapKind::Written(_) = map::lookup(fs, inode, state, lblk, 1)?.kind {
+        load_page(fs, inode, state, lblk)?;
+        return Ok(inode.pages.modify(lblk, false, |page| page[tail..].fill(0)));
+    }
+    Ok(false)
+}
+
+/// Copies `data` into pages, reserving blocks where the file has none.
+fn write_pages(
+    fs: &Arc<FsInner>,
+    inode: &Inode,
+    state: &mut InodeState,
+    offset: u64,
+    data: &[u8],
+    use_reserve: bool,
+) -> Result<usize> {
+    let block_size = u64::from(fs.geo.block_size);
+    let mut done = 0usize;
+    // What the map says from `known.0` on, for `known.1` blocks.
+    let mut known: (u32, u32, MapKind) = (0, 0, MapKind::Hole);
+    while done < data.len() {
+        let position = offset + done as u64;
+        let lblk = (position / block_size) as u32;
+        let skip = (position % block_size) as usize;
+        let part = (data.len() - done).min(block_size as usize - skip);
+        if lblk.wrapping_sub(known.0) >= known.1 {
+            let most = (offset + data.len() as u64).div_ceil(block_size) - u64::from(lblk);
+            let found = map::lookup(fs, inode, state, lblk, most as u32)?;
+            known = (lblk, found.len, found.kind);
+        }
+        let bytes = &data[done..done + part];
+        match write_page(fs, inode, state, lblk, skip, bytes, known.2, use_reserve) {
+            Ok(()) => done += part,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+#[expect(clippy::too_many_arguments, reason = "one page of a write, all of it needed")]
+fn write_page(
+    fs: &Arc<FsInner>,
+    inode: &Inode,
+    state: &mut InodeState,
+    lblk: u32,
+    skip: usize,
+    bytes: &[u8],
+    kind: MapKind,
+    use_reserve: bool,
+) -> Result<()> {
+    let block_size = fs.geo.block_size as usize;
+    let reserve = kind == MapKind::Hole && !inode.pages.is_delalloc(lblk);
+    if reserve {
+        fs.reserve_blocks(1, use_reserve)?;
+        state.reserved_blocks += 1;
+    }
+    if inode.pages.modify(lblk, reserve, |page| {
+        page[skip..skip + bytes.len()].copy_from_slice(bytes);
+    }) {
+        return Ok(());
+    }
+    let mut page = AlignedBuf::uninit(block_size);
+    let whole = bytes.len() == block_size;
+    let covers_to_eof = skip == 0
+        && u64::from(lblk) * block_size as u64 + bytes.len() as u64 >= state.size;
+    if !whole {
+        match kind {
+            MapKind::Written(_) if !covers_to_eof => {
+                match load_page(fs, inode, state, lblk) {
+                    Ok(Some(old)) => page.copy_from_slice(&old),
+                    Ok(None) => page.fill(0),
+                    Err(error) => return Err(error),
+                }
+            }
+            _ => page.fill(0),
+        }
+    }
+    page[skip..skip + bytes.len()].copy_from_slice(bytes);
+    inode.pages.insert_dirty(lblk, Buf::from(page), reserve);
+    Ok(())
+}

@@ -1,0 +1,481 @@
+//! Writeback: dirty pages to the device, and their extents into the metadata.
+//!
+//! Owns the order of the two. In the background, blocks are picked in memory, data is
+//! written and awaited, and only then does a handle insert the extents, so that a
+//! periodic commit never waits for foreign data. An fsync cannot spare that wait: it
+//! inserts the extents at once and attaches the data's tickets to the transaction.
+//!
+//! Invariants: see [`crate::file`]. A page stays *writeback* (and so cached) until its
+//! write is complete, so that a read never meets old content on the device.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fjord_block::{Buf, Class, Order, Request, Ticket};
+use fjord_format::BlockNo;
+
+use crate::alloc::{Goal, Run};
+use crate::cache::page::DirtyPage;
+use crate::error::Result;
+use crate::fs::FsInner;
+use crate::inode::{InFlight, Inode, InodeState, disk};
+use crate::map::{self, MapKind};
+use crate::options::DataMode;
+
+/// Pages taken in one go.
+const BATCH_PAGES: usize = 2048;
+/// Batches of background writeback in flight at once.
+const BATCHES_IN_FLIGHT: usize = 3;
+/// Runs whose extents one handle inserts.
+const RUNS_PER_HANDLE: usize = 16;
+
+/// Why an inode is written back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Somebody waits in fsync: attach data to the transaction.
+    Fsync {
+        /// Times alone need not be stored.
+        datasync: bool,
+    },
+    /// Nobody waits: data first, then metadata.
+    Background,
+}
+
+/// Where a run of pages goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Blocks picked for it, not in the map yet; `reserved` of them were reserved.
+    New { reserved: u32 },
+    /// Blocks in the map, marked unwritten.
+    Unwritten,
+    /// Blocks in the map.
+    InPlace,
+}
+
+struct WriteRun {
+    lblk: u32,
+    phys: BlockNo,
+    place: Place,
+    bufs: Vec<Buf>,
+}
+
+impl WriteRun {
+    fn len(&self) -> u32 {
+        // A batch has at most BATCH_PAGES pages.
+        self.bufs.len() as u32
+    }
+}
+
+/// Runs whose data has been submitted.
+struct Batch {
+    runs: Vec<WriteRun>,
+    tickets: Vec<Ticket>,
+}
+
+/// Writes back what is dirty in `range` of pages, and the inode itself if it is dirty.
+///
+/// In `Fsync` mode the data may still be in flight on return: new blocks are attached to
+/// the transaction, writes in place are recorded in `inode.in_place`.
+///
+/// # Errors
+/// I/O errors of data writes, journal errors; the pages stay dirty where that makes sense.
+pub(crate) fn write_inode(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    range: Range<u64>,
+    mode: Mode,
+) -> Result<()> {
+    let mut in_flight = inode.writeback.lock();
+    write_locked(fs, inode, &mut in_flight, range, mode)
+}
+
+/// As [`write_inode`], for a caller that holds the writeback lock.
+pub(crate) fn write_locked(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    range: Range<u64>,
+    mode: Mode,
+) -> Result<()> {
+    drain(inode, in_flight)?;
+    let result = write_batches(fs, inode, in_flight, range, mode);
+    if let Err(error) = &result {
+        inode.wb_errors.fetch_add(1, Ordering::AcqRel);
+        fs.note_write_error(error);
+    }
+    result
+}
+
+fn write_batches(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    range: Range<u64>,
+    mode: Mode,
+) -> Result<()> {
+    let mut pending: VecDeque<Batch> = VecDeque::new();
+    let mut cursor = range.start;
+    loop {
+        let mut state = inode.state.write();
+        let pages = inode.pages.take_dirty(cursor..range.end, BATCH_PAGES);
+        let Some(last) = pages.last() else {
+            drop(state);
+            break;
+        };
+        cursor = u64::from(last.lblk) + 1;
+        if journals_data(fs, &state) {
+            journal_pages(fs, inode, &mut state, pages)?;
+            continue;
+        }
+        let batch = submit(fs, inode, &mut state, pages, mode)?;
+        match mode {
+            Mode::Fsync { datasync } => {
+                record(fs, inode, &mut state, &batch.runs, &batch.tickets, datasync)?;
+                drop(state);
+                for (run, ticket) in batch.runs.iter().zip(batch.tickets) {
+                    in_flight.writes.push((ticket, run.lblk, run.len()));
+                }
+            }
+            Mode::Background => {
+                drop(state);
+                pending.push_back(batch);
+                if pending.len() >= BATCHES_IN_FLIGHT
+                    && let Some(batch) = pending.pop_front()
+                {
+                    complete(fs, inode, batch)?;
+                }
+            }
+        }
+    }
+    for batch in pending {
+        complete(fs, inode, batch)?;
+    }
+    store_lazy(fs, inode, mode)
+}
+
+/// Whether this file's data goes through the journal.
+pub(crate) fn journals_data(fs: &FsInner, state: &InodeState) -> bool {
+    state.is_file()
+        && fs.has_log()
+        && (fs.options.data == DataMode::Journal || disk::has_journal_data_flag(&state.disk))
+}
+
+/// Stores an inode whose lazily kept fields (times) changed.
+fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<()> {
+    if mode == (Mode::Fsync { datasync: true }) {
+        return Ok(());
+    }
+    let mut state = inode.state.write();
+    if !state.dirty || state.dead {
+        return Ok(());
+    }
+    let handle = fs.start(disk::STORE_CREDITS)?;
+    disk::store(fs, &handle, inode, &mut state)?;
+    handle.stop();
+    Ok(())
+}
+
+/// Finds or picks the blocks of `pages` and submits their writes.
+fn submit(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &mut InodeState,
+    pages: Vec<DirtyPage>,
+    mode: Mode,
+) -> Result<Batch> {
+    let runs = match place(fs, inode, state, pages) {
+        Ok(runs) => runs,
+        Err((error, lost)) => {
+            for (lblk, len) in lost {
+                inode.pages.undo_writeback(lblk, len);
+            }
+            return Err(error);
+        }
+    };
+    let class = if mode == Mode::Background { Class::Background } else { Class::Sync };
+    let requests = runs
+        .iter()
+        .map(|run| Request::Write {
+            offset: fs.byte_offset(run.phys),
+            bufs: run.bufs.clone(),
+            order: Order::Ordered,
+            fua: false,
+            class,
+        })
+        .collect();
+    let tickets = fs.device.submit(requests);
+    inode.in_place.record_write();
+    Ok(Batch { runs, tickets })
+}
+
+type Lost = Vec<(u32, u32)>;
+
+/// Splits `pages` into runs that are contiguous in the file and on the device.
+fn place(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &mut InodeState,
+    pages: Vec<DirtyPage>,
+) -> Result<Vec<WriteRun>, (crate::error::Error, Lost)> {
+    let mut runs: Vec<WriteRun> = Vec::new();
+    let mut rest: VecDeque<DirtyPage> = pages.into();
+    while let Some(first) = rest.front() {
+        let (lblk, delalloc) = (first.lblk, first.delalloc);
+        let want = rest
+            .iter()
+            .zip(lblk..)
+            .take_while(|(page, expected)| page.lblk == *expected && page.delalloc == delalloc)
+            .count() as u32;
+        let target = if delalloc {
+            pick(fs, inode, state, lblk, want).map(|run| (run, Place::New { reserved: run.len }))
+        } else {
+            existing(fs, inode, state, lblk, want)
+        };
+        let (run, place) = match target {
+            Ok(found) => found,
+            Err(error) => {
+                let mut lost: Lost = runs.iter().map(|r| (r.lblk, r.len())).collect();
+                lost.extend(rest.iter().map(|p| (p.lblk, 1)));
+                for run in runs.iter().filter(|r| matches!(r.place, Place::New { .. })) {
+                    fs.unpick(Run { start: run.phys, len: run.len() });
+                }
+                return Err((error, lost));
+            }
+        };
+        let bufs = rest.drain(..run.len as usize).map(|page| page.buf).collect();
+        runs.push(WriteRun { lblk, phys: run.start, place, bufs });
+    }
+    Ok(runs)
+}
+
+/// Picks blocks for new data, near the block before it.
+fn pick(fs: &FsInner, inode: &Inode, state: &mut InodeState, lblk: u32, want: u32) -> Result<Run> {
+    let goal = Goal::for_file(fs, inode, state, lblk)?;
+    fs.pick_for_file(state, goal, lblk, want)
+}
+
+/// The blocks that a run of pages has already.
+fn existing(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &mut InodeState,
+    lblk: u32,
+    want: u32,
+) -> Result<(Run, Place)> {
+    let found = map::lookup(fs, inode, state, lblk, want)?;
+    Ok(match found.kind {
+        MapKind::Written(start) => (Run { start, len: found.len }, Place::InPlace),
+        MapKind::Unwritten(start) => (Run { start, len: found.len }, Place::Unwritten),
+        MapKind::Hole => {
+            let run = pick(fs, inode, state, lblk, found.len.min(want))?;
+            (run, Place::New { reserved: 0 })
+        }
+    })
+}
+
+/// Waits for a background batch, then inserts its extents.
+fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
+    for ticket in &batch.tickets {
+        ticket.wait()?;
+    }
+    let mut state = inode.state.write();
+    record(fs, inode, &mut state, &batch.runs, &[], true)?;
+    drop(state);
+    for run in &batch.runs {
+        inode.pages.end_writeback(run.lblk, run.len());
+    }
+    Ok(())
+}
+
+/// Inserts the extents of `runs` and moves the on-disk size on; `tickets` are attached
+/// to the transaction that does it.
+fn record(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    runs: &[WriteRun],
+    tickets: &[Ticket],
+    datasync: bool,
+) -> Result<()> {
+    let end = runs.last().map_or(0, |r| u64::from(r.lblk) + u64::from(r.len()));
+    let disk_size = (end * u64::from(fs.geo.block_size)).min(state.size);
+    let grows = disk_size > state.disk.size;
+    let changes: Vec<usize> =
+        (0..runs.len()).filter(|&i| runs[i].place != Place::InPlace).collect();
+    if changes.is_empty() && !grows && (datasync || !state.dirty) {
+        return Ok(());
+    }
+    let mut groups = changes.chunks(RUNS_PER_HANDLE).peekable();
+    loop {
+        let group = groups.next().unwrap_or(&[]);
+        let credits = group.len() as u32 * (map::credits_insert(fs) + 3) + disk::STORE_CREDITS;
+        let handle = fs.start(credits)?;
+        for &i in group {
+            insert_run(fs, &handle, inode, state, &runs[i])?;
+            if let Some(ticket) = tickets.get(i) {
+                handle.attach_data(ticket.clone());
+            }
+        }
+        let last = groups.peek().is_none();
+        if last && grows {
+            // The bytes that the new size shows may lie in runs written in place.
+            for ticket in tickets {
+                handle.attach_data(ticket.clone());
+            }
+            state.disk.size = disk_size;
+        }
+        if !group.is_empty() || grows {
+            inode.touch_tid(handle.tid(), true);
+        }
+        disk::store(fs, &handle, inode, state)?;
+        handle.stop();
+        if last {
+            return Ok(());
+        }
+    }
+}
+
+/// Inserts or converts the extent of one run.
+fn insert_run(
+    fs: &Arc<FsInner>,
+    handle: &fjord_journal::Handle,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    run: &WriteRun,
+) -> Result<()> {
+    match run.place {
+        Place::InPlace => {}
+        Place::Unwritten => map::mark_written(fs, handle, inode, state, run.lblk, run.len())?,
+        Place::New { reserved } => {
+            fs.use_picked(handle, Run { start: run.phys, len: run.len() })?;
+            map::insert(fs, handle, inode, state, run.lblk, run.phys, run.len(), true)?;
+            if reserved > 0 {
+                fs.release_blocks(u64::from(reserved));
+                state.reserved_blocks = state.reserved_blocks.saturating_sub(u64::from(reserved));
+            }
+            inode.pages.end_delalloc(run.lblk, run.len());
+        }
+    }
+    Ok(())
+}
+
+/// data=journal: puts the pages into the running transaction instead of writing them.
+fn journal_pages(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    pages: Vec<DirtyPage>,
+) -> Result<()> {
+    let runs = place(fs, inode, state, pages).map_err(|(error, lost)| {
+        for (lblk, len) in lost {
+            inode.pages.undo_writeback(lblk, len);
+        }
+        error
+    })?;
+    let limit = fs.journal().credits_max() / 4;
+    for run in &runs {
+        let mut done = 0;
+        while done < run.len() {
+            let part = (run.len() - done).min(limit.max(1));
+            let slice = WriteRun {
+                lblk: run.lblk + done,
+                phys: BlockNo(run.phys.0 + u64::from(done)),
+                place: match run.place {
+                    Place::New { reserved: 0 } => Place::New { reserved: 0 },
+                    Place::New { .. } => Place::New { reserved: part },
+                    other => other,
+                },
+                bufs: run.bufs[done as usize..(done + part) as usize].to_vec(),
+            };
+            journal_run(fs, inode, state, &slice)?;
+            done += part;
+        }
+    }
+    Ok(())
+}
+
+fn journal_run(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    run: &WriteRun,
+) -> Result<()> {
+    let credits = map::credits_insert(fs) + 3 + disk::STORE_CREDITS + run.len();
+    let handle = fs.start(credits)?;
+    insert_run(fs, &handle, inode, state, run)?;
+    for (index, page) in run.bufs.iter().enumerate() {
+        let buffer = fs.meta.create_data(BlockNo(run.phys.0 + index as u64));
+        handle.get_create(&buffer)?.copy_from_slice(page);
+    }
+    let end = (u64::from(run.lblk) + u64::from(run.len())) * u64::from(fs.geo.block_size);
+    state.disk.size = state.disk.size.max(end.min(state.size));
+    inode.touch_tid(handle.tid(), true);
+    disk::store(fs, &handle, inode, state)?;
+    handle.stop();
+    inode.pages.end_writeback(run.lblk, run.len());
+    Ok(())
+}
+
+/// Waits until no data write of the inode is in flight.
+pub(crate) fn drain(inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
+    let mut first_error = None;
+    for (ticket, lblk, len) in in_flight.writes.drain(..) {
+        if let Err(error) = ticket.wait() {
+            first_error.get_or_insert(error);
+        }
+        inode.pages.end_writeback(lblk, len);
+    }
+    match first_error {
+        Some(error) => {
+            inode.wb_errors.fetch_add(1, Ordering::AcqRel);
+            Err(error.into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// As [`drain`], taking the lock.
+pub(crate) fn wait_in_flight(inode: &Inode) -> Result<()> {
+    drain(inode, &mut inode.writeback.lock())
+}
+
+/// Ends an fsync: the commit has waited for the data, so the pages can be let go.
+pub(crate) fn finish(inode: &Inode) -> Result<()> {
+    wait_in_flight(inode)
+}
+
+/// Before a rename replaces a file: the new content goes into the same or an earlier
+/// transaction, so that a crash never leaves an empty file in place of the old one.
+pub(crate) fn flush_for_rename(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    if inode.pages.has_dirty() {
+        write_inode(fs, inode, 0..u64::MAX, Mode::Fsync { datasync: true })?;
+    }
+    Ok(())
+}
+
+/// Writes back inodes from the dirty list that have been dirty for `age`, oldest first,
+/// until `enough` says so. Errors are recorded in the inodes and the file system.
+pub(crate) fn write_old(fs: &Arc<FsInner>, age: Duration, enough: impl Fn() -> bool) {
+    let now = Instant::now();
+    while !enough() {
+        let Some(inode) = fs.dirty_inodes.pop_older_than(now, age) else { return };
+        if let Err(error) = write_inode(fs, &inode, 0..u64::MAX, Mode::Background) {
+            tracing::warn!(ino = inode.ino.0, %error, "writeback failed");
+        }
+    }
+}
+
+/// Lets a writer wait while too much of the cache is dirty. Called without any lock held.
+pub(crate) fn throttle(fs: &Arc<FsInner>) {
+    let lru = &fs.page_lru;
+    if lru.dirty_bytes() > lru.background_threshold_bytes() {
+        fs.wake_writeback();
+    }
+    if lru.dirty_bytes() > lru.throttle_threshold_bytes() {
+        let limit = lru.throttle_threshold_bytes();
+        write_old(fs, Duration::ZERO, || lru.dirty_bytes() <= limit);
+    }
+}

@@ -1,0 +1,164 @@
+//! The mounted file system.
+//!
+//! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`]),
+//! the superblock ([`superblock`]), health ([`status`]), background threads
+//! ([`threads`]), sync and unmount ([`sync`]).
+//!
+//! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
+//! that met corruption or a failed write changes nothing on the device any more; the
+//! image is marked clean only after everything is home and flushed.
+
+pub(crate) mod dirty;
+pub(crate) mod mmp;
+pub(crate) mod mount;
+pub(crate) mod status;
+pub(crate) mod superblock;
+pub(crate) mod sync;
+pub(crate) mod threads;
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use fjord_block::{Device, DeviceExt};
+use fjord_format::BlockNo;
+use fjord_format::features::Compat;
+use fjord_format::geometry::Geometry;
+use fjord_journal::{Handle, Journal};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use crate::alloc::Groups;
+use crate::attr::Timespec;
+use crate::cache::meta::MetaCache;
+use crate::cache::page::PageLru;
+use crate::error::{Error, Result};
+use crate::fsync::FsyncPolicy;
+use crate::inode::InodeState;
+use crate::inode::table::InodeTable;
+use crate::options::MountOptions;
+use crate::orphan::OrphanTable;
+
+/// Everything that belongs to one mounted file system.
+pub(crate) struct FsInner {
+    /// The device below; knows no ext4.
+    pub(crate) device: Arc<dyn Device>,
+    /// Layout, fixed for the life of the mount.
+    pub(crate) geo: Geometry,
+    /// How it was mounted.
+    pub(crate) options: MountOptions,
+    /// Metadata blocks.
+    pub(crate) meta: MetaCache,
+    /// Budget of file pages.
+    pub(crate) page_lru: Arc<PageLru>,
+    /// Inodes in memory.
+    pub(crate) inodes: InodeTable,
+    /// Inodes with something to write, oldest first.
+    pub(crate) dirty_inodes: dirty::DirtyList,
+    /// Block groups: descriptors, bitmaps, counters.
+    pub(crate) groups: Groups,
+    /// The superblock.
+    pub(crate) sb: superblock::SuperState,
+    /// Inodes that are deleted or being truncated.
+    pub(crate) orphans: OrphanTable,
+    /// Serialises renames between directories (`s_vfs_rename_mutex`).
+    pub(crate) rename_lock: Mutex<()>,
+    /// How an fsync commits.
+    pub(crate) fsync_policy: Box<dyn FsyncPolicy>,
+    /// Read-only, shut down, damaged?
+    pub(crate) status: status::Status,
+    /// Counters for users.
+    pub(crate) stats: Counters,
+    /// Background threads and their wake-ups.
+    pub(crate) threads: threads::Threads,
+    /// Multi-mount protection, while it is held.
+    pub(crate) mmp: mmp::Mmp,
+    /// Set once, at the end of mount.
+    journal: OnceLock<Journal>,
+}
+
+/// Counters of a mounted file system.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// fsync and fdatasync calls that succeeded.
+    pub(crate) fsyncs: AtomicU64,
+}
+
+impl FsInner {
+    /// The journal (or its stand-in on an image without one).
+    ///
+    /// Mount sets it before any reference to the file system leaves it.
+    pub(crate) fn journal(&self) -> &Journal {
+        self.journal.get_or_init(|| {
+            Journal::without_log(self.device.clone(), self.geo.block_size as usize)
+        })
+    }
+
+    /// Sets the journal; only mount does, once.
+    pub(crate) fn set_journal(&self, journal: Journal) {
+        // A second call would be a bug of mount itself; the first journal stays.
+        let _ = self.journal.set(journal);
+    }
+
+    /// Whether changes go through a log.
+    pub(crate) fn has_log(&self) -> bool {
+        self.geo.features.compat.contains(Compat::HAS_JOURNAL) && !self.options.read_only
+    }
+
+    /// Opens a handle for an operation that dirties up to `credits` metadata blocks.
+    ///
+    /// # Errors
+    /// `EROFS` on a read-only file system, `EIO` after shutdown, journal errors.
+    pub(crate) fn start(&self, credits: u32) -> Result<Handle> {
+        self.check_writable()?;
+        Ok(self.journal().start(credits)?)
+    }
+
+    /// Byte offset of a block on the device. The block has been checked against the
+    /// geometry by whoever read it from disk.
+    pub(crate) fn byte_offset(&self, block: BlockNo) -> u64 {
+        block.0.saturating_mul(u64::from(self.geo.block_size))
+    }
+
+    /// The time that new timestamps get.
+    pub(crate) fn now(&self) -> Timespec {
+        Timespec::now()
+    }
+
+    /// Makes all completed writes durable.
+    pub(crate) fn flush_device(&self) -> Result<()> {
+        if !self.options.barrier {
+            return Ok(());
+        }
+        self.device.flush().map_err(|error| {
+            let error = Error::from(error);
+            self.note_write_error(&error);
+            error
+        })
+    }
+
+    /// The largest size a file can have, which depends on how it maps its blocks.
+    pub(crate) fn max_file_size(&self, state: &InodeState) -> u64 {
+        crate::map::max_size_bytes(self, state)
+    }
+
+    /// Fails unless operations may go on.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.status.is_shut_down() { Err(Errno::IO.into()) } else { Ok(()) }
+    }
+
+    /// Fails unless changes are allowed.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_alive()?;
+        if self.is_read_only() { Err(Errno::ROFS.into()) } else { Ok(()) }
+    }
+
+    /// Whether nothing may be changed, by choice or because of an error.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only || self.status.is_read_only()
+    }
+
+    /// Wakes the writeback thread.
+    pub(crate) fn wake_writeback(&self) {
+        self.threads.wake();
+    }
+}

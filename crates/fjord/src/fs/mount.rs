@@ -1,0 +1,293 @@
+//! Mounting: from a device to a running file system.
+//!
+//! Owns the order of the steps: read the superblock, check features, take the MMP block,
+//! find and replay the journal, read the superblock again, mark the image in use,
+//! complete orphans, start the background threads. Invariants: nothing is written
+//! before every check has passed; a read-only mount writes nothing at all.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
+use fjord_format::features::{Compat, Features, Incompat, RoCompat};
+use fjord_format::geometry::Geometry;
+use fjord_format::jbd2::ChecksumVersion;
+use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
+use fjord_format::{FormatError, InodeNo};
+use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
+use parking_lot::Mutex;
+
+use crate::alloc::Groups;
+use crate::cache::meta::MetaCache;
+use crate::cache::page::PageLru;
+use crate::error::{Error, Result};
+use crate::fs::superblock::SuperState;
+use crate::fs::{Counters, FsInner, dirty, mmp, status, threads};
+use crate::fsync;
+use crate::inode::table::{self, InodeTable};
+use crate::map::{self, MapKind};
+use crate::options::{DataMode, MountOptions};
+use crate::orphan::{self, OrphanTable};
+
+/// Smallest cache that still makes progress, in bytes.
+const CACHE_MIN_BYTES: u64 = 8 << 20;
+/// Bytes that an inode in memory stands for when the table's capacity is worked out.
+const INODE_BYTES: u64 = 1024;
+
+/// Features that fjord reads and writes.
+fn writable() -> Features {
+    Features {
+        compat: Compat::DIR_PREALLOC
+            | Compat::HAS_JOURNAL
+            | Compat::EXT_ATTR
+            | Compat::RESIZE_INODE
+            | Compat::DIR_INDEX
+            | Compat::SPARSE_SUPER2
+            | Compat::FAST_COMMIT
+            | Compat::STABLE_INODES
+            | Compat::ORPHAN_FILE,
+        incompat: Incompat::FILETYPE
+            | Incompat::RECOVER
+            | Incompat::META_BG
+            | Incompat::EXTENTS
+            | Incompat::BIT64
+            | Incompat::MMP
+            | Incompat::FLEX_BG
+            | Incompat::EA_INODE
+            | Incompat::CSUM_SEED
+            | Incompat::LARGEDIR
+            | Incompat::INLINE_DATA,
+        ro_compat: RoCompat::SPARSE_SUPER
+            | RoCompat::LARGE_FILE
+            | RoCompat::HUGE_FILE
+            | RoCompat::GDT_CSUM
+            | RoCompat::DIR_NLINK
+            | RoCompat::EXTRA_ISIZE
+            | RoCompat::METADATA_CSUM
+            | RoCompat::PROJECT
+            | RoCompat::ORPHAN_PRESENT,
+    }
+}
+
+/// Opens the image at `path`.
+pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
+    let file_options = FileOptions { read_only: options.read_only, ..FileOptions::default() };
+    let device = FileDevice::open(path, &file_options)
+        .map_err(|error| Error::Open(Arc::new(error)))?;
+    open_device(Arc::new(device), options)
+}
+
+/// Opens the image on `device`.
+pub(crate) fn open_device(
+    device: Arc<dyn Device>,
+    options: &MountOptions,
+) -> Result<Arc<FsInner>> {
+    let raw = read_superblock(&*device)?;
+    let options = settle_options(&raw, options)?;
+    let geo = Geometry::from_superblock(&raw)?;
+    check_size(&*device, &geo)?;
+    let mmp = mmp::Mmp::acquire(&device, &raw, &geo, &options)?;
+    let journal = open_journal(&device, &raw, &geo, &options)?;
+    // The replay may have changed the superblock.
+    let raw = read_superblock(&*device)?;
+    let geo = Geometry::from_superblock(&raw)?;
+    let replayed = journal.as_ref().is_some_and(|(_, dirty)| *dirty);
+    let fs = build(device, raw.clone(), geo, options, mmp, replayed)?;
+    if let Some((journal, _)) = journal {
+        fs.set_journal(journal);
+    }
+    if !fs.options.read_only {
+        start_writing(&fs, &raw)?;
+    }
+    Ok(fs)
+}
+
+fn start_writing(fs: &Arc<FsInner>, raw: &RawSuperblock) -> Result<()> {
+    if raw.state().contains(FsState::ERROR) {
+        tracing::warn!("the image bears the mark of an earlier error; run e2fsck -f when you can");
+    }
+    fs.write_mounted_superblock()?;
+    orphan::load_file(fs)?;
+    let completed = orphan::process(fs)?;
+    if completed > 0 {
+        tracing::info!(completed, "completed deletions and truncations of orphans");
+    }
+    threads::Threads::start(fs);
+    mmp::Mmp::start(fs);
+    Ok(())
+}
+
+fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    let end = SUPERBLOCK_OFFSET_BYTES + SUPERBLOCK_BYTES as u64;
+    if device.size_bytes() < end {
+        return Err(Error::Usage(format!(
+            "the image has {} bytes, too few for a file system; create one with `fjord mkfs`",
+            device.size_bytes()
+        )));
+    }
+    device.read_exact_at(SUPERBLOCK_OFFSET_BYTES, &mut bytes)?;
+    let raw = RawSuperblock::decode(&bytes).map_err(|error| match error {
+        FormatError::BadMagic { .. } => Error::Usage(
+            "this is not an ext2, ext3 or ext4 image; check the path, or create one with \
+             `fjord mkfs`"
+                .into(),
+        ),
+        other => other.into(),
+    })?;
+    raw.verify_checksum()?;
+    Ok(raw)
+}
+
+fn check_size(device: &dyn Device, geo: &Geometry) -> Result<()> {
+    let need = geo.block_count.saturating_mul(u64::from(geo.block_size));
+    if device.size_bytes() < need {
+        return Err(Error::Usage(format!(
+            "the image is cut short: the file system has {need} bytes, the image {}; restore \
+             the missing part or run resize2fs",
+            device.size_bytes()
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses features by name and turns options into what this image allows.
+fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOptions> {
+    let features = raw.features();
+    let unknown = features.without(&writable());
+    let mut options = options.clone();
+    if !unknown.incompat.is_empty() {
+        let only = Features { incompat: unknown.incompat, ..Features::default() };
+        return Err(Error::Incompatible {
+            feature: only.names().join(", "),
+            hint: "mount the image with Linux, or remove the feature with tune2fs".into(),
+        });
+    }
+    if !unknown.ro_compat.is_empty() && !options.read_only {
+        let only = Features { ro_compat: unknown.ro_compat, ..Features::default() };
+        return Err(Error::Incompatible {
+            feature: only.names().join(", "),
+            hint: "mount the image read-only (-o ro), or with Linux".into(),
+        });
+    }
+    options.cache_size_bytes = options.cache_size_bytes.max(CACHE_MIN_BYTES);
+    if options.data == DataMode::Journal {
+        // As ext4: the data mode that journals data does not delay allocation's promises,
+        // but needs a log.
+        if !features.compat.contains(Compat::HAS_JOURNAL) {
+            return Err(Error::Usage("data=journal needs an image with a journal".into()));
+        }
+    }
+    Ok(options)
+}
+
+fn build(
+    device: Arc<dyn Device>,
+    raw: RawSuperblock,
+    geo: Geometry,
+    options: MountOptions,
+    mmp: mmp::Mmp,
+    replayed: bool,
+) -> Result<Arc<FsInner>> {
+    let budget = options.cache_size_bytes;
+    let meta_budget = budget / 4;
+    let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
+    let groups = Groups::open(&geo, &raw, &options, replayed);
+    let inode_capacity = (budget / 16 / INODE_BYTES).max(256);
+    let fs = Arc::new(FsInner {
+        device,
+        meta,
+        page_lru: PageLru::new(budget - meta_budget, geo.block_size),
+        inodes: InodeTable::new(usize::try_from(inode_capacity).unwrap_or(usize::MAX)),
+        dirty_inodes: dirty::DirtyList::default(),
+        groups,
+        sb: SuperState::new(raw),
+        orphans: OrphanTable::default(),
+        rename_lock: Mutex::new(()),
+        fsync_policy: fsync::policy(options.fsync),
+        status: status::Status::default(),
+        stats: Counters::default(),
+        threads: threads::Threads::default(),
+        mmp,
+        geo,
+        options,
+        journal: OnceLock::new(),
+    });
+    Ok(fs)
+}
+
+/// Opens the journal, replaying it if need be. `None` for images without one and for
+/// read-only mounts. Returns whether there was something to replay.
+fn open_journal(
+    device: &Arc<dyn Device>,
+    raw: &RawSuperblock,
+    geo: &Geometry,
+    options: &MountOptions,
+) -> Result<Option<(Journal, bool)>> {
+    if !geo.features.compat.contains(Compat::HAS_JOURNAL) {
+        return Ok(None);
+    }
+    if options.read_only {
+        if geo.features.incompat.contains(Incompat::RECOVER) && !options.no_load_journal {
+            return Err(Error::Usage(
+                "the journal is dirty and a read-only mount does not replay it; run `fjord \
+                 recover` first, or pass -o noload to look at the image as it is"
+                    .into(),
+            ));
+        }
+        return Ok(None);
+    }
+    let Some(ino) = raw.journal_inode() else {
+        return Err(Error::Incompatible {
+            feature: "external journal device".into(),
+            hint: "move the journal into the image with tune2fs -O ^has_journal and -j".into(),
+        });
+    };
+    let journal_map = journal_map(device, raw, geo, options, ino)?;
+    let journal_options = JournalOptions {
+        barrier: options.barrier,
+        bit64: geo.features.incompat.contains(Incompat::BIT64),
+        checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
+        transaction_blocks_max: None,
+    };
+    let block_size = geo.block_size as usize;
+    let (journal, report) =
+        Journal::open(device.clone(), journal_map, block_size, &journal_options)?;
+    let dirty = geo.features.incompat.contains(Incompat::RECOVER);
+    if dirty {
+        tracing::info!(?report, "journal replayed");
+    }
+    Ok(Some((journal, dirty)))
+}
+
+/// Finds the journal's blocks with a throw-away, read-only view of the image: what it
+/// caches is from before the replay.
+fn journal_map(
+    device: &Arc<dyn Device>,
+    raw: &RawSuperblock,
+    geo: &Geometry,
+    options: &MountOptions,
+    ino: InodeNo,
+) -> Result<JournalMap> {
+    let view_options = MountOptions { read_only: true, ..options.clone() };
+    let fs = build(device.clone(), raw.clone(), geo.clone(), view_options, mmp::Mmp::none(), true)?;
+    let inode = table::get(&fs, ino)?;
+    let state = inode.state.read();
+    if !state.is_file() {
+        return Err(Error::corrupt("journal inode", format!("{ino} is not a regular file")));
+    }
+    let blocks = state.size / u64::from(geo.block_size);
+    let blocks = u32::try_from(blocks)
+        .map_err(|_| Error::corrupt("journal inode", format!("{blocks} blocks are too many")))?;
+    let mut extents = Vec::new();
+    let mut logical = 0;
+    while logical < blocks {
+        let found = map::lookup(&fs, &inode, &state, logical, blocks - logical)?;
+        let MapKind::Written(start) = found.kind else {
+            return Err(Error::corrupt("journal inode", format!("block {logical} is not mapped")));
+        };
+        extents.push(JournalExtent { logical, start, len: found.len });
+        logical = logical.saturating_add(found.len.max(1));
+    }
+    Ok(JournalMap::new(extents)?)
+}

@@ -1,0 +1,186 @@
+//! The superblock of a mounted file system.
+//!
+//! Owns the raw superblock in memory and its two ways to disk: through the journal
+//! (orphan head, feature bits that change while mounted) and directly (mount, unmount,
+//! error records), when no transaction is open.
+//!
+//! Invariant: `RECOVER` is on disk before the first transaction commits, and off only
+//! after the journal is empty.
+
+use std::sync::Arc;
+
+use fjord_block::{AlignedBuf, Buf, Class, DeviceExt, Order, Request};
+use fjord_format::features::{Compat, Features, Incompat, RoCompat};
+use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
+use fjord_format::{BlockNo, InodeNo};
+use fjord_journal::{Buffer, Handle};
+use parking_lot::Mutex;
+use zerocopy::IntoBytes;
+
+use crate::error::{Error, Result};
+use crate::fs::FsInner;
+
+/// The superblock in memory.
+pub(crate) struct SuperState {
+    /// Taken after a handle is open and before the superblock's buffer.
+    raw: Mutex<RawSuperblock>,
+}
+
+impl SuperState {
+    pub(crate) fn new(raw: RawSuperblock) -> Self {
+        Self { raw: Mutex::new(raw) }
+    }
+
+    /// A copy of it as it is now.
+    pub(crate) fn snapshot(&self) -> RawSuperblock {
+        self.raw.lock().clone()
+    }
+
+    /// Head of the orphan list, 0 if it is empty.
+    pub(crate) fn last_orphan(&self) -> u32 {
+        self.raw.lock().s_last_orphan.get()
+    }
+
+    /// The inode of the orphan file, where the features name one.
+    pub(crate) fn orphan_file_inode(&self, features: &Features) -> Option<InodeNo> {
+        let ino = self.raw.lock().s_orphan_file_inum.get();
+        (features.compat.contains(Compat::ORPHAN_FILE) && ino != 0).then_some(InodeNo(ino))
+    }
+}
+
+impl FsInner {
+    fn superblock_place(&self) -> (BlockNo, usize) {
+        let block = SUPERBLOCK_OFFSET_BYTES / u64::from(self.geo.block_size);
+        let offset = SUPERBLOCK_OFFSET_BYTES % u64::from(self.geo.block_size);
+        (BlockNo(block), offset as usize)
+    }
+
+    fn superblock_buffer(&self) -> Result<Arc<Buffer>> {
+        self.meta.read(self.superblock_place().0, |_| Ok(()))
+    }
+
+    /// Changes the superblock in the transaction of `h`.
+    pub(crate) fn change_superblock(
+        &self,
+        h: &Handle,
+        change: impl FnOnce(&mut RawSuperblock),
+    ) -> Result<()> {
+        let (_, offset) = self.superblock_place();
+        let buffer = self.superblock_buffer()?;
+        let mut raw = self.sb.raw.lock();
+        change(&mut raw);
+        raw.update_checksum();
+        let mut bytes = h.get_write(&buffer)?;
+        bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
+        Ok(())
+    }
+
+    /// Sets the head of the orphan list.
+    pub(crate) fn set_last_orphan(&self, h: &Handle, ino: u32) -> Result<()> {
+        self.change_superblock(h, |raw| raw.s_last_orphan.set(ino))
+    }
+
+    /// Says that the orphan file may hold something, as recovery must know.
+    pub(crate) fn mark_orphan_present(&self, h: &Handle) -> Result<()> {
+        let flag = RoCompat::ORPHAN_PRESENT;
+        if self.sb.raw.lock().features().ro_compat.contains(flag) {
+            return Ok(());
+        }
+        self.change_superblock(h, |raw| set_ro_compat(raw, flag, true))
+    }
+
+    /// Writes the superblock straight to the device and flushes.
+    pub(crate) fn write_superblock_now(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        let mut raw = self.sb.raw.lock();
+        change(&mut raw);
+        let now = self.now().sec;
+        raw.set_wtime_seconds(u64::try_from(now).unwrap_or(0));
+        raw.update_checksum();
+        let (block, offset) = self.superblock_place();
+        // No transaction is open at mount, at unmount and after an error, so the block
+        // in memory is what the device should have but for these bytes.
+        let mut bytes = match self.meta.peek(block) {
+            Some(buffer) => AlignedBuf::from_slice(&buffer.read()),
+            None => {
+                self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?
+            }
+        };
+        bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
+        let content = Buf::from(bytes);
+        let request = Request::Write {
+            offset: self.byte_offset(block),
+            bufs: vec![content],
+            order: Order::Barrier,
+            fua: false,
+            class: Class::Sync,
+        };
+        self.device.submit_one(request).wait()?;
+        self.device.flush()?;
+        Ok(())
+    }
+
+    /// At mount: the image is in use from now on.
+    pub(crate) fn write_mounted_superblock(&self) -> Result<()> {
+        let has_log = self.has_log();
+        let now = u64::try_from(self.now().sec).unwrap_or(0);
+        self.write_superblock_now(|raw| {
+            raw.set_mtime_seconds(now);
+            let mounts = raw.s_mnt_count.get().saturating_add(1);
+            raw.s_mnt_count.set(mounts);
+            if has_log {
+                set_incompat(raw, Incompat::RECOVER, true);
+            } else {
+                raw.set_state(raw.state() - FsState::VALID);
+            }
+        })
+    }
+
+    /// At unmount: everything is home.
+    pub(crate) fn write_clean_superblock(&self) -> Result<()> {
+        let free_blocks = self.groups.free_blocks_total();
+        let free_inodes = self.groups.free_inodes_total();
+        let no_orphans = self.orphans.is_empty();
+        self.write_superblock_now(|raw| {
+            raw.set_free_blocks_count(free_blocks);
+            raw.s_free_inodes_count.set(free_inodes);
+            set_incompat(raw, Incompat::RECOVER, false);
+            if no_orphans {
+                set_ro_compat(raw, RoCompat::ORPHAN_PRESENT, false);
+            }
+            if !raw.state().contains(FsState::ERROR) {
+                raw.set_state(raw.state() | FsState::VALID);
+            }
+        })
+    }
+
+    /// Leaves a note of an error for e2fsck; best effort, since the device may be gone.
+    pub(crate) fn record_error_in_superblock(&self, error: &Error) {
+        if self.options.read_only {
+            return;
+        }
+        let now = self.now().sec as u32;
+        let written = self.write_superblock_now(|raw| {
+            raw.set_state(raw.state() | FsState::ERROR);
+            if raw.s_error_count.get() == 0 {
+                raw.s_first_error_time.set(now);
+            }
+            raw.s_last_error_time.set(now);
+            raw.s_error_count.set(raw.s_error_count.get().saturating_add(1));
+        });
+        if let Err(second) = written {
+            tracing::warn!(%error, %second, "could not record the error in the superblock");
+        }
+    }
+}
+
+fn set_incompat(raw: &mut RawSuperblock, flag: Incompat, on: bool) {
+    let mut features = raw.features();
+    features.incompat.set(flag, on);
+    raw.set_features(&features);
+}
+
+fn set_ro_compat(raw: &mut RawSuperblock, flag: RoCompat, on: bool) {
+    let mut features = raw.features();
+    features.ro_compat.set(flag, on);
+    raw.set_features(&features);
+}

@@ -1,0 +1,101 @@
+//! sync, shutdown and unmount.
+//!
+//! Owns the order in which a file system comes to rest. Invariant: unmount marks the
+//! image clean only after data, metadata and superblock counts are on the device and
+//! flushed; after an error it never does.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::file::{truncate, writeback};
+use crate::fs::FsInner;
+use crate::fs::status::ShutdownMode;
+
+impl FsInner {
+    /// Writes all dirty data and commits: what `syncfs(2)` promises.
+    pub(crate) fn sync(self: &Arc<Self>) -> Result<()> {
+        self.check_alive()?;
+        if self.is_read_only() {
+            return self.status.first_error().map_or(Ok(()), Err);
+        }
+        self.write_all_dirty()?;
+        self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
+        self.flush_device()
+    }
+
+    fn failed(&self, error: Error) -> Error {
+        self.note_write_error(&error);
+        error
+    }
+
+    fn write_all_dirty(self: &Arc<Self>) -> Result<()> {
+        let mut first_error = None;
+        for inode in self.dirty_inodes.take_all() {
+            let written = writeback::write_inode(self, &inode, 0..u64::MAX, writeback::Mode::Background);
+            if let Err(error) = written {
+                first_error.get_or_insert(error);
+            }
+        }
+        // A thread may hold an inode that it took off the list before us.
+        for inode in self.inodes.all() {
+            if let Err(error) = writeback::wait_in_flight(&inode) {
+                first_error.get_or_insert(error);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.
+    /// Returns whether another try may find space.
+    pub(crate) fn regain_space(self: &Arc<Self>) -> bool {
+        let waiting = self.pending_free_blocks() > 0;
+        let dirty = self.page_lru.dirty_bytes() > 0;
+        if !waiting && !dirty {
+            return false;
+        }
+        let written = if dirty { self.write_all_dirty() } else { Ok(()) };
+        written.is_ok() && self.journal().commit_running().is_ok()
+    }
+
+    /// Stops the file system in one of three ways; every later call fails with EIO.
+    pub(crate) fn go_down(self: &Arc<Self>, mode: ShutdownMode) -> Result<()> {
+        let result = match mode {
+            ShutdownMode::Default => self.sync(),
+            ShutdownMode::LogFlush => self.journal().commit_running().map(drop).map_err(Error::from),
+            ShutdownMode::NoLogFlush => Ok(()),
+        };
+        self.status.shut_down();
+        self.journal().shutdown();
+        result
+    }
+
+    /// Brings everything home and marks the image clean. A second call does nothing.
+    pub(crate) fn unmount(self: &Arc<Self>) -> Result<()> {
+        if self.status.is_unmounted() {
+            return Ok(());
+        }
+        self.threads.stop();
+        let result = if self.options.read_only { Ok(()) } else { self.come_to_rest() };
+        self.status.set_unmounted();
+        result
+    }
+
+    fn come_to_rest(self: &Arc<Self>) -> Result<()> {
+        if self.is_read_only() || self.status.is_shut_down() {
+            self.mmp.release();
+            return match self.status.first_error() {
+                Some(error) => Err(error),
+                None => Ok(()),
+            };
+        }
+        self.write_all_dirty()?;
+        for inode in self.inodes.all() {
+            truncate::discard_prealloc(self, &mut inode.state.write());
+        }
+        self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
+        self.journal().close().map_err(|error| self.failed(error.into()))?;
+        self.write_clean_superblock()?;
+        self.mmp.release();
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! Background threads: writeback, commit timer, checkpoint, MMP heartbeat.
+//!
+//! Owns their start, wake-up and stop. Invariant: a thread holds no strong reference to
+//! the file system while it sleeps, and all have ended when [`Threads::stop`] returns.
+
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::file::writeback;
+use crate::fs::FsInner;
+
+/// Longest sleep between looks at the clock.
+const TICK: Duration = Duration::from_millis(500);
+
+/// The log is emptied in the background from one part in this many on.
+const CHECKPOINT_SHARE: u32 = 4;
+/// Blocks that one background checkpoint brings home.
+const CHECKPOINT_BLOCKS: usize = 4096;
+
+#[derive(Default)]
+struct Signal {
+    stop: bool,
+    wake: bool,
+}
+
+/// Handles of the background threads.
+#[derive(Default)]
+pub(crate) struct Threads {
+    signal: Arc<(Mutex<Signal>, Condvar)>,
+    joins: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Threads {
+    /// Starts the threads that `fs` wants.
+    pub(crate) fn start(fs: &Arc<FsInner>) {
+        if !fs.options.background_threads || fs.options.read_only {
+            return;
+        }
+        let bodies: [(&str, fn(&Arc<FsInner>)); 2] =
+            [("fjord-writeback", write_back), ("fjord-commit", commit_old)];
+        for (name, body) in bodies {
+            let weak = Arc::downgrade(fs);
+            let signal = fs.threads.signal.clone();
+            let spawned = std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || run(&weak, &signal, body));
+            match spawned {
+                Ok(join) => fs.threads.joins.lock().push(join),
+                // Without the thread, fsync, sync and unmount still do all the work.
+                Err(error) => tracing::warn!(%error, name, "cannot start a thread"),
+            }
+        }
+    }
+
+    /// Wakes the threads before their time.
+    pub(crate) fn wake(&self) {
+        let (lock, condvar) = &*self.signal;
+        let mut signal = lock.lock();
+        if !signal.wake {
+            signal.wake = true;
+            condvar.notify_all();
+        }
+    }
+
+    /// Ends all threads and waits for them.
+    pub(crate) fn stop(&self) {
+        let (lock, condvar) = &*self.signal;
+        lock.lock().stop = true;
+        condvar.notify_all();
+        let me = std::thread::current().id();
+        for join in self.joins.lock().drain(..) {
+            if join.thread().id() != me && join.join().is_err() {
+                tracing::error!("a background thread had panicked");
+            }
+        }
+    }
+}
+
+fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), body: fn(&Arc<FsInner>)) {
+    let (lock, condvar) = signal;
+    loop {
+        {
+            let mut state = lock.lock();
+            if !state.stop && !state.wake {
+                condvar.wait_until(&mut state, Instant::now() + TICK);
+            }
+            if state.stop {
+                return;
+            }
+            state.wake = false;
+        }
+        let Some(fs) = fs.upgrade() else { return };
+        body(&fs);
+    }
+}
+
+/// Writes pages that are old, or any while more than the background share is dirty.
+fn write_back(fs: &Arc<FsInner>) {
+    writeback::write_old(fs, fs.options.writeback_interval, || fs.status.is_read_only());
+    let lru = &fs.page_lru;
+    let limit = lru.background_threshold_bytes();
+    if lru.dirty_bytes() > limit {
+        writeback::write_old(fs, Duration::ZERO, || {
+            fs.status.is_read_only() || lru.dirty_bytes() <= limit / 2
+        });
+    }
+}
+
+/// Commits a running transaction that has waited long enough, and empties the log ahead
+/// of need.
+fn commit_old(fs: &Arc<FsInner>) {
+    if fs.status.is_read_only() {
+        return;
+    }
+    let journal = fs.journal();
+    if journal.running_age().is_some_and(|age| age >= fs.options.commit_interval)
+        && let Err(error) = journal.commit_running()
+    {
+        fs.note_write_error(&error.into());
+    }
+    let (used, len) = journal.log_usage_blocks();
+    let log_fills = used > len / CHECKPOINT_SHARE;
+    if (log_fills || fs.meta.is_over_budget())
+        && let Err(error) = journal.checkpoint_some(CHECKPOINT_BLOCKS)
+    {
+        fs.note_write_error(&error.into());
+    }
+}

@@ -1,0 +1,58 @@
+//! Fsync: which blocks a call makes durable.
+//!
+//! Owns the seam between the engine and the ways of committing. A policy gets an inode
+//! whose data has been submitted (see [`crate::file::writeback`]) and makes the newest
+//! metadata of that inode durable, together with every data write attached to it.
+//!
+//! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
+//! before the call, its attributes, and a path to it survive a power cut.
+
+mod compound;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub(crate) use compound::Compound;
+
+use crate::error::Result;
+use crate::file::writeback;
+use crate::fs::FsInner;
+use crate::inode::Inode;
+use crate::options::FsyncPolicyKind;
+
+/// A way to make one file durable.
+pub(crate) trait FsyncPolicy: Send + Sync {
+    /// Name as on the command line.
+    fn name(&self) -> &'static str;
+
+    /// Makes the metadata of `inode` durable; with `datasync` only what is needed to
+    /// read its data back. All data writes have been submitted and are either complete
+    /// or attached to the running transaction.
+    ///
+    /// # Errors
+    /// The first error of a write, flush or commit that the promise depends on.
+    fn commit(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()>;
+}
+
+/// The policy that an option names.
+pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
+    match kind {
+        FsyncPolicyKind::Compound => Box::new(Compound),
+    }
+}
+
+/// Makes a file durable: writes its data back, then commits by the mount's policy.
+///
+/// # Errors
+/// I/O errors of this file's data or of the journal.
+pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
+    fs.check_alive()?;
+    if fs.is_read_only() {
+        return Ok(());
+    }
+    writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
+    fs.fsync_policy.commit(fs, inode, datasync)?;
+    writeback::finish(inode)?;
+    fs.stats.fsyncs.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}

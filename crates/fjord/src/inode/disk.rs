@@ -1,0 +1,140 @@
+//! Inodes between memory and the inode table.
+//!
+//! Owns reading and storing of one inode. Invariants: an inode's table block is read
+//! and verified before use; a stored inode carries a right checksum; the next pointer of
+//! the orphan list is always taken from [`crate::orphan`].
+
+use fjord_format::inode::{self, DiskInode, InodeFlags};
+use fjord_format::{BlockNo, InodeNo};
+use fjord_journal::Handle;
+
+use super::{Inode, InodeState, Orphan};
+use crate::error::{Error, Result};
+use crate::fs::FsInner;
+
+/// Metadata blocks that storing an inode can dirty.
+pub(crate) const STORE_CREDITS: u32 = 2;
+
+/// Where an inode lies: its block and the bytes in it.
+fn place(fs: &FsInner, ino: InodeNo) -> Result<(BlockNo, std::ops::Range<usize>)> {
+    let location = fs
+        .geo
+        .inode_location(ino)
+        .ok_or_else(|| Error::corrupt("inode number", format!("{ino} is out of range")))?;
+    let table = fs.inode_table(location.group)?;
+    let block = table
+        .checked_add(u64::from(location.table_block))
+        .filter(|&block| fs.geo.contains(block))
+        .ok_or_else(|| Error::corrupt("inode table", format!("group {}", location.group)))?;
+    let start = location.offset_bytes as usize;
+    Ok((block, start..start + usize::from(fs.geo.inode_size)))
+}
+
+/// Reads an inode and verifies its checksum.
+pub(crate) fn load(fs: &FsInner, ino: InodeNo) -> Result<DiskInode> {
+    let (block, range) = place(fs, ino)?;
+    let buffer = fs.meta.read(block, |_| Ok(()))?;
+    let content = buffer.read();
+    let bytes = &content[range];
+    let named = |error: fjord_format::FormatError| {
+        Error::corrupt(format!("inode {ino}"), error.to_string())
+    };
+    let disk = DiskInode::decode(bytes, &fs.geo).map_err(named)?;
+    if disk.mode == 0 && disk.links_count == 0 {
+        // Never used: there may be no checksum to verify.
+        return Ok(disk);
+    }
+    inode::verify_checksum(bytes, &fs.geo, ino).map_err(named)?;
+    if crate::attr::FileKind::from_mode(disk.mode).is_none() {
+        return Err(Error::corrupt(format!("inode {ino}"), format!("mode {:o}", disk.mode)));
+    }
+    Ok(disk)
+}
+
+/// Changes an inode's bytes in its table block and seals them.
+pub(crate) fn change_bytes<T>(
+    fs: &FsInner,
+    h: &Handle,
+    ino: InodeNo,
+    change: impl FnOnce(&mut [u8]) -> Result<T>,
+) -> Result<T> {
+    let (block, range) = place(fs, ino)?;
+    let buffer = fs.meta.read(block, |_| Ok(()))?;
+    let mut content = h.get_write(&buffer)?;
+    let bytes = &mut content[range];
+    let result = change(bytes)?;
+    inode::update_checksum(bytes, &fs.geo, ino)?;
+    Ok(result)
+}
+
+/// Reads an inode's bytes, with what lies behind the fields that [`DiskInode`] knows.
+pub(crate) fn read_bytes<T>(
+    fs: &FsInner,
+    ino: InodeNo,
+    read: impl FnOnce(&[u8]) -> Result<T>,
+) -> Result<T> {
+    let (block, range) = place(fs, ino)?;
+    let buffer = fs.meta.read(block, |_| Ok(()))?;
+    let content = buffer.read();
+    read(&content[range])
+}
+
+/// Writes `state.disk` into the inode table as part of `h`'s transaction.
+pub(crate) fn store(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+) -> Result<()> {
+    if state.orphan == Some(Orphan::List) {
+        state.disk.dtime = fs.orphans.next_of(inode.ino);
+    }
+    change_bytes(fs, h, inode.ino, |bytes| Ok(state.disk.encode(bytes, &fs.geo)?))?;
+    state.dirty = false;
+    inode.touch_tid(h.tid(), false);
+    Ok(())
+}
+
+/// Writes a new inode: what an earlier life left in its bytes is wiped first.
+pub(crate) fn store_new(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+) -> Result<()> {
+    change_bytes(fs, h, inode.ino, |bytes| {
+        bytes.fill(0);
+        Ok(state.disk.encode(bytes, &fs.geo)?)
+    })?;
+    state.dirty = false;
+    inode.touch_tid(h.tid(), true);
+    Ok(())
+}
+
+/// Marks an inode deleted: no links, no mode, a time of deletion.
+pub(crate) fn clear(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+) -> Result<()> {
+    state.disk.dtime = fs.now().sec as u32;
+    state.disk.links_count = 0;
+    state.disk.size = 0;
+    state.disk.blocks_512 = 0;
+    change_bytes(fs, h, inode.ino, |bytes| Ok(state.disk.encode(bytes, &fs.geo)?))
+}
+
+/// Rewrites the next pointer of a listed orphan after its neighbour has gone.
+pub(crate) fn relink_orphan(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<()> {
+    change_bytes(fs, h, ino, |bytes| {
+        let mut disk = DiskInode::decode(bytes, &fs.geo)?;
+        disk.dtime = fs.orphans.next_of(ino);
+        Ok(disk.encode(bytes, &fs.geo)?)
+    })
+}
+
+/// Whether the inode asks for its data to be journaled.
+pub(crate) fn has_journal_data_flag(disk: &DiskInode) -> bool {
+    disk.flags.contains(InodeFlags::JOURNAL_DATA)
+}

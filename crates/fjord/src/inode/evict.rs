@@ -1,0 +1,62 @@
+//! The end of an inode: freeing what a deleted file holds.
+//!
+//! Owns the deletion of an inode without links once nobody uses it. Invariant: the
+//! inode stays on the orphan record until its number is free, in one transaction with
+//! that, so that a crash at any point resumes the deletion.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::file::{truncate, writeback};
+use crate::fs::FsInner;
+use crate::inode::{Inode, InodeState, disk};
+use crate::{map, orphan, xattr};
+
+/// Deletes `inode` if nothing refers to it any more: no links, no outside references.
+pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    if inode.state.read().disk.links_count != 0 || fs.is_read_only() || fs.status.is_shut_down() {
+        return Ok(());
+    }
+    delete(fs, inode)
+}
+
+/// Frees the blocks, attributes and number of an inode without links.
+pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    let mut in_flight = inode.writeback.lock();
+    // An error of data that is going away anyway does not matter.
+    let _ = writeback::drain(inode, &mut in_flight);
+    let mut state = inode.state.write();
+    if state.dead {
+        return Ok(());
+    }
+    let is_dir = state.is_dir();
+    truncate::drop_pages(fs, inode, &mut state, 0..u64::MAX);
+    truncate::discard_prealloc(fs, &mut state);
+    let orphaned = state.orphan.is_some();
+    if map::has_map(&state) {
+        state.size = 0;
+        state.disk.size = 0;
+        truncate::remove_blocks(fs, inode, &mut state, 0, u64::from(u32::MAX), !orphaned)?;
+    }
+    xattr::delete_all(fs, inode, &mut state)?;
+    free_number(fs, inode, &mut state, is_dir)?;
+    state.dead = true;
+    drop(state);
+    fs.dirty_inodes.forget(inode);
+    fs.inodes.forget(inode.ino);
+    Ok(())
+}
+
+fn free_number(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    is_dir: bool,
+) -> Result<()> {
+    let handle = fs.start(disk::STORE_CREDITS + orphan::CREDITS + 4)?;
+    orphan::remove(fs, &handle, inode, state)?;
+    disk::clear(fs, &handle, inode, state)?;
+    fs.free_inode(&handle, inode.ino, is_dir)?;
+    handle.stop();
+    Ok(())
+}

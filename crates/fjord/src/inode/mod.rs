@@ -1,0 +1,201 @@
+//! Inodes in memory.
+//!
+//! Owns [`Inode`] (one per inode number and file system, see [`table`]), its lock and
+//! the rules of that lock.
+//!
+//! Invariants:
+//! - `state.disk` is what the next [`disk::store`] writes; after any change of it the
+//!   changer stores it in the same handle, or sets `state.dirty` and puts the inode on
+//!   the dirty list (times, lazily);
+//! - `state.disk.size` is the size a crash may show (ext4's `i_disksize`), `state.size`
+//!   the one that programs see; they differ only while delayed data is pending;
+//! - an inode with `refs == 0`, no dirty pages and `dirty == false` may be dropped from
+//!   memory at any time.
+//!
+//! Lock order: `writeback` → `state` (parents before children, then by number) → handle
+//! start → group locks → buffers. `state` is never taken while a handle is open.
+
+pub(crate) mod attr;
+pub(crate) mod disk;
+pub(crate) mod evict;
+pub(crate) mod flags;
+pub(crate) mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use fjord_block::Ticket;
+use fjord_format::inode::DiskInode;
+use fjord_format::{BlockNo, InodeNo, Tid};
+use parking_lot::{Mutex, RwLock};
+
+use crate::attr::FileKind;
+use crate::cache::page::PageMap;
+
+/// An inode in memory.
+pub(crate) struct Inode {
+    /// Its number.
+    pub(crate) ino: InodeNo,
+    /// What it holds; the lock is also the file's read/write lock (`i_rwsem`).
+    pub(crate) state: RwLock<InodeState>,
+    /// Held by whoever writes this inode's pages back or takes blocks away from it.
+    pub(crate) writeback: Mutex<InFlight>,
+    /// The file's cached blocks.
+    pub(crate) pages: Arc<PageMap>,
+    /// References from outside the engine (open files, front ends); see [`table`].
+    pub(crate) refs: AtomicUsize,
+    /// The transaction that holds the newest change fsync must commit (0: none).
+    pub(crate) sync_tid: TidCell,
+    /// The same for fdatasync: changes needed to reach the data.
+    pub(crate) datasync_tid: TidCell,
+    /// Which data writes a device flush has covered.
+    pub(crate) in_place: FlushCell,
+    /// Errors of writeback so far; an open file remembers which it has reported.
+    pub(crate) wb_errors: AtomicU32,
+}
+
+/// What the lock of an inode guards.
+#[derive(Debug)]
+pub(crate) struct InodeState {
+    /// The decoded on-disk inode.
+    pub(crate) disk: DiskInode,
+    /// Size in bytes as programs see it.
+    pub(crate) size: u64,
+    /// Blocks reserved for delayed allocation, not in `disk.blocks` yet.
+    pub(crate) reserved_blocks: u64,
+    /// Times or other lazy fields differ from what is stored.
+    pub(crate) dirty: bool,
+    /// Window of blocks picked for this file alone, in memory only.
+    pub(crate) prealloc: Option<Prealloc>,
+    /// On the orphan list or in the orphan file.
+    pub(crate) orphan: Option<Orphan>,
+    /// The engine took the inode apart (deleted); every further call gets ESTALE.
+    pub(crate) dead: bool,
+}
+
+/// A run of free blocks held for one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Prealloc {
+    /// The logical block that `start` is meant for.
+    pub(crate) lblk: u32,
+    /// First block.
+    pub(crate) start: BlockNo,
+    /// Count of blocks.
+    pub(crate) len: u32,
+}
+
+/// How an inode is recorded as an orphan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Orphan {
+    /// In the singly linked list that starts in the superblock.
+    List,
+    /// In the orphan file, at this slot.
+    File {
+        /// Logical block of the orphan file.
+        block: u32,
+        /// Slot in that block.
+        slot: u32,
+    },
+}
+
+/// Data writes of an inode that have been submitted and may not be complete.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    /// Tickets with the run of pages that each writes: first block, count.
+    pub(crate) writes: Vec<(Ticket, u32, u32)>,
+}
+
+/// A transaction ID or none, changed without a lock.
+#[derive(Default)]
+pub(crate) struct TidCell(AtomicU64);
+
+impl TidCell {
+    const SET: u64 = 1 << 32;
+
+    /// Records `tid`.
+    pub(crate) fn set(&self, tid: Tid) {
+        self.0.store(Self::SET | u64::from(tid.0), Ordering::Release);
+    }
+
+    /// The recorded ID.
+    pub(crate) fn get(&self) -> Option<Tid> {
+        let raw = self.0.load(Ordering::Acquire);
+        (raw & Self::SET != 0).then_some(Tid(raw as u32))
+    }
+}
+
+/// Counts data writes in place and how many of them a device flush has covered.
+#[derive(Default)]
+pub(crate) struct FlushCell {
+    written: AtomicU64,
+    flushed: AtomicU64,
+}
+
+impl FlushCell {
+    /// Records a submitted write.
+    pub(crate) fn record_write(&self) {
+        self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The mark of the newest write if a flush is still owed for it.
+    pub(crate) fn owed(&self) -> Option<u64> {
+        let written = self.written.load(Ordering::Acquire);
+        (written > self.flushed.load(Ordering::Acquire)).then_some(written)
+    }
+
+    /// Records that a flush, begun after the writes up to `mark` were complete, succeeded.
+    pub(crate) fn record_flush(&self, mark: u64) {
+        self.flushed.fetch_max(mark, Ordering::AcqRel);
+    }
+}
+
+impl InodeState {
+    /// The kind of file; a mode without a valid type was refused when the inode was read.
+    pub(crate) fn kind(&self) -> FileKind {
+        FileKind::from_mode(self.disk.mode).unwrap_or(FileKind::Regular)
+    }
+
+    /// Whether this is a directory.
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind() == FileKind::Directory
+    }
+
+    /// Whether this is a regular file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.kind() == FileKind::Regular
+    }
+}
+
+impl Inode {
+    /// Wraps a decoded inode.
+    pub(crate) fn new(ino: InodeNo, disk: DiskInode, pages: Arc<PageMap>) -> Arc<Self> {
+        let size = disk.size;
+        Arc::new(Self {
+            ino,
+            state: RwLock::new(InodeState {
+                disk,
+                size,
+                reserved_blocks: 0,
+                dirty: false,
+                prealloc: None,
+                orphan: None,
+                dead: false,
+            }),
+            writeback: Mutex::default(),
+            pages,
+            refs: AtomicUsize::new(0),
+            sync_tid: TidCell::default(),
+            datasync_tid: TidCell::default(),
+            in_place: FlushCell::default(),
+            wb_errors: AtomicU32::new(0),
+        })
+    }
+
+    /// Records that `tid` holds a change of this inode; `data` if fdatasync needs it.
+    pub(crate) fn touch_tid(&self, tid: Tid, data: bool) {
+        self.sync_tid.set(tid);
+        if data {
+            self.datasync_tid.set(tid);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The table of inodes in memory.
+//!
+//! Owns which [`Inode`] objects exist: at most one per inode number. Inodes that nobody
+//! uses stay until the table is over its capacity, so that a later lookup is cheap.
+//!
+//! Invariants: an inode is dropped from the table only when nothing outside refers to
+//! it, it has no dirty pages and nothing lazy to store; `Inode::refs` is changed only
+//! under the shard lock of its number.
+//!
+//! Locking: a shard's map lock is a leaf and never held over I/O; `Slot::load` is held
+//! while one inode is read.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fjord_format::InodeNo;
+use fjord_format::inode::DiskInode;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::{Inode, disk};
+use crate::cache::page::PageMap;
+use crate::error::Result;
+use crate::fs::FsInner;
+
+const SHARDS: usize = 64;
+
+#[derive(Default)]
+struct Slot {
+    /// The inode once it is loaded; the lock is held over the read.
+    load: Mutex<Option<Arc<Inode>>>,
+}
+
+#[derive(Default)]
+struct Shard {
+    slots: HashMap<u32, Arc<Slot>>,
+    queue: VecDeque<u32>,
+}
+
+/// All inodes in memory.
+pub(crate) struct InodeTable {
+    shards: Vec<Mutex<Shard>>,
+    count: AtomicUsize,
+    capacity: usize,
+}
+
+impl InodeTable {
+    /// A table that keeps about `capacity` unused inodes.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+            capacity,
+        }
+    }
+
+    fn shard(&self, ino: InodeNo) -> &Mutex<Shard> {
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    fn slot(&self, ino: InodeNo) -> Arc<Slot> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(slot) = shard.slots.get(&ino.0) {
+            return slot.clone();
+        }
+        let slot = Arc::new(Slot::default());
+        shard.slots.insert(ino.0, slot.clone());
+        shard.queue.push_back(ino.0);
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if count > self.capacity {
+            self.evict_from(&mut shard);
+        }
+        slot
+    }
+
+    /// Drops a few inodes that nobody needs, oldest first.
+    fn evict_from(&self, shard: &mut Shard) {
+        for _ in 0..shard.queue.len().min(16) {
+            let Some(ino) = shard.queue.pop_front() else { return };
+            let Some(slot) = shard.slots.get(&ino) else { continue };
+            if !is_unused(slot) {
+                shard.queue.push_back(ino);
+                continue;
+            }
+            shard.slots.remove(&ino);
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The inode if it is in memory.
+    pub(crate) fn peek(&self, ino: InodeNo) -> Option<Arc<Inode>> {
+        let slot = self.shard(ino).lock().slots.get(&ino.0).cloned()?;
+        slot.load.lock().clone()
+    }
+
+    /// All inodes in memory.
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let slots: Vec<Arc<Slot>> = shard.lock().slots.values().cloned().collect();
+            all.extend(slots.iter().filter_map(|slot| slot.load.lock().clone()));
+        }
+        all
+    }
+
+    /// Takes an inode out after its deletion, so that its number can start a new life.
+    pub(crate) fn forget(&self, ino: InodeNo) {
+        let mut shard = self.shard(ino).lock();
+        if shard.slots.remove(&ino.0).is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds an outside reference.
+    pub(crate) fn add_ref(&self, inode: &Inode) {
+        let _shard = self.shard(inode.ino).lock();
+        inode.refs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Drops an outside reference. Returns whether it was the last.
+    pub(crate) fn drop_ref(&self, inode: &Inode) -> bool {
+        let _shard = self.shard(inode.ino).lock();
+        inode.refs.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+}
+
+/// Whether an inode can be dropped. Called under the shard lock.
+fn is_unused(slot: &Arc<Slot>) -> bool {
+    if Arc::strong_count(slot) != 1 {
+        return false;
+    }
+    let Some(guard) = slot.load.try_lock() else { return false };
+    let Some(inode) = guard.as_ref() else { return true };
+    if Arc::strong_count(inode) != 1 || inode.refs.load(Ordering::Relaxed) != 0 {
+        return false;
+    }
+    let Some(state) = inode.state.try_read() else { return false };
+    let in_flight = inode.writeback.try_lock().is_none_or(|w| !w.writes.is_empty());
+    !in_flight
+        && !state.dirty
+        && state.orphan.is_none()
+        && state.prealloc.is_none()
+        && !inode.pages.has_dirty()
+}
+
+/// The inode `ino`, read from the device if need be.
+///
+/// # Errors
+/// `ESTALE` if the inode is not in use; corruption; I/O errors.
+pub(crate) fn get(fs: &FsInner, ino: InodeNo) -> Result<Arc<Inode>> {
+    let slot = fs.inodes.slot(ino);
+    let mut loaded = slot.load.lock();
+    if let Some(inode) = loaded.as_ref() {
+        return Ok(inode.clone());
+    }
+    let decoded = disk::load(fs, ino)?;
+    if decoded.links_count == 0 && decoded.mode == 0 {
+        return Err(Errno::STALE.into());
+    }
+    let inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
+    *loaded = Some(inode.clone());
+    Ok(inode)
+}
+
+/// Puts a freshly allocated inode into the table.
+pub(crate) fn insert_new(fs: &FsInner, ino: InodeNo, decoded: DiskInode) -> Arc<Inode> {
+    let slot = fs.inodes.slot(ino);
+    let mut loaded = slot.load.lock();
+    let inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
+    *loaded = Some(inode.clone());
+    inode
+}

@@ -1,0 +1,100 @@
+//! Mount options.
+//!
+//! Owns the defaults. Invariant: every option has the default that an ext4 user
+//! expects, and an option that the image cannot honour is refused at mount, not
+//! ignored.
+
+use std::time::Duration;
+
+/// What a commit promises about file data (`data=` of ext4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DataMode {
+    /// Data is on the device before the metadata that points to it commits.
+    #[default]
+    Ordered,
+    /// Data and metadata are written in any order.
+    Writeback,
+    /// Data goes through the journal too.
+    Journal,
+}
+
+/// Which blocks an fsync commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FsyncPolicyKind {
+    /// The whole running transaction.
+    #[default]
+    Compound,
+}
+
+/// When reading a file updates its access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AtimeMode {
+    /// When it is older than mtime or ctime, or older than a day.
+    #[default]
+    Relatime,
+    /// At each read.
+    Strict,
+    /// Never.
+    Never,
+}
+
+/// How to open an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Write nothing, not even recovery; a dirty journal is then refused.
+    pub read_only: bool,
+    /// With `read_only`: ignore a dirty journal instead of refusing it.
+    pub no_load_journal: bool,
+    /// Data mode.
+    pub data: DataMode,
+    /// Fsync policy.
+    pub fsync: FsyncPolicyKind,
+    /// Access time updates.
+    pub atime: AtimeMode,
+    /// Bytes of page and metadata cache together.
+    pub cache_size_bytes: u64,
+    /// Longest time a change waits in memory before the running transaction commits.
+    pub commit_interval: Duration,
+    /// Longest time dirty data waits in memory before it is written.
+    pub writeback_interval: Duration,
+    /// Send discards for freed blocks once their transaction has committed.
+    pub discard: bool,
+    /// Flush the device where durability needs it; `false` risks the image on power loss.
+    pub barrier: bool,
+    /// Extended attributes `user.*` and ACLs are honoured.
+    pub acl: bool,
+    /// Take the group of a new file from its directory always (`grpid`).
+    pub grpid: bool,
+    /// Who may use the reserved blocks besides root.
+    pub resuid: Option<u32>,
+    /// Which group may use the reserved blocks.
+    pub resgid: Option<u32>,
+    /// Delay block allocation until writeback.
+    pub delalloc: bool,
+    /// Start the engine's background threads (writeback, commit timer); without them
+    /// only calls do work, which makes tests repeatable.
+    pub background_threads: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            no_load_journal: false,
+            data: DataMode::default(),
+            fsync: FsyncPolicyKind::default(),
+            atime: AtimeMode::default(),
+            cache_size_bytes: 256 << 20,
+            commit_interval: Duration::from_secs(5),
+            writeback_interval: Duration::from_secs(5),
+            discard: false,
+            barrier: true,
+            acl: true,
+            grpid: false,
+            resuid: None,
+            resgid: None,
+            delalloc: true,
+            background_threads: true,
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Orphans: inodes that are deleted or being truncated.
+//!
+//! Owns the linked list that starts in the superblock (`s_last_orphan`, linked through
+//! `i_dtime`), the orphan file, and their processing at mount.
+//!
+//! Invariants: an inode whose blocks would be lost by a crash is recorded before its
+//! transaction ends; `OrphanTable::list` mirrors the on-disk list, head first; the next
+//! pointer of a listed inode is taken from there whenever the inode is stored.
+//!
+//! Locking: the table's lock is taken with a handle open, after inode state locks and
+//! before buffers.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use fjord_format::{BlockNo, InodeNo, checksum, orphan_file};
+use fjord_journal::Handle;
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+use crate::file::truncate;
+use crate::fs::FsInner;
+use crate::inode::{Inode, InodeState, Orphan, disk, evict, table};
+use crate::map::{self, MapKind};
+
+/// Metadata blocks that adding or removing an orphan can dirty.
+pub(crate) const CREDITS: u32 = 4;
+
+#[derive(Default)]
+struct OrphanState {
+    /// Inodes on the linked list, head first.
+    list: Vec<InodeNo>,
+    /// Blocks of the orphan file with the seed of their checksums, if there is one.
+    file: Vec<BlockNo>,
+    seed: Option<u32>,
+    /// Inodes in the orphan file with their slot.
+    slots: HashMap<u32, (u32, u32)>,
+}
+
+/// All inodes recorded as orphans.
+#[derive(Default)]
+pub(crate) struct OrphanTable {
+    state: Mutex<OrphanState>,
+}
+
+impl OrphanTable {
+    /// The value of `i_dtime` of a listed inode: the next inode on the list, 0 at its end.
+    pub(crate) fn next_of(&self, ino: InodeNo) -> u32 {
+        let state = self.state.lock();
+        let at = state.list.iter().position(|&i| i == ino);
+        at.and_then(|i| state.list.get(i + 1)).map_or(0, |next| next.0)
+    }
+
+    /// Whether no inode is recorded.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.list.is_empty() && state.slots.is_empty()
+    }
+}
+
+/// Records `inode` as an orphan and stores it. Does nothing if it is recorded already.
+pub(crate) fn add(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+) -> Result<()> {
+    if state.orphan.is_some() {
+        return Ok(());
+    }
+    let slot = add_to_file(fs, h, inode.ino)?;
+    state.orphan = Some(match slot {
+        Some((block, slot)) => Orphan::File { block, slot },
+        None => {
+            fs.orphans.state.lock().list.insert(0, inode.ino);
+            fs.set_last_orphan(h, inode.ino.0)?;
+            Orphan::List
+        }
+    });
+    disk::store(fs, h, inode, state)
+}
+
+/// Takes `inode` out of the record; the caller stores it.
+pub(crate) fn remove(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+) -> Result<()> {
+    match state.orphan.take() {
+        None => Ok(()),
+        Some(Orphan::File { block, slot }) => {
+            write_slot(fs, h, block, slot, None)?;
+            fs.orphans.state.lock().slots.remove(&inode.ino.0);
+            state.disk.dtime = 0;
+            Ok(())
+        }
+        Some(Orphan::List) => {
+            state.disk.dtime = 0;
+            remove_from_list(fs, h, inode.ino)
+        }
+    }
+}
+
+fn remove_from_list(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<()> {
+    let (previous, next) = {
+        let mut orphans = fs.orphans.state.lock();
+        let Some(at) = orphans.list.iter().position(|&i| i == ino) else { return Ok(()) };
+        orphans.list.remove(at);
+        let previous = at.checked_sub(1).map(|i| orphans.list[i]);
+        (previous, orphans.list.get(at).map_or(0, |next| next.0))
+    };
+    match previous {
+        None => fs.set_last_orphan(h, next),
+        Some(previous) => disk::relink_orphan(fs, h, previous),
+    }
+}
+
+fn add_to_file(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<Option<(u32, u32)>> {
+    let blocks = fs.orphans.state.lock().file.clone();
+    for (index, &block) in blocks.iter().enumerate() {
+        let buffer = fs.meta.read(block, |_| Ok(()))?;
+        let free = orphan_file::free_slot(&buffer.read(), 0);
+        if let Some(slot) = free {
+            let place = (index as u32, slot as u32);
+            // Two threads may have found the same slot: the table decides.
+            {
+                let mut orphans = fs.orphans.state.lock();
+                if orphans.slots.values().any(|&taken| taken == place) {
+                    drop(orphans);
+                    return add_to_file(fs, h, ino);
+                }
+                orphans.slots.insert(ino.0, place);
+            }
+            fs.mark_orphan_present(h)?;
+            write_slot(fs, h, place.0, place.1, Some(ino))?;
+            return Ok(Some(place));
+        }
+    }
+    Ok(None)
+}
+
+fn write_slot(
+    fs: &FsInner,
+    h: &Handle,
+    block: u32,
+    slot: u32,
+    ino: Option<InodeNo>,
+) -> Result<()> {
+    let (number, seed) = {
+        let orphans = fs.orphans.state.lock();
+        let number = orphans.file.get(block as usize).copied();
+        (number.ok_or_else(|| Error::corrupt("orphan file", "slot out of range"))?, orphans.seed)
+    };
+    let buffer = fs.meta.read(number, |_| Ok(()))?;
+    let mut bytes = h.get_write(&buffer)?;
+    orphan_file::set_slot(&mut bytes, slot as usize, ino)?;
+    Ok(orphan_file::seal(&mut bytes, seed, number)?)
+}
+
+/// Finds the orphan file's blocks. Called once at mount.
+pub(crate) fn load_file(fs: &FsInner) -> Result<()> {
+    let Some(ino) = fs.sb.orphan_file_inode(&fs.geo.features) else { return Ok(()) };
+    let inode = table::get(fs, ino)?;
+    let state = inode.state.read();
+    let count = state.size / u64::from(fs.geo.block_size);
+    if count > u64::from(orphan_file::ORPHAN_FILE_BLOCKS_MAX) {
+        return Err(Error::corrupt("orphan file", format!("{count} blocks are too many")));
+    }
+    let seed = fs
+        .geo
+        .features
+        .has_metadata_csum()
+        .then(|| checksum::inode_seed(fs.geo.csum_seed, ino, state.disk.generation));
+    let mut blocks = Vec::new();
+    for lblk in 0..count as u32 {
+        let MapKind::Written(block) = map::lookup(fs, &inode, &state, lblk, 1)?.kind else {
+            return Err(Error::corrupt("orphan file", format!("block {lblk} is a hole")));
+        };
+        fs.meta.read(block, |bytes| Ok(orphan_file::verify(bytes, seed, block)?))?;
+        blocks.push(block);
+    }
+    let mut orphans = fs.orphans.state.lock();
+    orphans.file = blocks;
+    orphans.seed = seed;
+    Ok(())
+}
+
+/// Completes what a crash interrupted: deletes orphans without links, truncates others.
+/// Returns how many there were.
+pub(crate) fn process(fs: &Arc<FsInner>) -> Result<usize> {
+    let listed = collect_list(fs)?;
+    let filed = collect_file(fs)?;
+    let mut inodes: Vec<Arc<Inode>> = Vec::new();
+    for ino in &listed {
+        let inode = table::get(fs, *ino)?;
+        inode.state.write().orphan = Some(Orphan::List);
+        inodes.push(inode);
+    }
+    fs.orphans.state.lock().list = listed;
+    for (ino, place) in filed {
+        let inode = table::get(fs, ino)?;
+        inode.state.write().orphan = Some(Orphan::File { block: place.0, slot: place.1 });
+        fs.orphans.state.lock().slots.insert(ino.0, place);
+        inodes.push(inode);
+    }
+    for inode in &inodes {
+        complete(fs, inode)?;
+    }
+    Ok(inodes.len())
+}
+
+fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    let links = inode.state.read().disk.links_count;
+    if links == 0 {
+        return evict::delete(fs, inode);
+    }
+    let mut state = inode.state.write();
+    let keep = state.size.div_ceil(u64::from(fs.geo.block_size));
+    if state.is_file() || state.is_dir() {
+        truncate::remove_blocks(fs, inode, &mut state, keep, u64::from(u32::MAX), false)?;
+    }
+    let handle = fs.start(disk::STORE_CREDITS + CREDITS)?;
+    remove(fs, &handle, inode, &mut state)?;
+    disk::store(fs, &handle, inode, &mut state)?;
+    handle.stop();
+    Ok(())
+}
+
+fn collect_list(fs: &FsInner) -> Result<Vec<InodeNo>> {
+    let mut seen = HashSet::new();
+    let mut list = Vec::new();
+    let mut next = fs.sb.last_orphan();
+    while next != 0 {
+        let ino = InodeNo(next);
+        let valid = fs.geo.contains_inode(ino) && ino >= fs.geo.first_inode;
+        if !valid || !seen.insert(next) {
+            return Err(Error::corrupt("orphan list", format!("inode {next} cannot be on it")));
+        }
+        list.push(ino);
+        next = disk::load(fs, ino)?.dtime;
+    }
+    Ok(list)
+}
+
+fn collect_file(fs: &FsInner) -> Result<Vec<(InodeNo, (u32, u32))>> {
+    let blocks = fs.orphans.state.lock().file.clone();
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    for (index, &block) in blocks.iter().enumerate() {
+        let buffer = fs.meta.read(block, |_| Ok(()))?;
+        for (slot, ino) in orphan_file::orphans(&buffer.read()) {
+            let valid = fs.geo.contains_inode(ino) && ino >= fs.geo.first_inode;
+            if !valid || !seen.insert(ino.0) {
+                return Err(Error::corrupt("orphan file", format!("inode {ino} cannot be in it")));
+            }
+            found.push((ino, (index as u32, slot as u32)));
+        }
+    }
+    Ok(found)
+}
