@@ -11,7 +11,8 @@
 //! - a flush makes durable every write that *completed before the flush was submitted*;
 //! - once a flush has failed, every later flush fails until the device is opened again;
 //! - every request completes, whether or not anyone waits, and buffers live until then;
-//! - overlapping requests that are under way together have an undefined outcome per byte.
+//! - overlapping requests that are under way together have an undefined outcome per byte, and so
+//!   have requests not aligned to `logical_block_size` with others in the same 4096-byte page.
 
 use std::fmt;
 use std::sync::Arc;

@@ -146,12 +146,24 @@ impl Ticket {
         (Ticket(core.clone()), Completer { core: Some(core) })
     }
 
+    /// The ticket of a core, for drivers that need to hand it on.
+    pub fn from_core(core: Arc<TicketCore>) -> Ticket {
+        Ticket(core)
+    }
+
     /// Waits for the result, lending this thread to the backend meanwhile.
     pub fn wait(&self) -> IoResult {
         loop {
+            self.finish();
             if let Some(result) = self.0.seen_result() {
                 return result;
             }
+        }
+    }
+
+    /// As `wait`, for helpers of backends: the result does not count as seen.
+    pub(crate) fn finish(&self) {
+        while !self.is_done() {
             if let Some(driver) = self.0.driver() {
                 driver.drive(&self.0);
             }

@@ -1,18 +1,33 @@
-//! The backend for image files and block devices. Owns [`FileDevice`].
+//! The backend for image files and block devices. Owns [`FileDevice`] and the routing of requests.
+//!
+//! - `raw`: blocking system calls; `open`: how the file was opened and locked;
+//! - `shared`: a request and who may do it; `helper`: threads for what nobody waits for;
+//! - `ring`: io_uring for several transfers at a time; `flush`: flush combining.
+//!
+//! Invariant: the thread that waits does the work itself where that is fastest: a lone transfer
+//! and a flush are plain calls of the waiter, without a hand-over.
 
+mod flush;
+mod helper;
 mod open;
 mod raw;
+mod ring;
+mod shared;
 
+use std::cell::RefCell;
+use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::buf::AlignedBuf;
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
 use crate::stats::{DeviceStats, StatCounters};
-use crate::sticky::Sticky;
-use crate::ticket::{IoResult, ReadTicket, Ticket};
-use raw::RawFile;
+use crate::ticket::{IoResult, ReadSlot, ReadTicket, Ticket};
+use flush::{DirtyClock, Flusher};
+use helper::Helpers;
+use ring::Ring;
+use shared::{Job, PendingCount, Shared, Work};
 
 /// How requests reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,58 +60,155 @@ impl Default for FileOptions {
     }
 }
 
-/// A file or block device, open and locked.
-#[derive(Debug)]
+/// A file or block device, open and locked. Dropping it waits for every request under way.
+///
+/// It has threads: open it after a fork, not before.
 pub struct FileDevice {
     capabilities: Capabilities,
-    file: RawFile,
-    sticky: Arc<Sticky>,
-    stats: StatCounters,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileDevice")
+            .field("file", &self.shared.file)
+            .field("engine", &self.engine())
+            .field("pending", &self.shared.pending.get())
+            .finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    /// The job of class Sync that this thread submitted last and may not have waited for.
+    static LAST: RefCell<Weak<Job>> = const { RefCell::new(Weak::new()) };
 }
 
 impl FileDevice {
     /// Opens and locks `path`, which must exist.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, OpenError> {
-        let (file, capabilities) = open::open(path, options)?;
-        Ok(FileDevice {
-            capabilities,
+        let mut options = options.clone();
+        options.direct &= std::env::var_os("FJORD_IO_DIRECT").is_none_or(|value| value != "0");
+        if options.engine == Engine::Auto {
+            options.engine = match std::env::var("FJORD_IO_ENGINE").as_deref() {
+                Ok("plain") => Engine::Plain,
+                Ok("uring") => Engine::Uring,
+                _ => Engine::Auto,
+            };
+        }
+        let (file, capabilities) = open::open(path, &options)?;
+        let ring = match options.engine {
+            Engine::Plain => None,
+            engine => match Ring::new(&file) {
+                Ok(ring) => Some(ring),
+                Err(error) if engine == Engine::Auto => {
+                    tracing::debug!("no io_uring ({error}), plain calls instead");
+                    None
+                }
+                Err(source) => {
+                    return Err(OpenError::Unavailable {
+                        path: path.to_owned(),
+                        what: "io_uring",
+                        source,
+                    });
+                }
+            },
+        };
+        let shared = Arc::new(Shared {
             file,
+            ring,
+            flusher: Flusher::default(),
+            helpers: Helpers::default(),
+            dirty: DirtyClock::new(),
             sticky: Arc::default(),
             stats: StatCounters::default(),
-        })
+            pending: PendingCount::default(),
+        });
+        Helpers::start(&shared)
+            .map_err(|source| OpenError::Os { path: path.to_owned(), source })?;
+        Ok(FileDevice { capabilities, shared })
     }
 
     /// Whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
-        self.file.direct.is_some()
+        self.shared.file.direct.is_some()
     }
 
-    fn run(&self, request: &Request) -> IoResult {
+    /// The engine in use: [`Engine::Uring`] or [`Engine::Plain`].
+    pub fn engine(&self) -> Engine {
+        if self.shared.ring.is_some() { Engine::Uring } else { Engine::Plain }
+    }
+
+    /// Whether the image is a block device (not a regular file).
+    pub fn is_block_device(&self) -> bool {
+        self.shared.file.is_block_device
+    }
+
+    fn check(&self, request: &Request) -> IoResult {
         let (op, offset, len) = request.extent();
-        check_range(op, offset, len, self.size_bytes())?;
         if self.capabilities.read_only && op != IoOp::Flush {
             return Err(IoError::new(IoErrorKind::ReadOnly, op, offset, len));
         }
+        check_range(op, offset, len, self.size_bytes())
+    }
+
+    fn count(&self, request: &Request) {
+        let stats = &self.shared.stats;
         match request {
-            Request::Write { bufs, fua, class, .. } => {
-                self.stats.write(*class, len, *fua);
-                self.file.write(offset, bufs, *fua, 0)
-            }
-            Request::Flush { class } => {
-                self.stats.flush(*class);
-                self.sticky.check()?;
-                self.stats.flush_issued();
-                self.file.flush().inspect_err(|error| self.sticky.set(error))
-            }
-            Request::Discard { .. } => {
-                self.stats.discard(len);
-                self.file.discard(offset, len)
-            }
-            Request::WriteZeroes { .. } => {
-                self.stats.write_zeroes(len);
-                self.file.write_zeroes(offset, len)
+            Request::Write { bufs, fua, class, .. } => stats.write(*class, bufs_len(bufs), *fua),
+            Request::Flush { class } => stats.flush(*class),
+            Request::Discard { len, .. } => stats.discard(*len),
+            Request::WriteZeroes { len, .. } => stats.write_zeroes(*len),
+        }
+    }
+
+    fn submit_flush(&self, class: Class) -> Ticket {
+        let ticket = Flusher::submit(&self.shared);
+        if !ticket.is_done() {
+            match class {
+                Class::Sync => self.shared.helpers.push_lazy_flush(ticket.clone()),
+                Class::Async | Class::Background => self.shared.start_flush(ticket.clone()),
             }
         }
+        ticket
+    }
+
+    /// Leaves a lone Sync job to its waiter; dispatches everything else.
+    fn enqueue(&self, mut jobs: Vec<(Arc<Job>, Class)>) {
+        let shared = &self.shared;
+        if jobs.is_empty() {
+            return;
+        }
+        // The thread does not wait for its last job before the next: both had better run now.
+        let last = LAST.try_with(|last| last.take().upgrade()).ok().flatten();
+        let last = last.filter(|last| Arc::ptr_eq(&last.shared, shared) && !last.is_claimed());
+        let lone = jobs.len() == 1 && last.is_none();
+        jobs.extend(last.map(|last| (last, Class::Sync)));
+        let mut by_class: [Vec<Arc<Job>>; 3] = Default::default();
+        for (job, class) in jobs {
+            // A buffered write is a copy in memory, best done by the waiter in any case.
+            if class == Class::Sync && (lone || !self.is_direct()) {
+                if lone {
+                    // A thread that is ending has no locals; the ticker takes care then.
+                    let _ = LAST.try_with(|last| last.replace(Arc::downgrade(&job)));
+                }
+                shared.helpers.push_lazy_job(job);
+            } else {
+                by_class[class as usize].push(job);
+            }
+        }
+        for (jobs, class) in
+            by_class.into_iter().zip([Class::Sync, Class::Async, Class::Background])
+        {
+            if !jobs.is_empty() {
+                shared.dispatch(jobs, class);
+            }
+        }
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        self.shared.helpers.stop();
     }
 }
 
@@ -106,32 +218,51 @@ impl Device for FileDevice {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.file.size_bytes()
+        self.shared.file.size_bytes()
     }
 
     fn set_size(&self, size_bytes: u64) -> IoResult {
-        self.file.set_size(size_bytes)
+        if self.capabilities.read_only {
+            return Err(IoError::new(IoErrorKind::ReadOnly, IoOp::SetSize, 0, size_bytes));
+        }
+        let result = self.shared.file.set_size(size_bytes);
+        self.shared.dirty.bump();
+        result
     }
 
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-        let submit = |request| {
-            let result = self.run(&request);
-            let (ticket, completer) = Ticket::pending(Some(self.sticky.clone()));
-            completer.complete(result);
-            ticket
-        };
-        batch.into_iter().map(submit).collect()
+        let mut tickets = Vec::with_capacity(batch.len());
+        let mut jobs = Vec::with_capacity(batch.len());
+        for request in batch {
+            self.count(&request);
+            if let Err(error) = self.check(&request) {
+                self.shared.stats.error();
+                tickets.push(Ticket::ready(Err(error)));
+            } else if let Request::Flush { class } = request {
+                tickets.push(self.submit_flush(class));
+            } else if let Some((work, ticket, class)) = Work::new(request, &self.shared) {
+                jobs.push((Job::new(work, &self.shared), class));
+                tickets.push(ticket);
+            }
+        }
+        self.enqueue(jobs);
+        tickets
     }
 
-    fn submit_read(&self, offset: u64, mut bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
         let len = bufs_len(&bufs);
-        self.stats.read(class, len);
-        let result = check_range(IoOp::Read, offset, len, self.size_bytes())
-            .and_then(|()| self.file.read(offset, &mut bufs, 0));
-        ReadTicket::ready(result.map(|()| bufs))
+        self.shared.stats.read(class, len);
+        if let Err(error) = check_range(IoOp::Read, offset, len, self.size_bytes()) {
+            self.shared.stats.error();
+            return ReadTicket::ready(Err(error));
+        }
+        let slot = ReadSlot::default();
+        let (work, ticket) = Work::new_read(offset, bufs, slot.clone(), &self.shared);
+        self.enqueue(vec![(Job::new(work, &self.shared), class)]);
+        ReadTicket::new(ticket, slot)
     }
 
     fn stats(&self) -> DeviceStats {
-        self.stats.snapshot()
+        self.shared.stats.snapshot()
     }
 }

@@ -172,6 +172,12 @@ impl RawFile {
         }
     }
 
+    /// Gives up the lock of a file, which tickets not yet dropped would keep.
+    pub(super) fn unlock(&self) {
+        // Fails on block devices, which have none, and where locks are not to be had.
+        let _ = rustix::fs::flock(&self.buffered, rustix::fs::FlockOperation::Unlock);
+    }
+
     pub(super) fn set_size(&self, size_bytes: u64) -> IoResult {
         if self.is_block_device {
             return Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes));
