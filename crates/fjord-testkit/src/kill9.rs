@@ -55,8 +55,8 @@ pub struct Summary {
 
 /// Runs the rounds. The error of a failed round has its number, the seed and the kept image.
 pub fn run(options: &Options) -> Result<Summary> {
-    let scratch = Scratch::new("kill9")?;
-    let img = scratch.join("live.img");
+    let (disk, scratch) = (Scratch::new("kill9")?, Scratch::in_memory("kill9")?);
+    let img = disk.join("live.img");
     options.set.make(&img)?;
     let mut rng = Rng::new(options.seed);
     let mut summary = Summary::default();

@@ -11,6 +11,7 @@ mod kernel;
 
 use std::fmt;
 
+pub use generate::Shape;
 pub use kernel::KernelExecutor;
 
 use crate::manifest::{Kind, Stamp};
