@@ -4,13 +4,20 @@
 //! - [`abi`]: the structures on the wire; [`request`] and [`reply`]: their parsing and building;
 //! - [`transport`]: how they travel (/dev/fuse; a place for virtiofs and FUSE over io_uring);
 //! - [`session`]: INIT, worker threads, the end;
-//! - [`mount`]: mount(2), `fusermount3`, loop devices, options.
+//! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
+//! - [`engine`]: requests carried out by [`fjord::Fs`];
+//! - [`Server`]: all of it together.
 //!
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
 
 pub mod abi;
+pub mod engine;
 pub mod mount;
 pub mod reply;
 pub mod request;
 pub mod session;
 pub mod transport;
+
+mod server;
+
+pub use server::{ServeError, Server};

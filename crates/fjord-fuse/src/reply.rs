@@ -59,6 +59,38 @@ impl<'c> Responder<'c> {
         }
     }
 
+    /// The value of a success, or the failure.
+    pub fn answer<T: IntoBytes + Immutable>(self, outcome: Result<T, Errno>) {
+        match outcome {
+            Ok(value) => self.value(&value),
+            Err(Errno(errno)) => self.error(errno),
+        }
+    }
+
+    /// Answers a failure and passes it on.
+    ///
+    /// # Errors
+    /// Always `errno`.
+    pub fn fail(self, errno: Errno) -> Result<(), Errno> {
+        self.error(errno.0);
+        Err(errno)
+    }
+
+    /// Drops pages of a node from the kernel's cache. Waits for requests on these pages that are
+    /// under way, so another worker must be there to serve them.
+    pub fn invalidate(&mut self, nodeid: u64, offset: i64, len: i64) {
+        let notice = NotifyInvalInodeOut { ino: nodeid, off: offset, len };
+        let header = OutHeader {
+            len: (size_of::<OutHeader>() + size_of::<NotifyInvalInodeOut>()) as u32,
+            error: FUSE_NOTIFY_INVAL_INODE,
+            unique: 0,
+        };
+        let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())];
+        if let Err(e) = self.channel.send(&parts) {
+            tracing::debug!(error = %e, nodeid, "the kernel refused a notification");
+        }
+    }
+
     /// For requests that have no reply.
     pub fn none(mut self) {
         self.answered = true;
@@ -106,10 +138,10 @@ impl DirentBuf {
         DirentBuf { bytes: Vec::with_capacity(len_max.min(1 << 16)), len_max }
     }
 
-    /// Whether an entry with a name of this length still fits; `plus` for READDIRPLUS.
-    pub fn fits(&self, name_len: usize, plus: bool) -> bool {
+    /// Bytes that an entry with a name of this length takes; `plus` for READDIRPLUS.
+    pub fn entry_len(name_len: usize, plus: bool) -> usize {
         let fixed = size_of::<Dirent>() + if plus { size_of::<EntryOut>() } else { 0 };
-        self.bytes.len() + (fixed + name_len).next_multiple_of(8) <= self.len_max
+        (fixed + name_len).next_multiple_of(8)
     }
 
     /// Adds an entry, `cookie` being where reading goes on after it. False when it does not fit.
@@ -121,7 +153,7 @@ impl DirentBuf {
         name: &[u8],
         entry: Option<&EntryOut>,
     ) -> bool {
-        if !self.fits(name.len(), entry.is_some()) {
+        if self.bytes.len() + Self::entry_len(name.len(), entry.is_some()) > self.len_max {
             return false;
         }
         if let Some(entry) = entry {

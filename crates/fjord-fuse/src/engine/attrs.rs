@@ -1,0 +1,190 @@
+//! Attributes: GETATTR, SETATTR, STATX, STATFS, and how long the kernel may cache them.
+
+use fjord::{Attr, FileKind, InodeRef, SetAttr, SetTime, Timespec};
+
+use super::{EngineHandler, Outcome, caller, nodes::node_id};
+use crate::{abi::*, request::Request};
+
+/// How long the kernel may keep names and attributes: it makes every change itself.
+const LONG_SECS: u64 = 365 * 24 * 3600;
+/// How long for a file that was changed lately. Its block count still moves when delayed blocks
+/// are written, which the kernel does not see.
+const SHORT_SECS: u64 = 1;
+/// For how long after a change the block count may still move: writeback and commit, with room.
+const SETTLE_SECS: i64 = 30;
+
+const STATX_BASIC_STATS: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
+const STATX_ATTR_IMMUTABLE: u64 = 0x10;
+const STATX_ATTR_APPEND: u64 = 0x20;
+const STATX_ATTR_NODUMP: u64 = 0x40;
+const SUPPORTED_STATX_ATTRS: u64 = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND | STATX_ATTR_NODUMP;
+
+/// Inode flag: no change at all.
+pub(super) const FS_IMMUTABLE_FL: u32 = 0x10;
+/// Inode flag: only appending.
+pub(super) const FS_APPEND_FL: u32 = 0x20;
+/// Inode flag: left out by dump(8).
+pub(super) const FS_NODUMP_FL: u32 = 0x40;
+
+/// Attributes on the wire.
+fn fuse_attr(attr: &Attr) -> FuseAttr {
+    FuseAttr {
+        ino: u64::from(attr.ino.0),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime.sec as u64,
+        mtime: attr.mtime.sec as u64,
+        ctime: attr.ctime.sec as u64,
+        atimensec: attr.atime.nsec,
+        mtimensec: attr.mtime.nsec,
+        ctimensec: attr.ctime.nsec,
+        mode: u32::from(attr.mode),
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: attr.blksize,
+        flags: 0,
+    }
+}
+
+fn attr_valid_secs(attr: &Attr) -> u64 {
+    let settled = Timespec::now().sec.saturating_sub(attr.ctime.sec) > SETTLE_SECS;
+    if attr.kind() != FileKind::Regular || settled { LONG_SECS } else { SHORT_SECS }
+}
+
+/// The reply that hands `inode` to the kernel; the caller has counted the lookup.
+pub(super) fn entry_out(inode: &InodeRef) -> EntryOut {
+    let attr = inode.attr();
+    EntryOut {
+        nodeid: node_id(attr.ino),
+        generation: u64::from(attr.generation),
+        entry_valid: LONG_SECS,
+        attr_valid: attr_valid_secs(&attr),
+        attr: fuse_attr(&attr),
+        ..Default::default()
+    }
+}
+
+/// The reply that says that a name does not exist, and may be remembered not to.
+pub(super) fn negative_entry() -> EntryOut {
+    EntryOut { entry_valid: LONG_SECS, ..Default::default() }
+}
+
+fn attr_out(attr: &Attr) -> AttrOut {
+    AttrOut { attr_valid: attr_valid_secs(attr), attr: fuse_attr(attr), ..Default::default() }
+}
+
+fn sx_time(t: Timespec) -> SxTime {
+    SxTime { tv_sec: t.sec, tv_nsec: t.nsec, reserved: 0 }
+}
+
+/// Splits a device number (12 bits major, 20 bits minor, interleaved as the kernel does).
+fn split_rdev(rdev: u32) -> (u32, u32) {
+    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
+}
+
+impl EngineHandler {
+    pub(super) fn getattr(&self, request: &Request<'_>) -> Outcome<AttrOut> {
+        Ok(attr_out(&self.node(request)?.inode.attr()))
+    }
+
+    pub(super) fn statx(&self, request: &Request<'_>) -> Outcome<StatxOut> {
+        let attr = self.node(request)?.inode.attr();
+        let flag = |fl: u32, bit: u64| if attr.flags & fl != 0 { bit } else { 0 };
+        let (rdev_major, rdev_minor) = split_rdev(attr.rdev);
+        let has_birth = attr.crtime != Timespec::default();
+        let stat = FuseStatx {
+            mask: STATX_BASIC_STATS | if has_birth { STATX_BTIME } else { 0 },
+            blksize: attr.blksize,
+            attributes: flag(FS_IMMUTABLE_FL, STATX_ATTR_IMMUTABLE)
+                | flag(FS_APPEND_FL, STATX_ATTR_APPEND)
+                | flag(FS_NODUMP_FL, STATX_ATTR_NODUMP),
+            attributes_mask: SUPPORTED_STATX_ATTRS,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            mode: attr.mode,
+            ino: u64::from(attr.ino.0),
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: sx_time(attr.atime),
+            btime: sx_time(attr.crtime),
+            ctime: sx_time(attr.ctime),
+            mtime: sx_time(attr.mtime),
+            rdev_major,
+            rdev_minor,
+            ..Default::default()
+        };
+        Ok(StatxOut { attr_valid: attr_valid_secs(&attr), stat, ..Default::default() })
+    }
+
+    pub(super) fn setattr(&self, request: &Request<'_>, args: &SetattrIn) -> Outcome<AttrOut> {
+        let node = self.node(request)?;
+        let valid = Fattr::from_bits_truncate(args.valid);
+        let time = |set, now, sec: u64, nsec: u32| {
+            if valid.contains(now) {
+                Some(SetTime::Now)
+            } else {
+                valid.contains(set).then(|| SetTime::At(timespec(sec, nsec)))
+            }
+        };
+        let change = SetAttr {
+            mode: valid.contains(Fattr::MODE).then_some((args.mode & 0o7777) as u16),
+            uid: valid.contains(Fattr::UID).then_some(args.uid),
+            gid: valid.contains(Fattr::GID).then_some(args.gid),
+            size: valid.contains(Fattr::SIZE).then_some(args.size),
+            atime: time(Fattr::ATIME, Fattr::ATIME_NOW, args.atime, args.atimensec),
+            mtime: time(Fattr::MTIME, Fattr::MTIME_NOW, args.mtime, args.mtimensec),
+            ctime: valid.contains(Fattr::CTIME).then(|| timespec(args.ctime, args.ctimensec)),
+            kill_privileges: valid.contains(Fattr::KILL_SUIDGID),
+        };
+        if valid.contains(Fattr::SIZE) && !change.kill_privileges {
+            self.drop_capabilities(&node)?;
+        }
+        // The groups matter only where set-group-ID is being given.
+        let cred = match change.mode {
+            Some(mode) if mode & 0o2000 != 0 => caller::cred_with_groups(request.header),
+            _ => caller::cred(request.header, 0),
+        };
+        Ok(attr_out(&node.inode.set_attr(&change, &cred)?))
+    }
+
+    pub(super) fn statfs(&self) -> StatfsOut {
+        let st = self.fs.statfs();
+        StatfsOut {
+            blocks: st.blocks,
+            bfree: st.blocks_free,
+            bavail: st.blocks_available,
+            files: st.files,
+            ffree: st.files_free,
+            bsize: st.block_size,
+            namelen: st.name_max,
+            frsize: st.block_size,
+            ..Default::default()
+        }
+    }
+}
+
+/// A time from the wire, where seconds before 1970 arrive as large unsigned numbers.
+fn timespec(sec: u64, nsec: u32) -> Timespec {
+    Timespec { sec: sec as i64, nsec: nsec.min(999_999_999) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_are_split_as_the_kernel_does() {
+        assert_eq!(split_rdev(0x0801), (8, 1));
+        // major 259, minor 0x12345
+        assert_eq!(split_rdev(0x45 | 259 << 8 | 0x123 << 20), (259, 0x12345));
+    }
+
+    #[test]
+    fn times_before_the_epoch_stay_there() {
+        assert_eq!(timespec(-5i64 as u64, u32::MAX).sec, -5);
+    }
+}

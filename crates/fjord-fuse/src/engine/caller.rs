@@ -1,0 +1,72 @@
+//! Who makes a request, beyond the user and group IDs in its header.
+//!
+//! The kernel does all permission checks on files (`default_permissions`); what it leaves to the
+//! server needs a capability or the caller's groups, which /proc tells by process ID. A caller that
+//! cannot be seen there (another PID namespace, gone already) has neither.
+
+use std::fs;
+
+use fjord::Cred;
+
+use crate::abi::InHeader;
+
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// Credentials for the ownership rules of new files.
+pub(super) fn cred(header: &InHeader, umask: u32) -> Cred {
+    Cred { uid: header.uid, gid: header.gid, groups: Vec::new(), umask: (umask & 0o777) as u16 }
+}
+
+/// As [`cred`], with the supplementary groups: for the rules of set-group-ID in chmod(2).
+pub(super) fn cred_with_groups(header: &InHeader) -> Cred {
+    let groups = status_field(header.pid, "Groups:")
+        .map(|list| list.split_whitespace().filter_map(|g| g.parse().ok()).collect())
+        .unwrap_or_default();
+    Cred { groups, ..cred(header, 0) }
+}
+
+/// Whether the caller may administer the system: has CAP_SYS_ADMIN in this user namespace.
+pub(super) fn is_admin(header: &InHeader) -> bool {
+    let has_cap = status_field(header.pid, "CapEff:")
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_some_and(|caps| caps & (1 << CAP_SYS_ADMIN) != 0);
+    let user_ns = |who: &str| fs::read_link(format!("/proc/{who}/ns/user")).ok();
+    has_cap && user_ns(&header.pid.to_string()) == user_ns("self")
+}
+
+fn status_field(pid: u32, field: &str) -> Option<String> {
+    if pid == 0 {
+        return None;
+    }
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(field)).map(str::to_owned)
+}
+
+/// Reads `len` bytes (at most 8) at `addr` of the caller's memory. Some ioctls are declared as
+/// giving and yet take an argument, which the kernel then does not pass on.
+pub(super) fn read_memory(header: &InHeader, addr: u64, len: usize) -> Option<[u8; 8]> {
+    let mut bytes = [0u8; 8];
+    let len = len.min(bytes.len());
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: addr as usize as *mut _, iov_len: len };
+    let pid = libc::pid_t::try_from(header.pid).ok().filter(|&pid| pid > 0)?;
+    // SAFETY: `local` describes memory of `bytes`, valid for the call; the remote address is only
+    // looked at by the kernel, which checks it.
+    let got = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(got).is_ok_and(|got| got == len).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_a_process_can_be_read() {
+        let value = 0x1122_3344u32;
+        let header = InHeader { pid: std::process::id(), ..Default::default() };
+        let bytes = read_memory(&header, &raw const value as u64, 4).unwrap();
+        assert_eq!(bytes[..4], value.to_ne_bytes());
+        assert_eq!(read_memory(&header, 8, 4), None);
+        assert_eq!(read_memory(&InHeader::default(), &raw const value as u64, 4), None);
+    }
+}

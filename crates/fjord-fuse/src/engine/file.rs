@@ -1,0 +1,194 @@
+//! Open files: OPEN, READ, WRITE, FSYNC, FALLOCATE, LSEEK.
+
+use std::sync::atomic::Ordering;
+
+use fjord::{Attr, FallocMode, SetAttr, Timespec, WriteOptions};
+
+use super::{
+    EngineHandler, NotifyPermit, Outcome,
+    attrs::{FS_APPEND_FL, FS_IMMUTABLE_FL},
+    caller,
+    nodes::Node,
+};
+use crate::{
+    abi::*,
+    mount::AtimeMode,
+    reply::{Errno, Responder},
+    request::Request,
+    session::Scratch,
+};
+
+const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
+const O_RDONLY: u32 = libc::O_RDONLY as u32;
+const O_WRONLY: u32 = libc::O_WRONLY as u32;
+const O_TRUNC: u32 = libc::O_TRUNC as u32;
+const O_APPEND: u32 = libc::O_APPEND as u32;
+const DAY_SECS: i64 = 24 * 3600;
+const CAPABILITY_XATTR: &[u8] = b"security.capability";
+
+impl EngineHandler {
+    /// The kernel's pages stay valid from one open to the next, as nobody else writes; close(2)
+    /// has nothing to flush.
+    pub(super) const OPEN_FLAGS: OpenReplyFlags = OpenReplyFlags::KEEP_CACHE
+        .union(OpenReplyFlags::NOFLUSH)
+        .union(OpenReplyFlags::PARALLEL_DIRECT_WRITES);
+
+    pub(super) fn open(
+        &self,
+        request: &Request<'_>,
+        args: &OpenIn,
+        mut reply: Responder<'_>,
+    ) -> Outcome<()> {
+        let node = match self.open_node(request, args) {
+            Ok(node) => node,
+            Err(e) => return reply.fail(e),
+        };
+        let mut flags = Self::OPEN_FLAGS;
+        let reads = args.flags & O_ACCMODE != O_WRONLY;
+        if reads && args.flags & O_TRUNC == 0 && self.atime_is_due(&node.inode.attr()) {
+            // The daemon sees only reads that miss the kernel's cache. Losing its first page makes
+            // the first read of this open one of them.
+            match NotifyPermit::get(&self.notifying) {
+                Some(_permit) => reply.invalidate(request.header.nodeid, 0, 1),
+                None => flags.remove(OpenReplyFlags::KEEP_CACHE),
+            }
+        }
+        let fh = self.handles.insert(node.inode.open());
+        reply.value(&OpenOut { fh, open_flags: flags.bits(), backing_id: 0 });
+        Ok(())
+    }
+
+    /// The node to open, after the checks that the kernel cannot make and after O_TRUNC.
+    fn open_node(&self, request: &Request<'_>, args: &OpenIn) -> Outcome<std::sync::Arc<Node>> {
+        let node = self.node(request)?;
+        let writes = args.flags & O_ACCMODE != O_RDONLY || args.flags & O_TRUNC != 0;
+        if !writes {
+            return Ok(node);
+        }
+        if self.fs.is_read_only() {
+            return Err(Errno(libc::EROFS));
+        }
+        let inode_flags = node.inode.flags();
+        let rewrites = args.flags & O_APPEND == 0 || args.flags & O_TRUNC != 0;
+        if inode_flags & FS_IMMUTABLE_FL != 0 || inode_flags & FS_APPEND_FL != 0 && rewrites {
+            return Err(Errno(libc::EPERM));
+        }
+        if args.flags & O_TRUNC != 0 {
+            let kill_privileges = args.open_flags & FUSE_OPEN_KILL_SUIDGID != 0;
+            if !kill_privileges {
+                self.drop_capabilities(&node)?;
+            }
+            let change = SetAttr { size: Some(0), kill_privileges, ..Default::default() };
+            node.inode.set_attr(&change, &caller::cred(request.header, 0))?;
+        }
+        Ok(node)
+    }
+
+    /// Whether a read now would have to set the access time.
+    fn atime_is_due(&self, attr: &Attr) -> bool {
+        match self.atime {
+            AtimeMode::Noatime => false,
+            AtimeMode::Strictatime => true,
+            AtimeMode::Relatime => {
+                attr.atime <= attr.mtime
+                    || attr.atime <= attr.ctime
+                    || Timespec::now().sec.saturating_sub(attr.atime.sec) >= DAY_SECS
+            }
+        }
+    }
+
+    pub(super) fn read(
+        &self,
+        request: &Request<'_>,
+        args: &ReadIn,
+        reply: Responder<'_>,
+        scratch: &mut Scratch,
+    ) -> Outcome<()> {
+        let len = args.size as usize;
+        if scratch.read.len() < len {
+            scratch.read.resize(len, 0);
+        }
+        let buf = &mut scratch.read[..len];
+        match self.node(request).and_then(|n| Ok(n.inode.read(args.offset, buf)?)) {
+            Ok(count) => {
+                reply.bytes(&buf[..count.min(len)]);
+                Ok(())
+            }
+            Err(e) => reply.fail(e),
+        }
+    }
+
+    pub(super) fn write(
+        &self,
+        request: &Request<'_>,
+        args: &WriteIn,
+        data: &[u8],
+    ) -> Outcome<WriteOut> {
+        let node = self.node(request)?;
+        let kill_privileges = args.write_flags & FUSE_WRITE_KILL_SUIDGID != 0;
+        if !kill_privileges {
+            self.drop_capabilities(&node)?;
+        }
+        let options = WriteOptions {
+            append: args.flags & O_APPEND != 0 && args.write_flags & FUSE_WRITE_CACHE == 0,
+            kill_privileges,
+            use_reserve: self.may_use_reserve(request),
+        };
+        let count = node.inode.write_with(args.offset, data, options)?;
+        Ok(WriteOut { size: count as u32, padding: 0 })
+    }
+
+    fn may_use_reserve(&self, request: &Request<'_>) -> bool {
+        let (uid, gid) = (request.header.uid, request.header.gid);
+        let options = self.fs.options();
+        uid == 0 || options.resuid == Some(uid) || options.resgid == Some(gid)
+    }
+
+    /// Removes file capabilities before the content changes. Unlike set-user-ID they go whoever
+    /// writes, root included.
+    pub(super) fn drop_capabilities(&self, node: &Node) -> Outcome<()> {
+        if node.no_capabilities.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        node.no_capabilities.store(true, Ordering::Release);
+        let removed = match node.inode.get_xattr(CAPABILITY_XATTR) {
+            Ok(_) => node.inode.remove_xattr(CAPABILITY_XATTR),
+            Err(e) if matches!(e.errno(), libc::ENODATA | libc::EOPNOTSUPP) => Ok(()),
+            Err(e) => Err(e),
+        };
+        removed.map_err(|e| {
+            node.capabilities_may_exist();
+            e.into()
+        })
+    }
+
+    pub(super) fn fsync(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
+        let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
+        match self.handles.get(args.fh) {
+            Some(file) => Ok(file.fsync(datasync)?),
+            None => Ok(self.node(request)?.inode.fsync(datasync)?),
+        }
+    }
+
+    pub(super) fn fsyncdir(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
+        let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
+        Ok(self.node(request)?.inode.fsync(datasync)?)
+    }
+
+    pub(super) fn fallocate(&self, request: &Request<'_>, args: &FallocateIn) -> Outcome<()> {
+        let node = self.node(request)?;
+        let mode = FallocMode::from_bits(args.mode).ok_or(Errno(libc::EOPNOTSUPP))?;
+        self.drop_capabilities(&node)?;
+        Ok(node.inode.fallocate(mode, args.offset, args.length)?)
+    }
+
+    pub(super) fn lseek(&self, request: &Request<'_>, args: &LseekIn) -> Outcome<LseekOut> {
+        let inode = &self.node(request)?.inode;
+        let offset = match i32::try_from(args.whence) {
+            Ok(libc::SEEK_DATA) => inode.seek_data(args.offset)?,
+            Ok(libc::SEEK_HOLE) => inode.seek_hole(args.offset)?,
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        Ok(LseekOut { offset })
+    }
+}

@@ -1,0 +1,186 @@
+//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label.
+//!
+//! The kernel passes on only well-formed ioctls: the direction and size in the number tell which
+//! bytes come with the request and how many may go back.
+
+use fjord::{ShutdownMode, TrimRange};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{EngineHandler, Outcome, caller};
+use crate::{
+    abi::*,
+    reply::{Errno, Responder},
+    request::Request,
+};
+
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
+const FS_IOC32_SETFLAGS: u32 = 0x4004_6602;
+const FS_IOC_GETVERSION: u32 = 0x8008_7601;
+const FS_IOC32_GETVERSION: u32 = 0x8004_7601;
+const EXT4_IOC_GETVERSION: u32 = 0x8008_6603;
+const EXT4_IOC32_GETVERSION: u32 = 0x8004_6603;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
+const FITRIM: u32 = 0xc018_5879;
+const XFS_IOC_GOINGDOWN: u32 = 0x8004_587d;
+
+/// Inode flags with their counterparts in [`FsXattr::fsx_xflags`].
+const XFLAGS: [(u32, u32); 7] = [
+    (0x0000_0008, 0x0000_0020), // synchronous
+    (0x0000_0010, 0x0000_0008), // immutable
+    (0x0000_0020, 0x0000_0010), // append only
+    (0x0000_0040, 0x0000_0080), // no dump
+    (0x0000_0080, 0x0000_0040), // no access time
+    (0x0200_0000, 0x0000_8000), // direct access
+    (0x2000_0000, 0x0000_0200), // inherit project
+];
+
+/// `struct fsxattr`.
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct FsXattr {
+    fsx_xflags: u32,
+    fsx_extsize: u32,
+    fsx_nextents: u32,
+    fsx_projid: u32,
+    fsx_cowextsize: u32,
+    fsx_pad: [u8; 8],
+}
+
+/// `struct fstrim_range`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct FstrimRange {
+    start: u64,
+    len: u64,
+    minlen: u64,
+}
+
+fn parse<T: FromBytes>(input: &[u8]) -> Outcome<T> {
+    T::read_from_prefix(input).map(|(value, _)| value).map_err(|_| Errno(libc::EINVAL))
+}
+
+fn to_xflags(flags: u32) -> u32 {
+    XFLAGS.iter().filter(|(fl, _)| flags & fl != 0).fold(0, |x, (_, xfl)| x | xfl)
+}
+
+/// The inode flags after an FSSETXATTR: those that it can name are replaced.
+fn merge_xflags(flags: u32, xflags: u32) -> u32 {
+    XFLAGS.iter().fold(flags, |f, (fl, xfl)| if xflags & xfl != 0 { f | fl } else { f & !fl })
+}
+
+impl EngineHandler {
+    pub(super) fn ioctl(
+        &self,
+        request: &Request<'_>,
+        args: &IoctlIn,
+        input: &[u8],
+        reply: Responder<'_>,
+    ) -> Outcome<()> {
+        match self.ioctl_output(request, args, input) {
+            Ok(output) if output.len() <= args.out_size as usize => {
+                reply.gather(&[IoctlOut::default().as_bytes(), &output]);
+                Ok(())
+            }
+            Ok(_) => reply.fail(Errno(libc::EINVAL)),
+            Err(e) => reply.fail(e),
+        }
+    }
+
+    fn ioctl_output(
+        &self,
+        request: &Request<'_>,
+        args: &IoctlIn,
+        input: &[u8],
+    ) -> Outcome<Vec<u8>> {
+        let node = self.node(request)?;
+        let inode = &node.inode;
+        match args.cmd {
+            FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => Ok(inode.flags().to_ne_bytes().to_vec()),
+            FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
+                inode.set_flags(parse::<u32>(input)?)?;
+                Ok(Vec::new())
+            }
+            FS_IOC_GETVERSION
+            | FS_IOC32_GETVERSION
+            | EXT4_IOC_GETVERSION
+            | EXT4_IOC32_GETVERSION => Ok(inode.attr().generation.to_ne_bytes().to_vec()),
+            FS_IOC_FSGETXATTR => {
+                let attr = inode.attr();
+                let out = FsXattr {
+                    fsx_xflags: to_xflags(attr.flags),
+                    fsx_projid: attr.projid,
+                    ..Default::default()
+                };
+                Ok(out.as_bytes().to_vec())
+            }
+            FS_IOC_FSSETXATTR => {
+                let wanted: FsXattr = parse(input)?;
+                let attr = inode.attr();
+                if wanted.fsx_projid != attr.projid {
+                    inode.set_project(wanted.fsx_projid)?;
+                }
+                let flags = merge_xflags(attr.flags, wanted.fsx_xflags);
+                if flags != attr.flags {
+                    inode.set_flags(flags)?;
+                }
+                Ok(Vec::new())
+            }
+            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL => {
+                self.ioctl_on_fs(request, args, input)
+            }
+            _ => Err(Errno(libc::ENOTTY)),
+        }
+    }
+
+    /// Ioctls that concern the file system and not the file they are made on.
+    fn ioctl_on_fs(&self, request: &Request<'_>, args: &IoctlIn, input: &[u8]) -> Outcome<Vec<u8>> {
+        if args.cmd == FS_IOC_GETFSLABEL {
+            let mut label = [0u8; 256];
+            let name = self.fs.superblock().s_volume_name;
+            label[..name.len()].copy_from_slice(&name);
+            return Ok(label.to_vec());
+        }
+        if !caller::is_admin(request.header) {
+            return Err(Errno(libc::EPERM));
+        }
+        if args.cmd == FITRIM {
+            let mut range: FstrimRange = parse(input)?;
+            let wanted = TrimRange { start: range.start, len: range.len, min_len: range.minlen };
+            range.len = self.fs.trim(wanted)?;
+            return Ok(range.as_bytes().to_vec());
+        }
+        // Declared as giving a number while it takes one, so the kernel did not send it along.
+        let mode = match input {
+            [] => caller::read_memory(request.header, args.arg, 4)
+                .and_then(|bytes| bytes.first_chunk().map(|b| u32::from_ne_bytes(*b)))
+                .ok_or(Errno(libc::EFAULT))?,
+            bytes => parse(bytes)?,
+        };
+        let mode = match mode {
+            0 => ShutdownMode::Default,
+            1 => ShutdownMode::LogFlush,
+            2 => ShutdownMode::NoLogFlush,
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        self.fs.shutdown(mode)?;
+        Ok(Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xflags_go_both_ways_and_leave_other_flags_alone() {
+        let extents = 0x0008_0000;
+        let flags = extents | 0x10 | 0x40;
+        assert_eq!(to_xflags(flags), 0x8 | 0x80);
+        assert_eq!(merge_xflags(flags, 0x10), extents | 0x20);
+        assert_eq!(merge_xflags(flags, to_xflags(flags)), flags);
+    }
+}

@@ -1,0 +1,250 @@
+//! From requests to the engine and back: no policy of its own, only the protocol's demands.
+//!
+//! Invariants: each engine error leaves as the errno that ext4 gives; replies that name a node are
+//! counted in [`nodes`] before they leave; attributes and names are handed out with long timeouts,
+//! because every change comes through the kernel that caches them; no lock is held across an
+//! engine call.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use fjord::{Error, Fs};
+use parking_lot::Mutex;
+
+use crate::{
+    abi::*,
+    mount::{AtimeMode, FuseOptions},
+    reply::{Errno, Responder},
+    request::{Op, Request},
+    session::{Handler, Negotiated, Scratch, SessionConfig},
+};
+
+mod attrs;
+mod caller;
+mod file;
+mod handles;
+mod ioctl;
+mod names;
+mod nodes;
+mod readdir;
+mod xattr;
+
+use handles::Handles;
+use nodes::{Node, Nodes};
+
+/// What an operation gives: a value for the reply, or the errno.
+type Outcome<T> = Result<T, Errno>;
+
+impl From<Error> for Errno {
+    fn from(e: Error) -> Errno {
+        Errno(e.errno())
+    }
+}
+
+/// Serves an [`Fs`] to the kernel.
+pub struct EngineHandler {
+    fs: Fs,
+    nodes: Nodes,
+    handles: Handles,
+    atime: AtimeMode,
+    acl: bool,
+    /// INVAL_INODE notifications being sent; bounded, because each holds a worker.
+    notifying: AtomicU32,
+    /// How closing the file system ended; set by the first [`Handler::destroy`].
+    closed: Mutex<Option<Result<(), Error>>>,
+}
+
+impl EngineHandler {
+    /// A handler for a file system that was opened with options that agree with `options`.
+    ///
+    /// # Errors
+    /// The root directory cannot be read.
+    pub fn new(fs: Fs, options: &FuseOptions) -> Result<EngineHandler, Error> {
+        Ok(EngineHandler {
+            nodes: Nodes::new(fs.root()?),
+            fs,
+            handles: Handles::default(),
+            atime: options.atime,
+            acl: options.acl,
+            notifying: AtomicU32::new(0),
+            closed: Mutex::new(None),
+        })
+    }
+
+    /// What to ask the kernel for.
+    pub fn session_config(options: &FuseOptions) -> SessionConfig {
+        let mut config = SessionConfig::default();
+        config.flags |= InitFlags::ATOMIC_O_TRUNC
+            | InitFlags::EXPORT_SUPPORT
+            | InitFlags::DO_READDIRPLUS
+            | InitFlags::READDIRPLUS_AUTO
+            | InitFlags::HANDLE_KILLPRIV_V2
+            | InitFlags::SETXATTR_EXT
+            | InitFlags::CACHE_SYMLINKS
+            | InitFlags::EXPLICIT_INVAL_DATA
+            | InitFlags::NO_OPENDIR_SUPPORT
+            | InitFlags::HAS_IOCTL_DIR
+            | InitFlags::DIRECT_IO_ALLOW_MMAP;
+        if options.acl {
+            config.flags |= InitFlags::POSIX_ACL | InitFlags::DONT_MASK;
+        }
+        if options.writeback_cache {
+            config.flags |= InitFlags::WRITEBACK_CACHE;
+        }
+        if let Some(threads_max) = options.threads_max {
+            config.threads_max = threads_max;
+        }
+        config
+    }
+
+    /// How closing the file system ended; `None` before [`Handler::destroy`].
+    pub fn close_result(&self) -> Option<Result<(), Error>> {
+        self.closed.lock().clone()
+    }
+
+    /// The node that a request is about.
+    fn node(&self, request: &Request<'_>) -> Outcome<Arc<Node>> {
+        self.node_by_id(request.header.nodeid)
+    }
+
+    fn node_by_id(&self, nodeid: u64) -> Outcome<Arc<Node>> {
+        self.nodes.get(nodeid).ok_or(Errno(libc::ESTALE))
+    }
+
+    fn dispatch(
+        &self,
+        request: &Request<'_>,
+        reply: Responder<'_>,
+        scratch: &mut Scratch,
+    ) -> Outcome<()> {
+        let header = request.header;
+        match &request.op {
+            Op::Forget { nlookup } => {
+                self.nodes.forget(header.nodeid, *nlookup);
+                reply.none();
+            }
+            Op::BatchForget { nodes } => {
+                for one in *nodes {
+                    self.nodes.forget(one.nodeid, one.nlookup);
+                }
+                reply.none();
+            }
+            Op::Read(args) => return self.read(request, args, reply, scratch),
+            Op::Write { args, data } => {
+                reply.answer(self.write(request, args, data));
+            }
+            Op::Open(args) => return self.open(request, args, reply),
+            // ENOSYS: the kernel opens directories by itself from now on, and caches them.
+            Op::Opendir(_) => reply.error(libc::ENOSYS),
+            Op::Fsync(args) => reply.result(self.fsync(request, args)),
+            Op::Fsyncdir(args) => reply.result(self.fsyncdir(request, args)),
+            // Nothing happens at close(2): ENOSYS keeps the kernel from asking again.
+            Op::Flush(_) => reply.error(libc::ENOSYS),
+            Op::Release(args) => {
+                self.handles.remove(args.fh);
+                reply.empty();
+            }
+            Op::Releasedir(_) => reply.empty(),
+            Op::Fallocate(args) => reply.result(self.fallocate(request, args)),
+            Op::Lseek(args) => reply.answer(self.lseek(request, args)),
+            Op::Bmap(_) => reply.error(libc::ENOSYS),
+            Op::Ioctl { args, input } => {
+                return self.ioctl(request, args, input, reply);
+            }
+            Op::Syncfs => reply.result(self.fs.sync()),
+            _ => return self.dispatch_names(request, reply),
+        }
+        Ok(())
+    }
+
+    fn dispatch_names(&self, request: &Request<'_>, reply: Responder<'_>) -> Outcome<()> {
+        match &request.op {
+            Op::Lookup { name } => reply.answer(self.lookup(request, name)),
+            Op::Getattr(_) => reply.answer(self.getattr(request)),
+            Op::Setattr(args) => reply.answer(self.setattr(request, args)),
+            Op::Statx(_) => reply.answer(self.statx(request)),
+            Op::Statfs => reply.value(&self.statfs()),
+            Op::Readlink => return self.readlink(request, reply),
+            Op::Symlink { name, target } => reply.answer(self.symlink(request, name, target)),
+            Op::Mknod { args, name } => reply.answer(self.mknod(request, args, name)),
+            Op::Mkdir { args, name } => reply.answer(self.mkdir(request, args, name)),
+            Op::Unlink { name } => reply.result(self.unlink(request, name)),
+            Op::Rmdir { name } => reply.result(self.rmdir(request, name)),
+            Op::Rename { newdir, flags, name, newname } => {
+                reply.result(self.rename(request, *newdir, *flags, name, newname));
+            }
+            Op::Link { oldnodeid, newname } => {
+                reply.answer(self.link(request, *oldnodeid, newname))
+            }
+            Op::Create { args, name } => {
+                return self.create(request, args, name, reply);
+            }
+            Op::Tmpfile(args) => return self.tmpfile(request, args, reply),
+            Op::Readdir(args) => return self.readdir(request, args, false, reply),
+            Op::Readdirplus(args) => return self.readdir(request, args, true, reply),
+            Op::Setxattr { flags, acl_kill_sgid, name, value } => {
+                reply.result(self.setxattr(request, *flags, *acl_kill_sgid, name, value));
+            }
+            Op::Getxattr { size, name } => {
+                return self.getxattr(request, *size, name, reply);
+            }
+            Op::Listxattr { size } => return self.listxattr(request, *size, reply),
+            Op::Removexattr { name } => reply.result(self.removexattr(request, name)),
+            _ => reply.error(libc::ENOSYS),
+        }
+        Ok(())
+    }
+}
+
+impl Handler for EngineHandler {
+    fn init(&self, negotiated: Negotiated) {
+        tracing::debug!(?negotiated, "FUSE connection is up");
+    }
+
+    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, scratch: &mut Scratch) {
+        let opcode = request.header.opcode;
+        if let Err(Errno(errno)) = self.dispatch(request, reply, scratch) {
+            tracing::trace!(opcode, errno, nodeid = request.header.nodeid, "failed");
+        }
+    }
+
+    fn destroy(&self) {
+        // Held throughout, so that a second caller returns only when the image is clean.
+        let mut closed = self.closed.lock();
+        if closed.is_some() {
+            return;
+        }
+        self.handles.clear();
+        self.nodes.clear();
+        let result = self.fs.unmount();
+        if let Err(error) = &result {
+            tracing::error!(%error, "closing the image failed");
+        }
+        *closed = Some(result);
+    }
+}
+
+/// Counts a notification in while there is room for one more.
+struct NotifyPermit<'a>(&'a AtomicU32);
+
+impl NotifyPermit<'_> {
+    /// A notification may wait for a page that another request holds; so many workers at the most
+    /// may wait, so that there is always one to serve that request.
+    const AT_A_TIME_MAX: u32 = 4;
+
+    fn get(notifying: &AtomicU32) -> Option<NotifyPermit<'_>> {
+        let enter = |n| (n < NotifyPermit::AT_A_TIME_MAX).then_some(n + 1);
+        notifying
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, enter)
+            .ok()
+            .map(|_| NotifyPermit(notifying))
+    }
+}
+
+impl Drop for NotifyPermit<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,167 @@
+//! Names: LOOKUP, the making, linking, moving and removing of files.
+
+use fjord::{Cred, InodeRef, RenameFlags};
+
+use super::{
+    EngineHandler, Outcome,
+    attrs::{entry_out, negative_entry},
+    caller,
+    nodes::inode_no,
+};
+use crate::{
+    abi::*,
+    reply::{Errno, Responder},
+    request::Request,
+};
+
+const PERMISSION_BITS: u32 = 0o7777;
+
+impl EngineHandler {
+    /// Counts a lookup and makes the entry that hands the inode over.
+    fn hand_over(&self, inode: InodeRef) -> EntryOut {
+        let entry = entry_out(&inode);
+        self.nodes.remember(inode);
+        entry
+    }
+
+    fn new_file_cred(&self, request: &Request<'_>, umask: u32) -> Cred {
+        // Without ACLs the kernel has applied the umask already.
+        caller::cred(request.header, if self.acl { umask } else { 0 })
+    }
+
+    pub(super) fn lookup(&self, request: &Request<'_>, name: &[u8]) -> Outcome<EntryOut> {
+        if name == b"." || name == b".." {
+            return self.lookup_handle(request, name);
+        }
+        match self.node(request)?.inode.lookup(name) {
+            Ok(inode) => Ok(self.hand_over(inode)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(negative_entry()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// LOOKUP of `.` and `..`: the kernel has a file handle and no node for it.
+    fn lookup_handle(&self, request: &Request<'_>, name: &[u8]) -> Outcome<EntryOut> {
+        let nodeid = request.header.nodeid;
+        let inode = match self.nodes.get(nodeid) {
+            Some(node) => node.inode.clone(),
+            None => self.fs.inode(inode_no(nodeid).ok_or(Errno(libc::ESTALE))?, None)?,
+        };
+        let inode = if name == b".." { inode.lookup(b"..")? } else { inode };
+        Ok(self.hand_over(inode))
+    }
+
+    pub(super) fn readlink(&self, request: &Request<'_>, reply: Responder<'_>) -> Outcome<()> {
+        let target = match self.node(request).and_then(|n| Ok(n.inode.read_link()?)) {
+            Ok(target) => target,
+            Err(e) => return reply.fail(e),
+        };
+        reply.bytes(&target);
+        Ok(())
+    }
+
+    pub(super) fn symlink(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        target: &[u8],
+    ) -> Outcome<EntryOut> {
+        let cred = self.new_file_cred(request, 0);
+        Ok(self.hand_over(self.node(request)?.inode.symlink(name, target, &cred)?))
+    }
+
+    pub(super) fn mknod(
+        &self,
+        request: &Request<'_>,
+        args: &MknodIn,
+        name: &[u8],
+    ) -> Outcome<EntryOut> {
+        let cred = self.new_file_cred(request, args.umask);
+        let inode = self.node(request)?.inode.mknod(name, args.mode as u16, args.rdev, &cred)?;
+        Ok(self.hand_over(inode))
+    }
+
+    pub(super) fn mkdir(
+        &self,
+        request: &Request<'_>,
+        args: &MkdirIn,
+        name: &[u8],
+    ) -> Outcome<EntryOut> {
+        let cred = self.new_file_cred(request, args.umask);
+        let mode = (args.mode & PERMISSION_BITS) as u16;
+        Ok(self.hand_over(self.node(request)?.inode.mkdir(name, mode, &cred)?))
+    }
+
+    pub(super) fn unlink(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
+        Ok(self.node(request)?.inode.unlink(name)?)
+    }
+
+    pub(super) fn rmdir(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
+        Ok(self.node(request)?.inode.rmdir(name)?)
+    }
+
+    pub(super) fn rename(
+        &self,
+        request: &Request<'_>,
+        newdir: u64,
+        flags: u32,
+        name: &[u8],
+        newname: &[u8],
+    ) -> Outcome<()> {
+        let flags = RenameFlags::from_bits(flags).ok_or(Errno(libc::EINVAL))?;
+        let newdir = self.node_by_id(newdir)?;
+        let cred = caller::cred(request.header, 0);
+        Ok(self.node(request)?.inode.rename(name, &newdir.inode, newname, flags, &cred)?)
+    }
+
+    pub(super) fn link(
+        &self,
+        request: &Request<'_>,
+        oldnodeid: u64,
+        newname: &[u8],
+    ) -> Outcome<EntryOut> {
+        let target = self.node_by_id(oldnodeid)?;
+        self.node(request)?.inode.link(&target.inode, newname)?;
+        Ok(self.hand_over(target.inode.clone()))
+    }
+
+    pub(super) fn create(
+        &self,
+        request: &Request<'_>,
+        args: &CreateIn,
+        name: &[u8],
+        reply: Responder<'_>,
+    ) -> Outcome<()> {
+        let cred = self.new_file_cred(request, args.umask);
+        let mode = (args.mode & PERMISSION_BITS) as u16;
+        let created =
+            self.node(request).and_then(|dir| Ok(dir.inode.create(name, mode, &cred)?));
+        self.created(created, reply)
+    }
+
+    pub(super) fn tmpfile(
+        &self,
+        request: &Request<'_>,
+        args: &CreateIn,
+        reply: Responder<'_>,
+    ) -> Outcome<()> {
+        let cred = self.new_file_cred(request, args.umask);
+        let mode = (args.mode & PERMISSION_BITS) as u16;
+        let created = self.node(request).and_then(|dir| Ok(dir.inode.tmpfile(mode, &cred)?));
+        self.created(created, reply)
+    }
+
+    /// Answers CREATE and TMPFILE: an entry and an open file in one reply.
+    fn created(&self, created: Outcome<InodeRef>, reply: Responder<'_>) -> Outcome<()> {
+        use zerocopy::IntoBytes;
+        let inode = match created {
+            Ok(inode) => inode,
+            Err(e) => return reply.fail(e),
+        };
+        let fh = self.handles.insert(inode.open());
+        let entry = self.hand_over(inode);
+        let open = OpenOut { fh, open_flags: Self::OPEN_FLAGS.bits(), backing_id: 0 };
+        reply.gather(&[entry.as_bytes(), open.as_bytes()]);
+        Ok(())
+    }
+}

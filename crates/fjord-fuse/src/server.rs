@@ -1,0 +1,94 @@
+//! A mounted file system and the loop that serves it.
+
+use std::path::Path;
+
+use fjord::{Error, Fs};
+use thiserror::Error;
+
+use crate::{
+    engine::EngineHandler,
+    mount::{self, FuseOptions, MountError, MountHandle, Mounted},
+    session::{Negotiated, Session, SessionError},
+};
+
+/// Why serving failed.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The mount was not made.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The connection to the kernel failed.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The engine failed; at the end this means that the image is not clean.
+    #[error(transparent)]
+    Engine(#[from] Error),
+}
+
+/// A file system that is mounted and ready to be served.
+pub struct Server {
+    mounted: Mounted,
+    session: Session<EngineHandler>,
+    negotiated: Negotiated,
+}
+
+impl Server {
+    /// Mounts `fs`, which was opened from `image`, on `dir`. When this returns the mount stands
+    /// and INIT is done; requests wait until [`Server::run`].
+    ///
+    /// # Errors
+    /// See [`ServeError`]. Nothing stays mounted; `fs` stays open and is the caller's to unmount.
+    pub fn mount(
+        fs: &Fs,
+        image: &Path,
+        dir: &Path,
+        options: &FuseOptions,
+    ) -> Result<Server, ServeError> {
+        let handler = EngineHandler::new(fs.clone(), options)?;
+        let block_size = fs.statfs().block_size;
+        let mounted = mount::mount(image, dir, options, block_size)?;
+        let config = EngineHandler::session_config(options);
+        let session = Session::new(mounted.transport(), handler, config);
+        match session.init() {
+            Ok(negotiated) => {
+                mounted.set_readahead(negotiated.io_len_max);
+                Ok(Server { mounted, session, negotiated })
+            }
+            Err(e) => {
+                if let Err(error) = mounted.handle().cut() {
+                    tracing::error!(%error, "a mount that failed could not be taken down");
+                }
+                Err(e.into())
+            }
+        }
+    }
+
+    /// A handle to take the mount down with, from any thread.
+    pub fn handle(&self) -> MountHandle {
+        self.mounted.handle()
+    }
+
+    /// What this mount lacks, if anything; see [`Mounted::lost`].
+    pub fn lost(&self) -> Option<&str> {
+        self.mounted.lost()
+    }
+
+    /// What the kernel agreed to.
+    pub fn negotiated(&self) -> Negotiated {
+        self.negotiated
+    }
+
+    /// Serves until the mount is taken down, then closes the file system.
+    ///
+    /// # Errors
+    /// No worker could be started, or the image could not be left clean.
+    pub fn run(self) -> Result<(), ServeError> {
+        let served = self.session.run();
+        let closed = self.session.handler().close_result();
+        served?;
+        match closed {
+            Some(Err(e)) => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+}
