@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use fjord::{Attr, FallocMode, SetAttr, Timespec, WriteOptions};
+use fjord::{AtimeMode, Attr, FallocMode, SetAttr, Timespec, WriteOptions};
 
 use super::{
     EngineHandler, NotifyPermit, Outcome,
@@ -12,7 +12,6 @@ use super::{
 };
 use crate::{
     abi::*,
-    mount::AtimeMode,
     reply::{Errno, Responder},
     request::Request,
     session::Scratch,
@@ -87,8 +86,8 @@ impl EngineHandler {
     /// Whether a read now would have to set the access time.
     fn atime_is_due(&self, attr: &Attr) -> bool {
         match self.atime {
-            AtimeMode::Noatime => false,
-            AtimeMode::Strictatime => true,
+            AtimeMode::Never => false,
+            AtimeMode::Strict => true,
             AtimeMode::Relatime => {
                 attr.atime <= attr.mtime
                     || attr.atime <= attr.ctime

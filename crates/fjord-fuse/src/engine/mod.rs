@@ -10,12 +10,12 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use fjord::{Error, Fs};
+use fjord::{AtimeMode, Error, Fs};
 use parking_lot::Mutex;
 
 use crate::{
     abi::*,
-    mount::{AtimeMode, FuseOptions},
+    mount::FuseOptions,
     reply::{Errno, Responder},
     request::{Op, Request},
     session::{Handler, Negotiated, Scratch, SessionConfig},

@@ -134,8 +134,7 @@ impl EngineHandler {
     ) -> Outcome<()> {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
-        let created =
-            self.node(request).and_then(|dir| Ok(dir.inode.create(name, mode, &cred)?));
+        let created = self.node(request).and_then(|dir| Ok(dir.inode.create(name, mode, &cred)?));
         self.created(created, reply)
     }
 

@@ -31,7 +31,6 @@ use crate::abi::FUSE_ROOT_ID;
 const SHARDS: usize = 32;
 
 /// A node: an inode that the kernel holds.
-#[derive(Debug)]
 pub(super) struct Node {
     /// The inode.
     pub(super) inode: InodeRef,
@@ -51,14 +50,12 @@ impl Node {
     }
 }
 
-#[derive(Debug)]
 struct Counted {
     node: Arc<Node>,
     lookups: u64,
 }
 
 /// All nodes of a mount.
-#[derive(Debug)]
 pub(super) struct Nodes {
     shards: [Mutex<HashMap<u64, Counted>>; SHARDS],
 }

@@ -28,7 +28,7 @@ mod options;
 
 pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
 pub use mountinfo::{MountEntry, mount_at, mounts};
-pub use options::{AtimeMode, FuseOptions, MountKind, OptionError, Unclaimed};
+pub use options::{FuseOptions, MountKind, OptionError, Unclaimed};
 
 /// What plain `fuse` lacks.
 const LOST_WITHOUT_FUSEBLK: &str = "sync(2) and syncfs(2) do not reach fjord (fsync does), and \

@@ -4,20 +4,9 @@
 //! left over comes back as name and value, for the engine's own options; an option that nobody
 //! claims must become an error, never be dropped in silence.
 
+use fjord::AtimeMode;
 use rustix::mount::MountFlags;
 use thiserror::Error;
-
-/// How access times are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AtimeMode {
-    /// Update when older than the last change, or older than a day.
-    #[default]
-    Relatime,
-    /// Update on every read.
-    Strictatime,
-    /// Never update.
-    Noatime,
-}
 
 /// Which FUSE mount type to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,9 +124,9 @@ impl FuseOptions {
             "sync" => self.flags.insert(MountFlags::SYNCHRONOUS),
             "async" => self.flags.remove(MountFlags::SYNCHRONOUS),
             "dirsync" => self.flags.insert(MountFlags::DIRSYNC),
-            "noatime" => self.atime = AtimeMode::Noatime,
+            "noatime" => self.atime = AtimeMode::Never,
             "atime" | "relatime" => self.atime = AtimeMode::Relatime,
-            "norelatime" | "strictatime" => self.atime = AtimeMode::Strictatime,
+            "norelatime" | "strictatime" => self.atime = AtimeMode::Strict,
             "nodiratime" => self.nodiratime = true,
             "diratime" => self.nodiratime = false,
             "allow_other" => self.allow_other = Some(true),
