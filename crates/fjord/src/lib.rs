@@ -21,6 +21,7 @@
 
 mod acl;
 mod alloc;
+mod api;
 pub mod attr;
 mod cache;
 mod dir;
@@ -36,6 +37,7 @@ mod orphan;
 mod vfs;
 mod xattr;
 
+pub use api::{File, OpenOptions, OwnedDirEntry, ReadDir};
 pub use attr::{Attr, Cred, FileKind, SetAttr, SetTime, StatFs, Timespec};
 pub use error::{Error, Result};
 pub use file::fallocate::FallocMode;

@@ -59,12 +59,7 @@ impl OrphanTable {
 }
 
 /// Records `inode` as an orphan and stores it. Does nothing if it is recorded already.
-pub(crate) fn add(
-    fs: &FsInner,
-    h: &Handle,
-    inode: &Inode,
-    state: &mut InodeState,
-) -> Result<()> {
+pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
     if state.orphan.is_some() {
         return Ok(());
     }
@@ -140,13 +135,7 @@ fn add_to_file(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<Option<(u32, u3
     Ok(None)
 }
 
-fn write_slot(
-    fs: &FsInner,
-    h: &Handle,
-    block: u32,
-    slot: u32,
-    ino: Option<InodeNo>,
-) -> Result<()> {
+fn write_slot(fs: &FsInner, h: &Handle, block: u32, slot: u32, ino: Option<InodeNo>) -> Result<()> {
     let (number, seed) = {
         let orphans = fs.orphans.state.lock();
         let number = orphans.file.get(block as usize).copied();

@@ -191,10 +191,11 @@ impl Fs {
     /// `ESTALE` if it is not in use or has another generation.
     pub fn inode(&self, ino: InodeNo, generation: Option<u32>) -> Result<InodeRef> {
         self.0.check_alive()?;
-        if ino != InodeNo::ROOT && (ino < self.0.geo.first_inode || !self.0.geo.contains_inode(ino)) {
+        if ino != InodeNo::ROOT && (ino < self.0.geo.first_inode || !self.0.geo.contains_inode(ino))
+        {
             return Err(Errno::STALE.into());
         }
-        let inode = self.read(|| table::get(&self.0, ino))?;
+        let inode = noting(&self.0, false, || table::get(&self.0, ino))?;
         let reference = InodeRef::new(&self.0, inode);
         {
             let state = reference.inode.state.read();
@@ -205,11 +206,6 @@ impl Fs {
         }
         Ok(reference)
     }
-
-    fn read<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        noting(&self.0, false, call)
-    }
-
 }
 
 /// Runs a call; damage that it meets makes the file system read-only.
@@ -433,11 +429,7 @@ impl InodeRef {
     ///
     /// # Errors
     /// `ENOTDIR`, I/O errors, corruption.
-    pub fn read_dir(
-        &self,
-        cookie: u64,
-        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<()> {
+    pub fn read_dir(&self, cookie: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.reading(|| dir::read_dir(&self.fs, &self.inode, cookie, emit))?;
         attr::accessed(&self.fs, &self.inode);
         Ok(())

@@ -66,8 +66,7 @@ impl MetaCache {
             slot.referenced.store(true, Ordering::Relaxed);
             return slot.clone();
         }
-        let slot =
-            Arc::new(Slot { load: Mutex::new(None), referenced: AtomicBool::new(false) });
+        let slot = Arc::new(Slot { load: Mutex::new(None), referenced: AtomicBool::new(false) });
         shard.slots.insert(block.0, slot.clone());
         shard.queue.push_back(block.0);
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
@@ -116,9 +115,7 @@ impl MetaCache {
     fn create_kind(&self, block: BlockNo, kind: BufferKind) -> Arc<Buffer> {
         let slot = self.slot(block);
         let mut loaded = slot.load.lock();
-        loaded
-            .get_or_insert_with(|| Buffer::new(block, Buf::zeroed(self.block_size), kind))
-            .clone()
+        loaded.get_or_insert_with(|| Buffer::new(block, Buf::zeroed(self.block_size), kind)).clone()
     }
 
     /// The buffer of `block` if it is in memory.

@@ -367,8 +367,8 @@ impl PageMap {
         let inner = self.inner.lock();
         let first = (lblk / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
         for (&index, chunk) in inner.chunks.range(first..) {
-            let pending =
-                (chunk.delalloc | chunk.dirty | chunk.writeback) & chunk_mask(index, &(lblk..u64::MAX));
+            let pending = (chunk.delalloc | chunk.dirty | chunk.writeback)
+                & chunk_mask(index, &(lblk..u64::MAX));
             if pending != 0 {
                 return Some(index * CHUNK_PAGES + pending.trailing_zeros());
             }

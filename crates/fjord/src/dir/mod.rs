@@ -1,7 +1,14 @@
 //! Placeholder for directories' signatures until they land.
-use std::sync::Arc;
 use crate::error::Result;
 use crate::fs::FsInner;
 use crate::inode::Inode;
 use crate::vfs::DirEntry;
-pub(crate) fn read_dir(_fs: &Arc<FsInner>, _d: &Arc<Inode>, _c: u64, _e: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> { unimplemented!() }
+use std::sync::Arc;
+pub(crate) fn read_dir(
+    _fs: &Arc<FsInner>,
+    _d: &Arc<Inode>,
+    _c: u64,
+    _e: &mut dyn FnMut(DirEntry<'_>) -> bool,
+) -> Result<()> {
+    unimplemented!()
+}

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
+use crate::alloc::Goal;
 use crate::attr::FileKind;
 use crate::error::{Error, Result};
 use crate::file::read::load_page;
@@ -16,7 +17,6 @@ use crate::file::{inline, truncate, write, writeback};
 use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, attr, disk};
 use crate::map::{self, MapKind};
-use crate::alloc::Goal;
 
 bitflags::bitflags! {
     /// Modes of [`crate::InodeRef::fallocate`], with the values of `fallocate(2)`.

@@ -10,7 +10,7 @@ use fjord_block::{AlignedBuf, Buf, Class, DeviceExt, Order, Request};
 use fjord_format::features::Incompat;
 use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::inline_data::{self, DATA_NAME, InlineData};
-use fjord_format::inode::{InodeFlags};
+use fjord_format::inode::InodeFlags;
 use fjord_format::xattr::{NameIndex, XattrRules, XattrSet, parse_ibody};
 use fjord_journal::Handle;
 use rustix::io::Errno;
@@ -97,8 +97,7 @@ pub(crate) fn write(
     offset: u64,
     data: &[u8],
 ) -> Result<usize> {
-    let mut content =
-        if has_inline_data(state) { contents(fs, inode, state)? } else { Vec::new() };
+    let mut content = if has_inline_data(state) { contents(fs, inode, state)? } else { Vec::new() };
     // `wants_inline` has bounded offset and length by the size of an inode.
     let start = offset as usize;
     if content.len() < start + data.len() {

@@ -103,11 +103,7 @@ fn fill(
 
 fn read_ahead_pages(fs: &FsInner, inode: &Inode, want: &Range<u64>) -> u64 {
     let sequential = want.start > 0 && inode.pages.contains((want.start - 1) as u32);
-    if sequential || want.start == 0 {
-        READ_AHEAD_BYTES / u64::from(fs.geo.block_size)
-    } else {
-        0
-    }
+    if sequential || want.start == 0 { READ_AHEAD_BYTES / u64::from(fs.geo.block_size) } else { 0 }
 }
 
 /// Reads `len` blocks from `start`; what lies behind the end of the file becomes zeros.
@@ -120,8 +116,7 @@ fn read_run(
 ) -> Result<Vec<Buf>> {
     let block_size = fs.geo.block_size as usize;
     let memory = (0..len).map(|_| AlignedBuf::uninit(block_size)).collect();
-    let read =
-        fs.device.submit_read(fs.byte_offset(start), memory, Class::Sync).wait()?;
+    let read = fs.device.submit_read(fs.byte_offset(start), memory, Class::Sync).wait()?;
     let journaled = writeback::journals_data(fs, state);
     let mut pages = Vec::with_capacity(len as usize);
     for (index, mut page) in read.into_iter().enumerate() {

@@ -44,17 +44,18 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
     };
     if grows_over_tail {
         // The zeros must be on the device before a size that shows them commits.
-        writeback::write_locked(fs, inode, &mut in_flight, 0..u64::MAX, writeback::Mode::Background)?;
+        writeback::write_locked(
+            fs,
+            inode,
+            &mut in_flight,
+            0..u64::MAX,
+            writeback::Mode::Background,
+        )?;
     }
     grow(fs, inode, &mut in_flight, size)
 }
 
-fn grow(
-    fs: &Arc<FsInner>,
-    inode: &Arc<Inode>,
-    in_flight: &mut InFlight,
-    size: u64,
-) -> Result<()> {
+fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u64) -> Result<()> {
     writeback::drain(inode, in_flight)?;
     let mut state = inode.state.write();
     let handle = fs.start(disk::STORE_CREDITS)?;
@@ -74,12 +75,7 @@ fn finish(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) 
     disk::store(fs, handle, inode, state)
 }
 
-fn shrink(
-    fs: &Arc<FsInner>,
-    inode: &Arc<Inode>,
-    state: &mut InodeState,
-    size: u64,
-) -> Result<()> {
+fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u64) -> Result<()> {
     let block_size = u64::from(fs.geo.block_size);
     let tail = (size % block_size) as usize;
     let keep = size.div_ceil(block_size);

@@ -188,17 +188,15 @@ fn write_page(
     }
     let mut page = AlignedBuf::uninit(block_size);
     let whole = bytes.len() == block_size;
-    let covers_to_eof = skip == 0
-        && u64::from(lblk) * block_size as u64 + bytes.len() as u64 >= state.size;
+    let covers_to_eof =
+        skip == 0 && u64::from(lblk) * block_size as u64 + bytes.len() as u64 >= state.size;
     if !whole {
         match kind {
-            MapKind::Written(_) if !covers_to_eof => {
-                match load_page(fs, inode, state, lblk) {
-                    Ok(Some(old)) => page.copy_from_slice(&old),
-                    Ok(None) => page.fill(0),
-                    Err(error) => return Err(error),
-                }
-            }
+            MapKind::Written(_) if !covers_to_eof => match load_page(fs, inode, state, lblk) {
+                Ok(Some(old)) => page.copy_from_slice(&old),
+                Ok(None) => page.fill(0),
+                Err(error) => return Err(error),
+            },
             _ => page.fill(0),
         }
     }

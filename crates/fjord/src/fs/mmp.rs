@@ -6,8 +6,8 @@
 //!
 //! Format and waiting rules: Linux `Documentation/filesystems/ext4/mmp.rst`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request};
@@ -99,8 +99,7 @@ impl Mmp {
         if found.seq == SEQ_FSCK {
             return Err(in_use(&found, "e2fsck is running on it, or was killed while it did"));
         }
-        let check =
-            u64::from(found.check_interval_seconds).max(update).max(INTERVAL_MIN_SECONDS);
+        let check = u64::from(found.check_interval_seconds).max(update).max(INTERVAL_MIN_SECONDS);
         if found.seq != SEQ_CLEAN {
             wait_for_life(&held, &found, check)?;
         }

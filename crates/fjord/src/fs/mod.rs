@@ -88,9 +88,8 @@ impl FsInner {
     ///
     /// Mount sets it before any reference to the file system leaves it.
     pub(crate) fn journal(&self) -> &Journal {
-        self.journal.get_or_init(|| {
-            Journal::without_log(self.device.clone(), self.geo.block_size as usize)
-        })
+        self.journal
+            .get_or_init(|| Journal::without_log(self.device.clone(), self.geo.block_size as usize))
     }
 
     /// Sets the journal; only mount does, once.

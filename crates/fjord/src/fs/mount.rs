@@ -72,16 +72,13 @@ fn writable() -> Features {
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
     let file_options = FileOptions { read_only: options.read_only, ..FileOptions::default() };
-    let device = FileDevice::open(path, &file_options)
-        .map_err(|error| Error::Open(Arc::new(error)))?;
+    let device =
+        FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))?;
     open_device(Arc::new(device), options)
 }
 
 /// Opens the image on `device`.
-pub(crate) fn open_device(
-    device: Arc<dyn Device>,
-    options: &MountOptions,
-) -> Result<Arc<FsInner>> {
+pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
     let raw = read_superblock(&*device)?;
     let options = settle_options(&raw, options)?;
     let geo = Geometry::from_superblock(&raw)?;

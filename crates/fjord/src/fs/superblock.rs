@@ -90,7 +90,10 @@ impl FsInner {
     }
 
     /// Writes the superblock straight to the device and flushes.
-    pub(crate) fn write_superblock_now(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+    pub(crate) fn write_superblock_now(
+        &self,
+        change: impl FnOnce(&mut RawSuperblock),
+    ) -> Result<()> {
         let mut raw = self.sb.raw.lock();
         change(&mut raw);
         let now = self.now().sec;
@@ -101,9 +104,7 @@ impl FsInner {
         // in memory is what the device should have but for these bytes.
         let mut bytes = match self.meta.peek(block) {
             Some(buffer) => AlignedBuf::from_slice(&buffer.read()),
-            None => {
-                self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?
-            }
+            None => self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?,
         };
         bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
         let content = Buf::from(bytes);

@@ -31,7 +31,8 @@ impl FsInner {
     fn write_all_dirty(self: &Arc<Self>) -> Result<()> {
         let mut first_error = None;
         for inode in self.dirty_inodes.take_all() {
-            let written = writeback::write_inode(self, &inode, 0..u64::MAX, writeback::Mode::Background);
+            let written =
+                writeback::write_inode(self, &inode, 0..u64::MAX, writeback::Mode::Background);
             if let Err(error) = written {
                 first_error.get_or_insert(error);
             }
@@ -61,7 +62,9 @@ impl FsInner {
     pub(crate) fn go_down(self: &Arc<Self>, mode: ShutdownMode) -> Result<()> {
         let result = match mode {
             ShutdownMode::Default => self.sync(),
-            ShutdownMode::LogFlush => self.journal().commit_running().map(drop).map_err(Error::from),
+            ShutdownMode::LogFlush => {
+                self.journal().commit_running().map(drop).map_err(Error::from)
+            }
             ShutdownMode::NoLogFlush => Ok(()),
         };
         self.status.shut_down();

@@ -141,8 +141,7 @@ fn apply(fs: &FsInner, state: &mut InodeState, change: &SetAttr, cred: &Cred) {
     }
     if let Some(mode) = change.mode {
         let mut mode = mode & !S_IFMT;
-        let in_group =
-            cred.uid == 0 || cred.gid == disk.gid || cred.groups.contains(&disk.gid);
+        let in_group = cred.uid == 0 || cred.gid == disk.gid || cred.groups.contains(&disk.gid);
         // Only a front end that passes groups wants the set-group-ID rule from us.
         if !cred.groups.is_empty() && !in_group {
             mode &= !S_ISGID;

@@ -80,12 +80,7 @@ pub(crate) fn read_bytes<T>(
 }
 
 /// Writes `state.disk` into the inode table as part of `h`'s transaction.
-pub(crate) fn store(
-    fs: &FsInner,
-    h: &Handle,
-    inode: &Inode,
-    state: &mut InodeState,
-) -> Result<()> {
+pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
     if state.orphan == Some(Orphan::List) {
         state.disk.dtime = fs.orphans.next_of(inode.ino);
     }
@@ -112,12 +107,7 @@ pub(crate) fn store_new(
 }
 
 /// Marks an inode deleted: no links, no mode, a time of deletion.
-pub(crate) fn clear(
-    fs: &FsInner,
-    h: &Handle,
-    inode: &Inode,
-    state: &mut InodeState,
-) -> Result<()> {
+pub(crate) fn clear(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
     state.disk.dtime = fs.now().sec as u32;
     state.disk.links_count = 0;
     state.disk.size = 0;
