@@ -79,16 +79,14 @@ impl Handle {
         }
         self.journal.check_buffer(buffer.block(), &guard)?;
         self.take_credit()?;
-        match self.journal.join(buffer, tid, &guard) {
-            Ok(_) => {}
-            Err(error) => {
-                self.credits.set(self.credits.get() + 1);
-                return Err(error);
-            }
+        if let Err(error) = self.journal.join(buffer, tid, &guard) {
+            self.credits.set(self.credits.get() + 1);
+            return Err(error);
         }
         let mut contents = self.transaction.contents.lock();
         contents.buffers.push(buffer.clone());
         contents.revoked.remove(&buffer.block());
+        contents.forgotten.remove(&buffer.block());
         drop(contents);
         Ok(guard)
     }

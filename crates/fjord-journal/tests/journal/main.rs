@@ -2,4 +2,9 @@
 //! compiled once.
 
 mod basic;
+mod crash;
+mod freed;
+mod oracle;
 mod rig;
+mod threads;
+mod usage;

@@ -1,0 +1,1 @@
+//! Real tools as oracles.
