@@ -1,84 +1,67 @@
-//! Placeholder for the allocator's signatures until it lands.
-use crate::attr::StatFs;
-use crate::error::Result;
-use crate::fs::FsInner;
-use crate::inode::{Inode, InodeState};
-use crate::options::MountOptions;
-use fjord_format::geometry::Geometry;
-use fjord_format::superblock::RawSuperblock;
-use fjord_format::{BlockNo, GroupNo, InodeNo};
-use fjord_journal::Handle;
-use std::sync::Arc;
+//! Allocation of blocks and inodes.
+//!
+//! Owns the block groups of a mounted file system: their descriptors and bitmaps (as
+//! metadata blocks, on demand), what memory knows beyond them, and the counts of what is
+//! free.
+//!
+//! A block goes through these states; "busy" is a set of bits in memory, per group:
+//!
+//! ```text
+//!  free ── pick ──> bit clear, busy ── use_picked ──> bit set
+//!   ^  <── unpick ──────┘                                │
+//!   └── commit ── bit clear, busy <──── free_blocks ─────┘
+//! ```
+//!
+//! Invariants:
+//! - a block or inode number freed by a transaction stays busy until that transaction has
+//!   committed; if it never does, it stays busy for the life of the mount;
+//! - bitmap, its checksum and the descriptor's counts change together, in one handle and
+//!   under the group's lock;
+//! - a run of blocks never crosses a group's border ([`Run`]s given to callers);
+//! - whoever holds a reservation ([`FsInner::reserve_blocks`]) finds blocks for it;
+//! - nothing here changes a bigalloc image, whose bitmaps count clusters.
+//!
+//! Who pays for a block: data written later holds a reservation, which
+//! [`FsInner::use_picked`] consumes as it is told; [`FsInner::alloc_blocks`] takes from what
+//! nobody has reserved. A claim that fails with `ENOSPC` can succeed after a commit when
+//! [`FsInner::pending_free_blocks`] is not zero, and after writeback, because a
+//! reservation holds more room for metadata than is mostly needed.
+//!
+//! Locking: one mutex per group, after the handle's start and before any buffer; nobody
+//! takes two of them at once. It is held over the read of the group's own bitmap. Counts are atomics.
+
+mod account;
+mod bits;
+mod blocks;
+mod freed;
+mod goal;
+mod group;
+mod inodes;
+mod pick;
+mod stats;
+mod table;
+mod trim;
+mod window;
+mod zones;
+
+use fjord_format::BlockNo;
+
+pub(crate) use account::Claim;
+pub(crate) use goal::Goal;
+pub(crate) use table::Groups;
+
+/// Metadata blocks that [`FsInner::use_picked`](crate::fs::FsInner::use_picked) dirties for
+/// one run, and [`FsInner::free_blocks`](crate::fs::FsInner::free_blocks) for each group of
+/// its range: bitmap and descriptor.
+pub(crate) const RUN_CREDITS: u32 = 2;
+/// Metadata blocks that allocating an inode dirties: both bitmaps, descriptor, table block.
+pub(crate) const INODE_CREDITS: u32 = 4;
+
+/// A run of blocks inside one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
+    /// First block.
     pub(crate) start: BlockNo,
+    /// Count of blocks.
     pub(crate) len: u32,
-}
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Goal;
-impl Goal {
-    pub(crate) fn for_file(_fs: &FsInner, _i: &Inode, _s: &InodeState, _l: u32) -> Result<Goal> {
-        unimplemented!()
-    }
-}
-pub(crate) struct Groups;
-impl Groups {
-    pub(crate) fn open(
-        _g: &Geometry,
-        _r: &RawSuperblock,
-        _o: &MountOptions,
-        _replayed: bool,
-    ) -> Groups {
-        unimplemented!()
-    }
-    pub(crate) fn free_blocks_total(&self) -> u64 {
-        unimplemented!()
-    }
-    pub(crate) fn free_inodes_total(&self) -> u32 {
-        unimplemented!()
-    }
-}
-impl FsInner {
-    pub(crate) fn inode_table(&self, _g: GroupNo) -> Result<BlockNo> {
-        unimplemented!()
-    }
-    pub(crate) fn reserve_blocks(&self, _n: u64, _r: bool) -> Result<()> {
-        unimplemented!()
-    }
-    pub(crate) fn release_blocks(&self, _n: u64) {
-        unimplemented!()
-    }
-    pub(crate) fn pick_blocks(&self, _g: Goal, _w: u32) -> Result<Run> {
-        unimplemented!()
-    }
-    pub(crate) fn pick_for_file(
-        &self,
-        _s: &mut InodeState,
-        _g: Goal,
-        _l: u32,
-        _w: u32,
-    ) -> Result<Run> {
-        unimplemented!()
-    }
-    pub(crate) fn unpick(&self, _r: Run) {
-        unimplemented!()
-    }
-    pub(crate) fn use_picked(&self, _h: &Handle, _r: Run) -> Result<()> {
-        unimplemented!()
-    }
-    pub(crate) fn alloc_blocks(&self, _h: &Handle, _g: Goal, _w: u32) -> Result<Run> {
-        unimplemented!()
-    }
-    pub(crate) fn pending_free_blocks(&self) -> u64 {
-        unimplemented!()
-    }
-    pub(crate) fn free_inode(&self, _h: &Handle, _i: InodeNo, _d: bool) -> Result<()> {
-        unimplemented!()
-    }
-    pub(crate) fn statfs(&self) -> StatFs {
-        unimplemented!()
-    }
-    pub(crate) fn trim(self: &Arc<Self>, _s: u64, _l: u64, _m: u64) -> Result<u64> {
-        unimplemented!()
-    }
 }

@@ -191,7 +191,7 @@ fn zero_range(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span, mode: FallocMod
         let most = (span.inner_end - lblk).min(u64::from(ALLOC_BLOCKS_PER_HANDLE)) as u32;
         let found = map::lookup(fs, inode, &state, lblk as u32, most)?;
         if let MapKind::Written(_) = found.kind {
-            let handle = fs.start(map::credits_insert(fs) * 2 + disk::STORE_CREDITS)?;
+            let handle = fs.start(map::credits_insert(fs, 2) + disk::STORE_CREDITS)?;
             map::mark_unwritten(fs, &handle, inode, &mut state, lblk as u32, found.len)?;
             inode.touch_tid(handle.tid(), true);
             disk::store(fs, &handle, inode, &mut state)?;
@@ -273,7 +273,7 @@ fn fill_holes(
             len = u64::from(len).min(u64::from(next).saturating_sub(lblk).max(1)) as u32;
         }
         let goal = Goal::for_file(fs, inode, state, at)?;
-        let handle = fs.start(map::credits_insert(fs) + 4 + disk::STORE_CREDITS)?;
+        let handle = fs.start(map::credits_insert(fs, 1) + disk::STORE_CREDITS)?;
         let run = fs.alloc_blocks(&handle, goal, len)?;
         map::insert(fs, &handle, inode, state, at, run.start, run.len, false)?;
         inode.touch_tid(handle.tid(), true);

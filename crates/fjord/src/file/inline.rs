@@ -171,7 +171,7 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
     }
     let data = contents(fs, inode, state)?;
     let run = if data.is_empty() { None } else { Some(write_out(fs, inode, state, &data)?) };
-    let credits = map::credits_insert(fs) + 4 + disk::STORE_CREDITS;
+    let credits = map::credits_insert(fs, 1) + 4 + disk::STORE_CREDITS;
     let handle = match fs.start(credits) {
         Ok(handle) => handle,
         Err(error) => {
@@ -186,11 +186,10 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
         Ok(())
     })?;
     state.disk.flags.remove(InodeFlags::INLINE_DATA);
-    map::init(fs, &mut state.disk);
+    map::init(fs, state);
     if let Some(run) = run {
-        fs.use_picked(&handle, run)?;
+        fs.use_picked(&handle, run, 1)?;
         map::insert(fs, &handle, inode, state, 0, run.start, run.len, true)?;
-        fs.release_blocks(1);
     }
     inode.touch_tid(handle.tid(), true);
     disk::store(fs, &handle, inode, state)?;

@@ -107,11 +107,9 @@ pub(crate) fn drop_pages(
     }
 }
 
-/// Gives the file's window of picked blocks back.
+/// Opens the room behind the file to others.
 pub(crate) fn discard_prealloc(fs: &FsInner, state: &mut InodeState) {
-    if let Some(window) = state.prealloc.take() {
-        fs.unpick(crate::alloc::Run { start: window.start, len: window.len });
-    }
+    fs.discard_window(state);
 }
 
 /// Frees the blocks `from..to` in as many transactions as it takes and stores the inode.

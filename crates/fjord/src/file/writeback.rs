@@ -311,7 +311,7 @@ fn record(
     let mut groups = changes.chunks(RUNS_PER_HANDLE).peekable();
     loop {
         let group = groups.next().unwrap_or(&[]);
-        let credits = group.len() as u32 * (map::credits_insert(fs) + 3) + disk::STORE_CREDITS;
+        let credits = map::credits_insert(fs, group.len() as u32) + disk::STORE_CREDITS;
         let handle = fs.start(credits)?;
         for &i in group {
             insert_run(fs, &handle, inode, state, &runs[i])?;
@@ -350,13 +350,16 @@ fn insert_run(
         Place::InPlace => {}
         Place::Unwritten => map::mark_written(fs, handle, inode, state, run.lblk, run.len())?,
         Place::New { reserved } => {
-            fs.use_picked(handle, Run { start: run.phys, len: run.len() })?;
-            map::insert(fs, handle, inode, state, run.lblk, run.phys, run.len(), true)?;
-            if reserved > 0 {
-                fs.release_blocks(u64::from(reserved));
-                state.reserved_blocks = state.reserved_blocks.saturating_sub(u64::from(reserved));
-            }
+            // This consumes the reservation as well.
+            fs.use_picked(handle, Run { start: run.phys, len: run.len() }, reserved)?;
+            state.reserved_blocks = state.reserved_blocks.saturating_sub(u64::from(reserved));
             inode.pages.end_delalloc(run.lblk, run.len());
+            map::insert(fs, handle, inode, state, run.lblk, run.phys, run.len(), true).or_else(
+                |error| {
+                    fs.free_blocks(handle, run.phys, u64::from(run.len()))?;
+                    Err(error)
+                },
+            )?;
         }
     }
     Ok(())
@@ -403,7 +406,7 @@ fn journal_run(
     state: &mut InodeState,
     run: &WriteRun,
 ) -> Result<()> {
-    let credits = map::credits_insert(fs) + 3 + disk::STORE_CREDITS + run.len();
+    let credits = map::credits_insert(fs, 1) + disk::STORE_CREDITS + run.len();
     let handle = fs.start(credits)?;
     insert_run(fs, &handle, inode, state, run)?;
     for (index, page) in run.bufs.iter().enumerate() {

@@ -13,7 +13,7 @@ use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
-use fjord_format::{FormatError, InodeNo};
+use fjord_format::{BlockNo, FormatError, InodeNo};
 use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
 use parking_lot::Mutex;
 
@@ -88,9 +88,15 @@ pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Re
     // The replay may have changed the superblock.
     let raw = read_superblock(&*device)?;
     let geo = Geometry::from_superblock(&raw)?;
-    let replayed = journal.as_ref().is_some_and(|(_, dirty)| *dirty);
-    let fs = build(device, raw.clone(), geo, options, mmp, replayed)?;
-    if let Some((journal, _)) = journal {
+    let groups = Groups::open(&device, &geo, &raw)?;
+    if let Some(damage) = groups.damage()
+        && !options.read_only
+    {
+        return Err(damage.clone());
+    }
+    let fs = build(device, raw.clone(), geo, options, mmp, groups);
+    if let Some((journal, blocks)) = journal {
+        fs.groups.protect_journal(blocks);
         fs.set_journal(journal);
     }
     if !fs.options.read_only {
@@ -184,14 +190,13 @@ fn build(
     geo: Geometry,
     options: MountOptions,
     mmp: mmp::Mmp,
-    replayed: bool,
-) -> Result<Arc<FsInner>> {
+    groups: Groups,
+) -> Arc<FsInner> {
     let budget = options.cache_size_bytes;
     let meta_budget = budget / 4;
     let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
-    let groups = Groups::open(&geo, &raw, &options, replayed);
     let inode_capacity = (budget / 16 / INODE_BYTES).max(256);
-    let fs = Arc::new(FsInner {
+    Arc::new(FsInner {
         device,
         meta,
         page_lru: PageLru::new(budget - meta_budget, geo.block_size),
@@ -209,18 +214,17 @@ fn build(
         geo,
         options,
         journal: OnceLock::new(),
-    });
-    Ok(fs)
+    })
 }
 
 /// Opens the journal, replaying it if need be. `None` for images without one and for
-/// read-only mounts. Returns whether there was something to replay.
+/// read-only mounts. Returns the blocks it lies in as well.
 fn open_journal(
     device: &Arc<dyn Device>,
     raw: &RawSuperblock,
     geo: &Geometry,
     options: &MountOptions,
-) -> Result<Option<(Journal, bool)>> {
+) -> Result<Option<(Journal, Vec<(BlockNo, u64)>)>> {
     if !geo.features.compat.contains(Compat::HAS_JOURNAL) {
         return Ok(None);
     }
@@ -240,7 +244,7 @@ fn open_journal(
             hint: "move the journal into the image with tune2fs -O ^has_journal and -j".into(),
         });
     };
-    let journal_map = journal_map(device, raw, geo, options, ino)?;
+    let (journal_map, blocks) = journal_map(device, raw, geo, options, ino)?;
     let journal_options = JournalOptions {
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
@@ -250,11 +254,10 @@ fn open_journal(
     let block_size = geo.block_size as usize;
     let (journal, report) =
         Journal::open(device.clone(), journal_map, block_size, &journal_options)?;
-    let dirty = geo.features.incompat.contains(Incompat::RECOVER);
-    if dirty {
+    if geo.features.incompat.contains(Incompat::RECOVER) {
         tracing::info!(?report, "journal replayed");
     }
-    Ok(Some((journal, dirty)))
+    Ok(Some((journal, blocks)))
 }
 
 /// Finds the journal's blocks with a throw-away, read-only view of the image: what it
@@ -265,9 +268,11 @@ fn journal_map(
     geo: &Geometry,
     options: &MountOptions,
     ino: InodeNo,
-) -> Result<JournalMap> {
+) -> Result<(JournalMap, Vec<(BlockNo, u64)>)> {
     let view_options = MountOptions { read_only: true, ..options.clone() };
-    let fs = build(device.clone(), raw.clone(), geo.clone(), view_options, mmp::Mmp::none(), true)?;
+    let groups = Groups::unread(geo);
+    let fs =
+        build(device.clone(), raw.clone(), geo.clone(), view_options, mmp::Mmp::none(), groups);
     let inode = table::get(&fs, ino)?;
     let state = inode.state.read();
     if !state.is_file() {
@@ -286,5 +291,6 @@ fn journal_map(
         extents.push(JournalExtent { logical, start, len: found.len });
         logical = logical.saturating_add(found.len.max(1));
     }
-    Ok(JournalMap::new(extents)?)
+    let runs = extents.iter().map(|extent| (extent.start, u64::from(extent.len))).collect();
+    Ok((JournalMap::new(extents)?, runs))
 }

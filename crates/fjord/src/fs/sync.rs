@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::file::{truncate, writeback};
+use crate::file::writeback;
 use crate::fs::FsInner;
 use crate::fs::status::ShutdownMode;
 
@@ -92,9 +92,6 @@ impl FsInner {
             };
         }
         self.write_all_dirty()?;
-        for inode in self.inodes.all() {
-            truncate::discard_prealloc(self, &mut inode.state.write());
-        }
         self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
         self.journal().close().map_err(|error| self.failed(error.into()))?;
         self.write_clean_superblock()?;

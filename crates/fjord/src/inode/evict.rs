@@ -14,6 +14,9 @@ use crate::{map, orphan, xattr};
 
 /// Deletes `inode` if nothing refers to it any more: no links, no outside references.
 pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    if inode.state.read().prealloc.is_some() {
+        fs.discard_window(&mut inode.state.write());
+    }
     if inode.state.read().disk.links_count != 0 || fs.is_read_only() || fs.status.is_shut_down() {
         return Ok(());
     }

@@ -65,7 +65,7 @@ pub(crate) struct InodeState {
     pub(crate) reserved_blocks: u64,
     /// Times or other lazy fields differ from what is stored.
     pub(crate) dirty: bool,
-    /// Window of blocks picked for this file alone, in memory only.
+    /// Room that others leave free behind this file as long as they can; see `alloc`.
     pub(crate) prealloc: Option<Prealloc>,
     /// On the orphan list or in the orphan file.
     pub(crate) orphan: Option<Orphan>,
@@ -73,7 +73,7 @@ pub(crate) struct InodeState {
     pub(crate) dead: bool,
 }
 
-/// A run of free blocks held for one file.
+/// A run of free blocks that one file is expected to grow into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Prealloc {
     /// The logical block that `start` is meant for.

@@ -137,11 +137,7 @@ fn is_unused(slot: &Arc<Slot>) -> bool {
     }
     let Some(state) = inode.state.try_read() else { return false };
     let in_flight = inode.writeback.try_lock().is_none_or(|w| !w.writes.is_empty());
-    !in_flight
-        && !state.dirty
-        && state.orphan.is_none()
-        && state.prealloc.is_none()
-        && !inode.pages.has_dirty()
+    !in_flight && !state.dirty && state.orphan.is_none() && !inode.pages.has_dirty()
 }
 
 /// The inode `ino`, read from the device if need be.

@@ -1,0 +1,144 @@
+//! Blocks and inodes that a transaction freed, until it has committed.
+//!
+//! Owns the list of what each transaction freed, and with the option `discard` the runs
+//! whose discards are under way. Invariants: what is listed here is busy in its group; it
+//! is let go once, after the commit and after its discard; after a failed commit, never.
+//!
+//! Locking: both mutexes are leaves, never held while a group's lock is taken.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fjord_block::{Request, Ticket};
+use fjord_format::types::{GroupNo, Tid};
+use fjord_journal::Handle;
+use parking_lot::Mutex;
+
+use super::account::Account;
+use super::table::Cell;
+use crate::fs::FsInner;
+
+/// What one transaction freed.
+#[derive(Debug, Default)]
+struct Freed {
+    /// Group, first bit, count of bits.
+    blocks: Vec<(GroupNo, u32, u32)>,
+    /// Group and bit.
+    inodes: Vec<(GroupNo, u32)>,
+}
+
+/// What all transactions freed that are not over.
+#[derive(Debug, Default)]
+pub(super) struct FreedTable {
+    by_tid: Mutex<HashMap<u32, Freed>>,
+    discarding: Mutex<Vec<(Vec<Ticket>, Freed)>>,
+}
+
+impl FreedTable {
+    /// Whether discards are under way that blocks wait for.
+    pub(super) fn is_discarding(&self) -> bool {
+        !self.discarding.lock().is_empty()
+    }
+
+    /// Lets go what has been discarded; with `wait`, all whose discard was submitted.
+    pub(super) fn reap(&self, cells: &[Cell], account: &Account, wait: bool) {
+        let done: Vec<_> = {
+            let mut discarding = self.discarding.lock();
+            let is_done = |(tickets, _): &mut (Vec<Ticket>, Freed)| {
+                wait || tickets.iter().all(Ticket::is_done)
+            };
+            discarding.extract_if(.., is_done).collect()
+        };
+        for (tickets, freed) in done {
+            for ticket in tickets {
+                // A discard is a hint: when it fails, the blocks are as free as before.
+                if let Err(error) = ticket.wait() {
+                    tracing::debug!(%error, "discard failed");
+                }
+            }
+            freed.let_go(cells, account);
+        }
+    }
+}
+
+impl Freed {
+    fn let_go(self, cells: &[Cell], account: &Account) {
+        let mut count = 0;
+        for (group, first, len) in self.blocks {
+            let Some(cell) = cells.get(group.0 as usize) else { continue };
+            let mut guard = cell.lock.lock();
+            count += u64::from(cell.unpin(guard.get_or_insert_default(), first, len));
+            cell.set_trimmed(false);
+        }
+        account.free_committed(count);
+        for (group, bit) in self.inodes {
+            let Some(cell) = cells.get(group.0 as usize) else { continue };
+            let mut guard = cell.lock.lock();
+            let overlay = guard.get_or_insert_default();
+            let freed = overlay.busy_inodes.remove(bit..bit.saturating_add(1));
+            cell.free_inodes.fetch_add(freed, Ordering::Relaxed);
+        }
+    }
+}
+
+impl FsInner {
+    /// Lists a freed run of blocks of a group under the handle's transaction. The run is
+    /// busy already; the caller holds no group's lock.
+    pub(super) fn list_freed_blocks(&self, h: &Handle, group: GroupNo, first: u32, len: u32) {
+        self.list_freed(h, |freed| match freed.blocks.last_mut() {
+            // Truncation frees from the end, so runs often grow at either end.
+            Some(last) if last.0 == group && first.checked_add(len) == Some(last.1) => {
+                last.1 = first;
+                last.2 += len;
+            }
+            Some(last) if last.0 == group && last.1.checked_add(last.2) == Some(first) => {
+                last.2 += len;
+            }
+            _ => freed.blocks.push((group, first, len)),
+        });
+    }
+
+    /// The same for an inode.
+    pub(super) fn list_freed_inode(&self, h: &Handle, group: GroupNo, bit: u32) {
+        self.list_freed(h, |freed| freed.inodes.push((group, bit)));
+    }
+
+    fn list_freed(&self, h: &Handle, add: impl FnOnce(&mut Freed)) {
+        let tid = h.tid();
+        let is_first = {
+            let mut table = self.groups.freed.by_tid.lock();
+            let is_first = !table.contains_key(&tid.0);
+            add(table.entry(tid.0).or_default());
+            is_first
+        };
+        if is_first {
+            // The transaction cannot commit before this handle stops, so none is missed.
+            h.on_commit(self.release_freed(tid));
+        }
+    }
+
+    /// What is to be done when the transaction has committed.
+    fn release_freed<E>(&self, tid: Tid) -> impl FnOnce(Result<(), E>) + Send + 'static {
+        let (cells, account) = (self.groups.cells.clone(), self.groups.account.clone());
+        let table: Arc<FreedTable> = self.groups.freed.clone();
+        let discard = (self.options.discard && self.device.capabilities().discard)
+            .then(|| (self.device.clone(), self.geo.clone()));
+        move |result| {
+            if result.is_err() {
+                // What a transaction freed that never committed is still in use on disk.
+                return;
+            }
+            let Some(freed) = table.by_tid.lock().remove(&tid.0) else { return };
+            let Some((device, geo)) = discard else { return freed.let_go(&cells, &account) };
+            let block_size = u64::from(geo.block_size);
+            let requests = freed.blocks.iter().map(|(group, first, len)| Request::Discard {
+                offset: (geo.group_first_block(*group).0 + u64::from(*first)) * block_size,
+                len: u64::from(*len) * block_size,
+            });
+            let tickets = device.submit(requests.collect());
+            table.discarding.lock().push((tickets, freed));
+            table.reap(&cells, &account, false);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! One group: its descriptor and bitmaps, read and changed.
+//!
+//! Owns the rule that a bitmap, its checksum and the counts in the descriptor change
+//! together. Invariants: callers hold the group's lock; a bitmap is believed only after
+//! its checksum (when it comes from the device) and its count of clear bits (once per
+//! mount) agreed with the descriptor; a bitmap that is not initialised on disk is computed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fjord_block::Buf;
+use fjord_format::bitmap;
+use fjord_format::group::{GroupDesc, GroupFlags};
+use fjord_format::types::{BlockNo, GroupNo};
+use fjord_journal::{Buffer, Handle};
+
+use super::table::Cell;
+use crate::error::{Error, Result};
+use crate::fs::FsInner;
+
+/// A bitmap of a group.
+pub(super) enum Bitmap {
+    /// As it is on disk, or will be.
+    Stored(Arc<Buffer>),
+    /// Not initialised on disk; this is what it would hold.
+    Initial(Vec<u8>),
+}
+
+impl Bitmap {
+    /// Its present contents.
+    pub(super) fn contents(&self) -> Buf {
+        match self {
+            Bitmap::Stored(buffer) => buffer.snapshot(),
+            Bitmap::Initial(bytes) => Buf::from_slice(bytes),
+        }
+    }
+}
+
+fn corrupt_group(what: &'static str, group: GroupNo, detail: impl std::fmt::Display) -> Error {
+    Error::corrupt(what, format!("group {group}: {detail}"))
+}
+
+impl FsInner {
+    /// The buffer of the group's descriptor and where in it the descriptor lies.
+    fn desc_place(&self, group: GroupNo) -> Result<(Arc<Buffer>, Range<usize>)> {
+        let missing = || corrupt_group("group descriptor", group, "there is no such group");
+        let (index, offset) = self.geo.desc_location(group).ok_or_else(missing)?;
+        let block = self.geo.desc_block_location(index).ok_or_else(missing)?;
+        let start = offset as usize;
+        let range = start..start + usize::from(self.geo.desc_size);
+        // Each descriptor has its own checksum, which every decoding verifies.
+        Ok((self.meta.read(block, |_| Ok(()))?, range))
+    }
+
+    /// The group's descriptor.
+    pub(super) fn read_desc(&self, group: GroupNo) -> Result<GroupDesc> {
+        let (buffer, range) = self.desc_place(group)?;
+        let guard = buffer.read();
+        let bytes = guard.get(range).unwrap_or_default();
+        GroupDesc::decode(bytes, &self.geo, group)
+            .map_err(|error| corrupt_group("group descriptor", group, error))
+    }
+
+    /// Stores the group's descriptor in the handle's transaction.
+    pub(super) fn write_desc(&self, h: &Handle, group: GroupNo, desc: &GroupDesc) -> Result<()> {
+        let (buffer, range) = self.desc_place(group)?;
+        let mut guard = h.get_write(&buffer)?;
+        let bytes = guard.get_mut(range).unwrap_or_default();
+        desc.encode(bytes, &self.geo, group)
+            .map_err(|error| corrupt_group("group descriptor", group, error))
+    }
+
+    /// Whether the block bitmap exists only by rule.
+    fn is_block_uninit(&self, desc: &GroupDesc) -> bool {
+        desc.has_flag(&self.geo, GroupFlags::BLOCK_UNINIT)
+    }
+
+    /// The group's block bitmap.
+    ///
+    /// # Errors
+    /// `Corrupt` (the group is then marked damaged), I/O errors.
+    pub(super) fn block_bitmap(
+        &self,
+        group: GroupNo,
+        cell: &Cell,
+        desc: &GroupDesc,
+    ) -> Result<Bitmap> {
+        self.usable(group, cell)?;
+        let found = if self.is_block_uninit(desc) {
+            let mut bytes = vec![0; self.geo.block_size as usize];
+            bitmap::init_block_bitmap(&mut bytes, &self.geo, group, desc);
+            Bitmap::Initial(bytes)
+        } else {
+            let verify = |bytes: &[u8]| {
+                desc.verify_block_bitmap(bytes, &self.geo)
+                    .map_err(|error| corrupt_group("block bitmap", group, error))
+            };
+            let read = self.meta.read(desc.block_bitmap, verify);
+            Bitmap::Stored(read.inspect_err(|error| self.note_damaged_group(cell, error))?)
+        };
+        if !cell.blocks_checked() {
+            let clear = bitmap::count_clear(&found.contents(), self.geo.clusters_in_group(group));
+            if clear != desc.free_clusters {
+                let error = corrupt_group(
+                    "block bitmap",
+                    group,
+                    format!("{clear} bits are clear, the descriptor counts {}", desc.free_clusters),
+                );
+                self.note_damaged_group(cell, &error);
+                return Err(error);
+            }
+            cell.set_blocks_checked();
+        }
+        Ok(found)
+    }
+
+    /// The group's inode bitmap.
+    ///
+    /// # Errors
+    /// `Corrupt` (the group is then marked damaged), I/O errors.
+    pub(super) fn inode_bitmap(
+        &self,
+        group: GroupNo,
+        cell: &Cell,
+        desc: &GroupDesc,
+    ) -> Result<Bitmap> {
+        self.usable(group, cell)?;
+        let found = if desc.has_flag(&self.geo, GroupFlags::INODE_UNINIT) {
+            let mut bytes = vec![0; self.geo.block_size as usize];
+            bitmap::init_inode_bitmap(&mut bytes, &self.geo);
+            Bitmap::Initial(bytes)
+        } else {
+            let verify = |bytes: &[u8]| {
+                desc.verify_inode_bitmap(bytes, &self.geo)
+                    .map_err(|error| corrupt_group("inode bitmap", group, error))
+            };
+            let read = self.meta.read(desc.inode_bitmap, verify);
+            Bitmap::Stored(read.inspect_err(|error| self.note_damaged_group(cell, error))?)
+        };
+        if !cell.inodes_checked() {
+            let clear = bitmap::count_clear(&found.contents(), self.geo.inodes_per_group);
+            if clear != desc.free_inodes {
+                let error = corrupt_group(
+                    "inode bitmap",
+                    group,
+                    format!("{clear} bits are clear, the descriptor counts {}", desc.free_inodes),
+                );
+                self.note_damaged_group(cell, &error);
+                return Err(error);
+            }
+            cell.set_inodes_checked();
+        }
+        Ok(found)
+    }
+
+    fn usable(&self, group: GroupNo, cell: &Cell) -> Result<()> {
+        if cell.is_damaged() {
+            return Err(corrupt_group("block group", group, "its descriptor or bitmap is wrong"));
+        }
+        Ok(())
+    }
+
+    fn note_damaged_group(&self, cell: &Cell, error: &Error) {
+        if error.is_corrupt() {
+            self.groups.set_damaged(cell);
+        }
+    }
+
+    /// The buffer of a bitmap, put into the transaction; an initial one becomes stored.
+    fn stored_bitmap(&self, h: &Handle, found: Bitmap, block: BlockNo) -> Result<Arc<Buffer>> {
+        match found {
+            Bitmap::Stored(buffer) => Ok(buffer),
+            Bitmap::Initial(bytes) => {
+                let buffer = self.meta.create(block);
+                h.get_create(&buffer)?.copy_from_slice(&bytes);
+                Ok(buffer)
+            }
+        }
+    }
+
+    /// Sets or clears the bits of blocks and adjusts descriptor and checksums.
+    ///
+    /// # Errors
+    /// `Corrupt` if one of the bits is as wanted already (nothing is changed then), I/O and
+    /// journal errors.
+    pub(super) fn change_block_bits(
+        &self,
+        h: &Handle,
+        group: GroupNo,
+        cell: &Cell,
+        bits: Range<u32>,
+        set: bool,
+    ) -> Result<()> {
+        let mut desc = self.read_desc(group)?;
+        let found = self.block_bitmap(group, cell, &desc)?;
+        let (first, count) = (bits.start, bits.end.saturating_sub(bits.start));
+        let (as_expected, free) = if set {
+            let clear = bitmap::is_range_clear(&found.contents(), first, count);
+            (clear, desc.free_clusters.checked_sub(count))
+        } else {
+            let in_use = bitmap::is_range_set(&found.contents(), first, count);
+            (in_use, desc.free_clusters.checked_add(count))
+        };
+        let (true, Some(free)) = (as_expected, free) else {
+            let state = if set { "in use" } else { "free" };
+            return Err(corrupt_group(
+                "block bitmap",
+                group,
+                format!(
+                    "of {count} blocks from the group's block {first} on some are {state} already"
+                ),
+            ));
+        };
+        let buffer = self.stored_bitmap(h, found, desc.block_bitmap)?;
+        {
+            let mut guard = h.get_write(&buffer)?;
+            if set {
+                bitmap::set_range(&mut guard, first, count);
+            } else {
+                bitmap::clear_range(&mut guard, first, count);
+            }
+            desc.update_block_bitmap_csum(&guard, &self.geo)?;
+        }
+        desc.free_clusters = free;
+        desc.flags.remove(GroupFlags::BLOCK_UNINIT);
+        self.write_desc(h, group, &desc)
+    }
+
+    /// Initialises the block bitmap on disk where it exists only by rule; `desc` is changed
+    /// but not stored.
+    pub(super) fn init_block_bitmap(
+        &self,
+        h: &Handle,
+        group: GroupNo,
+        cell: &Cell,
+        desc: &mut GroupDesc,
+    ) -> Result<()> {
+        if !self.is_block_uninit(desc) {
+            return Ok(());
+        }
+        let found = self.block_bitmap(group, cell, desc)?;
+        let buffer = self.stored_bitmap(h, found, desc.block_bitmap)?;
+        desc.update_block_bitmap_csum(&buffer.read(), &self.geo)?;
+        desc.flags.remove(GroupFlags::BLOCK_UNINIT);
+        Ok(())
+    }
+
+    /// Sets or clears the bit of an inode; `desc` gets the checksum but is not stored.
+    pub(super) fn change_inode_bit(
+        &self,
+        h: &Handle,
+        found: Bitmap,
+        desc: &mut GroupDesc,
+        bit: u32,
+        set: bool,
+    ) -> Result<()> {
+        let buffer = self.stored_bitmap(h, found, desc.inode_bitmap)?;
+        let mut guard = h.get_write(&buffer)?;
+        if set {
+            bitmap::set(&mut guard, bit);
+        } else {
+            bitmap::clear(&mut guard, bit);
+        }
+        desc.update_inode_bitmap_csum(&guard, &self.geo)?;
+        Ok(())
+    }
+}

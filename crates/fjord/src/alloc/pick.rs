@@ -1,0 +1,246 @@
+//! Picking free blocks, in memory only.
+//!
+//! Owns the search: the goal block, then the goal's group, then the groups after it that
+//! have a long enough run, then what is left, then windows of other files. Invariant: a
+//! picked run lies in one group, its bits are clear and busy, and nobody else gets it
+//! until [`FsInner::unpick`] or the end of its life as a used block.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use fjord_format::types::{BlockNo, GroupNo};
+use rustix::io::Errno;
+
+use super::bits;
+use super::table::Cell;
+use super::{Goal, Run};
+use crate::error::{Error, Result};
+use crate::fs::FsInner;
+
+/// Bitmaps looked at for a long run before a shorter one is good enough.
+const LONG_RUN_TRIES: u32 = 32;
+/// Searches of everything before the file system counts as full.
+const ROUNDS: u32 = 3;
+
+thread_local! {
+    /// The bits of the group being searched.
+    static WORDS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What is looked for.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    /// Blocks wanted.
+    pub(super) want: u32,
+    /// The goal.
+    pub(super) goal: Goal,
+    /// The window of the file itself, which is open to it: group and bits.
+    pub(super) own_window: Option<(GroupNo, Range<u32>)>,
+    /// Blocks to put into a window behind the run.
+    pub(super) window_len: u32,
+}
+
+/// How good a run must be.
+#[derive(Debug, Clone, Copy)]
+struct Standard {
+    /// Least length.
+    need: u32,
+    /// Stay out of windows.
+    respect_windows: bool,
+    /// Bitmaps that may be looked at in vain.
+    tries: u32,
+}
+
+/// A run found, and how much of a window follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Picked {
+    pub(super) run: Run,
+    pub(super) window_len: u32,
+}
+
+impl FsInner {
+    /// Picks up to `want` free blocks (at least one) for the holder of a reservation. Only
+    /// memory changes.
+    ///
+    /// # Errors
+    /// `ENOSPC` when no block is free, which a holder of a reservation does not meet on an
+    /// intact image; corruption and I/O errors of bitmaps.
+    pub(crate) fn pick_blocks(&self, goal: Goal, want: u32) -> Result<Run> {
+        let request = Request { want, goal, own_window: None, window_len: 0 };
+        Ok(self.pick(&request)?.run)
+    }
+
+    /// Gives back what was picked and not used.
+    pub(crate) fn unpick(&self, run: Run) {
+        let Some((group, first)) = self.geo.cluster_in_group(run.start) else { return };
+        let Ok(cell) = self.groups.cell(group) else { return };
+        let mut guard = cell.lock.lock();
+        let count = cell.unpin(guard.get_or_insert_default(), first, run.len);
+        debug_assert_eq!(count, run.len, "unpicked blocks that were not picked");
+    }
+
+    /// As [`FsInner::pick_blocks`], with a window.
+    pub(super) fn pick(&self, request: &Request) -> Result<Picked> {
+        let want = request.want.clamp(1, self.geo.clusters_per_group);
+        let request = Request { want, ..request.clone() };
+        if let Some(picked) = self.pick_at_goal(&request)? {
+            return Ok(picked);
+        }
+        for _ in 0..ROUNDS {
+            if let Some(picked) = self.pick_by_standards(&request)? {
+                return Ok(picked);
+            }
+            // A trim may hold the last free blocks; or they moved behind the search.
+            drop(self.groups.trim_lock.lock());
+        }
+        Err(Errno::NOSPC.into())
+    }
+
+    fn pick_by_standards(&self, request: &Request) -> Result<Option<Picked>> {
+        let any = u32::MAX;
+        let standards = [
+            Standard { need: request.want, respect_windows: true, tries: LONG_RUN_TRIES },
+            Standard {
+                need: request.want.div_ceil(8),
+                respect_windows: true,
+                tries: LONG_RUN_TRIES,
+            },
+            Standard { need: 1, respect_windows: true, tries: any },
+            Standard { need: 1, respect_windows: false, tries: any },
+        ];
+        for standard in standards {
+            if let Some(picked) = self.pick_anywhere(request, standard)? {
+                return Ok(Some(picked));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on behind the file's last block, if only by one block.
+    fn pick_at_goal(&self, request: &Request) -> Result<Option<Picked>> {
+        if !request.goal.extends {
+            return Ok(None);
+        }
+        let standard = Standard { need: 1, respect_windows: true, tries: 1 };
+        self.pick_in_group(request, request.goal.group, standard, true)
+    }
+
+    fn pick_anywhere(&self, request: &Request, standard: Standard) -> Result<Option<Picked>> {
+        let count = self.groups.count();
+        let mut tries = standard.tries;
+        for step in 0..count {
+            // Below 2 * count, and there are fewer than 2^31 groups of any size we can hold.
+            let group = GroupNo((request.goal.group.0 % count).wrapping_add(step) % count);
+            let cell = self.groups.cell(group)?;
+            if !may_hold(cell, standard.need) || !self.is_allowed(request, group) {
+                continue;
+            }
+            if let Some(picked) = self.pick_in_group(request, group, standard, false)? {
+                return Ok(Some(picked));
+            }
+            tries -= 1;
+            if tries == 0 {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_allowed(&self, request: &Request, group: GroupNo) -> bool {
+        let end = self.geo.group_first_block(group).0 + u64::from(self.geo.blocks_per_group);
+        !request.goal.only_32bit || end <= 1 << 32
+    }
+
+    /// Searches one group; with `exact` only right at the goal's block.
+    fn pick_in_group(
+        &self,
+        request: &Request,
+        group: GroupNo,
+        standard: Standard,
+        exact: bool,
+    ) -> Result<Option<Picked>> {
+        let cell = self.groups.cell(group)?;
+        let mut guard = cell.lock.lock();
+        if !may_hold(cell, standard.need) {
+            return Ok(None);
+        }
+        let overlay = guard.get_or_insert_default();
+        let desc = self.read_desc(group).inspect_err(|error| {
+            if error.is_corrupt() {
+                self.groups.set_damaged(cell);
+            }
+        })?;
+        let found = self.block_bitmap(group, cell, &desc)?;
+        let own = match &request.own_window {
+            Some((own_group, bits)) if *own_group == group => bits.clone(),
+            _ => 0..0,
+        };
+        let goal_bit = match request.goal.block {
+            Some(block) if request.goal.group == group => {
+                self.geo.cluster_in_group(block).map_or(0, |(_, bit)| bit)
+            }
+            _ => 0,
+        };
+        let end = self.geo.clusters_in_group(group);
+        WORDS.with_borrow_mut(|words| {
+            bits::load(&found.contents(), words);
+            overlay.busy.add_to(words, &(0..0));
+            if standard.respect_windows {
+                overlay.windows.add_to(words, &own);
+            }
+            let bits = if exact {
+                let len = bits::clear_run(words, goal_bit, end);
+                (len > 0).then(|| goal_bit..goal_bit + len)
+            } else {
+                let search = bits::search(words, end, goal_bit, request.want);
+                if let Some(longest) = search.longest
+                    && (!standard.respect_windows || overlay.windows.count() == 0)
+                {
+                    cell.longest.store(longest, Ordering::Relaxed);
+                }
+                search.run.filter(|run| run.end - run.start >= standard.need)
+            };
+            let Some(bits) = bits else { return Ok(None) };
+            let len = (bits.end - bits.start).min(request.want);
+            let taken = bits.start..bits.start + len;
+            let window_len = (bits.end - taken.end).min(request.window_len);
+            overlay.windows.remove(own);
+            overlay.windows.remove(taken.clone());
+            if window_len > 0 {
+                let window = taken.end..taken.end + window_len;
+                overlay.windows.insert(window, self.geo.clusters_per_group);
+            }
+            overlay.busy.insert(taken.clone(), self.geo.clusters_per_group);
+            cell.free.fetch_sub(len, Ordering::Relaxed);
+            let start = self.geo.cluster_first_block(group, taken.start);
+            Ok(Some(Picked { run: Run { start, len }, window_len }))
+        })
+    }
+}
+
+/// Whether the group can have a run of `need` blocks; a hint without the lock.
+fn may_hold(cell: &Cell, need: u32) -> bool {
+    !cell.is_damaged()
+        && cell.free.load(Ordering::Relaxed) >= need
+        && cell.longest.load(Ordering::Relaxed) >= need
+}
+
+impl FsInner {
+    /// The group of a run and its bits in there.
+    ///
+    /// # Errors
+    /// `Corrupt` if the run is empty, outside the file system or crosses a border.
+    pub(super) fn place_of_run(&self, run: Run) -> Result<(GroupNo, Range<u32>)> {
+        let bad = || {
+            let Run { start: BlockNo(start), len } = run;
+            Error::corrupt("block number", format!("{len} blocks at {start} are no run of a group"))
+        };
+        let (group, first) = self.geo.cluster_in_group(run.start).ok_or_else(bad)?;
+        let end = first.checked_add(run.len).ok_or_else(bad)?;
+        if run.len == 0 || end > self.geo.clusters_in_group(group) {
+            return Err(bad());
+        }
+        Ok((group, first..end))
+    }
+}

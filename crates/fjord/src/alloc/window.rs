@@ -1,0 +1,91 @@
+//! Windows: room kept free behind a growing file, so that files that grow side by side
+//! stay in one piece each.
+//!
+//! Owns which files get a window and how long. Invariants: a window is a wish, not a
+//! claim: its blocks count as free, others take them when nothing else is left, and a
+//! window that is forgotten costs nothing but that; one file has at most one.
+
+use fjord_format::types::GroupNo;
+
+use super::pick::Request;
+use super::{Goal, Run};
+use crate::error::Result;
+use crate::fs::FsInner;
+use crate::inode::{InodeState, Prealloc};
+
+/// Longest window in bytes.
+const WINDOW_BYTES_MAX: u64 = 8 << 20;
+/// Shortest window in bytes.
+const WINDOW_BYTES_MIN: u64 = 64 << 10;
+
+impl FsInner {
+    /// Picks up to `want` blocks for a file's blocks from `lblk` on, as
+    /// [`FsInner::pick_blocks`]; a file that grows gets a window.
+    ///
+    /// # Errors
+    /// As [`FsInner::pick_blocks`].
+    pub(crate) fn pick_for_file(
+        &self,
+        state: &mut InodeState,
+        goal: Goal,
+        lblk: u32,
+        want: u32,
+    ) -> Result<Run> {
+        let window = state.prealloc.take();
+        let own_window = window.and_then(|window| {
+            let (group, bits) =
+                self.place_of_run(Run { start: window.start, len: window.len }).ok()?;
+            if window.lblk == lblk {
+                return Some((group, bits));
+            }
+            self.drop_window(group, bits);
+            None
+        });
+        let window_len = if goal.extends && goal.is_open && state.is_file() {
+            self.window_len(state)
+        } else {
+            0
+        };
+        let request = Request { want, goal, own_window: own_window.clone(), window_len };
+        let picked = self.pick(&request)?;
+        let Run { start, len } = picked.run;
+        // The pick has replaced the own window if it was in the same group.
+        if let Some((group, bits)) = own_window
+            && self.geo.group_of_block(start) != Some(group)
+        {
+            self.drop_window(group, bits);
+        }
+        if picked.window_len > 0
+            && let (Some(lblk), Some(start)) =
+                (lblk.checked_add(len), start.checked_add(u64::from(len)))
+        {
+            state.prealloc = Some(Prealloc { lblk, start, len: picked.window_len });
+        }
+        Ok(picked.run)
+    }
+
+    /// As large as the file is by now, within limits.
+    fn window_len(&self, state: &InodeState) -> u32 {
+        let bytes = state.disk.blocks_512.saturating_mul(512);
+        let bytes = bytes.clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX).next_power_of_two();
+        // At most 8 MiB of blocks of 1 KiB and more.
+        (bytes >> self.geo.block_size_bits) as u32
+    }
+
+    /// Opens the file's window to everybody. To be called when a file is no longer written
+    /// to; forgetting it does no harm.
+    pub(crate) fn discard_window(&self, state: &mut InodeState) {
+        let Some(window) = state.prealloc.take() else { return };
+        if let Ok((group, bits)) = self.place_of_run(Run { start: window.start, len: window.len }) {
+            self.drop_window(group, bits);
+        }
+    }
+
+    fn drop_window(&self, group: GroupNo, bits: std::ops::Range<u32>) {
+        if let Ok(cell) = self.groups.cell(group)
+            && let Some(overlay) = cell.lock.lock().as_mut()
+        {
+            overlay.windows.remove(bits);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Blocks that no file may own: superblocks, descriptors, bitmaps, inode tables, journal.
+//!
+//! Owns the sorted list of those zones. Invariant: zones do not overlap and are in order,
+//! so that one binary search answers; the list is fixed once mount is over.
+
+use std::sync::OnceLock;
+
+/// System zones of a file system.
+#[derive(Debug, Default)]
+pub(crate) struct Zones {
+    /// Start and end (exclusive) of each zone, sorted, merged.
+    fixed: Vec<(u64, u64)>,
+    /// The same for the journal's blocks; set once by mount.
+    journal: OnceLock<Vec<(u64, u64)>>,
+}
+
+/// Sorts zones and merges those that touch.
+fn normalise(mut zones: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    zones.retain(|(start, end)| start < end);
+    zones.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in zones {
+        match merged.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged.shrink_to_fit();
+    merged
+}
+
+fn overlaps(zones: &[(u64, u64)], start: u64, end: u64) -> bool {
+    let next = zones.partition_point(|(_, zone_end)| *zone_end <= start);
+    zones.get(next).is_some_and(|(zone_start, _)| *zone_start < end)
+}
+
+impl Zones {
+    /// From start and end of each zone, in any order.
+    pub(crate) fn new(zones: Vec<(u64, u64)>) -> Self {
+        Self { fixed: normalise(zones), journal: OnceLock::new() }
+    }
+
+    /// Sets the journal's blocks; a second call changes nothing.
+    pub(crate) fn set_journal(&self, zones: Vec<(u64, u64)>) {
+        let _ = self.journal.set(normalise(zones));
+    }
+
+    /// Whether one of the blocks `start..end` belongs to the file system's own structures.
+    pub(crate) fn overlaps_fixed(&self, start: u64, end: u64) -> bool {
+        overlaps(&self.fixed, start, end)
+    }
+
+    /// Whether one of the blocks `start..end` belongs to the journal.
+    pub(crate) fn overlaps_journal(&self, start: u64, end: u64) -> bool {
+        self.journal.get().is_some_and(|zones| overlaps(zones, start, end))
+    }
+
+    /// Count of blocks in the fixed zones.
+    pub(crate) fn fixed_blocks(&self) -> u64 {
+        self.fixed.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// Count of blocks in the journal.
+    pub(crate) fn journal_blocks(&self) -> u64 {
+        self.journal.get().map_or(0, |zones| zones.iter().map(|(start, end)| end - start).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_are_merged_and_found() {
+        let zones = Zones::new(vec![(10, 20), (0, 5), (18, 30), (5, 5), (40, 41)]);
+        assert_eq!(zones.fixed, [(0, 5), (10, 30), (40, 41)]);
+        assert!(!zones.overlaps_fixed(5, 10));
+        assert!(zones.overlaps_fixed(5, 11));
+        assert!(zones.overlaps_fixed(29, 31));
+        assert!(!zones.overlaps_fixed(30, 40));
+        assert!(zones.overlaps_fixed(0, u64::MAX));
+        assert!(!zones.overlaps_fixed(41, u64::MAX));
+        assert_eq!(zones.fixed_blocks(), 26);
+    }
+}
