@@ -247,16 +247,6 @@ impl PageMap {
         self.inner.lock().dirty_count > 0
     }
 
-    /// Count of pages with a reservation in `range`.
-    pub(crate) fn count_delalloc(&self, range: Range<u64>) -> u64 {
-        let inner = self.inner.lock();
-        inner
-            .chunks
-            .iter()
-            .map(|(&i, c)| u64::from((c.delalloc & chunk_mask(i, &range)).count_ones()))
-            .sum()
-    }
-
     /// Takes up to `max` dirty pages of `range` in order: each becomes clean and *writeback*.
     pub(crate) fn take_dirty(&self, range: Range<u64>, max: usize) -> Vec<DirtyPage> {
         let mut inner = self.inner.lock();
@@ -409,3 +399,7 @@ impl Drop for PageMap {
         self.remove(0..u64::MAX);
     }
 }
+
+#[cfg(test)]
+#[path = "page_tests.rs"]
+mod tests;
