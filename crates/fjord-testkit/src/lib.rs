@@ -23,3 +23,4 @@ pub mod rng;
 pub mod script;
 pub mod stress;
 pub mod tools;
+pub mod workloads;
