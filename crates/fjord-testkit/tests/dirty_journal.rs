@@ -1,9 +1,10 @@
 //! Dirty journals made by Linux and by debugfs recover to the same tree in e2fsck, in Linux and in
 //! fjord.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use fjord::{Fs, MountOptions};
 use fjord_testkit::{
     dirty::{self, RECIPES, WRITTEN},
     image::{self, KernelMount, Scratch},
@@ -18,13 +19,70 @@ fn tree(image: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
+/// Recovers a copy by fjord.
+fn recovered_by_fjord(dirty: &Path, scratch: &Scratch) -> Result<PathBuf> {
+    let copy = scratch.join("by-fjord.img");
+    image::copy_sparse(dirty, &copy)?;
+    let fs = Fs::open(&copy, &MountOptions::default()).context("fjord recovering")?;
+    fs.unmount().context("fjord unmounting")?;
+    Ok(copy)
+}
+
 fn check(dirty: &Path) -> Result<usize> {
     let scratch = Scratch::in_memory("recover")?;
-    let linux = dirty::recovered_by_linux(dirty, &scratch)?.context("Linux refuses the image")?;
-    let linux = tree(&linux)?;
+    let linux_image =
+        dirty::recovered_by_linux(dirty, &scratch)?.context("Linux refuses the image")?;
+    let linux = tree(&linux_image)?;
     let e2fsck = tree(&dirty::recovered_by_e2fsck(dirty, &scratch)?)?;
     linux.diff(&e2fsck, &Compare::SAME_IMAGE).ok("Linux", "e2fsck")?;
+    let fjord_image = recovered_by_fjord(dirty, &scratch)?;
+    linux.diff(&tree(&fjord_image)?, &Compare::SAME_IMAGE).ok("Linux", "fjord")?;
+    if image::e2fsck_clean(&linux_image).is_ok() {
+        image::e2fsck_clean(&fjord_image).context("after fjord's recovery")?;
+    }
     Ok(linux.entries.len())
+}
+
+/// A damaged log: where Linux mounts, fjord shows the same tree; where Linux refuses, fjord
+/// refuses as damaged, or recovers what e2fsck recovers.
+fn check_damaged(dirty: &Path) -> Result<&'static str> {
+    let scratch = Scratch::in_memory("damaged")?;
+    let linux = dirty::recovered_by_linux(dirty, &scratch)?;
+    let copy = scratch.join("by-fjord.img");
+    image::copy_sparse(dirty, &copy)?;
+    let opened = Fs::open(&copy, &MountOptions::default()).and_then(|fs| fs.unmount());
+    match (linux, opened) {
+        (Some(linux), Ok(())) => {
+            let (left, right) = (tree(&linux)?, tree(&copy)?);
+            left.diff(&right, &Compare::SAME_IMAGE).ok("Linux", "fjord")?;
+            Ok("both recover")
+        }
+        (None, Err(error)) => {
+            ensure!(error.is_corrupt(), "refused, but not as damaged: {error}");
+            Ok("both refuse")
+        }
+        (Some(_), Err(error)) => bail!("Linux recovers, fjord refuses: {error}"),
+        (None, Ok(())) => bail!("Linux refuses, fjord recovers"),
+    }
+}
+
+#[test]
+fn damaged_journals() -> Result<()> {
+    let seed = rng::seed_from_env("damaged_journals", 1);
+    for name in ["v3-4k", "v3-1k", "v1", "v3-async", "v3-data-journal"] {
+        let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("a recipe")?;
+        let scratch = Scratch::in_memory("dirty")?;
+        let images = dirty::make(recipe, seed, scratch.path())?;
+        for number in 0..12 {
+            let damaged = scratch.join("damaged.img");
+            let from = &images[number as usize % images.len()];
+            dirty::damage_log(from, &damaged, rng::mix(seed ^ number))?;
+            let outcome = check_damaged(&damaged)
+                .with_context(|| format!("{name}, damage {number} of {}", from.display()))?;
+            println!("{name} {number}: {outcome}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -16,11 +16,8 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Entry, Kind, Manifest, PIECE_BYTES, Stamp, hash_piece};
+use super::{Entry, Kind, Manifest, PIECE_BYTES, READ_WHOLE_BYTES, Stamp, hash_piece};
 use crate::script::fsxattr;
-
-/// Files up to this size are read whole, so that a wrong hole map cannot hide data.
-const READ_WHOLE_BYTES: u64 = 64 << 20;
 
 impl Manifest {
     /// Reads the tree below `root`. Does not cross into other file systems' content knowingly.

@@ -5,6 +5,7 @@
 //! where the holes are; holes are kept apart.
 
 mod diff;
+mod engine;
 mod kernel;
 
 use std::{
@@ -16,6 +17,9 @@ pub use diff::{Compare, Difference};
 
 /// Bytes in a hashed piece of content.
 pub const PIECE_BYTES: usize = 64 << 10;
+
+/// Files up to this size are read whole, so that a wrong hole map cannot hide data.
+const READ_WHOLE_BYTES: u64 = 64 << 20;
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,12 +5,15 @@
 //!
 //! Invariant: a script depends on its seed only; paths are relative and stay inside the root.
 
+mod engine;
 pub mod fsxattr;
 mod generate;
 mod kernel;
 
 use std::fmt;
 
+pub use engine::EngineExecutor;
+pub(crate) use engine::{decode_dev, join, list};
 pub use generate::Shape;
 pub use kernel::KernelExecutor;
 
