@@ -266,10 +266,6 @@ impl InodeRef {
         Self { fs: fs.clone(), inode }
     }
 
-    fn wrap(&self, inode: Arc<Inode>) -> InodeRef {
-        Self::new(&self.fs, inode)
-    }
-
     fn reading<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         self.fs.check_alive()?;
         noting(&self.fs, false, call)
@@ -316,7 +312,7 @@ impl InodeRef {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`.
     pub fn lookup(&self, name: &[u8]) -> Result<InodeRef> {
-        self.reading(|| namei::lookup(&self.fs, &self.inode, name)).map(|inode| self.wrap(inode))
+        self.reading(|| namei::lookup(&self.fs, &self.inode, name))
     }
 
     /// Creates a regular file; `mode` holds permission bits.
@@ -325,7 +321,6 @@ impl InodeRef {
     /// `EEXIST`, `ENOTDIR`, `ENOSPC`, `EROFS`, `ENAMETOOLONG`, `EPERM`.
     pub fn create(&self, name: &[u8], mode: u16, cred: &Cred) -> Result<InodeRef> {
         self.changing(|| namei::create(&self.fs, &self.inode, name, mode, cred))
-            .map(|inode| self.wrap(inode))
     }
 
     /// Creates a special file (or a regular one); `mode` holds type and permission bits.
@@ -334,7 +329,6 @@ impl InodeRef {
     /// As [`InodeRef::create`]; `EINVAL` for an unknown type.
     pub fn mknod(&self, name: &[u8], mode: u16, rdev: u32, cred: &Cred) -> Result<InodeRef> {
         self.changing(|| namei::mknod(&self.fs, &self.inode, name, mode, rdev, cred))
-            .map(|inode| self.wrap(inode))
     }
 
     /// Creates a directory.
@@ -343,7 +337,6 @@ impl InodeRef {
     /// As [`InodeRef::create`]; `EMLINK`.
     pub fn mkdir(&self, name: &[u8], mode: u16, cred: &Cred) -> Result<InodeRef> {
         self.changing(|| namei::mkdir(&self.fs, &self.inode, name, mode, cred))
-            .map(|inode| self.wrap(inode))
     }
 
     /// Creates a symbolic link to `target`.
@@ -352,7 +345,6 @@ impl InodeRef {
     /// As [`InodeRef::create`]; `ENAMETOOLONG` if the target does not fit a block.
     pub fn symlink(&self, name: &[u8], target: &[u8], cred: &Cred) -> Result<InodeRef> {
         self.changing(|| namei::symlink(&self.fs, &self.inode, name, target, cred))
-            .map(|inode| self.wrap(inode))
     }
 
     /// Creates a file without a name in this directory (`O_TMPFILE`).
@@ -361,7 +353,6 @@ impl InodeRef {
     /// As [`InodeRef::create`].
     pub fn tmpfile(&self, mode: u16, cred: &Cred) -> Result<InodeRef> {
         self.changing(|| namei::tmpfile(&self.fs, &self.inode, mode, cred))
-            .map(|inode| self.wrap(inode))
     }
 
     /// Gives `target` another name in this directory.
@@ -378,9 +369,8 @@ impl InodeRef {
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EPERM`.
     pub fn unlink(&self, name: &[u8]) -> Result<()> {
-        let gone = self.changing(|| namei::unlink(&self.fs, &self.inode, name))?;
-        drop(self.wrap(gone));
-        Ok(())
+        // The reference that comes back frees the file if its last name is gone.
+        self.changing(|| namei::unlink(&self.fs, &self.inode, name)).map(drop)
     }
 
     /// Removes an empty directory.
@@ -388,9 +378,7 @@ impl InodeRef {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EPERM`.
     pub fn rmdir(&self, name: &[u8]) -> Result<()> {
-        let gone = self.changing(|| namei::rmdir(&self.fs, &self.inode, name))?;
-        drop(self.wrap(gone));
-        Ok(())
+        self.changing(|| namei::rmdir(&self.fs, &self.inode, name)).map(drop)
     }
 
     /// Renames `name` in this directory to `new_name` in `new_dir`.
@@ -406,11 +394,10 @@ impl InodeRef {
         cred: &Cred,
     ) -> Result<()> {
         self.same_fs(new_dir)?;
-        let replaced = self.changing(|| {
+        self.changing(|| {
             namei::rename(&self.fs, &self.inode, name, &new_dir.inode, new_name, flags, cred)
-        })?;
-        drop(replaced.map(|inode| self.wrap(inode)));
-        Ok(())
+        })
+        .map(drop)
     }
 
     fn same_fs(&self, other: &InodeRef) -> Result<()> {

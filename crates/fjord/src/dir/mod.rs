@@ -1,14 +1,373 @@
-//! Placeholder for directories' signatures until they land.
-use crate::error::Result;
+//! Directories: names to inode numbers, in every layout that ext4 has.
+//!
+//! Owns the entries of linear, indexed (htree) and inline directories and their checksums.
+//! It does not own what a name means for inodes: link counts, times and storing the
+//! directory's inode after an edit are [`crate::namei`]'s, in the same handle.
+//!
+//! Invariants:
+//! - each function leaves the directory readable by Linux and e2fsck, also when it fails:
+//!   new blocks are filled in memory before they are allocated, and a block that has become
+//!   part of the directory is written in the same handle;
+//! - a directory of one block that overflows becomes indexed (feature `dir_index`), a linear
+//!   one of several blocks stays linear, as in Linux;
+//! - `state.size == state.disk.size`, a multiple of the block size except inline;
+//! - whatever the bytes, the answer is an entry or `Error::Corrupt`: the way down an index is
+//!   bounded by its depth, every walk by the blocks that the directory has.
+//!
+//! Guards: the caller holds the directory's `state` (read for finding, write for editing);
+//! [`read_dir`] takes it itself, batch by batch, and calls back without it.
+
+mod block;
+mod htree;
+mod inline;
+mod linear;
+mod readdir;
+
+use fjord_format::checksum::inode_seed;
+use fjord_format::dirent::{self, DirFormat, FileType};
+use fjord_format::features::{Compat, Incompat, RoCompat};
+use fjord_format::geometry::Geometry;
+use fjord_format::hash::{HashSeed, HashVersion};
+use fjord_format::htree::{Depth, DxKind};
+use fjord_format::superblock::{FsFlags, RawSuperblock};
+use fjord_format::{InodeNo, LogicalBlock};
+use fjord_journal::Handle;
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
 use crate::fs::FsInner;
-use crate::inode::Inode;
-use crate::vfs::DirEntry;
-use std::sync::Arc;
-pub(crate) fn read_dir(
-    _fs: &Arc<FsInner>,
-    _d: &Arc<Inode>,
-    _c: u64,
-    _e: &mut dyn FnMut(DirEntry<'_>) -> bool,
+use crate::inode::{Inode, InodeState};
+
+pub(crate) use readdir::read_dir;
+
+/// What the superblock says about all directories of a file system; fixed at mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirParams {
+    format: DirFormat,
+    hash_seed: HashSeed,
+    unsigned_hash: bool,
+    /// `s_def_hash_version`, for directories that become indexed.
+    def_hash_version: u8,
+    depth: Depth,
+    dir_index: bool,
+    large_dir: bool,
+    inline_data: bool,
+    csum_seed: u32,
+}
+
+impl DirParams {
+    /// Takes the parameters from a validated superblock.
+    pub(crate) fn new(geo: &Geometry, sb: &RawSuperblock) -> DirParams {
+        let features = &geo.features;
+        let large_dir = features.incompat.contains(Incompat::LARGEDIR);
+        DirParams {
+            format: DirFormat {
+                block_bytes: geo.block_size as usize,
+                filetype: features.incompat.contains(Incompat::FILETYPE),
+                metadata_csum: features.ro_compat.contains(RoCompat::METADATA_CSUM),
+                inodes_count: geo.inode_count,
+            },
+            hash_seed: HashSeed(sb.hash_seed()),
+            unsigned_hash: sb.flags().contains(FsFlags::UNSIGNED_HASH),
+            def_hash_version: sb.s_def_hash_version,
+            depth: Depth::new(large_dir),
+            dir_index: features.compat.contains(Compat::DIR_INDEX),
+            large_dir,
+            inline_data: features.incompat.contains(Incompat::INLINE_DATA),
+            csum_seed: geo.csum_seed,
+        }
+    }
+}
+
+/// Where an entry stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In a block of the directory, at this offset of the block.
+    Block {
+        /// Which block.
+        lblk: LogicalBlock,
+        /// Bytes from its start.
+        offset: usize,
+    },
+    /// In one of the two parts of an inline directory, at this offset of the part.
+    Inline {
+        /// Whether it is the part behind the inode's fixed fields.
+        in_xattr: bool,
+        /// Bytes from the start of the part.
+        offset: usize,
+    },
+}
+
+/// An entry that was looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The inode it names.
+    pub(crate) ino: InodeNo,
+    /// The type it claims; `Unknown` without feature `filetype`.
+    pub(crate) file_type: FileType,
+    /// Valid until the directory changes.
+    place: Place,
+}
+
+/// One directory as the functions of this module see it.
+#[derive(Clone, Copy)]
+struct Dir<'a> {
+    fs: &'a FsInner,
+    inode: &'a Inode,
+    params: &'a DirParams,
+    /// Seed of the checksums of its blocks.
+    seed: u32,
+}
+
+impl<'a> Dir<'a> {
+    fn new(fs: &'a FsInner, inode: &'a Inode, state: &InodeState) -> Dir<'a> {
+        let params = &fs.dir_params;
+        let seed = inode_seed(params.csum_seed, inode.ino, state.disk.generation);
+        Dir { fs, inode, params, seed }
+    }
+
+    fn format(&self) -> &'a DirFormat {
+        &self.params.format
+    }
+
+    fn corrupt(&self, detail: impl std::fmt::Display) -> Error {
+        Error::corrupt("directory", format!("inode {}: {detail}", self.inode.ino))
+    }
+
+    /// Wraps what a decoder found; the block that it looked at is named.
+    fn damaged(&self, lblk: LogicalBlock) -> impl Fn(fjord_format::FormatError) -> Error + use<'_> {
+        move |error| self.corrupt(format_args!("block {lblk}: {error}"))
+    }
+
+    /// Hash version of a directory that is not indexed yet.
+    fn default_hash(&self) -> Result<HashVersion> {
+        Ok(HashVersion::from_disk(self.params.def_hash_version, self.params.unsigned_hash)?)
+    }
+
+    fn is_indexed(&self, state: &InodeState) -> bool {
+        self.params.dir_index && is_indexed(state)
+    }
+}
+
+/// Whether the directory has an index.
+pub(crate) fn is_indexed(state: &InodeState) -> bool {
+    state.disk.flags.contains(fjord_format::inode::InodeFlags::INDEX)
+}
+
+fn is_inline(state: &InodeState) -> bool {
+    state.disk.flags.contains(fjord_format::inode::InodeFlags::INLINE_DATA)
+}
+
+/// The entry with this name, `.` and `..` among them.
+///
+/// # Errors
+/// Damage and I/O errors.
+pub(crate) fn find(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &InodeState,
+    name: &[u8],
+) -> Result<Option<Found>> {
+    let dir = Dir::new(fs, inode, state);
+    match name {
+        b"." => {
+            let place = Place::Block { lblk: LogicalBlock(0), offset: 0 };
+            Ok(Some(Found { ino: inode.ino, file_type: FileType::Directory, place }))
+        }
+        b".." => parent_entry(&dir, state).map(Some),
+        _ if is_inline(state) => inline::find(&dir, state, name),
+        _ if dir.is_indexed(state) => htree::find(&dir, state, name),
+        _ => linear::find(&dir, state, name),
+    }
+}
+
+/// Adds an entry. The caller has made sure that the name is not there.
+///
+/// # Errors
+/// `EEXIST`, `ENOSPC` (no block, or an index of the greatest depth is full); damage, I/O.
+pub(crate) fn insert(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    name: &[u8],
+    ino: InodeNo,
+    file_type: FileType,
 ) -> Result<()> {
-    unimplemented!()
+    let dir = Dir::new(fs, inode, state);
+    let new = NewEntry { name, ino, file_type };
+    if is_inline(state) && inline::insert(&dir, h, state, &new)? {
+        return Ok(());
+    }
+    if dir.is_indexed(state) {
+        htree::insert(&dir, h, state, &new)
+    } else {
+        linear::insert(&dir, h, state, &new)
+    }
+}
+
+/// An entry to be added.
+#[derive(Clone, Copy)]
+struct NewEntry<'a> {
+    name: &'a [u8],
+    ino: InodeNo,
+    file_type: FileType,
+}
+
+/// Removes an entry that [`find`] has just found, under the same lock.
+///
+/// # Errors
+/// Damage, I/O.
+pub(crate) fn remove(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    found: &Found,
+) -> Result<()> {
+    let dir = Dir::new(fs, inode, state);
+    let format = dir.format();
+    match found.place {
+        Place::Block { lblk, offset } => {
+            block::edit(&dir, h, state, lblk, |area| dirent::remove(area, format, offset))
+        }
+        Place::Inline { .. } => inline::edit(&dir, h, state, found.place, |area, offset| {
+            dirent::remove(area, format, offset)
+        }),
+    }
+}
+
+/// Lets an entry that [`find`] has just found name another inode.
+///
+/// # Errors
+/// Damage, I/O.
+pub(crate) fn replace(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    found: &Found,
+    ino: InodeNo,
+    file_type: FileType,
+) -> Result<()> {
+    let dir = Dir::new(fs, inode, state);
+    let format = dir.format();
+    match found.place {
+        Place::Block { lblk, offset } => block::edit(&dir, h, state, lblk, |area| {
+            dirent::set_inode(area, format, offset, ino, file_type)
+        }),
+        Place::Inline { .. } => inline::edit(&dir, h, state, found.place, |area, offset| {
+            dirent::set_inode(area, format, offset, ino, file_type)
+        }),
+    }
+}
+
+/// Writes `.` and `..` of a new directory: inline where the feature and the inode's size
+/// allow it, else in its first block. Sets size and flags of `state`, not the link count.
+///
+/// # Errors
+/// `ENOSPC`; nothing was changed then.
+pub(crate) fn init(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    parent: InodeNo,
+) -> Result<()> {
+    let dir = Dir::new(fs, inode, state);
+    if dir.params.inline_data && inline::init(&dir, h, state, parent)? {
+        return Ok(());
+    }
+    block::append(&dir, h, state, |bytes| {
+        dirent::init_first_block(bytes, dir.format(), inode.ino, parent)?;
+        dirent::set_checksum(bytes, dir.format(), dir.seed)
+    })?;
+    Ok(())
+}
+
+/// Whether nothing but `.` and `..` is in the directory.
+///
+/// # Errors
+/// Damage, I/O.
+pub(crate) fn is_empty(fs: &FsInner, inode: &Inode, state: &InodeState) -> Result<bool> {
+    let dir = Dir::new(fs, inode, state);
+    if is_inline(state) {
+        inline::is_empty(&dir, state)
+    } else if dir.is_indexed(state) {
+        htree::is_empty(&dir, state)
+    } else {
+        linear::is_empty(&dir, state)
+    }
+}
+
+/// The inode that `..` names.
+///
+/// # Errors
+/// Damage, I/O.
+pub(crate) fn parent(fs: &FsInner, inode: &Inode, state: &InodeState) -> Result<InodeNo> {
+    Ok(parent_entry(&Dir::new(fs, inode, state), state)?.ino)
+}
+
+fn parent_entry(dir: &Dir<'_>, state: &InodeState) -> Result<Found> {
+    if is_inline(state) {
+        return inline::parent(dir, state);
+    }
+    let lblk = LogicalBlock(0);
+    let (buffer, kind) = block::read_first(dir, state)?;
+    let bytes = buffer.read();
+    let area = match kind {
+        block::First::Root => &bytes[..],
+        block::First::Leaf => dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?,
+    };
+    let entry = dirent::dotdot(area, dir.format()).map_err(dir.damaged(lblk))?;
+    let ino = entry.inode.ok_or_else(|| dir.corrupt("'..' names no inode"))?;
+    let place = Place::Block { lblk, offset: entry.offset };
+    Ok(Found { ino, file_type: entry.file_type, place })
+}
+
+/// Lets `..` name another parent.
+///
+/// # Errors
+/// Damage, I/O.
+pub(crate) fn set_parent(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    parent: InodeNo,
+) -> Result<()> {
+    let dir = Dir::new(fs, inode, state);
+    if is_inline(state) {
+        return inline::set_parent(&dir, state, parent);
+    }
+    let found = parent_entry(&dir, state)?;
+    let (buffer, kind) = block::read_first(&dir, state)?;
+    let format = dir.format();
+    match kind {
+        block::First::Leaf => replace(fs, h, inode, state, &found, parent, FileType::Directory),
+        block::First::Root => {
+            let mut bytes = h.get_write(&buffer)?;
+            let lblk = LogicalBlock(0);
+            fjord_format::htree::set_root_parent(&mut bytes, format, parent)
+                .map_err(dir.damaged(lblk))?;
+            htree::seal(&dir, &mut bytes, DxKind::Root, lblk)
+        }
+    }
+}
+
+/// Whether a name can stand in a directory at all.
+///
+/// # Errors
+/// `ENOENT` for the empty name, `ENAMETOOLONG` over 255 bytes, `EINVAL` with a slash or NUL.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.is_empty() {
+        return Err(Errno::NOENT.into());
+    }
+    if name.len() > dirent::NAME_LEN_MAX {
+        return Err(Errno::NAMETOOLONG.into());
+    }
+    if name.iter().any(|&byte| byte == 0 || byte == b'/') {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(())
 }

@@ -58,6 +58,8 @@ pub(crate) struct FsInner {
     pub(crate) groups: Groups,
     /// The superblock.
     pub(crate) sb: superblock::SuperState,
+    /// What the superblock says about directories; fixed.
+    pub(crate) dir_params: crate::dir::DirParams,
     /// Inodes that are deleted or being truncated.
     pub(crate) orphans: OrphanTable,
     /// Serialises renames between directories (`s_vfs_rename_mutex`).

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use crate::alloc::Groups;
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
+use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::fs::superblock::SuperState;
 use crate::fs::{Counters, FsInner, dirty, mmp, status, threads};
@@ -195,6 +196,7 @@ fn build(
     let budget = options.cache_size_bytes;
     let meta_budget = budget / 4;
     let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
+    let dir_params = DirParams::new(&geo, &raw);
     let inode_capacity = (budget / 16 / INODE_BYTES).max(256);
     Arc::new(FsInner {
         device,
@@ -204,6 +206,7 @@ fn build(
         dirty_inodes: dirty::DirtyList::default(),
         groups,
         sb: SuperState::new(raw),
+        dir_params,
         orphans: OrphanTable::default(),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),

@@ -69,6 +69,8 @@ pub(crate) struct InodeState {
     pub(crate) prealloc: Option<Prealloc>,
     /// On the orphan list or in the orphan file.
     pub(crate) orphan: Option<Orphan>,
+    /// Made without a name, which may still come (`O_TMPFILE`).
+    pub(crate) linkable: bool,
     /// The engine took the inode apart (deleted); every further call gets ESTALE.
     pub(crate) dead: bool,
 }
@@ -179,6 +181,7 @@ impl Inode {
                 dirty: false,
                 prealloc: None,
                 orphan: None,
+                linkable: false,
                 dead: false,
             }),
             writeback: Mutex::default(),

@@ -159,11 +159,13 @@ pub(crate) fn get(fs: &FsInner, ino: InodeNo) -> Result<Arc<Inode>> {
     Ok(inode)
 }
 
-/// Puts a freshly allocated inode into the table.
-pub(crate) fn insert_new(fs: &FsInner, ino: InodeNo, decoded: DiskInode) -> Arc<Inode> {
-    let slot = fs.inodes.slot(ino);
-    let mut loaded = slot.load.lock();
-    let inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
-    *loaded = Some(inode.clone());
-    inode
+/// Wraps a freshly allocated inode that nobody else is to see yet.
+pub(crate) fn detached(fs: &FsInner, ino: InodeNo, decoded: DiskInode) -> Arc<Inode> {
+    Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()))
+}
+
+/// Puts a new inode that is complete into the table.
+pub(crate) fn publish(fs: &FsInner, inode: &Arc<Inode>) {
+    let slot = fs.inodes.slot(inode.ino);
+    *slot.load.lock() = Some(inode.clone());
 }

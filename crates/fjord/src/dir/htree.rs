@@ -1,0 +1,398 @@
+//! Indexed directories: a tree of hashes over blocks of entries.
+//!
+//! Invariants: a split is prepared in copies, then its new block is allocated, then all its
+//! blocks are written in one handle, so that `ENOSPC` finds the tree as it was and a commit
+//! never holds half a split; each split leaves a valid tree, whether or not the insertion
+//! that wanted it succeeds. A way from root to leaf never meets a block twice, and a walk
+//! over leaves takes at most as many steps as the directory has blocks.
+
+use std::sync::Arc;
+
+use fjord_format::dirent::{self, Inserted};
+use fjord_format::hash::{HashVersion, dirhash};
+use fjord_format::htree::{self, DxEntries, DxKind};
+use fjord_format::{FormatError, LogicalBlock};
+use fjord_journal::{Buffer, Handle};
+use rustix::io::Errno;
+
+use super::{Dir, Found, NewEntry, Place, block};
+use crate::error::{Error, Result};
+use crate::inode::{InodeState, disk};
+
+/// Splits that one insertion may need: each level may grow or split once, and the leaf.
+const SPLITS_MAX: usize = 8;
+
+/// One index block on the way down.
+struct Frame {
+    lblk: LogicalBlock,
+    kind: DxKind,
+    buffer: Arc<Buffer>,
+    /// The entry that the way goes through.
+    at: usize,
+}
+
+/// The way from the root to a leaf.
+pub(super) struct Path {
+    /// Root first; never empty.
+    frames: Vec<Frame>,
+    /// How this directory hashes.
+    pub(super) version: HashVersion,
+    /// The leaf.
+    pub(super) leaf: LogicalBlock,
+    /// Leaves passed since the way down.
+    steps: u32,
+}
+
+impl Frame {
+    fn with_entries<T>(
+        &self,
+        dir: &Dir<'_>,
+        look: impl FnOnce(DxEntries<'_>) -> Result<T, FormatError>,
+    ) -> Result<T> {
+        let bytes = self.buffer.read();
+        htree::parse(&bytes, self.kind, dir.format()).and_then(look).map_err(dir.damaged(self.lblk))
+    }
+
+    fn is_full(&self, dir: &Dir<'_>) -> Result<bool> {
+        self.with_entries(dir, |entries| Ok(entries.is_full()))
+    }
+}
+
+/// Goes down to the leaf for the hash that `hash_of` gives for the directory's version.
+/// Returns that hash too.
+pub(super) fn probe(
+    dir: &Dir<'_>,
+    state: &InodeState,
+    hash_of: impl FnOnce(HashVersion) -> u32,
+) -> Result<(Path, u32)> {
+    let root = LogicalBlock(0);
+    let buffer = block::read_index(dir, state, root, DxKind::Root)?;
+    let (info, version) = {
+        let bytes = buffer.read();
+        let (info, _) =
+            htree::parse_root(&bytes, dir.format(), dir.params.depth).map_err(dir.damaged(root))?;
+        (info, HashVersion::from_disk(info.hash_version, dir.params.unsigned_hash)?)
+    };
+    let hash = hash_of(version);
+    let mut path = Path { frames: Vec::with_capacity(3), version, leaf: root, steps: 0 };
+    path.push(dir, root, DxKind::Root, buffer, Some(hash))?;
+    for _ in 0..info.indirect_levels {
+        let lblk = path.leaf;
+        let buffer = block::read_index(dir, state, lblk, DxKind::Node)?;
+        path.push(dir, lblk, DxKind::Node, buffer, Some(hash))?;
+    }
+    Ok((path, hash))
+}
+
+impl Path {
+    /// Adds an index block and the entry in it that leads to `hash` (`None`: the first).
+    fn push(
+        &mut self,
+        dir: &Dir<'_>,
+        lblk: LogicalBlock,
+        kind: DxKind,
+        buffer: Arc<Buffer>,
+        hash: Option<u32>,
+    ) -> Result<()> {
+        let mut frame = Frame { lblk, kind, buffer, at: 0 };
+        let (at, next) = frame.with_entries(dir, |entries| {
+            let at = hash.map_or(0, |hash| entries.search(hash));
+            Ok((at, entries.block(at)?))
+        })?;
+        frame.at = at;
+        self.frames.push(frame);
+        self.descend(dir, next)
+    }
+
+    fn descend(&mut self, dir: &Dir<'_>, next: LogicalBlock) -> Result<()> {
+        if self.frames.iter().any(|frame| frame.lblk == next) {
+            return Err(dir.corrupt(format_args!("block {next} of the index leads to itself")));
+        }
+        self.leaf = next;
+        Ok(())
+    }
+
+    /// The hash in the index at which the next leaf begins, with its continuation bit.
+    pub(super) fn next_hash(&self, dir: &Dir<'_>) -> Result<Option<u32>> {
+        for frame in self.frames.iter().rev() {
+            let next = frame.at.saturating_add(1);
+            let hash = frame.with_entries(dir, |entries| {
+                if next < entries.count() { entries.hash(next).map(Some) } else { Ok(None) }
+            })?;
+            if hash.is_some() {
+                return Ok(hash);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on to the next leaf. Returns whether there is one.
+    pub(super) fn advance(&mut self, dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
+        self.steps = self.steps.saturating_add(1);
+        if self.steps > block::count(dir, state)? {
+            return Err(dir.corrupt("the index has more leaves than the directory has blocks"));
+        }
+        let levels = self.frames.len();
+        while let Some(frame) = self.frames.last_mut() {
+            let next = frame.at.saturating_add(1);
+            let target = frame.with_entries(dir, |entries| {
+                if next < entries.count() { entries.block(next).map(Some) } else { Ok(None) }
+            })?;
+            if let Some(target) = target {
+                frame.at = next;
+                self.descend(dir, target)?;
+                break;
+            }
+            self.frames.pop();
+        }
+        if self.frames.is_empty() {
+            return Ok(false);
+        }
+        while self.frames.len() < levels {
+            let lblk = self.leaf;
+            let buffer = block::read_index(dir, state, lblk, DxKind::Node)?;
+            self.push(dir, lblk, DxKind::Node, buffer, None)?;
+        }
+        Ok(true)
+    }
+
+    fn bottom(&self, dir: &Dir<'_>) -> Result<&Frame> {
+        self.frames.last().ok_or_else(|| dir.corrupt("an index without a root"))
+    }
+}
+
+/// See [`super::find`].
+pub(super) fn find(dir: &Dir<'_>, state: &InodeState, name: &[u8]) -> Result<Option<Found>> {
+    let (mut path, hash) =
+        probe(dir, state, |version| dirhash(name, version, dir.params.hash_seed).hash)?;
+    loop {
+        let lblk = path.leaf;
+        let buffer = block::read_leaf(dir, state, lblk)?;
+        {
+            let bytes = buffer.read();
+            let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+            let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(lblk))?;
+            if let Some(entry) = entry
+                && let Some(ino) = entry.inode
+            {
+                let place = Place::Block { lblk, offset: entry.offset };
+                return Ok(Some(Found { ino, file_type: entry.file_type, place }));
+            }
+        }
+        // Names with one hash may go on in the next leaf.
+        match path.next_hash(dir)? {
+            Some(next) if next & !1 == hash => {}
+            _ => return Ok(None),
+        }
+        if !path.advance(dir, state)? {
+            return Ok(None);
+        }
+    }
+}
+
+/// See [`super::is_empty`].
+pub(super) fn is_empty(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
+    let (mut path, _) = probe(dir, state, |_| 0)?;
+    loop {
+        let lblk = path.leaf;
+        let buffer = block::read_leaf(dir, state, lblk)?;
+        let bytes = buffer.read();
+        let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+        if !dirent::is_empty(area, dir.format()).map_err(dir.damaged(lblk))? {
+            return Ok(false);
+        }
+        drop(bytes);
+        if !path.advance(dir, state)? {
+            return Ok(true);
+        }
+    }
+}
+
+/// See [`super::insert`].
+pub(super) fn insert(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+    new: &NewEntry<'_>,
+) -> Result<()> {
+    for _ in 0..SPLITS_MAX {
+        let (path, hash) =
+            probe(dir, state, |version| dirhash(new.name, version, dir.params.hash_seed).hash)?;
+        if insert_in_leaf(dir, h, state, path.leaf, new)? {
+            return Ok(());
+        }
+        if !path.bottom(dir)?.is_full(dir)? {
+            return split_leaf(dir, h, state, &path, new, hash);
+        }
+        split_index(dir, h, state, &path)?;
+    }
+    Err(dir.corrupt("the index does not get room however often it is split"))
+}
+
+/// Adds the entry to a leaf. `false` when it has no room.
+fn insert_in_leaf(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &InodeState,
+    lblk: LogicalBlock,
+    new: &NewEntry<'_>,
+) -> Result<bool> {
+    let buffer = block::read_leaf(dir, state, lblk)?;
+    let format = dir.format();
+    let mut bytes = h.get_write(&buffer)?;
+    let area = format.entries_area_mut(&mut bytes).map_err(dir.damaged(lblk))?;
+    match dirent::insert(area, format, new.name, new.ino, new.file_type)
+        .map_err(dir.damaged(lblk))?
+    {
+        Inserted::At(_) => {
+            dirent::set_checksum(&mut bytes, format, dir.seed).map_err(dir.damaged(lblk))?;
+            Ok(true)
+        }
+        Inserted::Exists(_) => Err(Errno::EXIST.into()),
+        Inserted::NoRoom => Ok(false),
+    }
+}
+
+/// Splits the full leaf at the end of `path`, whose index block has room, and adds the entry.
+fn split_leaf(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+    path: &Path,
+    new: &NewEntry<'_>,
+    hash: u32,
+) -> Result<()> {
+    let (format, seed) = (dir.format(), dir.seed);
+    let frame = path.bottom(dir)?;
+    let leaf = block::read_leaf(dir, state, path.leaf)?;
+    let mut lower = leaf.read().to_vec();
+    let mut upper = vec![0; lower.len()];
+    let mut prepare = || -> Result<_, FormatError> {
+        let split =
+            dirent::split_leaf(&mut lower, &mut upper, format, path.version, dir.params.hash_seed)?;
+        let half = if hash >= split.first_hash { &mut upper } else { &mut lower };
+        let area = format.entries_area_mut(half)?;
+        let inserted = dirent::insert(area, format, new.name, new.ino, new.file_type)?;
+        if !matches!(inserted, Inserted::At(_)) {
+            return Err(FormatError::corrupt("directory block", "half a block has no room"));
+        }
+        dirent::set_checksum(&mut lower, format, seed)?;
+        dirent::set_checksum(&mut upper, format, seed)?;
+        Ok(split)
+    };
+    let split = prepare().map_err(dir.damaged(path.leaf))?;
+    let upper_at = append_copy(dir, h, state, &upper)?;
+    h.get_write(&leaf)?.copy_from_slice(&lower);
+    let mut bytes = h.get_write(&frame.buffer)?;
+    htree::insert(&mut bytes, frame.kind, format, frame.at, split.index_hash(), upper_at)
+        .map_err(dir.damaged(frame.lblk))?;
+    seal(dir, &mut bytes, frame.kind, frame.lblk)
+}
+
+/// Makes room in the index above a full leaf: splits the highest full block on the way whose
+/// parent has room, or deepens the tree when all are full.
+fn split_index(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, path: &Path) -> Result<()> {
+    let mut level = path.frames.len().saturating_sub(1);
+    while let Some(parent) = level.checked_sub(1).and_then(|above| path.frames.get(above)) {
+        let Some(frame) = path.frames.get(level) else { break };
+        if !parent.is_full(dir)? {
+            return split_node(dir, h, state, parent, frame);
+        }
+        level -= 1;
+    }
+    match path.frames.first() {
+        Some(root) => grow(dir, h, state, root),
+        None => Err(dir.corrupt("an index without a root")),
+    }
+}
+
+fn split_node(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+    parent: &Frame,
+    node: &Frame,
+) -> Result<()> {
+    let format = dir.format();
+    let mut lower = node.buffer.read().to_vec();
+    let mut upper = vec![0; lower.len()];
+    let mut prepare = || -> Result<_, FormatError> {
+        let split = htree::split_node(&mut lower, &mut upper, format)?;
+        htree::set_checksum(&mut lower, DxKind::Node, format, dir.seed)?;
+        htree::set_checksum(&mut upper, DxKind::Node, format, dir.seed)?;
+        Ok(split)
+    };
+    let split = prepare().map_err(dir.damaged(node.lblk))?;
+    let upper_at = append_copy(dir, h, state, &upper)?;
+    h.get_write(&node.buffer)?.copy_from_slice(&lower);
+    let mut bytes = h.get_write(&parent.buffer)?;
+    htree::insert(&mut bytes, parent.kind, format, parent.at, split.hash, upper_at)
+        .map_err(dir.damaged(parent.lblk))?;
+    seal(dir, &mut bytes, parent.kind, parent.lblk)
+}
+
+/// Puts one more level below the root.
+fn grow(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, root: &Frame) -> Result<()> {
+    let format = dir.format();
+    let mut top = root.buffer.read().to_vec();
+    let mut below = vec![0; top.len()];
+    let below_at = LogicalBlock(block::count(dir, state)?);
+    let mut prepare = || -> Result<(), FormatError> {
+        htree::grow_root(&mut top, &mut below, format, dir.params.depth, below_at)?;
+        htree::set_checksum(&mut top, DxKind::Root, format, dir.seed)?;
+        htree::set_checksum(&mut below, DxKind::Node, format, dir.seed)
+    };
+    match prepare() {
+        // The tree is as deep as it may be: full, as far as this name goes.
+        Err(FormatError::NoRoom { .. }) => return Err(Errno::NOSPC.into()),
+        other => other.map_err(dir.damaged(root.lblk))?,
+    }
+    append_copy(dir, h, state, &below)?;
+    h.get_write(&root.buffer)?.copy_from_slice(&top);
+    Ok(())
+}
+
+/// Appends a block with this content.
+fn append_copy(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+    content: &[u8],
+) -> Result<LogicalBlock> {
+    block::append(dir, h, state, |bytes| {
+        bytes.copy_from_slice(content);
+        Ok(())
+    })
+}
+
+/// Turns the only block of a linear directory into a root over one leaf.
+pub(super) fn convert(dir: &Dir<'_>, h: &Handle, state: &mut InodeState) -> Result<()> {
+    let format = dir.format();
+    let version = dir.default_hash()?;
+    let first = LogicalBlock(0);
+    let buffer = block::read_leaf(dir, state, first)?;
+    let mut root = buffer.read().to_vec();
+    let mut leaf = vec![0; root.len()];
+    let leaf_at = LogicalBlock(block::count(dir, state)?);
+    let mut prepare = || -> Result<(), FormatError> {
+        htree::make_indexed(&mut root, &mut leaf, format, version, leaf_at)?;
+        htree::set_checksum(&mut root, DxKind::Root, format, dir.seed)?;
+        dirent::set_checksum(&mut leaf, format, dir.seed)
+    };
+    prepare().map_err(dir.damaged(first))?;
+    append_copy(dir, h, state, &leaf)?;
+    h.get_write(&buffer)?.copy_from_slice(&root);
+    state.disk.flags.insert(fjord_format::inode::InodeFlags::INDEX);
+    disk::store(dir.fs, h, dir.inode, state)
+}
+
+/// Sets the checksum of an edited index block.
+pub(super) fn seal(
+    dir: &Dir<'_>,
+    bytes: &mut [u8],
+    kind: DxKind,
+    lblk: LogicalBlock,
+) -> Result<()> {
+    htree::set_checksum(bytes, kind, dir.format(), dir.seed)
+        .map_err(|error| -> Error { dir.damaged(lblk)(error) })
+}

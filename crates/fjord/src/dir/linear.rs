@@ -1,0 +1,102 @@
+//! Directories without an index: blocks of entries, searched from the first to the last.
+//!
+//! Invariants: holes are passed over, as Linux does; an entry goes to the first block with
+//! room for it.
+
+use fjord_format::LogicalBlock;
+use fjord_format::dirent::{self, Inserted};
+use fjord_journal::Handle;
+use rustix::io::Errno;
+
+use super::block::{self, Located};
+use super::{Dir, Found, NewEntry, Place, htree};
+use crate::error::Result;
+use crate::inode::InodeState;
+
+/// Calls `visit` with each block's number and entries until it answers.
+fn each_block<T>(
+    dir: &Dir<'_>,
+    state: &InodeState,
+    mut visit: impl FnMut(LogicalBlock, &[u8]) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let blocks = block::count(dir, state)?;
+    let mut lblk = 0;
+    while lblk < blocks {
+        match block::locate(dir, state, LogicalBlock(lblk))? {
+            Located::Hole(len) => lblk = lblk.saturating_add(len),
+            Located::At(at) => {
+                let here = LogicalBlock(lblk);
+                let buffer = block::read_leaf_at(dir, here, at)?;
+                let bytes = buffer.read();
+                let area = dir.format().entries_area(&bytes).map_err(dir.damaged(here))?;
+                if let Some(answer) = visit(here, area)? {
+                    return Ok(Some(answer));
+                }
+                lblk += 1;
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// See [`super::find`].
+pub(super) fn find(dir: &Dir<'_>, state: &InodeState, name: &[u8]) -> Result<Option<Found>> {
+    each_block(dir, state, |lblk, area| {
+        let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(lblk))?;
+        Ok(entry.and_then(|entry| {
+            let place = Place::Block { lblk, offset: entry.offset };
+            Some(Found { ino: entry.inode?, file_type: entry.file_type, place })
+        }))
+    })
+}
+
+/// See [`super::is_empty`].
+pub(super) fn is_empty(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
+    let used = each_block(dir, state, |lblk, area| {
+        let empty = dirent::is_empty(area, dir.format()).map_err(dir.damaged(lblk))?;
+        Ok((!empty).then_some(()))
+    })?;
+    Ok(used.is_none())
+}
+
+/// See [`super::insert`].
+pub(super) fn insert(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+    new: &NewEntry<'_>,
+) -> Result<()> {
+    let format = dir.format();
+    let place = each_block(dir, state, |lblk, area| {
+        if dirent::find(area, format, new.name).map_err(dir.damaged(lblk))?.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        let room = dirent::has_room(area, format, new.name.len()).map_err(dir.damaged(lblk))?;
+        Ok(room.then_some(lblk))
+    })?;
+    if let Some(lblk) = place {
+        return block::edit(dir, h, state, lblk, |area| {
+            match dirent::insert(area, format, new.name, new.ino, new.file_type)? {
+                Inserted::At(_) => Ok(()),
+                Inserted::Exists(_) | Inserted::NoRoom => Err(lost_room()),
+            }
+        });
+    }
+    if block::count(dir, state)? == 1 && dir.params.dir_index {
+        htree::convert(dir, h, state)?;
+        return htree::insert(dir, h, state, new);
+    }
+    block::append(dir, h, state, |bytes| {
+        dirent::init_block(bytes, format)?;
+        let area = format.entries_area_mut(bytes)?;
+        dirent::insert(area, format, new.name, new.ino, new.file_type)?;
+        dirent::set_checksum(bytes, format, dir.seed)
+    })?;
+    Ok(())
+}
+
+/// The directory is locked, so room that was seen is there; bytes that two inodes share
+/// could change all the same.
+fn lost_room() -> fjord_format::FormatError {
+    fjord_format::FormatError::corrupt("directory block", "it changed while it was locked")
+}

@@ -1,0 +1,294 @@
+//! Listing a directory with cookies that survive changes.
+//!
+//! A cookie is a position in an order that edits do not disturb, and the next listing gives
+//! every entry at or behind it: an entry that is there all the time is given exactly once.
+//!
+//! - Indexed directories, and those that may become indexed (one block or inline, feature
+//!   `dir_index`), are listed by hash: 31 bits of the hash, 26 of the minor hash, and 6 that
+//!   number the names that agree in all these. `.` and `..` are positions 0 and 1.
+//! - Other directories are listed by byte offset; entries never move there.
+//!
+//! Invariants: positions fit 63 bits (FUSE and `telldir` take signed numbers) and rise from
+//! entry to entry; the callback runs without any lock of the directory.
+
+use fjord_format::checksum::crc32c;
+use fjord_format::dirent::{self, FileType};
+use fjord_format::hash::{HashKind, HashVersion, dirhash};
+use fjord_format::{InodeNo, LogicalBlock};
+use rustix::io::Errno;
+
+use super::block::{self, Located};
+use super::{Dir, htree, inline, is_inline, parent_entry};
+use crate::attr::FileKind;
+use crate::error::Result;
+use crate::fs::FsInner;
+use crate::inode::{Inode, InodeState};
+use crate::vfs::DirEntry;
+
+/// Low bits of a hash position that number names of equal hash.
+const SAME_HASH_BITS: u32 = 6;
+const SAME_HASH_MASK: u64 = (1 << SAME_HASH_BITS) - 1;
+/// Positions of `.` and `..`.
+const DOT: u64 = 0;
+const DOTDOT: u64 = 1;
+const FIRST_HASHED: u64 = 2;
+/// Leaves that names of one hash may span before the directory counts as damaged.
+const SAME_HASH_LEAVES_MAX: usize = 1024;
+
+/// A copied entry with its position.
+struct Item {
+    position: u64,
+    next_cookie: u64,
+    ino: InodeNo,
+    file_type: FileType,
+    name: Box<[u8]>,
+}
+
+/// What one locked look at the directory gave.
+struct Batch {
+    items: Vec<Item>,
+    /// Where to go on, or `None` at the end.
+    next: Option<u64>,
+}
+
+/// Calls `visit` for the entries from `cookie` (0: the start) on until it answers `false`.
+///
+/// # Errors
+/// `ENOTDIR`, `ENOENT` for a directory that was removed; damage, I/O.
+pub(crate) fn read_dir(
+    fs: &FsInner,
+    inode: &Inode,
+    cookie: u64,
+    visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+) -> Result<()> {
+    let mut cookie = cookie;
+    loop {
+        let batch = {
+            let state = inode.state.read();
+            if !state.is_dir() {
+                return Err(Errno::NOTDIR.into());
+            }
+            if state.dead || state.disk.links_count == 0 {
+                return Ok(());
+            }
+            collect(&Dir::new(fs, inode, &state), &state, cookie)?
+        };
+        for item in &batch.items {
+            let entry = DirEntry {
+                ino: item.ino,
+                kind: kind(item.file_type),
+                name: &item.name,
+                next_cookie: item.next_cookie,
+            };
+            if !visit(entry) {
+                return Ok(());
+            }
+        }
+        match batch.next {
+            Some(next) if next > cookie => cookie = next,
+            _ => return Ok(()),
+        }
+    }
+}
+
+fn kind(file_type: FileType) -> Option<FileKind> {
+    Some(match file_type {
+        FileType::Unknown => return None,
+        FileType::Regular => FileKind::Regular,
+        FileType::Directory => FileKind::Directory,
+        FileType::CharDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::Symlink => FileKind::Symlink,
+    })
+}
+
+fn collect(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
+    let by_hash = dir.params.dir_index
+        && (dir.is_indexed(state) || is_inline(state) || block::count(dir, state)? <= 1);
+    if by_hash {
+        collect_by_hash(dir, state, cookie)
+    } else if is_inline(state) {
+        inline::collect(dir, state, |ino, file_type, name, position, next_cookie| Item {
+            position,
+            next_cookie,
+            ino,
+            file_type,
+            name: name.into(),
+        })
+        .map(|mut items: Vec<Item>| {
+            items.retain(|item| item.position >= cookie);
+            Batch { items, next: None }
+        })
+    } else {
+        collect_by_offset(dir, state, cookie)
+    }
+}
+
+/// The entries of the block that `cookie` lies in, or of the next one that has any.
+fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
+    let bits = dir.fs.geo.block_size_bits;
+    let blocks = u64::from(block::count(dir, state)?);
+    let mut items = Vec::new();
+    let mut lblk = cookie >> bits;
+    while lblk < blocks {
+        let here = LogicalBlock(u32::try_from(lblk).unwrap_or(u32::MAX));
+        match block::locate(dir, state, here)? {
+            Located::Hole(len) => lblk = lblk.saturating_add(u64::from(len)),
+            Located::At(at) => {
+                let buffer = block::read_leaf_at(dir, here, at)?;
+                let bytes = buffer.read();
+                let area = dir.format().entries_area(&bytes).map_err(dir.damaged(here))?;
+                // From the start of the block: the record at the cookie may be gone.
+                for entry in dirent::entries(area, dir.format()) {
+                    let entry = entry.map_err(dir.damaged(here))?;
+                    let position = (lblk << bits).saturating_add(entry.offset as u64);
+                    let next_cookie = position.saturating_add(entry.rec_len as u64);
+                    if let Some(ino) = entry.inode
+                        && position >= cookie
+                    {
+                        let file_type = entry.file_type;
+                        let name = entry.name.into();
+                        items.push(Item { position, next_cookie, ino, file_type, name });
+                    }
+                }
+                lblk += 1;
+                if !items.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+    let next = (lblk < blocks).then_some(lblk << bits);
+    Ok(Batch { items, next })
+}
+
+/// Names of some leaves on their way into hash order.
+struct Gathered<'a> {
+    dir: Dir<'a>,
+    version: HashVersion,
+    /// Position without the number among equals, then the entry.
+    names: Vec<(u64, InodeNo, FileType, Box<[u8]>)>,
+}
+
+impl Gathered<'_> {
+    fn add(&mut self, ino: InodeNo, file_type: FileType, name: &[u8]) {
+        if name == b"." || name == b".." {
+            return;
+        }
+        let hash = dirhash(name, self.version, self.dir.params.hash_seed);
+        // The legacy hash has no minor part, and its collisions are common.
+        let minor = match self.version.kind {
+            HashKind::Legacy => crc32c(0, name),
+            HashKind::HalfMd4 | HashKind::Tea => hash.minor_hash,
+        };
+        let minor = u64::from(minor) & !SAME_HASH_MASK;
+        let position = (u64::from(hash.hash >> 1) << 32 | minor) + FIRST_HASHED;
+        self.names.push((position, ino, file_type, name.into()));
+    }
+
+    fn add_leaf(&mut self, state: &InodeState, lblk: LogicalBlock) -> Result<()> {
+        let dir = self.dir;
+        let buffer = block::read_leaf(&dir, state, lblk)?;
+        let bytes = buffer.read();
+        let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+        for entry in dirent::entries(area, dir.format()) {
+            let entry = entry.map_err(dir.damaged(lblk))?;
+            if let Some(ino) = entry.inode {
+                self.add(ino, entry.file_type, entry.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sorts and numbers the names; drops those before `cookie`.
+    fn into_items(mut self, cookie: u64) -> Vec<Item> {
+        self.names.sort_unstable_by(|a, b| (a.0, &a.3).cmp(&(b.0, &b.3)));
+        let mut items = Vec::with_capacity(self.names.len());
+        let (mut last, mut number) = (None, 0);
+        for (base, ino, file_type, name) in self.names {
+            number = if last == Some(base) { SAME_HASH_MASK.min(number + 1) } else { 0 };
+            last = Some(base);
+            let position = base + number;
+            if position >= cookie {
+                items.push(Item { position, next_cookie: position + 1, ino, file_type, name });
+            }
+        }
+        items
+    }
+}
+
+fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Vec<Item>> {
+    let mut items = Vec::new();
+    let mut push = |position: u64, ino: InodeNo, name: &[u8]| {
+        let file_type = FileType::Directory;
+        items.push(Item { position, next_cookie: position + 1, ino, file_type, name: name.into() });
+    };
+    if cookie <= DOT {
+        push(DOT, dir.inode.ino, b".");
+    }
+    if cookie <= DOTDOT {
+        push(DOTDOT, parent_entry(dir, state)?.ino, b"..");
+    }
+    Ok(items)
+}
+
+fn collect_by_hash(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
+    let mut items = dots(dir, state, cookie)?;
+    let cookie = cookie.max(FIRST_HASHED);
+    if dir.is_indexed(state) {
+        let (more, next) = collect_leaf(dir, state, cookie)?;
+        items.extend(more);
+        return Ok(Batch { items, next });
+    }
+    let version = dir.default_hash()?;
+    let mut gathered = Gathered { dir: *dir, version, names: Vec::new() };
+    if is_inline(state) {
+        inline::collect(dir, state, |ino, file_type, name, _, _| {
+            gathered.add(ino, file_type, name);
+        })?;
+    } else if block::count(dir, state)? > 0 {
+        gathered.add_leaf(state, LogicalBlock(0))?;
+    }
+    items.extend(gathered.into_items(cookie));
+    Ok(Batch { items, next: None })
+}
+
+/// The names of the first leaf with any at or behind `cookie`, and the position behind it.
+/// Leaves that share names of one hash count as one.
+fn collect_leaf(
+    dir: &Dir<'_>,
+    state: &InodeState,
+    cookie: u64,
+) -> Result<(Vec<Item>, Option<u64>)> {
+    let major = u32::try_from((cookie - FIRST_HASHED) >> 32).unwrap_or(u32::MAX >> 1);
+    let (mut path, _) = htree::probe(dir, state, |_| major.saturating_mul(2))?;
+    loop {
+        let mut gathered = Gathered { dir: *dir, version: path.version, names: Vec::new() };
+        let mut leaves = 0;
+        let next = loop {
+            gathered.add_leaf(state, path.leaf)?;
+            leaves += 1;
+            if leaves > SAME_HASH_LEAVES_MAX {
+                return Err(dir.corrupt("too many leaves with names of one hash"));
+            }
+            let next = path.next_hash(dir)?;
+            if !path.advance(dir, state)? {
+                break None;
+            }
+            match next {
+                Some(hash) if hash & 1 == 1 => {}
+                other => break other,
+            }
+        };
+        let items = gathered.into_items(cookie);
+        let Some(next) = next else { return Ok((items, None)) };
+        if !items.is_empty() {
+            let behind = (u64::from(next >> 1) << 32) + FIRST_HASHED;
+            // A name in the wrong leaf must not be given twice.
+            let last = items.last().map_or(behind, |item| item.next_cookie);
+            return Ok((items, Some(behind.max(last))));
+        }
+    }
+}
