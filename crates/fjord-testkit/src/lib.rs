@@ -11,6 +11,7 @@
 //! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
 
 pub mod dirty;
+pub mod engine_file;
 pub mod features;
 pub mod fjord_mount;
 pub mod fsx;
