@@ -21,9 +21,9 @@ use crate::stats::StatCounters;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, Ticket, TicketCore};
 
-/// Runs under way at a time. The device takes flushes one after the other anyway; a second one
-/// in its queue hides the wake-up of the thread that would start it.
-const RUNNING_COUNT_MAX: u32 = 2;
+/// Runs under way at a time. The device takes flushes one after the other anyway; a few more
+/// in its queue hide the wake-up of the thread that would start the next.
+const RUNNING_COUNT_MAX: u32 = 4;
 
 /// Writes that completed, and those of them known to be durable, as counts of one clock.
 #[derive(Debug)]

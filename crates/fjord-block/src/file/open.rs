@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ use crate::error::OpenError;
 const STATX_DIOALIGN: u32 = 0x2000;
 /// Alignments tried where statx does not tell, in bytes.
 const ALIGN_CANDIDATES: [usize; 2] = [512, 4096];
+/// How long a busy block device is tried again.
+const BUSY_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Opens `path`, locks it and finds out how it can be used.
 pub(super) fn open(
@@ -35,7 +38,7 @@ pub(super) fn open(
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
     let exclusive =
         if is_block_device && !options.read_only { OFlags::EXCL } else { OFlags::empty() };
-    let buffered = match rustix::fs::open(path, access | exclusive, Mode::empty()) {
+    let buffered = match open_patiently(path, access | exclusive) {
         Ok(fd) => fd,
         Err(Errno::BUSY) if is_block_device => return Err(in_use(path, mount_of(path, &metadata))),
         Err(errno) => return Err(os(errno.into())),
@@ -71,6 +74,21 @@ pub(super) fn open(
         size_bytes: AtomicU64::new(size_bytes),
     };
     Ok((file, capabilities))
+}
+
+/// Opens, and tries again for a moment when a block device is busy: a child of this process
+/// between fork and exec keeps a claim that was given up already, and so do probes of udev.
+fn open_patiently(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let deadline = Instant::now() + BUSY_PATIENCE;
+    loop {
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::BUSY) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10))
+            }
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
 }
 
 /// Whether the path is a block device (true) or a regular file (false).

@@ -1,0 +1,89 @@
+//! A block device: a loop device over a file. Needs root; says so and passes otherwise.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use fjord_block::{
+    Buf, Device, DeviceExt, Engine, FileDevice, FileOptions, OpenError, Request, Ticket,
+};
+
+/// A loop device that goes away with this value.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(image: &std::path::Path) -> Option<Loop> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not root: no loop device");
+            return None;
+        }
+        let output =
+            Command::new("losetup").args(["--find", "--show"]).arg(image).output().unwrap();
+        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
+        Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn block_device_reads_writes_discards_and_locks() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let Some(device_node) = Loop::new(&image) else { return };
+    for (engine, direct) in [(Engine::Uring, true), (Engine::Plain, true), (Engine::Plain, false)] {
+        let options = FileOptions { engine, direct, ..FileOptions::default() };
+        let device = FileDevice::open(&device_node.0, &options).unwrap();
+        assert!(device.is_block_device());
+        assert_eq!((device.is_direct(), device.size_bytes()), (direct, 8 << 20));
+        let writes = (0..8u8).map(|i| {
+            Request::write(
+                u64::from(i) * 65536,
+                vec![Buf::from_slice(&[i + 1; 4096]), Buf::from_slice(&[i; 4096])],
+            )
+        });
+        Ticket::wait_all(&device.submit(writes.collect())).unwrap();
+        device.flush().unwrap();
+        let on_disk = std::fs::read(&image).unwrap();
+        assert!(
+            (0..8usize)
+                .all(|i| on_disk[i * 65536] == i as u8 + 1 && on_disk[i * 65536 + 4096] == i as u8)
+        );
+        device.submit_one(Request::Discard { offset: 0, len: 65536 }).wait().unwrap();
+        device.submit_one(Request::WriteZeroes { offset: 65536, len: 65536 }).wait().unwrap();
+        let zeroes = device.read_buf(0, 131_072).unwrap();
+        assert!(zeroes.iter().all(|byte| *byte == 0));
+        assert!(device.set_size(4 << 20).is_err());
+        let error = FileDevice::open(&device_node.0, &options).unwrap_err();
+        assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    }
+}
+
+#[test]
+fn an_image_mounted_by_the_kernel_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    std::fs::create_dir(&mount).unwrap();
+    assert!(
+        Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-F"])
+            .arg(&image)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let Some(device_node) = Loop::new(&image) else { return };
+    assert!(Command::new("mount").arg(&device_node.0).arg(&mount).status().unwrap().success());
+    let by_file = FileDevice::open(&image, &FileOptions::default()).unwrap_err();
+    let by_node = FileDevice::open(&device_node.0, &FileOptions::default()).unwrap_err();
+    assert!(Command::new("umount").arg(&mount).status().unwrap().success());
+    let name = device_node.0.display().to_string();
+    assert!(by_file.to_string().contains(&name), "{by_file}");
+    assert!(by_node.to_string().contains(&mount.display().to_string()), "{by_node}");
+    FileDevice::open(&image, &FileOptions::default()).unwrap();
+}
