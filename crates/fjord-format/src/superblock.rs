@@ -351,6 +351,11 @@ impl RawSuperblock {
         Ok(sb)
     }
 
+    /// The bytes as they go to disk.
+    pub fn as_bytes(&self) -> &[u8] {
+        IntoBytes::as_bytes(self)
+    }
+
     /// All feature bits, known or not.
     pub fn features(&self) -> Features {
         Features {

@@ -13,7 +13,6 @@ use fjord_format::inode::{self, DiskInode, InodeFlags};
 use fjord_format::mmp::MmpBlock;
 use fjord_format::superblock::RawSuperblock;
 use fjord_format::types::{BlockNo, GroupNo, InodeNo};
-use zerocopy::IntoBytes;
 
 /// Feature sets: name, arguments of mke2fs, size.
 const SETS: &[(&str, &[&str], &str)] = &[

@@ -14,7 +14,7 @@ use fjord_format::time::Timestamp;
 use fjord_format::types::{BlockNo, GroupNo, InodeNo, LogicalBlock};
 use proptest::prelude::*;
 use std::sync::LazyLock;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 static IMAGE: LazyLock<Image> = LazyLock::new(|| Image::make(&["-t", "ext4", "-b", "4096"], "64M"));
 

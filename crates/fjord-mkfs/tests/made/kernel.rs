@@ -1,0 +1,88 @@
+//! Linux mounts what fjord made, writes to it, and e2fsck finds the outcome clean.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use fjord_mkfs::MkfsOptions;
+
+use crate::support::{check, make, run, utf8};
+
+/// A mounted loop device; unmounts when it goes.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(image: &Path, dir: &Path) -> Mounted {
+        fs::create_dir_all(dir).expect("a mount point");
+        run("mount", &["-t", "ext4", "-o", "loop", utf8(image), utf8(dir)]);
+        Mounted(dir.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        run("umount", &[utf8(&self.0)]);
+    }
+}
+
+fn mount_and_write(options: &MkfsOptions) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (image, _) = make(dir.path(), "image", options);
+    println!("{} {:?}", options.features, options.block_size);
+    let mount = dir.path().join("mount");
+    {
+        let mounted = Mounted::new(&image, &mount);
+        for index in 0..300 {
+            let sub = mounted.0.join(format!("dir{}", index % 7));
+            fs::create_dir_all(&sub).expect("a directory");
+            fs::write(sub.join(format!("file{index}")), vec![index as u8; index * 111])
+                .expect("a file");
+        }
+        assert!(mounted.0.join("lost+found").is_dir());
+    }
+    check(&image);
+    {
+        let mounted = Mounted::new(&image, &mount);
+        for index in 0..300usize {
+            let path = mounted.0.join(format!("dir{}/file{index}", index % 7));
+            assert_eq!(fs::read(path).expect("a file"), vec![index as u8; index * 111]);
+        }
+    }
+    check(&image);
+}
+
+#[test]
+#[ignore = "needs root and loop devices"]
+fn linux_mounts_and_writes() {
+    let sizes = [(64 << 20, None), (64 << 20, Some(2048)), (2 << 30, None), (200 << 30, None)];
+    for (size, block_size) in sizes {
+        mount_and_write(&MkfsOptions {
+            size_bytes: Some(size),
+            block_size,
+            ..MkfsOptions::default()
+        });
+    }
+    for features in [
+        "^64bit",
+        "^flex_bg",
+        "meta_bg",
+        "^has_journal",
+        "^metadata_csum",
+        "uninit_bg,^metadata_csum",
+        "metadata_csum_seed",
+        "orphan_file",
+        "fast_commit",
+        "inline_data",
+        "sparse_super2",
+        "^extent,^64bit,^huge_file",
+        "none,has_journal,filetype,dir_index,ext_attr,resize_inode,sparse_super,large_file",
+    ] {
+        mount_and_write(&MkfsOptions {
+            size_bytes: Some(300 << 20),
+            features: features.to_owned(),
+            ..MkfsOptions::default()
+        });
+    }
+    let small_inodes =
+        MkfsOptions { size_bytes: Some(64 << 20), inode_size: Some(128), ..MkfsOptions::default() };
+    mount_and_write(&small_inodes);
+}
