@@ -202,7 +202,8 @@ impl XattrSet {
         value: XattrValue,
         e_hash: u32,
     ) -> Result<Option<XattrValue>> {
-        if name.len() > XATTR_NAME_LEN_MAX || name.contains(&0) || index.0 == 0 {
+        if name.len() > XATTR_NAME_LEN_MAX || name.contains(&0) || (index.0 == 0 && name.is_empty())
+        {
             return Err(FormatError::Usage("not a name for an extended attribute".into()));
         }
         let top = self.xattrs.iter().map(|xattr| xattr.rank).max().unwrap_or(0);

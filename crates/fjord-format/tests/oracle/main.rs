@@ -2,9 +2,12 @@
 //! what they write. Needs root (loop mounts) and the packages e2fsprogs and mount.
 
 mod acl;
+#[path = "../exercise/mod.rs"]
+pub mod exercise;
 mod fs_image;
 mod hash;
 mod htree;
 mod inline_data;
+mod mutation;
 mod orphan_file;
 mod xattr;
