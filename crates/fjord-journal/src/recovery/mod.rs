@@ -12,6 +12,8 @@ mod cases;
 mod plan;
 mod reader;
 mod scan;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
