@@ -4,7 +4,6 @@
 mod basic;
 mod crash;
 mod freed;
-mod oracle;
 mod rig;
 mod threads;
 mod usage;

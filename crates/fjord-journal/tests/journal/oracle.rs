@@ -1,1 +1,0 @@
-//! Real tools as oracles.
