@@ -29,8 +29,6 @@ use crate::options::DataMode;
 const BATCH_PAGES: usize = 2048;
 /// Batches of background writeback in flight at once.
 const BATCHES_IN_FLIGHT: usize = 3;
-/// Runs whose extents one handle inserts.
-const RUNS_PER_HANDLE: usize = 16;
 
 /// Why an inode is written back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -308,7 +306,7 @@ fn record(
     if changes.is_empty() && !grows && (datasync || !state.dirty) {
         return Ok(());
     }
-    let mut groups = changes.chunks(RUNS_PER_HANDLE).peekable();
+    let mut groups = changes.chunks(map::runs_per_handle(fs) as usize).peekable();
     loop {
         let group = groups.next().unwrap_or(&[]);
         let credits = map::credits_insert(fs, group.len() as u32) + disk::STORE_CREDITS;

@@ -1,154 +1,298 @@
-//! Placeholder for the block map until it lands; signatures are final.
-use crate::attr::FileKind;
-use crate::error::Result;
+//! Which block of the device holds which block of a file.
+//!
+//! Owns one interface over extent trees and the block maps of ext2 and ext3. Invariants:
+//! - what a map points to has been checked when a caller gets it: inside the file system
+//!   and none of its own structures;
+//! - `state.disk.blocks_512` counts every block that the map and its nodes use;
+//! - a change that fails with `ENOSPC` has changed nothing;
+//! - callers hold the inode's state lock, shared for [`lookup`], exclusive for the rest,
+//!   and store the inode in the same handle afterwards (`i_block` may have changed).
+//!
+//! Who frees and allocates: [`insert`] maps blocks that are in use already; [`remove`]
+//! frees what it unmaps; nodes of the maps are allocated and freed here.
+
+mod credits;
+mod extent;
+mod indirect;
+mod init;
+
+use std::sync::Arc;
+
+use fjord_format::types::BlockNo;
+use fjord_journal::Handle;
+use rustix::io::Errno;
+
+pub(crate) use credits::{credits_insert, credits_remove, runs_per_handle};
+pub(crate) use init::{clear, has_extents, has_map, init, max_size_bytes};
+
+use crate::alloc::Goal;
+use crate::error::{Error, Result};
+use crate::file::writeback::journals_data;
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
-use fjord_format::BlockNo;
-use fjord_format::features::Incompat;
-use fjord_format::inode::InodeFlags;
-use fjord_journal::Handle;
-use std::sync::Arc;
+
+/// One past the last block index that a file can have, as a number that 32 bits cannot hold.
+const LOGICAL_END: u64 = 1 << 32;
+
+/// What a file has at a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MapKind {
+    /// Nothing: reads as zeros.
     Hole,
+    /// Data, from this block of the device on.
     Written(BlockNo),
+    /// Blocks without data: reads as zeros.
     Unwritten(BlockNo),
 }
-#[derive(Debug, Clone, Copy)]
+
+/// A run of file blocks of one kind, contiguous on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
+    /// Blocks in the run; at least 1. The next block may well be of the same kind.
     pub(crate) len: u32,
+    /// What is there.
     pub(crate) kind: MapKind,
 }
+
+/// How far [`remove`] came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
+    /// The range has no blocks any more.
     Done,
+    /// Call again with the same range and another handle.
     More,
 }
+
+fn corrupt(inode: &Inode, detail: impl std::fmt::Display) -> Error {
+    Error::corrupt("block map", format!("inode {}: {detail}", inode.ino))
+}
+
+/// What the file has at block `lblk`, looking at most `max_len` blocks far.
+///
+/// # Errors
+/// `Corrupt`, I/O errors.
 pub(crate) fn lookup(
-    _fs: &FsInner,
-    _i: &Inode,
-    _s: &InodeState,
-    _l: u32,
-    _m: u32,
+    fs: &FsInner,
+    inode: &Inode,
+    state: &InodeState,
+    lblk: u32,
+    max_len: u32,
 ) -> Result<Mapping> {
-    unimplemented!()
+    let max_len = max_len.max(1);
+    if has_extents(state) {
+        extent::lookup(fs, inode, state, lblk, max_len)
+    } else {
+        indirect::lookup(fs, inode, state, lblk, max_len)
+    }
 }
+
+/// Where block `lblk` should best lie as far as its neighbours in the file go, and whether
+/// that is right behind the block before it.
+///
+/// # Errors
+/// `Corrupt`, I/O errors.
 pub(crate) fn neighbour(
-    _fs: &FsInner,
-    _i: &Inode,
-    _s: &InodeState,
-    _l: u32,
+    fs: &FsInner,
+    inode: &Inode,
+    state: &InodeState,
+    lblk: u32,
 ) -> Result<Option<(BlockNo, bool)>> {
-    unimplemented!()
+    if !has_map(state) {
+        return Ok(None);
+    }
+    let found = if has_extents(state) {
+        extent::neighbour(fs, inode, state, lblk)?
+    } else {
+        indirect::neighbour(fs, inode, state, lblk)?
+    };
+    Ok(found.filter(|(block, _)| fs.geo.contains(*block)))
 }
+
+/// Maps `len` blocks from `lblk` on, which must be a hole, to the blocks from `phys` on.
+///
+/// # Errors
+/// `ENOSPC` for the map's own blocks, `EOPNOTSUPP` for unwritten blocks in a block map,
+/// `Corrupt` if something is mapped there, I/O and journal errors.
+#[expect(clippy::too_many_arguments, reason = "a run of a map, all of it needed")]
 pub(crate) fn insert(
-    _fs: &FsInner,
-    _h: &Handle,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _l: u32,
-    _p: BlockNo,
-    _n: u32,
-    _w: bool,
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    lblk: u32,
+    phys: BlockNo,
+    len: u32,
+    written: bool,
 ) -> Result<()> {
-    unimplemented!()
+    if u64::from(lblk) + u64::from(len) > LOGICAL_END - 1 {
+        return Err(Errno::FBIG.into());
+    }
+    if has_extents(state) {
+        extent::insert(fs, h, inode, state, lblk, phys, len, !written)?;
+    } else if written {
+        indirect::insert(fs, h, inode, state, lblk, phys, len)?;
+    } else {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    charge(fs, state, u64::from(len));
+    Ok(())
 }
+
+/// Allocates one block of metadata (of a directory, of a symbolic link) and maps it at
+/// `lblk`. Its buffer is the caller's to create.
+///
+/// # Errors
+/// As [`insert`].
 pub(crate) fn alloc_block(
-    _fs: &FsInner,
-    _h: &Handle,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _l: u32,
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    lblk: u32,
 ) -> Result<BlockNo> {
-    unimplemented!()
+    let goal = Goal::for_file(fs, inode, state, lblk)?;
+    let run = fs.alloc_blocks(h, goal, 1)?;
+    insert(fs, h, inode, state, lblk, run.start, 1, true).or_else(|error| {
+        fs.free_blocks(h, run.start, 1)?;
+        Err(error)
+    })?;
+    Ok(run.start)
 }
+
+/// Turns unwritten blocks, which all of the range must be or be written, into written ones.
+///
+/// # Errors
+/// `ENOSPC` for the map's own blocks, `Corrupt` if part of the range is a hole, I/O and
+/// journal errors.
 pub(crate) fn mark_written(
-    _fs: &FsInner,
-    _h: &Handle,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _l: u32,
-    _n: u32,
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    lblk: u32,
+    len: u32,
 ) -> Result<()> {
-    unimplemented!()
+    if !has_extents(state) {
+        return Ok(());
+    }
+    extent::mark(fs, h, inode, state, lblk, len, false)
 }
+
+/// Turns written blocks into unwritten ones, so that they read as zeros.
+///
+/// # Errors
+/// As [`mark_written`]; `EOPNOTSUPP` for a block map.
 pub(crate) fn mark_unwritten(
-    _fs: &FsInner,
-    _h: &Handle,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _l: u32,
-    _n: u32,
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    lblk: u32,
+    len: u32,
 ) -> Result<()> {
-    unimplemented!()
+    if !has_extents(state) {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    extent::mark(fs, h, inode, state, lblk, len, true)
 }
+
+/// Unmaps and frees the blocks `from..to`, from the end on, as far as the credits of
+/// [`credits_remove`] go.
+///
+/// # Errors
+/// `ENOSPC` if a node has to be split for a hole in the middle, `Corrupt`, I/O and journal
+/// errors.
 pub(crate) fn remove(
-    _fs: &FsInner,
-    _h: &Handle,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _f: u64,
-    _t: u64,
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    from: u64,
+    to: u64,
 ) -> Result<Progress> {
-    unimplemented!()
+    let to = to.min(LOGICAL_END);
+    if from >= to {
+        return Ok(Progress::Done);
+    }
+    if has_extents(state) {
+        extent::remove(fs, h, inode, state, from, to)
+    } else {
+        indirect::remove(fs, h, inode, state, from, to)
+    }
 }
+
+/// Moves everything behind the hole of `len` blocks at `from` down to `from`. Takes handles
+/// of its own: a crash in between leaves part of it moved, as in ext4.
+///
+/// # Errors
+/// `EOPNOTSUPP` for a block map, `Corrupt`, I/O and journal errors.
 pub(crate) fn collapse(
-    _fs: &Arc<FsInner>,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _f: u32,
-    _n: u32,
+    fs: &Arc<FsInner>,
+    inode: &Inode,
+    state: &mut InodeState,
+    from: u32,
+    len: u32,
 ) -> Result<()> {
-    unimplemented!()
+    if !has_extents(state) {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    extent::collapse(fs, inode, state, from, len)
 }
+
+/// Moves everything from `from` on up by `len` blocks. Takes handles of its own.
+///
+/// # Errors
+/// `EOPNOTSUPP` for a block map, `EFBIG` if blocks would be moved past the end, `ENOSPC`,
+/// `Corrupt`, I/O and journal errors.
 pub(crate) fn expand(
-    _fs: &Arc<FsInner>,
-    _i: &Inode,
-    _s: &mut InodeState,
-    _f: u32,
-    _n: u32,
+    fs: &Arc<FsInner>,
+    inode: &Inode,
+    state: &mut InodeState,
+    from: u32,
+    len: u32,
 ) -> Result<()> {
-    unimplemented!()
-}
-/// Gives a new inode an empty map of the kind that the image has.
-pub(crate) fn init(fs: &FsInner, state: &mut InodeState) {
-    clear(state);
-    if fs.geo.features.incompat.contains(Incompat::EXTENTS) {
-        state.disk.flags.insert(InodeFlags::EXTENTS);
-        let _ = fjord_format::extent::ExtentNodeMut::init(
-            &mut state.disk.i_block,
-            fjord_format::extent::NodeKind::Root,
-            0,
-            &fs.geo,
-        );
+    if !has_extents(state) {
+        return Err(Errno::OPNOTSUPP.into());
     }
+    extent::expand(fs, inode, state, from, len)
 }
-/// Takes the map of an inode away: its `i_block` is all zeros then.
-pub(crate) fn clear(state: &mut InodeState) {
-    state.disk.flags.remove(InodeFlags::EXTENTS);
-    state.disk.i_block.fill(0);
+
+/// Counts blocks in that the inode uses from now on.
+fn charge(fs: &FsInner, state: &mut InodeState, blocks: u64) {
+    let units = blocks.saturating_mul(u64::from(fs.geo.block_size / 512));
+    state.disk.blocks_512 = state.disk.blocks_512.saturating_add(units);
 }
-/// Whether the inode's map is an extent tree.
-pub(crate) fn has_extents(state: &InodeState) -> bool {
-    state.disk.flags.contains(InodeFlags::EXTENTS)
+
+/// Counts blocks out. An inode that counted too few on disk ends at zero.
+fn discharge(fs: &FsInner, state: &mut InodeState, blocks: u64) {
+    let units = blocks.saturating_mul(u64::from(fs.geo.block_size / 512));
+    state.disk.blocks_512 = state.disk.blocks_512.saturating_sub(units);
 }
-/// Whether `i_block` holds a map.
-pub(crate) fn has_map(state: &InodeState) -> bool {
-    let inline = state.disk.flags.contains(InodeFlags::INLINE_DATA);
-    match state.kind() {
-        FileKind::Regular | FileKind::Directory => !inline,
-        FileKind::Symlink => {
-            !inline && (has_extents(state) || state.disk.size >= state.disk.i_block.len() as u64)
+
+/// Whether the file's own blocks go through the journal, so that freeing them must revoke
+/// what the log has of them.
+fn is_journaled(fs: &FsInner, state: &InodeState) -> bool {
+    use fjord_format::inode::InodeFlags;
+    !state.is_file()
+        || journals_data(fs, state)
+        || state.disk.flags.intersects(InodeFlags::EA_INODE | InodeFlags::JOURNAL_DATA)
+}
+
+/// Frees a run of the file's blocks.
+fn free_run(
+    fs: &FsInner,
+    h: &Handle,
+    state: &mut InodeState,
+    start: BlockNo,
+    len: u32,
+) -> Result<()> {
+    fs.free_blocks(h, start, u64::from(len))?;
+    if is_journaled(fs, state) {
+        for offset in 0..u64::from(len) {
+            let Some(block) = start.checked_add(offset) else { break };
+            h.forget(block, fs.meta.peek(block).as_ref())?;
         }
-        _ => false,
     }
-}
-pub(crate) fn credits_insert(_fs: &FsInner, _runs: u32) -> u32 {
-    unimplemented!()
-}
-pub(crate) fn credits_remove(_fs: &FsInner) -> u32 {
-    unimplemented!()
-}
-pub(crate) fn max_size_bytes(_fs: &FsInner, _s: &InodeState) -> u64 {
-    unimplemented!()
+    discharge(fs, state, u64::from(len));
+    Ok(())
 }
