@@ -217,7 +217,8 @@ fn build_tests(root: &Path) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for line in BufReader::new(stdout).lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(&line?) else { continue };
-        if let Some(text) = message["message"]["rendered"].as_str() {
+        let error = message["message"]["level"] == "error";
+        if let Some(text) = message["message"]["rendered"].as_str().filter(|_| error) {
             eprint!("{text}");
         }
         if message["profile"]["test"] != true {

@@ -88,17 +88,6 @@ pub fn by_name(name: &str) -> Option<&'static FeatureSet> {
     FEATURE_SETS.iter().find(|set| set.name == name)
 }
 
-/// The sets to run: all, or those named in `FJORD_SETS` (comma-separated).
-pub fn selected() -> Vec<&'static FeatureSet> {
-    match std::env::var("FJORD_SETS") {
-        Ok(names) => {
-            let names: Vec<&str> = names.split(',').collect();
-            FEATURE_SETS.iter().filter(|set| names.contains(&set.name)).collect()
-        }
-        Err(_) => FEATURE_SETS.iter().collect(),
-    }
-}
-
 impl FeatureSet {
     /// Makes a new image of the set at `path`.
     pub fn make(&self, path: &Path) -> Result<()> {
