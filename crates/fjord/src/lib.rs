@@ -30,6 +30,7 @@ mod file;
 mod fs;
 mod fsync;
 mod inode;
+pub mod inspect;
 mod map;
 mod namei;
 mod options;

@@ -263,6 +263,18 @@ fn open_journal(
     Ok(Some((journal, blocks)))
 }
 
+/// Where the journal of an image lies, and the block size in bytes; `None` without a journal.
+pub(crate) fn find_journal(device: &Arc<dyn Device>) -> Result<Option<(JournalMap, usize)>> {
+    let raw = read_superblock(&**device)?;
+    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    let options = settle_options(&raw, &options)?;
+    let geo = Geometry::from_superblock(&raw)?;
+    check_size(&**device, &geo)?;
+    let Some(ino) = raw.journal_inode() else { return Ok(None) };
+    let (map, _) = journal_map(device, &raw, &geo, &options, ino)?;
+    Ok(Some((map, geo.block_size as usize)))
+}
+
 /// Finds the journal's blocks with a throw-away, read-only view of the image: what it
 /// caches is from before the replay.
 fn journal_map(

@@ -1,0 +1,204 @@
+//! `fjord info`: superblock, features and journal, as `dumpe2fs -h` users expect.
+//!
+//! Reads the superblock from the file itself, so that it works on images that are in use or have
+//! features that fjord does not know.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
+use serde::Serialize;
+
+use crate::{
+    failure::{Failure, Result},
+    in_use, output, size,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  fjord info disk.img\n  fjord info --json disk.img | jq .features"
+)]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Info {
+    volume_name: String,
+    last_mounted_on: String,
+    uuid: String,
+    revision: u32,
+    features: Vec<String>,
+    state: String,
+    errors: u16,
+    inode_count: u32,
+    block_count: u64,
+    reserved_block_count: u64,
+    free_blocks: u64,
+    free_inodes: u32,
+    first_block: u32,
+    block_size: u64,
+    blocks_per_group: u32,
+    inodes_per_group: u32,
+    inode_size: u16,
+    first_inode: u32,
+    journal_inode: Option<u32>,
+    created: String,
+    last_mount_time: String,
+    last_write_time: String,
+    last_checked: String,
+    mount_count: u16,
+    default_directory_hash: &'static str,
+    checksum_ok: bool,
+    mounted_on: Option<PathBuf>,
+    journal: Option<JournalInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct JournalInfo {
+    blocks: u32,
+    sequence: u32,
+    start: u32,
+    transactions: usize,
+}
+
+/// Reads and decodes the superblock, whatever state the image is in.
+fn read_superblock(image: &Path) -> Result<RawSuperblock> {
+    let file = File::open(image).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Failure::new(format!(
+            "{} does not exist; check the path, or make it with `fjord mkfs`",
+            image.display()
+        )),
+        _ => Failure::from(e).context(image.display()),
+    })?;
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => Failure::new(format!(
+            "{} is too small for a file system; make one with `fjord mkfs`",
+            image.display()
+        )),
+        _ => Failure::from(e).context(image.display()),
+    })?;
+    RawSuperblock::decode(&bytes).map_err(|_| {
+        Failure::new(format!(
+            "{} is not an ext2, ext3 or ext4 image; check the path, or make one with `fjord mkfs`",
+            image.display()
+        ))
+    })
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let sb = read_superblock(&args.image)?;
+    let mounted_on = in_use::mount_of(&args.image).map(|m| m.mountpoint);
+    // An image in use changes while one looks: its log would be nonsense.
+    let journal = match mounted_on {
+        Some(_) => None,
+        None => fjord::inspect::log(&args.image).ok().flatten().map(|plan| JournalInfo {
+            blocks: plan.superblock().s_maxlen,
+            sequence: plan.superblock().s_sequence.0,
+            start: plan.superblock().s_start,
+            transactions: plan.transactions().len(),
+        }),
+    };
+    let info = gather(&sb, mounted_on, journal);
+    if args.json { output::json(&info) } else { output::print(text(&info)) }
+}
+
+fn gather(sb: &RawSuperblock, mounted_on: Option<PathBuf>, journal: Option<JournalInfo>) -> Info {
+    let time = |seconds: u64| match seconds {
+        0 => "never".to_owned(),
+        s => format!("{} UTC", output::seconds(i64::try_from(s).unwrap_or(i64::MAX / 2))),
+    };
+    let state = sb.state();
+    let mut state_text =
+        if state.contains(FsState::VALID) { "clean" } else { "not clean" }.to_owned();
+    if state.contains(FsState::ERROR) {
+        state_text += " with errors";
+    }
+    Info {
+        volume_name: output::name(sb.volume_name()),
+        last_mounted_on: output::name(sb.last_mounted()),
+        uuid: output::uuid(&sb.s_uuid),
+        revision: sb.s_rev_level.get(),
+        features: sb.features().names(),
+        state: state_text,
+        errors: sb.s_errors.get(),
+        inode_count: sb.s_inodes_count.get(),
+        block_count: sb.blocks_count(),
+        reserved_block_count: sb.r_blocks_count(),
+        free_blocks: sb.free_blocks_count(),
+        free_inodes: sb.s_free_inodes_count.get(),
+        first_block: sb.s_first_data_block.get(),
+        block_size: 1024u64.checked_shl(sb.s_log_block_size.get()).unwrap_or(0),
+        blocks_per_group: sb.s_blocks_per_group.get(),
+        inodes_per_group: sb.s_inodes_per_group.get(),
+        inode_size: sb.s_inode_size.get(),
+        first_inode: sb.s_first_ino.get(),
+        journal_inode: sb.journal_inode().map(|ino| ino.0),
+        created: time(sb.mkfs_time_seconds()),
+        last_mount_time: time(sb.mtime_seconds()),
+        last_write_time: time(sb.wtime_seconds()),
+        last_checked: time(sb.lastcheck_seconds()),
+        mount_count: sb.s_mnt_count.get(),
+        default_directory_hash: match sb.s_def_hash_version {
+            0 => "legacy",
+            1 => "half_md4",
+            2 => "tea",
+            _ => "unknown",
+        },
+        checksum_ok: sb.verify_checksum().is_ok(),
+        mounted_on,
+        journal,
+    }
+}
+
+fn text(i: &Info) -> String {
+    let none = |s: &str| if s.is_empty() { "<none>".to_owned() } else { s.to_owned() };
+    let bytes = |blocks: u64| size::show(blocks.saturating_mul(i.block_size));
+    let mut rows = vec![
+        ("Filesystem volume name", none(&i.volume_name)),
+        ("Last mounted on", none(&i.last_mounted_on)),
+        ("Filesystem UUID", i.uuid.clone()),
+        ("Filesystem revision", i.revision.to_string()),
+        ("Filesystem features", i.features.join(" ")),
+        ("Filesystem state", i.state.clone()),
+        ("Superblock checksum", if i.checksum_ok { "good" } else { "bad" }.into()),
+        ("Inode count", i.inode_count.to_string()),
+        ("Block count", format!("{} ({})", i.block_count, bytes(i.block_count))),
+        ("Reserved block count", i.reserved_block_count.to_string()),
+        ("Free blocks", format!("{} ({})", i.free_blocks, bytes(i.free_blocks))),
+        ("Free inodes", i.free_inodes.to_string()),
+        ("First block", i.first_block.to_string()),
+        ("Block size", i.block_size.to_string()),
+        ("Blocks per group", i.blocks_per_group.to_string()),
+        ("Inodes per group", i.inodes_per_group.to_string()),
+        ("Inode size", i.inode_size.to_string()),
+        ("First inode", i.first_inode.to_string()),
+        ("Default directory hash", i.default_directory_hash.into()),
+        ("Filesystem created", i.created.clone()),
+        ("Last mount time", i.last_mount_time.clone()),
+        ("Last write time", i.last_write_time.clone()),
+        ("Last checked", i.last_checked.clone()),
+        ("Mount count", i.mount_count.to_string()),
+    ];
+    if let Some(ino) = i.journal_inode {
+        rows.push(("Journal inode", ino.to_string()));
+    }
+    if let Some(j) = &i.journal {
+        rows.push(("Journal length", format!("{} ({})", j.blocks, bytes(u64::from(j.blocks)))));
+        rows.push(("Journal sequence", j.sequence.to_string()));
+        rows.push(("Journal start", j.start.to_string()));
+        rows.push(("Journal transactions", format!("{} to replay", j.transactions)));
+    }
+    if let Some(dir) = &i.mounted_on {
+        rows.push(("Mounted on", format!("{} (the figures may be stale)", dir.display())));
+    }
+    rows.iter().map(|(label, value)| format!("{:<26}{value}\n", format!("{label}:"))).collect()
+}

@@ -1,0 +1,126 @@
+//! `fjord journal`: what is in the log.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::{failure, failure::Result, output};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Shows the complete transactions that a mount would replay. Nothing is \
+written.\n\nExample:\n  fjord journal --blocks disk.img")]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// List the blocks of each transaction
+    #[arg(short, long)]
+    blocks: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Log {
+    dirty: bool,
+    blocks: u32,
+    block_size: u32,
+    first_sequence: u32,
+    start: u32,
+    uuid: String,
+    transactions: Vec<Transaction>,
+    /// The rules of recovery that applied, with their reasons.
+    rules: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Transaction {
+    tid: u32,
+    start: u32,
+    committed_at: String,
+    blocks: Vec<Block>,
+    revokes: Vec<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Block {
+    home: u64,
+    at: u32,
+    escaped: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let found =
+        fjord::inspect::log(&args.image).map_err(|e| failure::open_failed(&args.image, e))?;
+    let Some(plan) = found else {
+        return match args.json {
+            true => output::json(&None::<Log>),
+            false => output::print(format!("{}: no journal\n", args.image.display())),
+        };
+    };
+    let sb = plan.superblock();
+    let log = Log {
+        dirty: plan.report().was_dirty,
+        blocks: sb.s_maxlen,
+        block_size: sb.s_blocksize,
+        first_sequence: sb.s_sequence.0,
+        start: sb.s_start,
+        uuid: output::uuid(&sb.s_uuid),
+        transactions: plan
+            .transactions()
+            .iter()
+            .map(|t| Transaction {
+                tid: t.tid.0,
+                start: t.start,
+                committed_at: output::seconds(t.committed_at.0 as i64),
+                blocks: t
+                    .blocks
+                    .iter()
+                    .map(|b| Block { home: b.home.0, at: b.at, escaped: b.escaped })
+                    .collect(),
+                revokes: t.revokes.iter().map(|b| b.0).collect(),
+            })
+            .collect(),
+        rules: plan
+            .report()
+            .cases
+            .iter()
+            .map(|c| format!("{}: {}", c.number(), c.reason()))
+            .collect(),
+    };
+    if args.json { output::json(&log) } else { output::print(text(&log, args.blocks)) }
+}
+
+fn text(log: &Log, blocks: bool) -> String {
+    let mut text = format!(
+        "Journal:         {} blocks of {} bytes, {}\nUUID:            {}\nFirst sequence:  {}\n\
+         Log start:       {}\nTransactions:    {}\n",
+        log.blocks,
+        log.block_size,
+        if log.dirty { "dirty" } else { "clean" },
+        log.uuid,
+        log.first_sequence,
+        log.start,
+        log.transactions.len(),
+    );
+    for t in &log.transactions {
+        text += &format!(
+            "  {:>10}  at {:>6}  {} UTC  {} blocks, {} revoked\n",
+            t.tid,
+            t.start,
+            t.committed_at,
+            t.blocks.len(),
+            t.revokes.len()
+        );
+        if blocks {
+            for b in &t.blocks {
+                let escaped = if b.escaped { ", escaped" } else { "" };
+                text += &format!("      block {} from {}{escaped}\n", b.home, b.at);
+            }
+            for b in &t.revokes {
+                text += &format!("      revoke {b}\n");
+            }
+        }
+    }
+    text
+}

@@ -1,0 +1,108 @@
+//! `fjord ls`: list a directory.
+
+use std::path::PathBuf;
+
+use fjord::{Attr, FileKind, InodeRef};
+use serde::Serialize;
+
+use crate::{
+    failure::{Context, Result},
+    image, output,
+    paths::{self, Last},
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  fjord ls disk.img\n  fjord ls -l disk.img /etc\n  \
+fjord ls --json disk.img / | jq '.[].name'")]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Directory, or any other file
+    #[arg(default_value = "/")]
+    path: String,
+    /// With mode, owner, size and time
+    #[arg(short, long)]
+    long: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A directory entry with what there is to know about its file.
+#[derive(Debug, Serialize)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) inode: u32,
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    mode: String,
+    links: u32,
+    uid: u32,
+    gid: u32,
+    pub(super) size: u64,
+    modified: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) target: Option<String>,
+}
+
+impl Entry {
+    pub(super) fn new(name: &[u8], file: &InodeRef, attr: &Attr) -> Result<Entry> {
+        let target = match attr.kind() {
+            FileKind::Symlink => Some(output::name(&file.read_link()?)),
+            _ => None,
+        };
+        Ok(Entry {
+            name: output::name(name),
+            inode: attr.ino.0,
+            kind: output::kind(attr.kind()),
+            mode: output::mode(attr),
+            links: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            size: attr.size,
+            modified: output::time(attr.mtime),
+            target,
+        })
+    }
+}
+
+/// The names in a directory, in order, without `.` and `..`.
+pub(super) fn names(dir: &InodeRef) -> Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    dir.read_dir(0, &mut |e| {
+        if e.name != b"." && e.name != b".." {
+            names.push(e.name.to_vec());
+        }
+        true
+    })?;
+    names.sort();
+    Ok(names)
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let fs = image::open_to_read(&args.image)?;
+    let file = paths::find(&fs, &args.path, Last::Follow)?;
+    let attr = file.attr();
+    let mut entries = Vec::new();
+    if attr.kind() == FileKind::Directory {
+        for name in names(&file).context(&args.path)? {
+            let child = file.lookup(&name).context(output::name(&name))?;
+            entries.push(Entry::new(&name, &child, &child.attr())?);
+        }
+    } else {
+        entries.push(Entry::new(args.path.as_bytes(), &file, &attr)?);
+    }
+    if args.json {
+        return output::json(&entries);
+    }
+    let lines = entries.iter().map(|e| if args.long { long(e) } else { format!("{}\n", e.name) });
+    output::print(lines.collect())
+}
+
+fn long(e: &Entry) -> String {
+    let target = e.target.as_ref().map(|t| format!(" -> {t}")).unwrap_or_default();
+    format!(
+        "{} {:>3} {:>5} {:>5} {:>12} {} {}{target}\n",
+        e.mode, e.links, e.uid, e.gid, e.size, e.modified, e.name
+    )
+}

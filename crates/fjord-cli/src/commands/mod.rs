@@ -1,0 +1,38 @@
+//! One file per command: its arguments, its help, its work.
+
+pub(crate) mod cat;
+pub(crate) mod completions;
+pub(crate) mod get;
+pub(crate) mod info;
+pub(crate) mod journal;
+pub(crate) mod ls;
+pub(crate) mod mkdir;
+pub(crate) mod mount;
+pub(crate) mod put;
+pub(crate) mod recover;
+pub(crate) mod rm;
+pub(crate) mod stat;
+pub(crate) mod tree;
+pub(crate) mod umount;
+
+use crate::{cli::Command, failure::Result};
+
+/// Runs a command to its end.
+pub(crate) fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(&args),
+        Command::Recover(args) => recover::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Cat(args) => cat::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Tree(args) => tree::run(&args),
+        Command::Put(args) => put::run(&args),
+        Command::Get(args) => get::run(&args),
+        Command::Rm(args) => rm::run(&args),
+        Command::Mkdir(args) => mkdir::run(&args),
+        Command::Journal(args) => journal::run(&args),
+        Command::Completions(args) => completions::run(&args),
+    }
+}

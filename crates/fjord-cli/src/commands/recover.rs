@@ -1,0 +1,59 @@
+//! `fjord recover`: bring an image that was in use when the power went to a clean state.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::{
+    failure::{Context, Result},
+    image, in_use, output,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Replays the journal, completes deletions and truncations that were under \
+way, and marks the image clean. What recover has done once it need not do again.\n\nExample:\n  \
+fjord recover disk.img && e2fsck -fn disk.img")]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    was_dirty: bool,
+    transactions: u32,
+    replayed_blocks: usize,
+    revoked_blocks: usize,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    in_use::check(&args.image, false)?;
+    let found = fjord::inspect::log(&args.image)
+        .map_err(|e| crate::failure::open_failed(&args.image, e))?;
+    let report = found.as_ref().map(|plan| plan.report());
+    let outcome = Outcome {
+        was_dirty: report.is_some_and(|r| r.was_dirty),
+        transactions: report.map_or(0, |r| r.transactions),
+        replayed_blocks: report.map_or(0, |r| r.replayed_blocks),
+        revoked_blocks: report.map_or(0, |r| r.revoked_blocks),
+    };
+    drop(found);
+    let fs = image::open_to_write(&args.image)?;
+    fs.unmount().context("closing the image failed")?;
+    if args.json {
+        return output::json(&outcome);
+    }
+    output::print(if outcome.was_dirty {
+        format!(
+            "{}: recovered: {} transactions, {} blocks replayed; clean\n",
+            args.image.display(),
+            outcome.transactions,
+            outcome.replayed_blocks
+        )
+    } else {
+        format!("{}: the journal was empty; clean\n", args.image.display())
+    })
+}

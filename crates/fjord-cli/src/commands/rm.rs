@@ -1,0 +1,55 @@
+//! `fjord rm`: remove files.
+
+use std::path::PathBuf;
+
+use fjord::{FileKind, InodeRef};
+
+use super::ls;
+use crate::{
+    failure::{Context, Failure, Result},
+    image, output, paths,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  fjord rm -r disk.img /tmp/build")]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Files to remove
+    #[arg(required = true)]
+    paths: Vec<String>,
+    /// Remove directories with all that is in them
+    #[arg(short, long)]
+    recursive: bool,
+    /// A file that does not exist is no error
+    #[arg(short, long)]
+    force: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    image::change(&args.image, |fs| {
+        for path in &args.paths {
+            let (dir, name) = paths::parent(fs, path)?;
+            let file = match dir.lookup(&name) {
+                Err(e) if args.force && e.errno() == libc::ENOENT => continue,
+                found => found.context(path)?,
+            };
+            if file.attr().kind() == FileKind::Directory && !args.recursive {
+                return Err(Failure::new(format!("{path}: is a directory; remove it with -r")));
+            }
+            remove(&dir, &name, &file).context(path)?;
+        }
+        Ok(())
+    })
+}
+
+fn remove(dir: &InodeRef, name: &[u8], file: &InodeRef) -> Result<()> {
+    if file.attr().kind() != FileKind::Directory {
+        return Ok(dir.unlink(name)?);
+    }
+    for name in ls::names(file)? {
+        let child = file.lookup(&name)?;
+        remove(file, &name, &child).context(output::name(&name))?;
+    }
+    Ok(dir.rmdir(name)?)
+}

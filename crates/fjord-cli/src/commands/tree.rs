@@ -1,0 +1,86 @@
+//! `fjord tree`: list an image as a tree.
+
+use std::path::PathBuf;
+
+use fjord::{FileKind, InodeRef};
+use serde::Serialize;
+
+use super::ls::{self, Entry};
+use crate::{
+    failure::{Context, Failure, Result},
+    image, output,
+    paths::{self, Last},
+};
+
+/// Deeper trees are taken for damage: a path has at most 4096 bytes.
+const DEPTH_MAX: usize = 2048;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  fjord tree -L 2 disk.img /usr")]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    /// Directory to start at
+    #[arg(default_value = "/")]
+    path: String,
+    /// Levels to go down
+    #[arg(short = 'L', long, value_name = "N", default_value_t = DEPTH_MAX)]
+    depth: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Node {
+    #[serde(flatten)]
+    entry: Entry,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    children: Vec<Node>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let fs = image::open_to_read(&args.image)?;
+    let top = paths::find(&fs, &args.path, Last::Follow)?;
+    let depth = args.depth.min(DEPTH_MAX);
+    let tree = collect(args.path.as_bytes(), &top, depth)?;
+    if args.json {
+        return output::json(&tree);
+    }
+    let mut text = format!("{}\n", tree.entry.name);
+    let mut counts = (0, 0);
+    draw(&tree, "", &mut text, &mut counts);
+    output::print(format!("{text}\n{} directories, {} files\n", counts.0, counts.1))
+}
+
+fn collect(name: &[u8], file: &InodeRef, depth: usize) -> Result<Node> {
+    let attr = file.attr();
+    let mut children = Vec::new();
+    if attr.kind() == FileKind::Directory && depth > 0 {
+        for name in ls::names(file)? {
+            let child = file.lookup(&name).context(output::name(&name))?;
+            if child.ino() == file.ino() {
+                return Err(Failure::new(format!(
+                    "{}: a directory inside itself; run e2fsck -f on the image",
+                    output::name(&name)
+                )));
+            }
+            children.push(collect(&name, &child, depth - 1).context(output::name(&name))?);
+        }
+    }
+    Ok(Node { entry: Entry::new(name, file, &attr)?, children })
+}
+
+fn draw(node: &Node, indent: &str, text: &mut String, counts: &mut (usize, usize)) {
+    for (i, child) in node.children.iter().enumerate() {
+        let last = i + 1 == node.children.len();
+        let (branch, below) = if last { ("└── ", "    ") } else { ("├── ", "│   ") };
+        let target = child.entry.target.as_ref().map(|t| format!(" -> {t}")).unwrap_or_default();
+        *text += &format!("{indent}{branch}{}{target}\n", child.entry.name);
+        match child.entry.kind {
+            "directory" => counts.0 += 1,
+            _ => counts.1 += 1,
+        }
+        draw(child, &format!("{indent}{below}"), text, counts);
+    }
+}

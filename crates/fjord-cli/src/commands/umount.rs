@@ -1,0 +1,131 @@
+//! `fjord umount`: unmount, and wait until the image is clean.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use fjord_format::{
+    features::Incompat,
+    superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
+};
+use fjord_fuse::mount::{self, MountEntry, MountError};
+use rustix::fs::FlockOperation;
+
+use crate::failure::{Context, EXIT_DAMAGED, Failure, Result};
+
+/// How long the daemon of a plain `fuse` mount may take to write everything.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Returns when the image is clean on disk: it may be copied, moved or mounted \
+by Linux then.\n\nExample:\n  fjord umount /mnt && e2fsck -fn disk.img"
+)]
+pub(crate) struct Args {
+    /// Directory that a fjord mount stands on
+    dir: PathBuf,
+    /// Detach it although it is in use; fjord goes on until the last user has left
+    #[arg(short, long)]
+    lazy: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let dir = resolve(&args.dir)?;
+    let found = mount::mount_at(&dir).context("/proc/self/mountinfo")?;
+    let Some(entry) = found else {
+        return Err(MountError::NotMounted(dir).into());
+    };
+    if !entry.is_fjord() {
+        return Err(Failure::new(format!(
+            "{} is a mount of type {}, not one of fjord's; use umount",
+            dir.display(),
+            entry.fs_type
+        )));
+    }
+    let image = image_of(&entry);
+    let died = matches!(
+        fs::read_dir(&dir),
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN)
+    );
+    mount::unmount_dir(&dir, args.lazy)?;
+    let Some(image) = image else { return Ok(()) };
+    if args.lazy {
+        return Ok(());
+    }
+    if died {
+        return Err(Failure::new(format!(
+            "the fjord process that served {} had died; the image {} is safe but not clean: run \
+             `fjord recover {1}`, or mount it again",
+            dir.display(),
+            image.display()
+        )));
+    }
+    wait_for_daemon(&image)?;
+    check_clean(&image)
+}
+
+/// The directory as the mount table names it. The last component is not looked at: with a dead
+/// server that would fail.
+fn resolve(dir: &Path) -> Result<PathBuf> {
+    let absolute = std::path::absolute(dir)?;
+    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+        return Ok(absolute);
+    };
+    let parent = fs::canonicalize(parent).context(parent.display())?;
+    let joined = parent.join(name);
+    if mount::mount_at(&joined).context("/proc/self/mountinfo")?.is_some() {
+        return Ok(joined);
+    }
+    fs::canonicalize(&joined).context(joined.display())
+}
+
+/// The image behind a mount, where it can be told.
+fn image_of(entry: &MountEntry) -> Option<PathBuf> {
+    if entry.fs_type == "fuse.fjord" {
+        return Some(entry.source.clone()).filter(|p| p.is_absolute() && p.exists());
+    }
+    let backing = mount::loop_backings().into_iter().find(|b| b.device == entry.source);
+    Some(backing.map_or_else(|| entry.source.clone(), |b| b.file)).filter(|p| p.exists())
+}
+
+/// Waits until the daemon has let go of the image's lock. A `fuseblk` mount has gone only after
+/// that much, so there the wait is short.
+fn wait_for_daemon(image: &Path) -> Result<()> {
+    let Ok(file) = File::open(image) else { return Ok(()) };
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
+            _ => return Ok(()),
+        }
+    }
+    Err(Failure::new(format!(
+        "unmounted, but fjord still writes to {} after {} seconds; wait before you use it",
+        image.display(),
+        PATIENCE.as_secs()
+    )))
+}
+
+fn check_clean(image: &Path) -> Result<()> {
+    let mut bytes = vec![0; SUPERBLOCK_OFFSET_BYTES as usize + SUPERBLOCK_BYTES];
+    let read = File::open(image).and_then(|mut f| f.read_exact(&mut bytes));
+    if read.is_err() {
+        // Not readable for this user; the daemon has ended, and that was the promise.
+        return Ok(());
+    }
+    let clean = RawSuperblock::decode(&bytes[SUPERBLOCK_OFFSET_BYTES as usize..])
+        .is_ok_and(|sb| !sb.features().incompat.contains(Incompat::RECOVER));
+    if clean {
+        return Ok(());
+    }
+    Err(Failure {
+        code: EXIT_DAMAGED,
+        message: format!(
+            "{} was not left clean: fjord met an error; run `fjord recover {0}`, then e2fsck -f",
+            image.display()
+        ),
+    })
+}

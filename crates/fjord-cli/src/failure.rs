@@ -1,0 +1,147 @@
+//! How a command fails: a message that says what to do, and an exit code.
+
+use std::{fmt, path::Path};
+
+use fjord::Error;
+use fjord_block::OpenError;
+use fjord_fuse::{
+    ServeError,
+    mount::{MountError, OptionError},
+};
+
+/// Failed.
+pub(crate) const EXIT_FAILURE: u8 = 1;
+/// Wrong arguments.
+pub(crate) const EXIT_USAGE: u8 = 2;
+/// The image or mount point is in use.
+pub(crate) const EXIT_IN_USE: u8 = 3;
+/// The image is damaged.
+pub(crate) const EXIT_DAMAGED: u8 = 4;
+/// The image has a feature that is not supported.
+pub(crate) const EXIT_UNSUPPORTED: u8 = 5;
+
+/// A failed command.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// What the process ends with.
+    pub(crate) code: u8,
+    /// What went wrong and what to do.
+    pub(crate) message: String,
+}
+
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Failure {
+        Failure { code: EXIT_FAILURE, message: message.into() }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure { code: EXIT_USAGE, message: message.into() }
+    }
+
+    pub(crate) fn in_use(message: impl Into<String>) -> Failure {
+        Failure { code: EXIT_IN_USE, message: message.into() }
+    }
+
+    /// Puts what was being done before the message.
+    pub(crate) fn context(self, doing: impl fmt::Display) -> Failure {
+        Failure { message: format!("{doing}: {}", self.message), ..self }
+    }
+}
+
+/// Says what was being done when something failed.
+pub(crate) trait Context<T> {
+    fn context(self, doing: impl fmt::Display) -> Result<T>;
+}
+
+impl<T, E: Into<Failure>> Context<T> for Result<T, E> {
+    fn context(self, doing: impl fmt::Display) -> Result<T> {
+        self.map_err(|e| e.into().context(doing))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        let code = match &e {
+            Error::Corrupt { .. } => EXIT_DAMAGED,
+            Error::Incompatible { .. } => EXIT_UNSUPPORTED,
+            Error::Open(open) if matches!(**open, OpenError::InUse { .. }) => EXIT_IN_USE,
+            _ => EXIT_FAILURE,
+        };
+        let hint = match e.errno() {
+            libc::ENOSPC => {
+                "; the image, or the file system that holds it, is full: free space or use a larger one"
+            }
+            libc::EROFS => {
+                "; the image is read-only since an earlier error: unmount it and run e2fsck -f"
+            }
+            _ if matches!(e, Error::Io(_)) => {
+                "; what was written before the last fsync is safe: check the device (dmesg), then run `fjord recover`"
+            }
+            _ => "",
+        };
+        Failure { code, message: format!("{e}{hint}") }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(e: std::io::Error) -> Failure {
+        Failure::new(e.to_string())
+    }
+}
+
+impl From<MountError> for Failure {
+    fn from(e: MountError) -> Failure {
+        let code = match e {
+            MountError::AlreadyMounted { .. } | MountError::Busy(_) | MountError::Dead(_) => {
+                EXIT_IN_USE
+            }
+            _ => EXIT_FAILURE,
+        };
+        Failure { code, message: e.to_string() }
+    }
+}
+
+impl From<OptionError> for Failure {
+    fn from(e: OptionError) -> Failure {
+        Failure::usage(e.to_string())
+    }
+}
+
+impl From<ServeError> for Failure {
+    fn from(e: ServeError) -> Failure {
+        match e {
+            ServeError::Mount(e) => e.into(),
+            ServeError::Engine(e) => e.into(),
+            ServeError::Session(e) => Failure::new(e.to_string()),
+        }
+    }
+}
+
+/// A failure to open an image, in words that name it.
+pub(crate) fn open_failed(image: &Path, error: Error) -> Failure {
+    if let Error::Open(open) = &error {
+        if let OpenError::Os { source, .. } = &**open {
+            let what = match source.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "does not exist; check the path, or make it with `fjord mkfs`"
+                }
+                std::io::ErrorKind::PermissionDenied => {
+                    "cannot be opened: no permission; check its owner and mode, or open it \
+                     read-only"
+                }
+                _ => return Failure::from(error),
+            };
+            return Failure::new(format!("{} {what}", image.display()));
+        }
+        return Failure::from(error);
+    }
+    Failure::from(error).context(image.display())
+}

@@ -1,0 +1,82 @@
+//! fjord as a mount helper.
+//!
+//! `mount -t fuse.fjord IMAGE DIR` looks for `mount.fuse.fjord` (a link to fjord) and runs it as
+//! `mount.fuse.fjord IMAGE DIR [-sfnv] [-o LIST] [-t TYPE]`. Without that link it runs
+//! `mount.fuse3`, which runs `fjord IMAGE DIR -o LIST`. Both become
+//! `fjord mount --daemon -o LIST IMAGE DIR`.
+
+use std::{ffi::OsString, path::Path};
+
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+
+/// Names under which mount(8) runs a helper.
+const HELPER_NAMES: [&str; 3] = ["mount.fuse.fjord", "mount.fuseblk.fjord", "mount.fjord"];
+
+/// Turns a helper's arguments into those of `fjord mount`; leaves all others alone.
+pub(crate) fn translate(args: Vec<OsString>) -> Vec<OsString> {
+    let Some((program, rest)) = args.split_first() else { return args };
+    let name = Path::new(program).file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    if !HELPER_NAMES.contains(&name) && !looks_like_mount(rest) {
+        return args;
+    }
+    let mut out: Vec<OsString> = ["fjord", "mount", "--daemon"].map(OsString::from).to_vec();
+    let mut rest = rest.iter();
+    while let Some(arg) = rest.next() {
+        match arg.to_str() {
+            // The type is known by now; nothing else follows from it.
+            Some("-t") => {
+                rest.next();
+            }
+            Some("-o") => {
+                out.push(arg.clone());
+                out.extend(rest.next().cloned());
+            }
+            Some("-r") => out.push("--read-only".into()),
+            // sloppy, fake, no mtab, verbose, read-write
+            Some("-s" | "-f" | "-n" | "-v" | "-w") => {}
+            _ => out.push(arg.clone()),
+        }
+    }
+    out
+}
+
+/// Whether these are `IMAGE DIR -o LIST` rather than a command with its arguments.
+fn looks_like_mount(rest: &[OsString]) -> bool {
+    let [image, dir, option, _list] = rest else { return false };
+    let known = |name: &OsString| {
+        Cli::command().get_subcommands().any(|c| name.to_str() == Some(c.get_name()))
+    };
+    let flag = |arg: &OsString| arg.to_str().is_some_and(|a| a.starts_with('-'));
+    option.to_str() == Some("-o") && !flag(image) && !flag(dir) && !known(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(args: &[&str]) -> Vec<String> {
+        let args = translate(args.iter().map(OsString::from).collect());
+        args.into_iter().map(|a| a.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn helper_calls_become_daemon_mounts() {
+        let wanted = ["fjord", "mount", "--daemon", "a.img", "/mnt", "-o", "ro,dev"];
+        assert_eq!(translated(&["/usr/bin/fjord", "a.img", "/mnt", "-o", "ro,dev"]), wanted);
+        assert_eq!(
+            translated(&["mount.fuse.fjord", "a.img", "/mnt", "-n", "-o", "ro,dev", "-t", "fuse"]),
+            wanted
+        );
+        assert_eq!(translated(&["mount.fuse.fjord", "a", "b"])[2..], ["--daemon", "a", "b"]);
+    }
+
+    #[test]
+    fn commands_stay_commands() {
+        let args = ["fjord", "mount", "x", "-o", "ro"];
+        assert_eq!(translated(&args), args);
+        assert_eq!(translated(&["fjord", "ls", "x"]), ["fjord", "ls", "x"]);
+        assert_eq!(translated(&["fjord"]), ["fjord"]);
+    }
+}

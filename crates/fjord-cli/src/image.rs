@@ -1,0 +1,40 @@
+//! Opening an image for a command that works on it while it is not mounted.
+
+use std::path::Path;
+
+use fjord::{Fs, MountOptions};
+
+use crate::{
+    failure::{self, Context, Failure, Result},
+    in_use,
+};
+
+/// Opens an image to look at it. Writes nothing.
+pub(crate) fn open_to_read(image: &Path) -> Result<Fs> {
+    open(image, &MountOptions { read_only: true, ..Default::default() })
+}
+
+/// Opens an image to change it; replays its journal first.
+pub(crate) fn open_to_write(image: &Path) -> Result<Fs> {
+    open(image, &MountOptions::default())
+}
+
+/// Opens an image, with the user of an image that is in use named.
+pub(crate) fn open(image: &Path, options: &MountOptions) -> Result<Fs> {
+    in_use::check(image, options.read_only)?;
+    Fs::open(image, options).map_err(|e| failure::open_failed(image, e))
+}
+
+/// Runs `work` on an image opened for writing and closes it, so that everything is durable when
+/// this returns, also what was done before a failure.
+pub(crate) fn change<T>(image: &Path, work: impl FnOnce(&Fs) -> Result<T>) -> Result<T> {
+    let fs = open_to_write(image)?;
+    let worked = work(&fs);
+    let closed = fs.unmount().context("closing the image failed");
+    match (worked, closed) {
+        (Ok(value), Ok(())) => Ok(value),
+        (Err(e), Ok(())) => Err(e),
+        (Ok(_), Err(e)) => Err(e),
+        (Err(e), Err(closing)) => Err(Failure { message: format!("{e}; moreover {closing}"), ..e }),
+    }
+}

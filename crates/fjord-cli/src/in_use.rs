@@ -1,0 +1,54 @@
+//! Who uses an image: fjord or Linux, mounted where.
+
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::Path,
+};
+
+use fjord_fuse::mount::{self, MountEntry};
+
+use crate::failure::{Failure, Result};
+
+/// The mount that holds `image`, if any: of the device itself, of a loop device over the file, or a
+/// fjord mount that names it as its source.
+pub(crate) fn mount_of(image: &Path) -> Option<MountEntry> {
+    let meta = fs::metadata(image).ok()?;
+    let rdev = meta.file_type().is_block_device().then(|| meta.rdev());
+    let loops: Vec<_> = mount::loop_backings()
+        .into_iter()
+        .filter(|b| mount::same_file(&b.file, image))
+        .map(|b| b.device)
+        .collect();
+    mount::mounts().ok()?.into_iter().rev().find(|m| {
+        let by_device = rdev.is_some_and(|rdev| rdev == libc::makedev(m.dev_major, m.dev_minor));
+        by_device
+            || loops.contains(&m.source)
+            || m.is_fjord() && m.source.is_absolute() && mount::same_file(&m.source, image)
+    })
+}
+
+/// Fails with a message that says where, if the image is mounted.
+pub(crate) fn check(image: &Path, read_only: bool) -> Result<()> {
+    let Some(m) = mount_of(image) else { return Ok(()) };
+    let (image, dir) = (image.display(), m.mountpoint.display());
+    if m.is_fjord() {
+        return Err(Failure::in_use(match fs::read_dir(&m.mountpoint) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => format!(
+                "{image} is held by the mount on {dir}, whose fjord process has died; run `fjord \
+                 umount {dir}` first"
+            ),
+            _ => format!(
+                "{image} is mounted by fjord on {dir}; use it there, or run `fjord umount {dir}` \
+                 first"
+            ),
+        }));
+    }
+    // The kernel's own mounts change the image at any time; even reading would mislead.
+    let what = if read_only { "read it there" } else { "use it there" };
+    Err(Failure::in_use(format!(
+        "{image} is mounted by Linux on {dir} ({}, from {}); {what}, or run `umount {dir}` first",
+        m.fs_type,
+        m.source.display()
+    )))
+}

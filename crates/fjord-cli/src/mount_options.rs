@@ -1,0 +1,147 @@
+//! The `-o` list as a whole: FUSE's part, the engine's part, and errors for the rest.
+
+use std::time::Duration;
+
+use fjord::{DataMode, FsyncPolicyKind, MountOptions};
+use fjord_fuse::mount::{FuseOptions, Unclaimed};
+
+use crate::{
+    failure::{Failure, Result},
+    size,
+};
+
+/// Both halves of what a mount is asked to be.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) fuse: FuseOptions,
+    pub(crate) engine: MountOptions,
+}
+
+/// Parses all `-o` lists, later ones last.
+pub(crate) fn parse(lists: &[String]) -> Result<Options> {
+    let mut options = Options::default();
+    for list in lists {
+        for unclaimed in options.fuse.parse(list)? {
+            set_engine_option(&mut options.engine, &unclaimed)?;
+        }
+    }
+    Ok(options)
+}
+
+/// Carries over what both halves must agree on. Call after command-line flags are applied.
+pub(crate) fn settle(options: &mut Options) {
+    options.engine.read_only = options.fuse.read_only();
+    options.engine.atime = options.fuse.atime;
+    options.engine.acl = options.fuse.acl;
+}
+
+/// The fsync policy of this name.
+pub(crate) fn fsync_policy(name: &str) -> Result<FsyncPolicyKind, String> {
+    match name {
+        "compound" => Ok(FsyncPolicyKind::Compound),
+        _ => Err(format!("{name:?} is no fsync policy; there is: compound")),
+    }
+}
+
+fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()> {
+    let name = option.name.as_str();
+    let known = match &option.value {
+        None => set_engine_flag(engine, name),
+        Some(value) => set_engine_value(engine, name, value)
+            .map_err(|e| Failure::usage(format!("mount option {name}={value}: {e}")))?,
+    };
+    if known {
+        return Ok(());
+    }
+    let shown = match &option.value {
+        Some(value) => format!("{name}={value}"),
+        None => name.to_owned(),
+    };
+    Err(Failure::usage(format!(
+        "unknown mount option {shown:?}; `fjord mount --help` lists those there are"
+    )))
+}
+
+fn set_engine_flag(engine: &mut MountOptions, name: &str) -> bool {
+    match name {
+        "noload" | "norecovery" => engine.no_load_journal = true,
+        "discard" => engine.discard = true,
+        "nodiscard" => engine.discard = false,
+        "barrier" => engine.barrier = true,
+        "nobarrier" => engine.barrier = false,
+        "delalloc" => engine.delalloc = true,
+        "nodelalloc" => engine.delalloc = false,
+        "grpid" | "bsdgroups" => engine.grpid = true,
+        "nogrpid" | "sysvgroups" => engine.grpid = false,
+        _ => return false,
+    }
+    true
+}
+
+fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Result<bool, String> {
+    let number = || value.parse::<u32>().map_err(|_| String::from("a number is expected"));
+    let seconds = || match number()? {
+        // As ext4: zero asks for the default.
+        0 => Ok::<_, String>(Duration::from_secs(5)),
+        n => Ok(Duration::from_secs(u64::from(n))),
+    };
+    match name {
+        "data" => {
+            engine.data = match value {
+                "ordered" => DataMode::Ordered,
+                "writeback" => DataMode::Writeback,
+                "journal" => DataMode::Journal,
+                _ => return Err("ordered, writeback or journal is expected".into()),
+            }
+        }
+        "barrier" => engine.barrier = number()? != 0,
+        "commit" => engine.commit_interval = seconds()?,
+        "writeback" => engine.writeback_interval = seconds()?,
+        "cache_size" => engine.cache_size_bytes = size::parse(value)?,
+        "fsync" => engine.fsync = fsync_policy(value)?,
+        "resuid" => engine.resuid = Some(number()?),
+        "resgid" => engine.resgid = Some(number()?),
+        "errors" if value == "remount-ro" => {}
+        "errors" => return Err("fjord always turns read-only on errors (remount-ro)".into()),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(list: &str) -> Result<Options> {
+        let mut options = parse(&[list.to_owned()])?;
+        settle(&mut options);
+        Ok(options)
+    }
+
+    #[test]
+    fn both_halves_get_their_options() {
+        let o =
+            parsed("ro,noatime,noacl,data=writeback,commit=30,cache_size=64M,nobarrier").unwrap();
+        assert!(o.engine.read_only && !o.engine.acl && !o.engine.barrier);
+        assert_eq!(o.engine.atime, fjord::AtimeMode::Never);
+        assert_eq!(o.engine.data, DataMode::Writeback);
+        assert_eq!(o.engine.commit_interval, Duration::from_secs(30));
+        assert_eq!(o.engine.cache_size_bytes, 64 << 20);
+    }
+
+    #[test]
+    fn unknown_options_and_bad_values_are_named() {
+        for (list, word) in [
+            ("rw,frobnicate", "frobnicate"),
+            ("frob=1", "frob=1"),
+            ("data=fast", "data=fast"),
+            ("fsync=magic", "magic"),
+            ("errors=panic", "remount-ro"),
+            ("blksize=7", "blksize=7"),
+        ] {
+            let e = parsed(list).unwrap_err();
+            assert!(e.message.contains(word), "{e}");
+            assert_eq!(e.code, crate::failure::EXIT_USAGE);
+        }
+    }
+}

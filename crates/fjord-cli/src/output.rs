@@ -1,0 +1,143 @@
+//! Text and JSON for people and scripts.
+
+use std::io::{self, Write};
+
+use fjord::{Attr, FileKind, Timespec};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Result;
+
+/// Prints a value as one JSON document.
+pub(crate) fn json<T: Serialize>(value: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
+    print(text + "\n")
+}
+
+/// Writes to standard output; a reader that has gone (`| head`) is no failure.
+pub(crate) fn print(text: String) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+/// A name as text; bytes that are no UTF-8 are shown escaped.
+pub(crate) fn name(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.contains(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+/// `drwxr-xr-x`.
+pub(crate) fn mode(attr: &Attr) -> String {
+    let mode = attr.mode;
+    let kind = match attr.kind() {
+        FileKind::Regular => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+    };
+    let mut text = String::from(kind);
+    for (shift, special, set, unset) in
+        [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
+    {
+        let bits = mode >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (bits & 1 != 0, mode & special != 0) {
+            (true, true) => set,
+            (false, true) => unset,
+            (true, false) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+/// What kind of file, in a word.
+pub(crate) fn kind(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Regular => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::CharDevice => "character device",
+        FileKind::BlockDevice => "block device",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+    }
+}
+
+/// `2026-03-01 12:30:05` in UTC.
+pub(crate) fn time(t: Timespec) -> String {
+    seconds(t.sec)
+}
+
+/// As [`time`], from seconds since 1970.
+pub(crate) fn seconds(sec: i64) -> String {
+    let days = sec.div_euclid(86_400);
+    let rest = sec.rem_euclid(86_400);
+    let (year, month, day) = civil_date(days);
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
+/// The date of a day counted from 1970-01-01, by counting from March so that leap days come last.
+fn civil_date(days: i64) -> (i64, i64, i64) {
+    let from_era = days + 719_468;
+    let era = from_era.div_euclid(146_097);
+    let day_of_era = from_era.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+/// A UUID in its usual form.
+pub(crate) fn uuid(bytes: &[u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// A progress bar over bytes; shown on a terminal only.
+pub(crate) fn byte_progress(total: u64, what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(
+        "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    );
+    let bar = ProgressBar::new(total).with_message(what.to_owned());
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (sec, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (-1, "1969-12-31 23:59:59"),
+            (4_107_542_399, "2100-02-28 23:59:59"),
+        ] {
+            assert_eq!(seconds(sec), text);
+        }
+    }
+
+    #[test]
+    fn names_are_shown_without_control_characters() {
+        assert_eq!(name("grün".as_bytes()), "grün");
+        assert_eq!(name(b"a\nb"), "a\\nb");
+        assert_eq!(name(b"\xff"), "\\xff");
+    }
+}

@@ -1,0 +1,82 @@
+//! Paths inside an image.
+
+use fjord::{FileKind, Fs, InodeRef};
+
+use crate::failure::{Context, Failure, Result};
+
+/// As many symbolic links as Linux follows in one path.
+const LINKS_MAX: u32 = 40;
+
+/// Whether a symbolic link at the end of a path is followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Last {
+    Follow,
+    Keep,
+}
+
+/// The file at `path`, which starts at the root with or without a slash. Links are followed inside
+/// the image; none leads out of it.
+pub(crate) fn find(fs: &Fs, path: &str, last: Last) -> Result<InodeRef> {
+    let root = fs.root().context("the root directory")?;
+    let mut links_left = LINKS_MAX;
+    walk(&root, vec![root.clone()], path.as_bytes(), last, &mut links_left)
+        .map(|(_, file)| file)
+        .context(path)
+}
+
+/// The directory that holds, or will hold, `path`, and the name in it.
+pub(crate) fn parent(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
+    let trimmed = path.trim_end_matches('/');
+    let (dir, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
+    if name.is_empty() || name == "." || name == ".." {
+        return Err(Failure::new(format!("{path}: a name is needed at the end of the path")));
+    }
+    let dir = find(fs, dir, Last::Follow)?;
+    if dir.attr().kind() != FileKind::Directory {
+        return Err(Failure::new(format!("{path}: its parent is not a directory")));
+    }
+    Ok((dir, name.as_bytes().to_vec()))
+}
+
+/// Walks from the last of `above`; gives the directories passed and the file found.
+fn walk(
+    root: &InodeRef,
+    mut above: Vec<InodeRef>,
+    path: &[u8],
+    last: Last,
+    links_left: &mut u32,
+) -> Result<(Vec<InodeRef>, InodeRef)> {
+    if path.first() == Some(&b'/') {
+        above.truncate(1);
+    }
+    let names: Vec<&[u8]> =
+        path.split(|&b| b == b'/').filter(|n| !n.is_empty() && *n != b".").collect();
+    for (i, name) in names.iter().enumerate() {
+        if *name == b".." {
+            if above.len() > 1 {
+                above.pop();
+            }
+            continue;
+        }
+        let here = above.last().unwrap_or(root);
+        let next = here.lookup(name)?;
+        let at_end = i + 1 == names.len();
+        if next.attr().kind() == FileKind::Symlink && (!at_end || last == Last::Follow) {
+            if *links_left == 0 {
+                return Err(Failure::new("too many symbolic links"));
+            }
+            *links_left -= 1;
+            let target = next.read_link()?;
+            let (passed, found) = walk(root, above, &target, Last::Follow, links_left)?;
+            above = passed;
+            above.push(found);
+        } else {
+            above.push(next);
+        }
+    }
+    let found = above.last().unwrap_or(root).clone();
+    if above.len() > 1 {
+        above.pop();
+    }
+    Ok((above, found))
+}

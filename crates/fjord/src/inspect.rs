@@ -1,0 +1,24 @@
+//! A look at an image that is not mounted.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fjord_block::{Device, FileDevice, FileOptions};
+use fjord_journal::recovery::{self, Plan};
+
+use crate::error::{Error, Result};
+use crate::fs::mount;
+
+/// The log of the image at `path` and what a mount would replay from it; `None` without a journal.
+/// Writes nothing.
+///
+/// # Errors
+/// As [`crate::Fs::open`]; a log that recovery would refuse.
+pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    let device = FileDevice::open(path.as_ref(), &options)
+        .map_err(|error| Error::Open(Arc::new(error)))?;
+    let device: Arc<dyn Device> = Arc::new(device);
+    let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(None) };
+    Ok(Some(recovery::scan(&device, &map, block_size)?))
+}
