@@ -200,7 +200,6 @@ impl Journal {
         let freed = log.distance(state.tail, start);
         state.tail = start;
         state.used_blocks = state.used_blocks.saturating_sub(freed);
-        self.inner.changed.notify_all();
         Ok(true)
     }
 }

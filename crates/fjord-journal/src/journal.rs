@@ -67,8 +67,10 @@ pub(crate) struct Inner {
     pub(crate) state: Mutex<State>,
     /// Signalled, with `state`, when a handle stopped while its transaction is locked.
     pub(crate) drained: Condvar,
-    /// Signalled, with `state`, when a phase changed, log space came free, or on an error.
-    pub(crate) changed: Condvar,
+    /// Signalled, with `state`, when handles may start again, and on an error.
+    pub(crate) unlocked: Condvar,
+    /// Signalled, with `state`, when the committer's place is free, and on an error.
+    pub(crate) committer_free: Condvar,
     /// Buffers with a version that is not home, by block.
     live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
     /// Pairs with `home_idle`; a leaf lock.
@@ -170,7 +172,8 @@ impl Journal {
             checkpoint_lock: Mutex::default(),
             state: Mutex::new(state),
             drained: Condvar::new(),
-            changed: Condvar::new(),
+            unlocked: Condvar::new(),
+            committer_free: Condvar::new(),
             live: Mutex::default(),
             home_lock: Mutex::default(),
             home_idle: Condvar::new(),
@@ -218,7 +221,7 @@ impl Journal {
                     stats::add(&self.inner.counters.commit_waits, 1);
                 }
                 waited = true;
-                self.inner.changed.wait(&mut state);
+                self.inner.committer_free.wait(&mut state);
                 continue;
             }
             state.committer_busy = true;
@@ -226,7 +229,7 @@ impl Journal {
             let result = self.commit_one();
             state = self.inner.state.lock();
             state.committer_busy = false;
-            self.inner.changed.notify_all();
+            self.inner.committer_free.notify_all();
             result?;
         }
     }
@@ -364,7 +367,8 @@ impl Journal {
         let first = self.inner.error.set(error).is_ok();
         // Under the lock, so that nobody checks for the error and then misses the wake-up.
         let _state = self.inner.state.lock();
-        self.inner.changed.notify_all();
+        self.inner.unlocked.notify_all();
+        self.inner.committer_free.notify_all();
         self.inner.drained.notify_all();
         first
     }
@@ -386,7 +390,7 @@ impl Journal {
                 Admission::Now => break,
                 Admission::Locked => {
                     waiting_since.get_or_insert_with(Instant::now);
-                    self.inner.changed.wait(&mut state);
+                    self.inner.unlocked.wait(&mut state);
                 }
                 Admission::TransactionFull(tid) => {
                     waiting_since.get_or_insert_with(Instant::now);
@@ -519,10 +523,11 @@ impl Inner {
         self.log.as_ref().ok_or_else(missing)
     }
 
-    /// Makes everything written so far durable, unless the user gave that up or the device
-    /// needs no flush.
+    /// Makes everything written so far durable, unless the user gave that up. Also sent to a
+    /// device without a volatile cache: an image file has its own metadata to make durable,
+    /// and a flush reports writes that failed unseen.
     pub(crate) fn flush(&self, what: &'static str) -> Result<()> {
-        if !self.barrier || !self.device.capabilities().volatile_cache {
+        if !self.barrier {
             return Ok(());
         }
         stats::add(&self.counters.flushes, 1);
@@ -533,7 +538,7 @@ impl Inner {
     pub(crate) fn lock_committer(&self) -> CommitterGuard<'_> {
         let mut state = self.state.lock();
         while state.committer_busy {
-            self.changed.wait(&mut state);
+            self.committer_free.wait(&mut state);
         }
         state.committer_busy = true;
         CommitterGuard { inner: self }
@@ -548,7 +553,7 @@ pub(crate) struct CommitterGuard<'a> {
 impl Drop for CommitterGuard<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().committer_busy = false;
-        self.inner.changed.notify_all();
+        self.inner.committer_free.notify_all();
     }
 }
 

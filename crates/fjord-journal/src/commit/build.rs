@@ -13,14 +13,31 @@ use fjord_format::types::{BlockNo, Tid};
 use crate::error::{JournalError, Result};
 use crate::transaction::Version;
 
+/// How many log blocks a transaction takes, without its commit block.
+pub(super) struct LogShape {
+    pub(super) revoke_blocks: usize,
+    pub(super) descriptors: usize,
+    versions: usize,
+}
+
+impl LogShape {
+    pub(super) fn new(format: &LogFormat, versions: usize, revokes: usize) -> LogShape {
+        LogShape {
+            revoke_blocks: revokes.div_ceil(format.revokes_per_block().max(1)),
+            descriptors: versions.div_ceil(format.tags_per_descriptor().max(1)),
+            versions,
+        }
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.revoke_blocks + self.descriptors + self.versions
+    }
+}
+
 /// The log blocks of a transaction.
 pub(super) struct LogBlocks {
-    /// One buffer per block.
+    /// One buffer per block; as many as [`LogShape::blocks`].
     pub(super) bufs: Vec<Buf>,
-    /// How many of them are descriptors.
-    pub(super) descriptor_count: usize,
-    /// How many of them are revoke blocks.
-    pub(super) revoke_count: usize,
     /// Checksum v1 over descriptors and data.
     pub(super) crc: u32,
 }
@@ -33,13 +50,8 @@ impl LogBlocks {
         revoked: &BTreeSet<BlockNo>,
     ) -> Result<LogBlocks> {
         let per_descriptor = format.tags_per_descriptor().max(1);
-        let expected = versions.len() + versions.len().div_ceil(per_descriptor);
-        let mut blocks = LogBlocks {
-            bufs: Vec::with_capacity(expected),
-            descriptor_count: 0,
-            revoke_count: 0,
-            crc: !0,
-        };
+        let shape = LogShape::new(format, versions.len(), revoked.len());
+        let mut blocks = LogBlocks { bufs: Vec::with_capacity(shape.blocks()), crc: !0 };
         let usage = |error: FormatError| JournalError::Usage(error.to_string());
         let revoked: Vec<BlockNo> = revoked.iter().copied().collect();
         for chunk in revoked.chunks(format.revokes_per_block().max(1)) {
@@ -64,7 +76,6 @@ impl LogBlocks {
         }
         builder.finish();
         self.bufs.push(block);
-        self.revoke_count += 1;
         Ok(())
     }
 
@@ -96,7 +107,6 @@ impl LogBlocks {
         }
         self.bufs.push(descriptor);
         self.bufs.append(&mut copies);
-        self.descriptor_count += 1;
         Ok(())
     }
 }

@@ -32,7 +32,7 @@ use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
 use crate::transaction::{Checkpoint, Committing, Contents, Phase, Transaction, Version};
 
-use build::LogBlocks;
+use build::{LogBlocks, LogShape};
 
 impl Journal {
     /// Commits the running transaction. The caller has the committer's place. On failure the
@@ -56,7 +56,7 @@ impl Journal {
             callback(outcome.clone());
         }
         outcome?;
-        self.finish(transaction.tid);
+        self.inner.state.lock().committed = transaction.tid;
         stats::add(&self.inner.counters.commits, 1);
         stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
         Ok(())
@@ -89,7 +89,7 @@ impl Journal {
         state.running = None;
         let transaction = transaction.clone();
         state.committing.push_back(Committing { transaction, phase: Phase::Flushing, log_start });
-        self.inner.changed.notify_all();
+        self.inner.unlocked.notify_all();
         log_start
     }
 
@@ -109,12 +109,14 @@ impl Journal {
         contents: Contents,
     ) -> Result<()> {
         let tid = transaction.tid;
-        let blocks = LogBlocks::build(&log.format, tid, &versions, &contents.revoked)?;
-        stats::add(&self.inner.counters.descriptor_blocks, blocks.descriptor_count);
-        stats::add(&self.inner.counters.revoke_blocks, blocks.revoke_count);
+        let shape = LogShape::new(&log.format, versions.len(), contents.revoked.len());
+        stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
+        stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
         stats::add(&self.inner.counters.revoke_records, contents.revoked.len());
-        let body_blocks = blocks.bufs.len() as u32;
+        let body_blocks = shape.blocks() as u32;
         let log_start = self.start_flushing(transaction, body_blocks + 1);
+        // From here on handles of the next transaction start and modify the same buffers.
+        let blocks = LogBlocks::build(&log.format, tid, &versions, &contents.revoked)?;
         self.mark_log_in_use(log, tid, log_start, !contents.revoked.is_empty())?;
 
         let requests = log.write_requests(log_start, blocks.bufs)?;
@@ -223,12 +225,6 @@ impl Journal {
             }
         }
         self.remove_clean(contents.forgotten.values());
-    }
-
-    fn finish(&self, tid: Tid) {
-        let mut state = self.inner.state.lock();
-        state.committed = tid;
-        self.inner.changed.notify_all();
     }
 
     fn count_blocks(&self, versions: &[Version]) {

@@ -131,7 +131,7 @@ impl History {
         }
         let handle = self.journal.start(1).unwrap();
         // The cache may or may not still have the buffer.
-        let buffer = self.buffers.get(&block).filter(|_| self.counter % 2 == 0);
+        let buffer = self.buffers.get(&block).filter(|_| self.counter.is_multiple_of(2));
         handle.forget(BlockNo(block), buffer).unwrap();
         self.now.insert(block, State::Free(handle.tid().0));
         self.after.insert(handle.stop().0, self.now.clone());
