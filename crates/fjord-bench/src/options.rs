@@ -1,0 +1,234 @@
+//! What to measure. Owns the names of targets and workloads.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{BenchError, Result};
+
+/// Where a workload runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Target {
+    /// O_DIRECT pwrite and fdatasync on a preallocated file: the floor.
+    Raw,
+    /// The same through fjord's block layer.
+    Block,
+    /// fjord as a library, on an image file.
+    Library,
+    /// fjord mounted, by the fjord program.
+    Fuse,
+    /// The kernel's ext4 on a loop device.
+    Kernel,
+    /// The same with the fast_commit feature.
+    KernelFastCommit,
+    /// fuse2fs.
+    Fuse2fs,
+    /// A directory of the caller's choice.
+    Directory(PathBuf),
+}
+
+impl Target {
+    /// The targets that need no argument.
+    pub const ALL: [Target; 7] = [
+        Target::Raw,
+        Target::Block,
+        Target::Library,
+        Target::Fuse,
+        Target::Kernel,
+        Target::KernelFastCommit,
+        Target::Fuse2fs,
+    ];
+
+    /// A short name for tables, files and the command line.
+    pub fn name(&self) -> String {
+        match self {
+            Target::Raw => "raw".into(),
+            Target::Block => "fjord-block".into(),
+            Target::Library => "fjord-library".into(),
+            Target::Fuse => "fjord-fuse".into(),
+            Target::Kernel => "kernel".into(),
+            Target::KernelFastCommit => "kernel-fc".into(),
+            Target::Fuse2fs => "fuse2fs".into(),
+            Target::Directory(path) => path.display().to_string(),
+        }
+    }
+
+    /// The target of a name; an absolute path is a directory.
+    pub fn from_name(name: &str) -> Result<Target> {
+        if name.starts_with('/') {
+            return Ok(Target::Directory(name.into()));
+        }
+        let known = || Target::ALL.map(|target| target.name()).join(", ");
+        Target::ALL.into_iter().find(|target| target.name() == name).ok_or_else(|| {
+            BenchError::Usage(format!(
+                "no target {name:?}; known: {}, or an absolute path",
+                known()
+            ))
+        })
+    }
+
+    /// Whether it has directories and many files (not only bytes at offsets).
+    pub(crate) fn has_names(&self) -> bool {
+        !matches!(self, Target::Raw | Target::Block)
+    }
+
+    /// Whether it works only as root.
+    pub(crate) fn needs_root(&self) -> bool {
+        matches!(self, Target::Kernel | Target::KernelFastCommit)
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Workload {
+    /// Append 4 KiB, fsync.
+    AppendFsync,
+    /// Overwrite 4 KiB at random in a file of 16 MiB, fdatasync.
+    OverwriteFdatasync,
+    /// Write one large file and fsync it.
+    SequentialWrite,
+    /// Read it back with cold caches.
+    SequentialRead,
+    /// Create a tree of small files as tar does, and sync it.
+    Untar,
+    /// Create an empty file and unlink it.
+    CreateUnlink,
+    /// Threads read a file each, with cold caches.
+    ParallelRead,
+    /// Open an image of 16 TiB.
+    OpenHuge,
+}
+
+impl Workload {
+    /// All workloads.
+    pub const ALL: [Workload; 8] = [
+        Workload::AppendFsync,
+        Workload::OverwriteFdatasync,
+        Workload::SequentialWrite,
+        Workload::SequentialRead,
+        Workload::Untar,
+        Workload::CreateUnlink,
+        Workload::ParallelRead,
+        Workload::OpenHuge,
+    ];
+
+    /// A short name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::AppendFsync => "append-fsync",
+            Workload::OverwriteFdatasync => "overwrite-fdatasync",
+            Workload::SequentialWrite => "seq-write",
+            Workload::SequentialRead => "seq-read",
+            Workload::Untar => "untar",
+            Workload::CreateUnlink => "create-unlink",
+            Workload::ParallelRead => "parallel-read",
+            Workload::OpenHuge => "open-huge",
+        }
+    }
+
+    /// The workload of a name.
+    pub fn from_name(name: &str) -> Result<Workload> {
+        let known = || Workload::ALL.map(Workload::name).join(", ");
+        Workload::ALL
+            .into_iter()
+            .find(|workload| workload.name() == name)
+            .ok_or_else(|| BenchError::Usage(format!("no workload {name:?}; known: {}", known())))
+    }
+
+    /// What its rate counts per second.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Workload::AppendFsync | Workload::OverwriteFdatasync => "ops/s",
+            Workload::SequentialWrite | Workload::SequentialRead | Workload::ParallelRead => {
+                "MiB/s"
+            }
+            Workload::Untar | Workload::CreateUnlink => "files/s",
+            Workload::OpenHuge => "opens/s",
+        }
+    }
+
+    /// Whether it needs directories.
+    pub(crate) fn needs_names(self) -> bool {
+        matches!(
+            self,
+            Workload::Untar | Workload::CreateUnlink | Workload::ParallelRead | Workload::OpenHuge
+        )
+    }
+}
+
+/// What to measure and how long.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A directory for images and mounts; on the disk to be measured.
+    pub dir: PathBuf,
+    /// In the order of the table.
+    pub targets: Vec<Target>,
+    /// In the order of the table.
+    pub workloads: Vec<Workload>,
+    /// Every target takes its turn this often; the medians are reported.
+    pub round_count: u32,
+    /// How long a turn of the fsync workloads lasts.
+    pub turn: Duration,
+    /// Thread counts of the fsync workloads.
+    pub fsync_threads: Vec<usize>,
+    /// Thread counts of parallel reads.
+    pub read_threads: Vec<usize>,
+    /// Size of each image, in bytes.
+    pub image_size_bytes: u64,
+    /// Bytes of the large file.
+    pub sequential_bytes: u64,
+    /// Files of untar and create-unlink.
+    pub file_count: u32,
+    /// The fjord program, for [`Target::Fuse`].
+    pub fjord_program: PathBuf,
+    /// More arguments for `fjord mount`.
+    pub fjord_mount_args: Vec<String>,
+}
+
+impl Options {
+    /// The fsync comparison on images of 512 MiB in `dir`, in about a minute.
+    pub fn new(dir: impl Into<PathBuf>) -> Options {
+        Options {
+            dir: dir.into(),
+            targets: Target::ALL.to_vec(),
+            workloads: vec![Workload::AppendFsync, Workload::OverwriteFdatasync],
+            round_count: 5,
+            turn: Duration::from_secs(1),
+            fsync_threads: vec![1],
+            read_threads: vec![1, 2, 4],
+            image_size_bytes: 512 << 20,
+            sequential_bytes: 256 << 20,
+            file_count: 20_000,
+            fjord_program: PathBuf::from("fjord"),
+            fjord_mount_args: Vec::new(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let usage = |message: &str| Err(BenchError::Usage(message.into()));
+        if self.targets.is_empty() || self.workloads.is_empty() || self.round_count == 0 {
+            return usage("choose at least one target, one workload and one round");
+        }
+        if self.fsync_threads.contains(&0) || self.read_threads.contains(&0) {
+            return usage("a thread count is at least 1");
+        }
+        if self.image_size_bytes < 64 << 20 {
+            return usage("images for benchmarks have at least 64 MiB");
+        }
+        let streams = [Workload::SequentialWrite, Workload::SequentialRead];
+        let reads = self.read_threads.iter().max().copied().unwrap_or(1) as u64
+            * crate::workload::READ_FILE_BYTES;
+        let large = if self.workloads.iter().any(|w| streams.contains(w)) {
+            self.sequential_bytes
+        } else {
+            0
+        };
+        let large =
+            if self.workloads.contains(&Workload::ParallelRead) { large.max(reads) } else { large };
+        if large > self.image_size_bytes / 10 * 8 {
+            return usage("the files to read and write must fit into 80 % of the image size");
+        }
+        Ok(())
+    }
+}

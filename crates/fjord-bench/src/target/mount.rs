@@ -1,0 +1,190 @@
+//! Mounts made for the benchmark. Owns loop devices, mount points and server processes.
+//!
+//! Invariant: dropping a [`Mount`] unmounts, ends the server or detaches the loop device, and
+//! removes the directory, whatever state it is in.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::{BenchError, Result};
+
+/// How long a server may take to mount, and to end after its unmount.
+const SERVER_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a program to its end; its standard error becomes the error.
+pub(crate) fn run_program(program: &str, args: &[&str], paths: &[&Path]) -> Result<()> {
+    output_of(program, args, paths).map(drop)
+}
+
+fn output_of(program: &str, args: &[&str], paths: &[&Path]) -> Result<String> {
+    let output = Command::new(program)
+        .args(args)
+        .args(paths)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| BenchError::MissingProgram { program: program.into(), source })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let paths = paths.iter().map(|path| path.display().to_string());
+    let words: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).chain(paths).collect();
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(BenchError::Command { command: format!("{program} {}", words.join(" ")), message })
+}
+
+/// A mounted image.
+pub(crate) struct Mount {
+    dir: PathBuf,
+    mounted: bool,
+    loop_device: Option<PathBuf>,
+    server: Option<Child>,
+}
+
+impl Mount {
+    fn new(dir: &Path) -> Result<Mount> {
+        fs::create_dir_all(dir).map_err(BenchError::io(format!("create {}", dir.display())))?;
+        Ok(Mount { dir: dir.to_owned(), mounted: false, loop_device: None, server: None })
+    }
+
+    /// The kernel's ext4 on a loop device, as `mount -o loop` does it.
+    pub(crate) fn kernel(image: &Path, dir: &Path) -> Result<Mount> {
+        let mut mount = Mount::new(dir)?;
+        let device = PathBuf::from(output_of("losetup", &["--find", "--show"], &[image])?);
+        mount.loop_device = Some(device.clone());
+        run_program("mount", &["-t", "ext4"], &[&device, dir])?;
+        mount.mounted = true;
+        Ok(mount)
+    }
+
+    /// fuse2fs, journal and all.
+    pub(crate) fn fuse2fs(image: &Path, dir: &Path) -> Result<Mount> {
+        let args = [OsStr::new("-f"), image.as_os_str(), dir.as_os_str()];
+        Mount::served("fuse2fs".as_ref(), &args, dir)
+    }
+
+    /// fjord, by its own program.
+    pub(crate) fn fjord(
+        program: &Path,
+        more: &[String],
+        image: &Path,
+        dir: &Path,
+    ) -> Result<Mount> {
+        let mut args: Vec<OsString> = vec!["mount".into()];
+        args.extend(more.iter().map(OsString::from));
+        args.extend([image.as_os_str().to_owned(), dir.as_os_str().to_owned()]);
+        Mount::served(program.as_os_str(), &args, dir)
+    }
+
+    /// Starts a server in the foreground and waits until `dir` is a mount.
+    fn served(program: &OsStr, args: &[impl AsRef<OsStr>], dir: &Path) -> Result<Mount> {
+        let mut mount = Mount::new(dir)?;
+        let log = dir.with_extension("log");
+        let log_file =
+            fs::File::create(&log).map_err(BenchError::io(format!("create {}", log.display())))?;
+        let name = Path::new(program).display().to_string();
+        let server = Command::new(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log_file)
+            .spawn();
+        let server = match server {
+            Ok(server) => mount.server.insert(server),
+            Err(source) => {
+                let _ = fs::remove_file(&log);
+                return Err(BenchError::MissingProgram { program: name, source });
+            }
+        };
+        let deadline = Instant::now() + SERVER_PATIENCE;
+        while !is_mount_point(dir) {
+            let ended = server.try_wait().ok().flatten();
+            if ended.is_some() || Instant::now() > deadline {
+                let message = fs::read_to_string(&log).unwrap_or_default();
+                let _ = fs::remove_file(&log);
+                let why =
+                    ended.map_or("not mounted in time".to_owned(), |status| status.to_string());
+                let message = format!("{why}; {}", message.trim());
+                return Err(BenchError::Command {
+                    command: format!("{name} … {}", dir.display()),
+                    message,
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        mount.mounted = true;
+        let _ = fs::remove_file(&log);
+        Ok(mount)
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Resident bytes of the server process; None for the kernel's own file systems.
+    pub(crate) fn server_rss_bytes(&self) -> Option<u64> {
+        let statm =
+            fs::read_to_string(format!("/proc/{}/statm", self.server.as_ref()?.id())).ok()?;
+        Some(statm.split(' ').nth(1)?.parse::<u64>().ok()? * 4096)
+    }
+
+    /// Unmounts and waits until the image is closed.
+    pub(crate) fn unmount(mut self) -> Result<()> {
+        self.take_down()
+    }
+
+    fn take_down(&mut self) -> Result<()> {
+        let mut result = Ok(());
+        if std::mem::take(&mut self.mounted) {
+            result = run_program("umount", &[], &[&self.dir]);
+            if result.is_err() {
+                // A file left open must not keep the mount for ever.
+                let _ = run_program("umount", &["--lazy"], &[&self.dir]);
+            }
+        }
+        if let Some(mut server) = self.server.take() {
+            result = result.and(wait_for(&mut server, &self.dir));
+        }
+        if let Some(device) = self.loop_device.take() {
+            result = result.and(run_program("losetup", &["--detach"], &[&device]));
+        }
+        let _ = fs::remove_dir(&self.dir);
+        result
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // `unmount` tells of failures; this is the way out after another error.
+        let _ = self.take_down();
+    }
+}
+
+fn wait_for(server: &mut Child, dir: &Path) -> Result<()> {
+    let deadline = Instant::now() + SERVER_PATIENCE;
+    loop {
+        if let Ok(Some(_)) = server.try_wait() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let _ = server.kill();
+            let _ = server.wait();
+            let message = "the server did not end after its unmount and was killed".into();
+            return Err(BenchError::Command {
+                command: format!("umount {}", dir.display()),
+                message,
+            });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether another file system is mounted at `dir`.
+fn is_mount_point(dir: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let Ok(dir) = dir.canonicalize() else { return false };
+    mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == dir))
+}

@@ -1,0 +1,66 @@
+//! The fsync workloads: 4 KiB written and made durable, again and again.
+
+use std::io;
+use std::time::Duration;
+
+use super::{Sample, Sequence, run_timed};
+use crate::target::{BenchFile, BenchFs};
+
+const BLOCK_BYTES: usize = 4096;
+/// Size of each file that is overwritten.
+const OVERWRITE_FILE_BYTES: u64 = 16 << 20;
+
+/// Appends to a new file per thread, each block followed by fsync.
+pub(super) fn append(
+    fs: &dyn BenchFs,
+    thread_count: usize,
+    turn: Duration,
+    round: u32,
+) -> io::Result<Sample> {
+    let name = |thread: usize| format!("append-{round}-{thread}");
+    let block = [0x5a; BLOCK_BYTES];
+    let start = |thread| {
+        let mut file = fs.create(&name(thread))?;
+        file.write_at(0, &block)?;
+        file.sync(false)?;
+        Ok(file)
+    };
+    let sample = run_timed(thread_count, turn, start, |file: &mut Box<dyn BenchFile>, index| {
+        file.write_at((index + 1) * BLOCK_BYTES as u64, &block)?;
+        file.sync(false)
+    })?;
+    (0..thread_count).try_for_each(|thread| fs.remove_file(&name(thread)))?;
+    fs.sync()?;
+    Ok(sample)
+}
+
+/// Overwrites random blocks of a file per thread, each followed by fdatasync.
+pub(super) fn overwrite(
+    fs: &dyn BenchFs,
+    thread_count: usize,
+    turn: Duration,
+) -> io::Result<Sample> {
+    let block = [0xa5; BLOCK_BYTES];
+    let start = |thread: usize| {
+        let name = format!("overwrite-{thread}");
+        let file = match fs.open(&name) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mut file = fs.create(&name)?;
+                let chunk = vec![1; 1 << 20];
+                for offset in (0..OVERWRITE_FILE_BYTES).step_by(chunk.len()) {
+                    file.write_at(offset, &chunk)?;
+                }
+                file.sync(false)?;
+                file
+            }
+            Err(error) => return Err(error),
+        };
+        Ok((file, Sequence::new(thread as u64 + 1)))
+    };
+    run_timed(thread_count, turn, start, |(file, sequence), _| {
+        let index = sequence.next() % (OVERWRITE_FILE_BYTES / BLOCK_BYTES as u64);
+        file.write_at(index * BLOCK_BYTES as u64, &block)?;
+        file.sync(true)
+    })
+}

@@ -1,0 +1,71 @@
+//! Opening an image of 16 TiB: how long it takes and how much memory it needs.
+
+use std::fs::File;
+use std::time::Instant;
+
+use crate::error::{BenchError, Result};
+use crate::options::{Options, Target};
+use crate::report::OpenResult;
+use crate::target::{LibraryFs, Mount, run_program};
+
+/// The largest file that ext4 below holds, rounded down to a GiB.
+const HUGE_BYTES: u64 = (16 << 40) - (1 << 30);
+
+/// Resident bytes of this process.
+fn rss_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+/// Formats one sparse image and opens it on each target that opens images, `round_count` times;
+/// the fastest time counts.
+pub(crate) fn open_huge(options: &Options) -> Result<Vec<OpenResult>> {
+    let image = options.dir.join("huge.img");
+    let result = measure(options, &image);
+    let _ = std::fs::remove_file(&image);
+    result
+}
+
+fn measure(options: &Options, image: &std::path::Path) -> Result<Vec<OpenResult>> {
+    let failed = || BenchError::io(format!("create {}", image.display()));
+    File::create(image).map_err(failed())?.set_len(HUGE_BYTES).map_err(failed())?;
+    // Nothing lazily initialised is written, so that the file stays small.
+    run_program(
+        "mke2fs",
+        &["-q", "-F", "-t", "ext4", "-E", "lazy_itable_init=1,nodiscard"],
+        &[image],
+    )?;
+    let mut results = Vec::new();
+    for target in &options.targets {
+        let dir = options.dir.join(format!("{}.mnt", target.name()));
+        let (mut milliseconds, mut rss) = (f64::INFINITY, None);
+        for _ in 0..options.round_count {
+            let before_bytes = rss_bytes();
+            let began = Instant::now();
+            let mount = match target {
+                Target::Library => {
+                    let fs = LibraryFs::open(image)?;
+                    milliseconds = milliseconds.min(began.elapsed().as_secs_f64() * 1e3);
+                    rss.get_or_insert(rss_bytes().saturating_sub(before_bytes));
+                    drop(fs);
+                    continue;
+                }
+                Target::Fuse => {
+                    Mount::fjord(&options.fjord_program, &options.fjord_mount_args, image, &dir)?
+                }
+                Target::Kernel => Mount::kernel(image, &dir)?,
+                Target::Fuse2fs => Mount::fuse2fs(image, &dir)?,
+                Target::Raw | Target::Block | Target::KernelFastCommit | Target::Directory(_) => {
+                    break;
+                }
+            };
+            milliseconds = milliseconds.min(began.elapsed().as_secs_f64() * 1e3);
+            rss = rss.or(mount.server_rss_bytes());
+            mount.unmount()?;
+        }
+        if milliseconds.is_finite() {
+            results.push(OpenResult { target: target.name(), milliseconds, resident_bytes: rss });
+        }
+    }
+    Ok(results)
+}

@@ -1,0 +1,156 @@
+//! The workloads. Owns what one turn does; knows targets only by [`BenchFs`].
+//!
+//! Invariant: preparation and clean-up of a turn are not timed, and a turn leaves no files behind
+//! but those that later turns of the same workload reuse.
+
+mod fsync;
+mod huge;
+mod stream;
+mod tree;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+pub(crate) use huge::open_huge;
+pub(crate) use stream::{LARGE_FILE, READ_FILE_BYTES};
+
+use crate::error::{BenchError, Result};
+use crate::options::{Options, Workload};
+use crate::target::Stand;
+
+/// One workload with one thread count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) workload: Workload,
+    pub(crate) thread_count: usize,
+}
+
+impl Case {
+    /// All cases that the options ask for.
+    pub(crate) fn all(options: &Options) -> Vec<Case> {
+        let case = |workload| move |thread_count| Case { workload, thread_count };
+        let threads = |workload| match workload {
+            Workload::AppendFsync | Workload::OverwriteFdatasync => options.fsync_threads.clone(),
+            Workload::ParallelRead => options.read_threads.clone(),
+            _ => vec![1],
+        };
+        options.workloads.iter().flat_map(|w| threads(*w).into_iter().map(case(*w))).collect()
+    }
+}
+
+/// What one turn gave.
+pub(crate) struct Sample {
+    /// In the workload's unit.
+    pub(crate) amount: f64,
+    pub(crate) elapsed: Duration,
+    /// Of single operations, in nanoseconds; empty where there are none.
+    pub(crate) latency: Histogram<u64>,
+}
+
+impl Sample {
+    /// Amount per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.amount / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// An empty histogram of nanoseconds with three digits.
+pub(crate) fn new_histogram() -> Histogram<u64> {
+    match Histogram::new(3) {
+        Ok(histogram) => histogram,
+        Err(_) => unreachable!("three significant digits are always allowed"),
+    }
+}
+
+/// Runs one turn of a case.
+pub(crate) fn run_turn(
+    case: Case,
+    stand: &mut Stand,
+    options: &Options,
+    round: u32,
+) -> Result<Sample> {
+    let what = format!("{} on {}", case.workload.name(), stand.target.name());
+    match case.workload {
+        Workload::AppendFsync => {
+            fsync::append(&*stand.fs()?, case.thread_count, options.turn, round)
+        }
+        Workload::OverwriteFdatasync => {
+            fsync::overwrite(&*stand.fs()?, case.thread_count, options.turn)
+        }
+        Workload::SequentialWrite => stream::write(&*stand.fs()?, options.sequential_bytes),
+        Workload::SequentialRead => {
+            stream::prepare_large(&*stand.fs()?, options.sequential_bytes)
+                .map_err(BenchError::io(&what))?;
+            stand.remount()?;
+            stream::read(&*stand.fs()?, options.sequential_bytes)
+        }
+        Workload::ParallelRead => {
+            let file_count = options.read_threads.iter().max().copied().unwrap_or(1);
+            stream::prepare_many(&*stand.fs()?, file_count).map_err(BenchError::io(&what))?;
+            stand.remount()?;
+            stream::read_parallel(&*stand.fs()?, case.thread_count)
+        }
+        Workload::Untar => tree::untar(&*stand.fs()?, options.file_count, round),
+        Workload::CreateUnlink => tree::create_unlink(&*stand.fs()?, options.file_count, round),
+        // Not a turn on a stand; see `open_huge`.
+        Workload::OpenHuge => Err(io::ErrorKind::Unsupported.into()),
+    }
+    .map_err(BenchError::io(what))
+}
+
+/// Runs `op` from each thread until the time is over; `start` makes a thread's state, untimed.
+fn run_timed<S: Send>(
+    thread_count: usize,
+    turn: Duration,
+    mut start: impl FnMut(usize) -> io::Result<S>,
+    op: impl Fn(&mut S, u64) -> io::Result<()> + Sync,
+) -> io::Result<Sample> {
+    let states = (0..thread_count).map(&mut start).collect::<io::Result<Vec<S>>>()?;
+    let began = Instant::now();
+    let run_thread = |mut state: S| -> io::Result<Histogram<u64>> {
+        let mut latency = new_histogram();
+        let mut index = 0;
+        let mut before = began.elapsed();
+        while before < turn {
+            op(&mut state, index)?;
+            let after = began.elapsed();
+            latency.saturating_record((after - before).as_nanos() as u64);
+            before = after;
+            index += 1;
+        }
+        Ok(latency)
+    };
+    let results: Vec<io::Result<Histogram<u64>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            states.into_iter().map(|state| scope.spawn(|| run_thread(state))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("panic"))))
+            .collect()
+    });
+    let elapsed = began.elapsed();
+    let mut latency = new_histogram();
+    for result in results {
+        // Both have the same range and digits.
+        let _ = latency.add(result?);
+    }
+    Ok(Sample { amount: latency.len() as f64, elapsed, latency })
+}
+
+/// A small generator, so that every target sees the same sequence (xorshift64*).
+struct Sequence(u64);
+
+impl Sequence {
+    fn new(seed: u64) -> Sequence {
+        Sequence(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+}
