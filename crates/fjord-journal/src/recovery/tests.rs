@@ -426,6 +426,16 @@ fn rows_are_numbered_without_gaps_and_explained() {
 }
 
 #[test]
+fn the_documentation_has_the_same_table() {
+    let docs = include_str!("../../../../docs/on-disk.md");
+    for case in Case::ALL {
+        let (number, outcome, reason) = (case.number(), case.outcome(), case.reason());
+        let line = format!("| {number} | {case:?} | {outcome:?} | {reason} |");
+        assert!(docs.contains(&line), "docs/on-disk.md lacks: {line}");
+    }
+}
+
+#[test]
 fn block_size_mismatch_and_a_journal_off_the_device_are_refused() {
     let mut forge = Forge::new(ChecksumVersion::V3);
     forge.seal();
