@@ -34,6 +34,26 @@ impl Env {
         Env { geometry, dir, xattr }
     }
 
+    /// The choice whose made-up file system is most like this one.
+    pub fn choice(&self) -> u8 {
+        let has = |bit: u8, on: bool| u8::from(on) << bit;
+        let features = &self.geometry.features;
+        let metadata_csum = features.ro_compat.contains(RoCompat::METADATA_CSUM);
+        let block_size = match self.geometry.block_size {
+            1024 => 0,
+            2048 => 1,
+            4096 => 2,
+            _ => 3,
+        };
+        block_size
+            | has(2, !features.incompat.contains(Incompat::FILETYPE))
+            | has(3, features.incompat.contains(Incompat::BIT64))
+            | has(4, metadata_csum)
+            | has(5, features.incompat.contains(Incompat::EA_INODE))
+            | has(6, features.incompat.contains(Incompat::LARGEDIR))
+            | has(7, self.geometry.inode_size == 128)
+    }
+
     /// A small made-up file system; the bits of `choice` say which.
     pub fn made_up(choice: u8) -> Env {
         let log_block_size = [0u32, 1, 2, 6][usize::from(choice & 3)];

@@ -292,12 +292,29 @@ impl Mutation {
     }
 }
 
+/// Writes the seeds where a fuzz target of this name finds them, when `FJORD_FUZZ_CORPUS` names a
+/// directory.
+fn export(name: &str, seeds: &[(Env, Vec<u8>)]) -> Result<()> {
+    let Some(corpus) = std::env::var_os("FJORD_FUZZ_CORPUS") else { return Ok(()) };
+    let dir = Path::new(&corpus).join(name);
+    fs::create_dir_all(&dir)?;
+    for (number, (env, seed)) in seeds.iter().enumerate() {
+        let choice = if FIXED.contains(&name) { Vec::new() } else { vec![env.choice()] };
+        fs::write(dir.join(format!("image-{number}")), [choice, seed.clone()].concat())?;
+    }
+    Ok(())
+}
+
+/// Targets whose input does not begin with the choice of a file system.
+const FIXED: [&str; 5] = ["superblock", "bitmap", "acl", "jbd2_superblock", "jbd2_log_block"];
+
 /// Runs a parser on the seeds as they are, then on mutations of them.
-fn mutate(seeds: &[(Env, Vec<u8>)], exercise: fn(&Env, &[u8])) -> Result<()> {
+fn mutate(name: &str, seeds: &[(Env, Vec<u8>)], exercise: fn(&Env, &[u8])) -> Result<()> {
     ensure!(!seeds.is_empty(), "no seeds: the images lack what this test mutates");
     for (env, seed) in seeds {
         exercise(env, seed);
     }
+    export(name, seeds)?;
     let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let input =
         (any::<prop::sample::Index>(), prop::collection::vec(mutation(), 1..8), any::<u8>());
@@ -324,26 +341,27 @@ macro_rules! mutation_tests {
     ($($name:ident: $seeds:ident => $exercise:expr;)*) => {$(
         #[test]
         fn $name() -> Result<()> {
-            mutate(&corpus()?.$seeds, $exercise)
+            mutate(stringify!($name), &corpus()?.$seeds, $exercise)
         }
     )*};
 }
 
+// Named as the fuzz targets.
 mutation_tests! {
-    superblocks: superblock => |_, bytes| metadata::superblock(bytes);
-    group_descriptors: descriptor => metadata::group_descriptor;
-    inodes: inode => metadata::inode;
-    extent_nodes: extent => metadata::extent_node;
-    block_maps: block_map => metadata::block_map;
-    bitmaps: bitmap => |_, bytes| metadata::bits(bytes);
-    mmp_blocks: mmp => metadata::mmp;
-    directory_blocks: dirent => directory::dirent_block;
-    index_blocks: htree => directory::htree_block;
-    orphan_blocks: orphan => directory::orphan_block;
-    inline_inodes: inline => directory::inline;
-    ibody_attributes: ibody => xattrs::ibody;
-    attribute_blocks: xattr_block => xattrs::block;
-    access_control_lists: acl => |_, bytes| xattrs::acl(bytes);
-    journal_superblocks: journal_superblock => |_, bytes| journal::superblock(bytes);
-    log_blocks: log => |_, bytes| journal::log_block(bytes);
+    superblock: superblock => |_, bytes| metadata::superblock(bytes);
+    group_descriptor: descriptor => metadata::group_descriptor;
+    inode: inode => metadata::inode;
+    extent_node: extent => metadata::extent_node;
+    block_map: block_map => metadata::block_map;
+    bitmap: bitmap => |_, bytes| metadata::bits(bytes);
+    mmp: mmp => metadata::mmp;
+    dirent_block: dirent => directory::dirent_block;
+    htree_block: htree => directory::htree_block;
+    orphan_block: orphan => directory::orphan_block;
+    inline_data: inline => directory::inline;
+    xattr_ibody: ibody => xattrs::ibody;
+    xattr_block: xattr_block => xattrs::block;
+    acl: acl => |_, bytes| xattrs::acl(bytes);
+    jbd2_superblock: journal_superblock => |_, bytes| journal::superblock(bytes);
+    jbd2_log_block: log => |_, bytes| journal::log_block(bytes);
 }

@@ -1,0 +1,8 @@
+//! Fuzzes the journal's superblock.
+
+#![no_main]
+
+use fjord_fuzz::exercise::journal;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| journal::superblock(data));
