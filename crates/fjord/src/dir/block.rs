@@ -121,7 +121,7 @@ pub(super) fn edit(
     let buffer = read_leaf(dir, state, lblk)?;
     let mut bytes = h.get_write(&buffer)?;
     let format = dir.format();
-    let mut run = || {
+    let run = || {
         change(format.entries_area_mut(&mut bytes)?)?;
         dirent::set_checksum(&mut bytes, format, dir.seed)
     };

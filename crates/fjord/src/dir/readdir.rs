@@ -225,7 +225,7 @@ fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Vec<Item>> {
         let file_type = FileType::Directory;
         items.push(Item { position, next_cookie: position + 1, ino, file_type, name: name.into() });
     };
-    if cookie <= DOT {
+    if cookie == DOT {
         push(DOT, dir.inode.ino, b".");
     }
     if cookie <= DOTDOT {

@@ -46,7 +46,7 @@ pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     state.dead = true;
     drop(state);
     fs.dirty_inodes.forget(inode);
-    fs.inodes.forget(inode.ino);
+    fs.inodes.forget(inode);
     Ok(())
 }
 

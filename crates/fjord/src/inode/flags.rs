@@ -32,6 +32,13 @@ pub(crate) fn set(fs: &Arc<FsInner>, inode: &Arc<Inode>, new: u32) -> Result<()>
         // Changing a file's data mode needs its pages written under the old one.
         return Err(Errno::OPNOTSUPP.into());
     }
+    // An immutable file takes no other flag until it is mutable again. As Linux compares with
+    // flags that cannot be asked for, an indexed or inline one does not even take the same.
+    let both = old & new;
+    let asked = new & InodeFlags::USER_MODIFIABLE;
+    if both.contains(InodeFlags::IMMUTABLE) && old != asked {
+        return Err(Errno::PERM.into());
+    }
     let changeable = InodeFlags::USER_MODIFIABLE - InodeFlags::EXTENTS;
     let mut flags = (old - changeable) | (new & changeable);
     if !state.is_dir() {

@@ -105,10 +105,13 @@ impl InodeTable {
     }
 
     /// Takes an inode out after its deletion, so that its number can start a new life.
-    pub(crate) fn forget(&self, ino: InodeNo) {
-        let mut shard = self.shard(ino).lock();
-        if shard.slots.remove(&ino.0).is_some() {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+    /// The number may have a new life already, which stays.
+    pub(crate) fn forget(&self, inode: &Arc<Inode>) {
+        let slot = self.shard(inode.ino).lock().slots.get(&inode.ino.0).cloned();
+        let Some(slot) = slot else { return };
+        let mut loaded = slot.load.lock();
+        if loaded.as_ref().is_some_and(|known| Arc::ptr_eq(known, inode)) {
+            *loaded = None;
         }
     }
 
@@ -164,7 +167,7 @@ pub(crate) fn detached(fs: &FsInner, ino: InodeNo, decoded: DiskInode) -> Arc<In
     Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()))
 }
 
-/// Puts a new inode that is complete into the table.
+/// Puts a new inode into the table. The caller holds its state until it is complete.
 pub(crate) fn publish(fs: &FsInner, inode: &Arc<Inode>) {
     let slot = fs.inodes.slot(inode.ino);
     *slot.load.lock() = Some(inode.clone());

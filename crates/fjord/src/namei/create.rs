@@ -11,19 +11,21 @@ use rustix::io::Errno;
 use super::new::{self, Wanted};
 use super::{
     add_subdir, check_dir, check_may_add, check_new_name, credits_add_entry, credits_new_inode,
-    file_type, links_full, store_changed_dir,
+    file_type, links_full, retry_full, store_changed_dir,
 };
 use crate::attr::{
     Cred, FileKind, S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFMT, S_IFREG, S_IFSOCK,
 };
 use crate::error::Result;
 use crate::fs::FsInner;
-use crate::inode::{Inode, InodeState, disk, table};
+use crate::inode::{Inode, InodeState, disk};
 use crate::vfs::InodeRef;
 use crate::{dir, map, orphan};
 
 /// Permission bits that a caller may ask for.
 const PERMISSIONS: u16 = 0o7777;
+/// The same for directories, which get set-group-ID from their parent only, as in Linux.
+const DIR_PERMISSIONS: u16 = 0o1777;
 /// Longest target of a symbolic link, less than Linux's `PATH_MAX`.
 const TARGET_BYTES_MAX: usize = 4095;
 
@@ -74,7 +76,7 @@ pub(crate) fn mkdir(
     mode: u16,
     cred: &Cred,
 ) -> Result<InodeRef> {
-    make(fs, dir, name, &Wanted { mode: S_IFDIR | mode & PERMISSIONS, rdev: 0, cred }, &[])
+    make(fs, dir, name, &Wanted { mode: S_IFDIR | mode & DIR_PERMISSIONS, rdev: 0, cred }, &[])
 }
 
 /// Creates a symbolic link.
@@ -112,6 +114,10 @@ pub(crate) fn tmpfile(
     mode: u16,
     cred: &Cred,
 ) -> Result<InodeRef> {
+    retry_full(fs, || make_nameless(fs, dir, mode, cred))
+}
+
+fn make_nameless(fs: &Arc<FsInner>, dir: &Arc<Inode>, mode: u16, cred: &Cred) -> Result<InodeRef> {
     let dir_state = dir.state.read();
     check_dir(&dir_state)?;
     check_may_add(&dir_state)?;
@@ -127,7 +133,6 @@ pub(crate) fn tmpfile(
             return Err(error);
         }
         state.linkable = true;
-        table::publish(fs, &inode);
     }
     h.stop();
     Ok(InodeRef::new(fs, inode))
@@ -140,9 +145,19 @@ fn make(
     wanted: &Wanted<'_>,
     target: &[u8],
 ) -> Result<InodeRef> {
-    check_new_name(name)?;
+    retry_full(fs, || make_once(fs, dir, name, wanted, target))
+}
+
+fn make_once(
+    fs: &Arc<FsInner>,
+    dir: &Arc<Inode>,
+    name: &[u8],
+    wanted: &Wanted<'_>,
+    target: &[u8],
+) -> Result<InodeRef> {
     let mut dir_state = dir.state.write();
     check_dir(&dir_state)?;
+    check_new_name(name)?;
     if dir::find(fs, dir, &dir_state, name)?.is_some() {
         return Err(Errno::EXIST.into());
     }
@@ -170,7 +185,6 @@ fn make(
             add_subdir(&mut dir_state);
         }
         store_changed_dir(fs, &h, dir, &mut dir_state, fs.now())?;
-        table::publish(fs, &inode);
     }
     h.stop();
     // Still under the directory's lock: nobody can have removed the name.

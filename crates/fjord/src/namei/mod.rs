@@ -51,9 +51,9 @@ pub(crate) use rename::rename;
 /// # Errors
 /// `ENOTDIR`, `ENOENT`, `ENAMETOOLONG`, `EINVAL`; damage, I/O.
 pub(crate) fn lookup(fs: &Arc<FsInner>, dir: &Arc<Inode>, name: &[u8]) -> Result<InodeRef> {
-    dir::check_name(name)?;
     let state = dir.state.read();
     check_dir(&state)?;
+    dir::check_name(name)?;
     if name == b"." {
         return Ok(InodeRef::new(fs, dir.clone()));
     }
@@ -94,6 +94,18 @@ pub(crate) fn read_link(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Vec<u8>
     let buffer = fs.meta.read(block, |_| Ok(()))?;
     let bytes = buffer.read();
     bytes.get(..size).map(<[u8]>::to_vec).ok_or_else(|| damaged("it is longer than a block"))
+}
+
+/// Runs an operation; when it finds no space, once more after a commit, which lets go of the
+/// blocks and inode numbers that the running transaction freed.
+fn retry_full<T>(fs: &Arc<FsInner>, operation: impl Fn() -> Result<T>) -> Result<T> {
+    match operation() {
+        Err(error) if error.is(Errno::NOSPC) && fs.journal().needs_commit() => {
+            fs.journal().commit_running()?;
+            operation()
+        }
+        other => other,
+    }
 }
 
 /// Fails unless names can be looked up in it: a directory that is still there.

@@ -1,7 +1,8 @@
 //! New inodes: what they are given and what they inherit.
 //!
-//! Invariant: a new inode is unknown to the rest of the engine until [`table::publish`];
-//! before that [`take_back`] undoes it without a trace in the same handle.
+//! Invariant: a new inode is in the table of inodes from [`prepare`] on, so that nobody reads a
+//! second copy of it, but its state stays locked until it is complete or [`take_back`] has
+//! undone it without a trace in the same handle.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -91,16 +92,17 @@ fn random() -> u32 {
     (RandomState::new().build_hasher().finish() >> 16) as u32
 }
 
-/// Stores the new inode and gives it its access lists and the start of its content map. After
+/// Makes the new inode, whose state is locked, known; stores it and gives it its access lists and the start of its content map. After
 /// an error the caller takes the inode back.
 pub(super) fn prepare(
     fs: &Arc<FsInner>,
     h: &Handle,
     parent: (&Inode, &InodeState),
-    inode: &Inode,
+    inode: &Arc<Inode>,
     state: &mut InodeState,
     cred: &Cred,
 ) -> Result<()> {
+    table::publish(fs, inode);
     if state.is_file() || state.is_dir() || state.disk.is_symlink() {
         map::init(fs, state);
     }
@@ -112,7 +114,7 @@ pub(super) fn prepare(
 pub(super) fn take_back(
     fs: &Arc<FsInner>,
     h: &Handle,
-    inode: &Inode,
+    inode: &Arc<Inode>,
     state: &mut InodeState,
 ) -> Result<()> {
     let is_dir = state.is_dir();
@@ -124,5 +126,6 @@ pub(super) fn take_back(
     drop(xattr::release_block(fs, h, inode, state)?);
     disk::clear(fs, h, inode, state)?;
     state.dead = true;
+    fs.inodes.forget(inode);
     fs.free_inode(h, inode.ino, is_dir)
 }

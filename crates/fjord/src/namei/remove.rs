@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{
     check_dir, check_may_add, check_may_remove, check_new_name, child, credits_add_entry,
-    credits_remove_entry, drop_link, drop_subdir, file_type, store_changed_dir,
+    credits_remove_entry, drop_link, drop_subdir, file_type, retry_full, store_changed_dir,
 };
 use crate::error::Result;
 use crate::fs::FsInner;
@@ -28,11 +28,15 @@ pub(crate) fn link(
     dir: &Arc<Inode>,
     name: &[u8],
 ) -> Result<()> {
-    check_new_name(name)?;
+    retry_full(fs, || link_once(fs, target, dir, name))
+}
+
+fn link_once(fs: &Arc<FsInner>, target: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
     // A file's type never changes, so this look needs no lock order.
     let target_is_dir = target.state.read().is_dir();
     let mut dir_state = dir.state.write();
     check_dir(&dir_state)?;
+    check_new_name(name)?;
     if dir::find(fs, dir, &dir_state, name)?.is_some() {
         return Err(Errno::EXIST.into());
     }
@@ -96,9 +100,9 @@ pub(crate) fn rmdir(fs: &Arc<FsInner>, dir: &Arc<Inode>, name: &[u8]) -> Result<
 }
 
 fn remove(fs: &Arc<FsInner>, dir: &Arc<Inode>, name: &[u8], is_rmdir: bool) -> Result<InodeRef> {
-    dir::check_name(name)?;
     let mut dir_state = dir.state.write();
     check_dir(&dir_state)?;
+    dir::check_name(name)?;
     let found = dir::find(fs, dir, &dir_state, name)?.ok_or(Errno::NOENT)?;
     let victim = child(fs, dir, found.ino)?;
     {

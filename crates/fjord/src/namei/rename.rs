@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use fjord_format::InodeNo;
+use fjord_format::dirent::FileType;
 use fjord_format::inode::InodeFlags;
 use fjord_journal::Handle;
 use parking_lot::RwLockWriteGuard;
@@ -18,7 +19,7 @@ use super::new::{self, Wanted};
 use super::{
     add_subdir, check_dir, check_may_add, check_may_remove, child, credits_add_entry,
     credits_new_inode, credits_remove_entry, drop_link, drop_subdir, file_type, links_full,
-    store_changed_dir,
+    retry_full, store_changed_dir,
 };
 use crate::attr::{Cred, S_IFCHR, Timespec};
 use crate::dir::{self, Found};
@@ -43,11 +44,20 @@ pub(crate) fn rename(
     flags: RenameFlags,
     cred: &Cred,
 ) -> Result<Option<InodeRef>> {
-    check_call(old_name, new_name, flags)?;
+    check_flags(flags)?;
+    for dir in [old_dir, new_dir] {
+        check_dir(&dir.state.read())?;
+    }
+    check_names(old_name, new_name, flags)?;
     if !flags.contains(RenameFlags::EXCHANGE) {
         write_source_first(fs, (old_dir, old_name), (new_dir, new_name))?;
     }
     let call = Call { fs, old_dir, old_name, new_dir, new_name, flags, cred };
+    retry_full(fs, || rename_once(&call))
+}
+
+fn rename_once(call: &Call<'_>) -> Result<Option<InodeRef>> {
+    let Call { fs, old_dir, new_dir, .. } = *call;
     if old_dir.ino == new_dir.ino {
         let dirs = Dirs { old: old_dir.state.write(), new: None };
         return call.run(dirs, &Ancestors::default());
@@ -66,20 +76,21 @@ pub(crate) fn rename(
     call.run(dirs, &ancestors)
 }
 
-fn check_call(old_name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
+fn check_flags(flags: RenameFlags) -> Result<()> {
     let exchange = flags.contains(RenameFlags::EXCHANGE);
     let unknown = flags.bits() & !RenameFlags::all().bits() != 0;
     if unknown || (exchange && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT)) {
         return Err(Errno::INVAL.into());
     }
-    for name in [old_name, new_name] {
-        dir::check_name(name)?;
-    }
+    Ok(())
+}
+
+fn check_names(old_name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
     if [old_name, new_name].iter().any(|name| matches!(*name, b"." | b"..")) {
         let taken = flags.contains(RenameFlags::NOREPLACE) && matches!(new_name, b"." | b"..");
         return Err(if taken { Errno::EXIST } else { Errno::BUSY }.into());
     }
-    Ok(())
+    dir::check_name(old_name)
 }
 
 /// A file that replaces another one gets its data on the device first, so that a crash never
@@ -141,11 +152,11 @@ struct Dirs<'a> {
 }
 
 impl Dirs<'_> {
-    fn old(&mut self) -> &mut InodeState {
+    fn of_old(&mut self) -> &mut InodeState {
         &mut self.old
     }
 
-    fn new(&mut self) -> &mut InodeState {
+    fn of_new(&mut self) -> &mut InodeState {
         match &mut self.new {
             Some(new) => new,
             None => &mut self.old,
@@ -197,10 +208,12 @@ impl Call<'_> {
 
     fn run(&self, mut dirs: Dirs<'_>, ancestors: &Ancestors) -> Result<Option<InodeRef>> {
         let fs = self.fs;
-        check_dir(dirs.old())?;
-        check_dir(dirs.new())?;
-        let old = dir::find(fs, self.old_dir, dirs.old(), self.old_name)?.ok_or(Errno::NOENT)?;
-        let new = dir::find(fs, self.new_dir, dirs.new(), self.new_name)?;
+        check_dir(dirs.of_old())?;
+        check_dir(dirs.of_new())?;
+        let old = dir::find(fs, self.old_dir, dirs.of_old(), self.old_name)?.ok_or(Errno::NOENT)?;
+        // A source that is missing counts before a new name that cannot be.
+        dir::check_name(self.new_name)?;
+        let new = dir::find(fs, self.new_dir, dirs.of_new(), self.new_name)?;
         let exchange = self.flags.contains(RenameFlags::EXCHANGE);
         match new {
             Some(_) if self.flags.contains(RenameFlags::NOREPLACE) => {
@@ -235,11 +248,11 @@ impl Call<'_> {
 
     fn check_plain(&self, dirs: &mut Dirs<'_>, moving: &Moving<'_>) -> Result<()> {
         let source = &moving.source_state;
-        check_may_remove(dirs.old(), source)?;
+        check_may_remove(dirs.of_old(), source)?;
         match &moving.target {
-            None => check_may_add(dirs.new())?,
+            None => check_may_add(dirs.of_new())?,
             Some((target, state)) => {
-                check_may_remove(dirs.new(), state)?;
+                check_may_remove(dirs.of_new(), state)?;
                 match (source.is_dir(), state.is_dir()) {
                     (true, false) => return Err(Errno::NOTDIR.into()),
                     (false, true) => return Err(Errno::ISDIR.into()),
@@ -250,7 +263,7 @@ impl Call<'_> {
                 }
             }
         }
-        check_project(dirs.new(), source)?;
+        check_project(dirs.of_new(), source)?;
         if !source.is_dir() {
             return Ok(());
         }
@@ -258,7 +271,7 @@ impl Call<'_> {
             Some((target, state)) if !dir::is_empty(self.fs, target, state)? => {
                 return Err(Errno::NOTEMPTY.into());
             }
-            None if self.is_cross() && links_full(self.fs, dirs.new()) => {
+            None if self.is_cross() && links_full(self.fs, dirs.of_new()) => {
                 return Err(Errno::MLINK.into());
             }
             _ => {}
@@ -291,7 +304,7 @@ impl Call<'_> {
         let fs = self.fs;
         let h = fs.start(self.credits())?;
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
-            true => Some(self.make_whiteout(&h, dirs.old())?),
+            true => Some(self.make_whiteout(&h, dirs.of_old())?),
             false => None,
         };
         if let Err(error) = self.take_new_name(&h, dirs, moving, new) {
@@ -304,9 +317,9 @@ impl Call<'_> {
         let time = fs.now();
         self.count_links(&h, dirs, moving, time)?;
         if self.is_cross() {
-            store_changed_dir(fs, &h, self.new_dir, dirs.new(), time)?;
+            store_changed_dir(fs, &h, self.new_dir, dirs.of_new(), time)?;
         }
-        store_changed_dir(fs, &h, self.old_dir, dirs.old(), time)?;
+        store_changed_dir(fs, &h, self.old_dir, dirs.of_old(), time)?;
         h.stop();
         Ok(())
     }
@@ -322,8 +335,8 @@ impl Call<'_> {
         let (fs, ino) = (self.fs, moving.source.ino);
         let kind = file_type(&moving.source_state);
         match new {
-            Some(new) => dir::replace(fs, h, self.new_dir, dirs.new(), new, ino, kind),
-            None => dir::insert(fs, h, self.new_dir, dirs.new(), self.new_name, ino, kind),
+            Some(new) => dir::replace(fs, h, self.new_dir, dirs.of_new(), new, ino, kind),
+            None => dir::insert(fs, h, self.new_dir, dirs.of_new(), self.new_name, ino, kind),
         }
     }
 
@@ -336,19 +349,14 @@ impl Call<'_> {
     ) -> Result<()> {
         let fs = self.fs;
         // Where the entry stands may have changed with the new name.
-        let old = dir::find(fs, self.old_dir, dirs.old(), self.old_name)?.ok_or_else(|| {
+        let old = dir::find(fs, self.old_dir, dirs.of_old(), self.old_name)?.ok_or_else(|| {
             Error::corrupt("directory", format!("inode {}: a name is gone", self.old_dir.ino))
         })?;
         let Some(whiteout) = whiteout else {
-            return dir::remove(fs, h, self.old_dir, dirs.old(), &old);
+            return dir::remove(fs, h, self.old_dir, dirs.of_old(), &old);
         };
-        let mut state = whiteout.state.write();
-        state.disk.links_count = 1;
-        disk::store(fs, h, whiteout, &mut state)?;
-        let kind = file_type(&state);
-        dir::replace(fs, h, self.old_dir, dirs.old(), &old, whiteout.ino, kind)?;
-        table::publish(fs, whiteout);
-        Ok(())
+        let kind = FileType::CharDevice;
+        dir::replace(fs, h, self.old_dir, dirs.of_old(), &old, whiteout.ino, kind)
     }
 
     fn make_whiteout(&self, h: &Handle, dir_state: &InodeState) -> Result<Arc<Inode>> {
@@ -356,7 +364,9 @@ impl Call<'_> {
         let wanted = Wanted { mode: S_IFCHR, rdev: 0, cred: self.cred };
         let inode = new::allocate(fs, h, dir, dir_state, &wanted)?;
         let mut state = inode.state.write();
-        if let Err(error) = new::prepare(fs, h, (dir, dir_state), &inode, &mut state, self.cred) {
+        let done = new::prepare(fs, h, (dir, dir_state), &inode, &mut state, self.cred);
+        state.disk.links_count = 1;
+        if let Err(error) = done.and_then(|()| disk::store(fs, h, &inode, &mut state)) {
             new::take_back(fs, h, &inode, &mut state)?;
             return Err(error);
         }
@@ -374,9 +384,9 @@ impl Call<'_> {
     ) -> Result<()> {
         let fs = self.fs;
         if moving.source_state.is_dir() {
-            drop_subdir(dirs.old());
+            drop_subdir(dirs.of_old());
             if moving.target.is_none() {
-                add_subdir(dirs.new());
+                add_subdir(dirs.of_new());
             }
             if self.is_cross() {
                 let state = &mut moving.source_state;
@@ -397,10 +407,10 @@ impl Call<'_> {
             return Err(Errno::NOENT.into());
         };
         let (source, mut source_state) = (moving.source, moving.source_state);
-        check_may_remove(dirs.old(), &source_state)?;
-        check_may_remove(dirs.new(), &target_state)?;
-        check_project(dirs.new(), &source_state)?;
-        check_project(dirs.old(), &target_state)?;
+        check_may_remove(dirs.of_old(), &source_state)?;
+        check_may_remove(dirs.of_new(), &target_state)?;
+        check_project(dirs.of_new(), &source_state)?;
+        check_project(dirs.of_old(), &target_state)?;
         let (source_is_dir, target_is_dir) = (source_state.is_dir(), target_state.is_dir());
         if source_is_dir {
             self.check_parent(source, &source_state, self.old_dir)?;
@@ -410,7 +420,7 @@ impl Call<'_> {
         }
         let counts_change = self.is_cross() && source_is_dir != target_is_dir;
         if counts_change {
-            let gains = if source_is_dir { dirs.new() } else { dirs.old() };
+            let gains = if source_is_dir { dirs.of_new() } else { dirs.of_old() };
             if links_full(fs, gains) {
                 return Err(Errno::MLINK.into());
             }
@@ -424,8 +434,8 @@ impl Call<'_> {
         )?;
         if counts_change {
             let (gains, loses) = if source_is_dir { (true, false) } else { (false, true) };
-            add_subdir(if gains { dirs.new() } else { dirs.old() });
-            drop_subdir(if loses { dirs.new() } else { dirs.old() });
+            add_subdir(if gains { dirs.of_new() } else { dirs.of_old() });
+            drop_subdir(if loses { dirs.of_new() } else { dirs.of_old() });
         }
         let time = fs.now();
         for (inode, state, parent) in
@@ -438,9 +448,9 @@ impl Call<'_> {
             disk::store(fs, &h, inode, state)?;
         }
         if self.is_cross() {
-            store_changed_dir(fs, &h, self.new_dir, dirs.new(), time)?;
+            store_changed_dir(fs, &h, self.new_dir, dirs.of_new(), time)?;
         }
-        store_changed_dir(fs, &h, self.old_dir, dirs.old(), time)?;
+        store_changed_dir(fs, &h, self.old_dir, dirs.of_old(), time)?;
         h.stop();
         Ok(())
     }
@@ -449,15 +459,15 @@ impl Call<'_> {
         &self,
         h: &Handle,
         dirs: &mut Dirs<'_>,
-        (source, source_type): (InodeNo, fjord_format::dirent::FileType),
-        (target, target_type): (InodeNo, fjord_format::dirent::FileType),
+        (source, source_type): (InodeNo, FileType),
+        (target, target_type): (InodeNo, FileType),
     ) -> Result<()> {
         let fs = self.fs;
         let gone = || Error::corrupt("directory", "a name that was found is gone");
-        let old = dir::find(fs, self.old_dir, dirs.old(), self.old_name)?.ok_or_else(gone)?;
-        let new = dir::find(fs, self.new_dir, dirs.new(), self.new_name)?.ok_or_else(gone)?;
-        dir::replace(fs, h, self.new_dir, dirs.new(), &new, source, source_type)?;
-        dir::replace(fs, h, self.old_dir, dirs.old(), &old, target, target_type)
+        let old = dir::find(fs, self.old_dir, dirs.of_old(), self.old_name)?.ok_or_else(gone)?;
+        let new = dir::find(fs, self.new_dir, dirs.of_new(), self.new_name)?.ok_or_else(gone)?;
+        dir::replace(fs, h, self.new_dir, dirs.of_new(), &new, source, source_type)?;
+        dir::replace(fs, h, self.old_dir, dirs.of_old(), &old, target, target_type)
     }
 }
 

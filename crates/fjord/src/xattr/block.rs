@@ -127,9 +127,8 @@ fn seal(fs: &FsInner, inode: &Inode, block: BlockNo, bytes: &mut [u8]) -> Result
     Ok(())
 }
 
-/// Takes the inode's reference off its block; the last one frees it. `kept` says that the
-/// value inodes of a block that is freed now have been counted elsewhere: with an unshared
-/// block, the caller drops those that it replaced itself.
+/// Takes the inode's reference off its block; the last one frees it, and with `counts_values`
+/// the references that it holds on value inodes.
 fn drop_ref(
     fs: &Arc<FsInner>,
     h: &Handle,
@@ -177,7 +176,9 @@ pub(crate) fn release(
 ) -> Result<Garbage> {
     let mut garbage = Garbage::default();
     if state.disk.file_acl.0 != 0 {
+        let values = value_inode::sectors(fs, &load(fs, inode, state)?);
         drop_ref(fs, h, inode, state, true, &mut garbage)?;
+        state.disk.blocks_512 = state.disk.blocks_512.saturating_sub(values);
     }
     Ok(garbage)
 }

@@ -347,6 +347,8 @@ pub(crate) fn delete_all(
         let mut left = plan::load_ibody(fs, inode, state)?;
         plan::remove_place(&mut left, place);
         store_ibody(fs, &h, inode, state, &left)?;
+        state.disk.blocks_512 = state.disk.blocks_512.saturating_sub(place.sectors(fs));
+        disk::store(fs, &h, inode, state)?;
         let mut garbage = Garbage::default();
         value_inode::drop_ref(fs, &h, inode, place, &mut garbage)?;
         h.stop();

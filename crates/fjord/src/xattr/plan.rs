@@ -184,6 +184,10 @@ pub(crate) fn update(
             }
         }
     }
+    let charged =
+        |sets: &Sets| value_inode::sectors(fs, &sets.ibody) + value_inode::sectors(fs, &sets.block);
+    let blocks = state.disk.blocks_512.saturating_add(charged(&after));
+    state.disk.blocks_512 = blocks.saturating_sub(charged(&before));
     if changes_ibody {
         store_ibody(fs, h, inode, state, &after.ibody)?;
     }

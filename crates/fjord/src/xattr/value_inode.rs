@@ -52,6 +52,19 @@ pub(super) fn places(set: &XattrSet) -> Vec<Place> {
     set.iter().filter_map(|xattr| place_of(xattr.value())).collect()
 }
 
+/// What the value inodes of a set add to the `i_blocks` of an inode that refers to them, in
+/// units of 512 bytes, as in Linux.
+pub(super) fn sectors(fs: &FsInner, set: &XattrSet) -> u64 {
+    places(set).iter().map(|place| place.sectors(fs)).sum()
+}
+
+impl Place {
+    /// As [`sectors`], for one value.
+    pub(super) fn sectors(self, fs: &FsInner) -> u64 {
+        u64::from(self.size_bytes.div_ceil(fs.geo.block_size)) * u64::from(fs.geo.block_size / 512)
+    }
+}
+
 /// The value inode, checked to be one. `owner` is named in errors.
 fn open(fs: &FsInner, owner: &Inode, place: Place) -> Result<Arc<Inode>> {
     let bad = || damaged(owner, format_args!("inode {} holds no value", place.ino));
@@ -126,6 +139,7 @@ pub(super) fn create(
     let inode = table::detached(fs, ino, decoded);
     let done = {
         let mut state = inode.state.write();
+        table::publish(fs, &inode);
         set_refs(&mut state.disk, 1);
         map::init(fs, &mut state);
         write(fs, h, &inode, &mut state, value)
@@ -134,7 +148,6 @@ pub(super) fn create(
         take_back(fs, h, &inode)?;
         return Err(error);
     }
-    table::publish(fs, &inode);
     Ok(Fresh { inode, place: Place { ino, size_bytes }, hash })
 }
 
@@ -162,7 +175,7 @@ pub(super) fn take_back(fs: &Arc<FsInner>, h: &Handle, inode: &Arc<Inode>) -> Re
     map::remove(fs, h, inode, &mut state, 0, u64::from(u32::MAX))?;
     disk::clear(fs, h, inode, &mut state)?;
     state.dead = true;
-    fs.inodes.forget(inode.ino);
+    fs.inodes.forget(inode);
     fs.free_inode(h, inode.ino, false)
 }
 
