@@ -21,7 +21,11 @@ mod error;
 mod files;
 mod layout;
 mod options;
+mod populate;
+mod populate_dir;
+mod populate_tar;
 mod space;
+mod tar_stream;
 mod write;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,6 +38,7 @@ use fjord_format::types::GroupNo;
 
 pub use error::{MkfsError, Result};
 pub use options::{JournalSize, MkfsOptions, supported_features};
+pub use populate::{Populated, Source, populate};
 
 use files::Files;
 use space::Space;

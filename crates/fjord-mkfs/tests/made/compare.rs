@@ -271,6 +271,21 @@ fn bad_parameters_are_refused_before_anything_is_written() {
     );
 }
 
+/// No disk here holds such a file, so the figures of mke2fs stand here as numbers.
+#[test]
+fn sixteen_tebibytes_take_little() {
+    let device = MemDevice::new(0);
+    let options = MkfsOptions { size_bytes: Some(1 << 44), ..MkfsOptions::default() };
+    let report = format(&device, &options).expect("formats");
+    assert_eq!(report.block_count, 1 << 32);
+    assert_eq!(report.inode_count, 268_435_456);
+    assert_eq!(report.free_blocks, 4_277_614_561);
+    assert_eq!(report.reserved_blocks, 214_748_364);
+    assert_eq!(report.journal_blocks, 262_144);
+    // 25 copies of 8 MiB of descriptors, and the bitmaps of 8192 flex groups.
+    assert!(report.bytes_written < 250 << 20, "{} bytes", report.bytes_written);
+}
+
 /// The blocks reserved for descriptors must be where others expect them.
 #[test]
 fn images_can_grow() {
