@@ -163,6 +163,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn stats(&self) -> DeviceStats {
         DeviceStats::default()
     }
+
+    /// The user is done with the device, though references to it may live on: lets others open
+    /// the image, where that can be done before the last reference goes (files, not block
+    /// devices). Nothing may be submitted afterwards.
+    fn release(&self) {}
 }
 
 impl<D: Device + ?Sized> Device for Arc<D> {
@@ -183,6 +188,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()
+    }
+    fn release(&self) {
+        (**self).release();
     }
 }
 

@@ -374,4 +374,8 @@ impl Device for FaultDevice {
     fn stats(&self) -> DeviceStats {
         self.inner.stats()
     }
+
+    fn release(&self) {
+        self.inner.release();
+    }
 }

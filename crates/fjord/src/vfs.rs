@@ -29,8 +29,9 @@ use crate::inode::{Inode, attr, evict, flags, table};
 use crate::options::MountOptions;
 use crate::{dir, fsync, namei, xattr};
 
-/// A mounted file system. Clones share it; it is unmounted by [`Fs::unmount`], or, without
-/// a report of errors, when the last clone and the last [`InodeRef`] are gone.
+/// A mounted file system. Clones share it. End its use with [`Fs::unmount`]: an `Fs` that is
+/// only dropped leaves the image as a crash would, recoverable, but without what was not
+/// synced.
 #[derive(Clone)]
 pub struct Fs(pub(crate) Arc<FsInner>);
 

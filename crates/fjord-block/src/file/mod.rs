@@ -265,4 +265,8 @@ impl Device for FileDevice {
     fn stats(&self) -> DeviceStats {
         self.shared.stats.snapshot()
     }
+
+    fn release(&self) {
+        self.shared.file.unlock();
+    }
 }

@@ -161,16 +161,20 @@ pub(crate) fn journals_data(fs: &FsInner, state: &InodeState) -> bool {
         && (fs.options.data == DataMode::Journal || disk::has_journal_data_flag(&state.disk))
 }
 
-/// Stores an inode whose lazily kept fields (times) changed.
+/// Stores an inode whose lazily kept fields (times) changed, and its whole size once no page
+/// is dirty: pages that would have moved the on-disk size on may have been punched out.
 fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<()> {
-    if mode == (Mode::Fsync { datasync: true }) {
-        return Ok(());
-    }
     let mut state = inode.state.write();
-    if !state.dirty || state.dead {
+    let grows = state.disk.size < state.size && !inode.pages.has_dirty();
+    let lazy = state.dirty && mode != (Mode::Fsync { datasync: true });
+    if state.dead || !(grows || lazy) {
         return Ok(());
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
+    if grows {
+        state.disk.size = state.size;
+        inode.touch_tid(handle.tid(), true);
+    }
     disk::store(fs, &handle, inode, &mut state)?;
     handle.stop();
     Ok(())

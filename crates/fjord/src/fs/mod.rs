@@ -22,7 +22,8 @@ use std::sync::{Arc, OnceLock};
 use fjord_block::{Device, DeviceExt};
 use fjord_format::BlockNo;
 use fjord_format::features::Compat;
-use fjord_format::geometry::Geometry;
+use fjord_format::geometry::{GOOD_OLD_INODE_BYTES, Geometry};
+use fjord_format::time::{SECONDS_MAX, SECONDS_MAX_32BIT, SECONDS_MIN};
 use fjord_journal::{Handle, Journal};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -122,7 +123,17 @@ impl FsInner {
 
     /// The time that new timestamps get.
     pub(crate) fn now(&self) -> Timespec {
-        Timespec::now()
+        self.storable(Timespec::now())
+    }
+
+    /// What is left of a time when it is stored: inodes of 128 bytes keep whole seconds of
+    /// 32 bits, larger ones nanoseconds and seconds up to the year 2446.
+    pub(crate) fn storable(&self, time: Timespec) -> Timespec {
+        if self.geo.inode_size > GOOD_OLD_INODE_BYTES {
+            let sec = time.sec.clamp(SECONDS_MIN, SECONDS_MAX);
+            return Timespec { sec, nsec: if sec == time.sec { time.nsec } else { 0 } };
+        }
+        Timespec { sec: time.sec.clamp(SECONDS_MIN, SECONDS_MAX_32BIT), nsec: 0 }
     }
 
     /// Makes all completed writes durable.

@@ -80,6 +80,7 @@ impl FsInner {
         self.threads.stop();
         let result = if self.options.read_only { Ok(()) } else { self.come_to_rest() };
         self.status.set_unmounted();
+        self.device.release();
         result
     }
 

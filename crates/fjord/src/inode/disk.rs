@@ -4,7 +4,9 @@
 //! and verified before use; a stored inode carries a right checksum; the next pointer of
 //! the orphan list is always taken from [`crate::orphan`].
 
+use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::inode::{self, DiskInode, InodeFlags};
+use fjord_format::time::Timestamp;
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::Handle;
 
@@ -84,10 +86,21 @@ pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeSt
     if state.orphan == Some(Orphan::List) {
         state.disk.dtime = fs.orphans.next_of(inode.ino);
     }
+    settle_times(fs, &mut state.disk);
     change_bytes(fs, h, inode.ino, |bytes| Ok(state.disk.encode(bytes, &fs.geo)?))?;
     state.dirty = false;
     inode.touch_tid(h.tid(), false);
     Ok(())
+}
+
+/// Turns times into what the inode can keep, so that memory shows what a remount will.
+fn settle_times(fs: &FsInner, disk: &mut DiskInode) {
+    for time in [&mut disk.atime, &mut disk.ctime, &mut disk.mtime, &mut disk.crtime] {
+        *time = fs.storable((*time).into()).into();
+    }
+    if fs.geo.inode_size <= GOOD_OLD_INODE_BYTES {
+        disk.crtime = Timestamp::default();
+    }
 }
 
 /// Writes a new inode: what an earlier life left in its bytes is wiped first.
@@ -97,6 +110,7 @@ pub(crate) fn store_new(
     inode: &Inode,
     state: &mut InodeState,
 ) -> Result<()> {
+    settle_times(fs, &mut state.disk);
     change_bytes(fs, h, inode.ino, |bytes| {
         bytes.fill(0);
         Ok(state.disk.encode(bytes, &fs.geo)?)
