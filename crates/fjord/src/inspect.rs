@@ -16,8 +16,8 @@ use crate::fs::mount;
 /// As [`crate::Fs::open`]; a log that recovery would refuse.
 pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
     let options = FileOptions { read_only: true, ..FileOptions::default() };
-    let device = FileDevice::open(path.as_ref(), &options)
-        .map_err(|error| Error::Open(Arc::new(error)))?;
+    let device =
+        FileDevice::open(path.as_ref(), &options).map_err(|error| Error::Open(Arc::new(error)))?;
     let device: Arc<dyn Device> = Arc::new(device);
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(None) };
     Ok(Some(recovery::scan(&device, &map, block_size)?))
