@@ -10,7 +10,8 @@ use crate::error::{BenchError, Result};
 /// Where a workload runs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
-    /// O_DIRECT pwrite and fdatasync on a preallocated file: the floor.
+    /// O_DIRECT pwrite and fdatasync on a preallocated file: the floor for fsync. Its reads go one
+    /// by one without readahead, so that the cached targets may well be faster there.
     Raw,
     /// The same through fjord's block layer.
     Block,

@@ -71,6 +71,11 @@ fn every_workload_gives_figures() {
     }
     let raw = report.cases.iter().find(|case| case.target == "raw").unwrap();
     assert_eq!(raw.ratio_to_raw, Some(1.0));
+    for case in &report.cases {
+        let Some(latency) = &case.latency else { continue };
+        let ordered = [latency.p50_us, latency.p99_us, latency.p99_9_us];
+        assert!(latency.p50_us > 0.5 && ordered.is_sorted() && latency.max_us < 60e6, "{case:?}");
+    }
     let table = report.to_table();
     assert!(
         table.contains("append-fsync · 1 thread") && table.contains("parallel-read · 2 threads"),

@@ -56,11 +56,14 @@ impl Sample {
     }
 }
 
+/// The longest latency told apart from longer ones, in nanoseconds.
+const LATENCY_NS_MAX: u64 = 1_000_000_000_000;
+
 /// An empty histogram of nanoseconds with three digits.
 pub(crate) fn new_histogram() -> Histogram<u64> {
-    match Histogram::new(3) {
+    match Histogram::new_with_max(LATENCY_NS_MAX, 3) {
         Ok(histogram) => histogram,
-        Err(_) => unreachable!("three significant digits are always allowed"),
+        Err(_) => unreachable!("this maximum and three significant digits are allowed"),
     }
 }
 
