@@ -35,6 +35,8 @@ mod map;
 mod namei;
 mod options;
 mod orphan;
+#[cfg(test)]
+mod testing;
 mod vfs;
 mod xattr;
 

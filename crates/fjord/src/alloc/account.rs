@@ -74,11 +74,14 @@ impl Account {
     /// Blocks that a claim must leave.
     fn floor(&self, claim: Claim) -> i64 {
         let root = i64::try_from(self.root_blocks.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
-        // Half of the pool is always there for the trees of data that has a reservation.
         let pool = i64::try_from(self.pool_blocks).unwrap_or(i64::MAX);
+        // What the trees of data with a reservation may need.
+        let outstanding = self.reserved.load(Ordering::Relaxed).max(0);
+        let metadata = outstanding.saturating_mul(self.metadata_sixteenths) / 16;
+        let kept = pool.saturating_add(metadata);
         match claim {
-            Claim::User => root.saturating_add(pool),
-            Claim::Root => pool,
+            Claim::User => root.saturating_add(kept),
+            Claim::Root => kept,
             Claim::Metadata => 0,
         }
     }
@@ -114,9 +117,7 @@ impl Account {
     /// # Errors
     /// `ENOSPC`.
     pub(crate) fn reserve(&self, count: u64, claim: Claim) -> Result<()> {
-        let outstanding = self.reserved.load(Ordering::Relaxed).max(0);
-        let metadata = outstanding.saturating_mul(self.metadata_sixteenths) / 16;
-        self.take(count, count, self.floor(claim).saturating_add(metadata)).map(drop)
+        self.take(count, count, self.floor(claim)).map(drop)
     }
 
     /// Reserves between 1 and `want` blocks that are about to be picked.
@@ -214,8 +215,9 @@ mod tests {
         let account = account(100);
         assert!(account.claim(1000, Claim::User).is_ok_and(|n| n == 30));
         assert!(account.claim(1, Claim::User).is_err());
-        assert!(account.claim(1000, Claim::Root).is_ok_and(|n| n == 50));
-        assert!(account.claim(1000, Claim::Metadata).is_ok_and(|n| n == 20));
+        // An eighth of what is reserved is kept for metadata.
+        assert!(account.claim(1000, Claim::Root).is_ok_and(|n| n == 50 - 30 / 8));
+        assert!(account.claim(1000, Claim::Metadata).is_ok_and(|n| n == 20 + 30 / 8));
         assert!(account.claim(1, Claim::Metadata).is_err());
         account.release(1);
         assert!(account.claim(1, Claim::Metadata).is_ok());

@@ -40,6 +40,8 @@ mod inodes;
 mod pick;
 mod stats;
 mod table;
+#[cfg(test)]
+mod tests;
 mod trim;
 mod window;
 mod zones;

@@ -15,6 +15,8 @@ mod credits;
 mod extent;
 mod indirect;
 mod init;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
