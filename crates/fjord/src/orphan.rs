@@ -182,13 +182,13 @@ pub(crate) fn process(fs: &Arc<FsInner>) -> Result<usize> {
     let filed = collect_file(fs)?;
     let mut inodes: Vec<Arc<Inode>> = Vec::new();
     for ino in &listed {
-        let inode = table::get(fs, *ino)?;
+        let inode = get_orphan(fs, *ino)?;
         inode.state.write().orphan = Some(Orphan::List);
         inodes.push(inode);
     }
     fs.orphans.state.lock().list = listed;
     for (ino, place) in filed {
-        let inode = table::get(fs, ino)?;
+        let inode = get_orphan(fs, ino)?;
         inode.state.write().orphan = Some(Orphan::File { block: place.0, slot: place.1 });
         fs.orphans.state.lock().slots.insert(ino.0, place);
         inodes.push(inode);
@@ -197,6 +197,14 @@ pub(crate) fn process(fs: &Arc<FsInner>) -> Result<usize> {
         complete(fs, inode)?;
     }
     Ok(inodes.len())
+}
+
+/// An inode that recovery is to delete or truncate, which a wrong number must not reach.
+fn get_orphan(fs: &Arc<FsInner>, ino: InodeNo) -> Result<Arc<Inode>> {
+    if !fs.inode_in_use(ino)? {
+        return Err(Error::corrupt("orphan list", format!("inode {ino} is not in use")));
+    }
+    table::get(fs, ino)
 }
 
 fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {

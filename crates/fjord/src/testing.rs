@@ -89,8 +89,11 @@ impl TestFs {
     /// What debugfs says.
     pub(crate) fn debugfs(&self, request: &str) -> String {
         let path = self.write_out();
-        let output =
-            Command::new("debugfs").args(["-R", request]).arg(&path).output().expect("debugfs runs");
+        let output = Command::new("debugfs")
+            .args(["-R", request])
+            .arg(&path)
+            .output()
+            .expect("debugfs runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 

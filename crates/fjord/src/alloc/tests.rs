@@ -124,8 +124,7 @@ fn every_reserved_block_is_found_by_parallel_pickers() {
     let h = fs.start(10).expect("a handle");
     assert!(fs.alloc_blocks(&h, anywhere(fs), 1).expect_err("all is reserved").is(Errno::NOSPC));
     h.stop();
-    let taken: u64 =
-        take_all(fs, Claim::Metadata).iter().map(|run| u64::from(run.len)).sum();
+    let taken: u64 = take_all(fs, Claim::Metadata).iter().map(|run| u64::from(run.len)).sum();
     assert!(taken > 1000, "the margin is {taken}");
     let runs: Vec<Run> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4u64)
@@ -138,7 +137,7 @@ fn every_reserved_block_is_found_by_parallel_pickers() {
                         let goal = Goal::near(fs, near);
                         let run = fs.pick_blocks(goal, left.min(13)).expect("it is reserved");
                         left -= run.len;
-                        if left % 5 == 0 {
+                        if left.is_multiple_of(5) {
                             fs.unpick(run);
                             left += run.len;
                             let run = fs.pick_blocks(goal, left.min(9)).expect("it is reserved");

@@ -8,6 +8,7 @@ use fjord_format::blockmap;
 use fjord_format::extent::{self, EXTENT_DEPTH_MAX, NodeKind};
 use fjord_format::features::Incompat;
 
+use crate::alloc::RUN_CREDITS;
 use crate::fs::FsInner;
 
 /// Runs of blocks in one group each that one call of [`super::remove`] frees at most.
@@ -17,7 +18,7 @@ pub(super) const REMOVE_JOURNALED_BLOCKS: u32 = 512;
 /// Blocks that the revoke records of one call fill at most, with blocks of 1 KiB.
 const REVOKE_BLOCKS: u32 = 8;
 /// A new node: itself, bitmap, descriptor.
-const NODE: u32 = 3;
+const NODE: u32 = 1 + RUN_CREDITS;
 /// Longest run that is mapped at once where files have block maps.
 const RUN_BLOCKS_MAX: u32 = 2048;
 /// Runs that one handle inserts at most.
@@ -49,11 +50,11 @@ pub(crate) fn credits_insert(fs: &FsInner, runs: u32) -> u32 {
     let levels = levels_max(fs);
     // Each run: bitmap, descriptor, its own leaf, which may be split. Together: the nodes
     // above, which may be split, and a new root.
-    let mut per_run = 2 + 1 + NODE;
+    let mut per_run = RUN_CREDITS + 1 + NODE;
     if !fs.geo.features.incompat.contains(Incompat::EXTENTS) {
         // A run of a block map has a pointer per block, so it can fill several nodes, which
         // come from one group or two.
-        per_run += RUN_BLOCKS_MAX.div_ceil(blockmap::pointers_per_block(&fs.geo)) + 2;
+        per_run += RUN_BLOCKS_MAX.div_ceil(blockmap::pointers_per_block(&fs.geo)) + RUN_CREDITS;
     }
     runs.saturating_mul(per_run).saturating_add(levels * (1 + NODE) + NODE)
 }
@@ -69,5 +70,5 @@ pub(crate) fn credits_remove(fs: &FsInner) -> u32 {
     let levels = levels_max(fs);
     // Runs (two blocks each, which includes freed nodes), the nodes left above, and one
     // split of a leaf for a hole in the middle.
-    REMOVE_RUNS * 2 + REVOKE_BLOCKS + levels * (2 + NODE) + NODE
+    REMOVE_RUNS * RUN_CREDITS + REVOKE_BLOCKS + levels * (2 + NODE) + NODE
 }

@@ -35,12 +35,14 @@ fn op(extents: bool) -> impl Strategy<Value = Op> {
     let len = prop_oneof![4 => 1u32..40, 1 => 1u32..600];
     let range = (place, len);
     let written = if extents { any::<bool>().boxed() } else { Just(true).boxed() };
-    let insert = (range.clone(), any::<u32>(), written).prop_map(|((lblk, len), scatter, written)| {
-        Op::Insert { lblk, len, scatter, written }
-    });
+    let insert = (range.clone(), any::<u32>(), written)
+        .prop_map(|((lblk, len), scatter, written)| Op::Insert { lblk, len, scatter, written });
     let remove = range.clone().prop_map(|(lblk, len)| Op::Remove { lblk, len });
-    let comb = (0..SPACE, 1u32..400, 2u32..4)
-        .prop_map(|(lblk, count, step)| Op::Comb { lblk, count, step });
+    let comb = (0..SPACE, 1u32..400, 2u32..4).prop_map(|(lblk, count, step)| Op::Comb {
+        lblk,
+        count,
+        step,
+    });
     if !extents {
         return prop_oneof![5 => insert, 3 => remove, 2 => comb, 1 => Just(Op::Commit)].boxed();
     }
@@ -141,8 +143,7 @@ impl Tester {
                 })
                 .map_err(|e| TestCaseError::fail(e.to_string()))?;
             if progress == Progress::Done {
-                let gone: Vec<u32> =
-                    self.model.range(lblk..lblk + len).map(|(l, _)| *l).collect();
+                let gone: Vec<u32> = self.model.range(lblk..lblk + len).map(|(l, _)| *l).collect();
                 for l in gone {
                     self.model.remove(&l);
                 }
@@ -408,7 +409,9 @@ fn no_space_for_a_node_changes_nothing() {
     let after = tester.inode.state.read().disk.clone();
     assert_eq!((before.i_block, before.blocks_512), (after.i_block, after.blocks_512));
     for run in filler {
-        tester.with_handle(8, |h, _| fs.free_blocks(h, run.start, u64::from(run.len))).expect("in use");
+        tester
+            .with_handle(8, |h, _| fs.free_blocks(h, run.start, u64::from(run.len)))
+            .expect("in use");
     }
     tester.finish().expect("clean");
 }
@@ -436,7 +439,10 @@ fn damaged_trees_give_errors_and_nothing_worse() {
             nodes.extend(line.split_whitespace().filter_map(|word| word.parse::<u64>().ok()));
         }
         nodes.extend(
-            tester.image.debugfs("stat file").split(|c: char| !c.is_ascii_digit())
+            tester
+                .image
+                .debugfs("stat file")
+                .split(|c: char| !c.is_ascii_digit())
                 .filter_map(|word| word.parse::<u64>().ok()),
         );
         nodes.retain(|&n| n > 300 && n < 24_000);
@@ -466,8 +472,10 @@ fn damaged_trees_give_errors_and_nothing_worse() {
             let Ok(h) = fs.start(100) else { break };
             let lblk = (next() % 1100) as u32;
             let result = match i % 3 {
-                0 => map::remove(&fs, &h, &inode, &mut state, u64::from(lblk), u64::from(lblk) + 99)
-                    .map(drop),
+                0 => {
+                    map::remove(&fs, &h, &inode, &mut state, u64::from(lblk), u64::from(lblk) + 99)
+                        .map(drop)
+                }
                 1 => map::alloc_block(&fs, &h, &inode, &mut state, lblk).map(drop),
                 _ => map::mark_unwritten(&fs, &h, &inode, &mut state, lblk, 3),
             };

@@ -303,7 +303,7 @@ impl<'a> Editor<'a> {
             let path = self.walk(0)?;
             let [root, child, ..] = path.levels.as_slice() else { return Ok(()) };
             let (count, room) = self.read(root, |node| (node.len(), node.max()))?;
-            let all = self.read(child, |node| entries(node))?;
+            let all = self.read(child, entries)?;
             if count != 1 || all.len() > room {
                 return Ok(());
             }
