@@ -3,7 +3,8 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    cat, completions, get, info, journal, ls, mkdir, mount, put, recover, rm, stat, tree, umount,
+    cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, stat, tree,
+    umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     Mount(mount::Args),
     /// Unmount a directory and wait until the image is clean
     Umount(umount::Args),
+    /// Make a new image
+    Mkfs(mkfs::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
     /// Show superblock, features and journal, as dumpe2fs -h does

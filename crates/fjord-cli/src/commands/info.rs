@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     failure::{Failure, Result},
-    in_use, output, size,
+    image, in_use, output, size,
 };
 
 #[derive(Debug, clap::Args)]
@@ -70,7 +70,7 @@ struct JournalInfo {
 }
 
 /// Reads and decodes the superblock, whatever state the image is in.
-fn read_superblock(image: &Path) -> Result<RawSuperblock> {
+pub(super) fn read_superblock(image: &Path) -> Result<RawSuperblock> {
     let file = File::open(image).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Failure::new(format!(
             "{} does not exist; check the path, or make it with `fjord mkfs`",
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // An image in use changes while one looks: its log would be nonsense.
     let journal = match mounted_on {
         Some(_) => None,
-        None => fjord::inspect::log(&args.image).ok().flatten().map(|plan| JournalInfo {
+        None => image::log(&args.image).ok().flatten().map(|plan| JournalInfo {
             blocks: plan.superblock().s_maxlen,
             sequence: plan.superblock().s_sequence.0,
             start: plan.superblock().s_start,

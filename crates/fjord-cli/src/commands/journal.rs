@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::{failure, failure::Result, output};
+use crate::{failure::Result, image, output};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Shows the complete transactions that a mount would replay. Nothing is \
@@ -50,8 +50,7 @@ struct Block {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let found =
-        fjord::inspect::log(&args.image).map_err(|e| failure::open_failed(&args.image, e))?;
+    let found = image::log(&args.image)?;
     let Some(plan) = found else {
         return match args.json {
             true => output::json(&None::<Log>),

@@ -7,6 +7,7 @@ pub(crate) mod info;
 pub(crate) mod journal;
 pub(crate) mod ls;
 pub(crate) mod mkdir;
+pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod put;
 pub(crate) mod recover;
@@ -22,6 +23,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
     match command {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(&args),
+        Command::Mkfs(args) => mkfs::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Ls(args) => ls::run(&args),

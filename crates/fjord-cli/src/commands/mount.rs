@@ -14,9 +14,11 @@ use fjord_fuse::{
     Server,
     mount::{self, MountError, MountHandle},
 };
+use fjord_mkfs::MkfsOptions;
 use parking_lot::Mutex;
 use rustix::mount::MountFlags;
 
+use super::mkfs;
 use crate::{
     daemon::{self, Side},
     failure::{Context, Failure, Result},
@@ -42,6 +44,7 @@ fuseblk: sync, syncfs and umount wait until fjord is done. Otherwise use `fjord 
 
 Examples:
   fjord mount disk.img /mnt
+  fjord mount --new 1G disk.img /mnt
   fjord mount --daemon -o ro,noatime disk.img /mnt
   mount -t fuse.fjord disk.img /mnt -o commit=30
   /etc/fstab:  /srv/disk.img  /mnt  fuse.fjord  noatime,nofail  0 0";
@@ -53,6 +56,9 @@ pub(crate) struct Args {
     image: PathBuf,
     /// Directory to mount it on
     dir: PathBuf,
+    /// Make the image first, of this size; it must not exist
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "read_only")]
+    new: Option<u64>,
     /// Return when it is mounted, and serve in the background
     #[arg(long)]
     daemon: bool,
@@ -96,7 +102,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         },
     };
     let signals = Signals::listen()?;
-    let started = start(&image, &args.dir, &options, &signals);
+    let started = start(&image, &args, &options, &signals);
     let (fs, server, outcome) = match started {
         Ok((fs, server)) => (Some(fs), Some(server), Ok(())),
         Err(e) => (None, None, Err(e)),
@@ -112,16 +118,30 @@ pub(crate) fn run(args: Args) -> Result<()> {
     served
 }
 
+fn make_new(image: &Path, bytes: u64) -> Result<()> {
+    if image.exists() {
+        return Err(Failure::new(format!(
+            "{} exists already; mount it without --new, or give another name",
+            image.display()
+        )));
+    }
+    let options = MkfsOptions { size_bytes: Some(bytes), ..MkfsOptions::default() };
+    mkfs::make(image, &options).map(drop)
+}
+
 fn start(
     image: &Path,
-    dir: &Path,
+    args: &Args,
     options: &mount_options::Options,
     signals: &Signals,
 ) -> Result<(Fs, Server)> {
     // The cheap checks first: an image is not to be recovered for a mount that cannot be.
-    mount::check_mountpoint(dir)?;
+    mount::check_mountpoint(&args.dir)?;
+    if let Some(bytes) = args.new {
+        make_new(image, bytes)?;
+    }
     let fs = image::open(image, &options.engine)?;
-    let server = match Server::mount(&fs, image, dir, &options.fuse) {
+    let server = match Server::mount(&fs, image, &args.dir, &options.fuse) {
         Ok(server) => server,
         Err(e) => {
             fs.unmount().context("closing the image failed")?;

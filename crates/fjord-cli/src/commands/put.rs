@@ -43,7 +43,8 @@ pub(crate) struct Args {
     mode: Option<u16>,
 }
 
-fn parse_owner(text: &str) -> Result<(u32, u32), String> {
+/// Two numbers with a colon between them.
+pub(super) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     text.split_once(':')
         .and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)))
         .ok_or_else(|| "two numbers are expected, such as 0:0".into())

@@ -31,8 +31,7 @@ struct Outcome {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     in_use::check(&args.image, false)?;
-    let found = fjord::inspect::log(&args.image)
-        .map_err(|e| crate::failure::open_failed(&args.image, e))?;
+    let found = image::log(&args.image)?;
     let report = found.as_ref().map(|plan| plan.report());
     let outcome = Outcome {
         was_dirty: report.is_some_and(|r| r.was_dirty),

@@ -1,0 +1,331 @@
+//! Bad use: each mistake gets a message that says what to do and an exit code of its own, and loses
+//! nothing. Needs root for those that mount.
+
+use std::{
+    fs::{self, File},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_format::{
+    geometry::Geometry,
+    mmp::{MmpBlock, SEQ_FSCK},
+    superblock::RawSuperblock,
+};
+use fjord_testkit::{
+    features,
+    fjord_mount::{FjordMount, is_mounted},
+    image::{self, KernelMount, Scratch},
+    tools,
+};
+
+const FAILURE: i32 = 1;
+const USAGE: i32 = 2;
+const IN_USE: i32 = 3;
+const DAMAGED: i32 = 4;
+const UNSUPPORTED: i32 = 5;
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_fjord"))
+}
+
+fn fjord() -> Command {
+    let mut command = Command::new(program());
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A scratch directory with a default image and an empty directory to mount on.
+fn place(name: &str) -> Result<(Scratch, PathBuf, PathBuf)> {
+    let scratch = Scratch::new(name)?;
+    let img = scratch.join("image");
+    features::by_name("default").context("a set of the table")?.make(&img)?;
+    let dir = scratch.join("mnt");
+    fs::create_dir(&dir)?;
+    Ok((scratch, img, dir))
+}
+
+/// The command must end with this code and say all of these words.
+fn expect(output: &Output, code: i32, words: &[&str]) -> Result<()> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(code), "ended with {}, said: {said}", output.status);
+    for word in words {
+        ensure!(said.contains(word), "{word:?} is missing in: {said}");
+    }
+    ensure!(!said.contains("panicked"), "{said}");
+    Ok(())
+}
+
+fn mount(image: &Path, dir: &Path) -> Command {
+    let mut command = fjord();
+    command.arg("mount").arg(image).arg(dir);
+    command
+}
+
+#[test]
+fn image_missing() -> Result<()> {
+    let (scratch, _, dir) = place("missing")?;
+    let absent = scratch.join("absent");
+    expect(&mount(&absent, &dir).output()?, FAILURE, &["does not exist", "fjord mkfs"])?;
+    for command in ["ls", "info", "recover", "journal", "tree"] {
+        expect(&fjord().arg(command).arg(&absent).output()?, FAILURE, &["does not exist"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn image_is_no_ext4() -> Result<()> {
+    let (scratch, _, dir) = place("noext4")?;
+    let img = scratch.join("zeros");
+    File::create(&img)?.set_len(16 << 20)?;
+    expect(&mount(&img, &dir).output()?, FAILURE, &["not an ext2, ext3 or ext4", "mkfs"])?;
+    expect(&fjord().arg("info").arg(&img).output()?, FAILURE, &["not an ext2, ext3 or ext4"])?;
+    expect(&mount(&dir, &dir).output()?, FAILURE, &["is a directory", "image file"])
+}
+
+#[test]
+fn image_too_small() -> Result<()> {
+    let (scratch, img, dir) = place("small")?;
+    let tiny = scratch.join("tiny");
+    fs::write(&tiny, b"tiny")?;
+    expect(&mount(&tiny, &dir).output()?, FAILURE, &["too few", "mkfs"])?;
+    expect(&fjord().arg("info").arg(&tiny).output()?, FAILURE, &["too small"])?;
+    let len = fs::metadata(&img)?.len();
+    File::options().write(true).open(&img)?.set_len(len / 2)?;
+    expect(&mount(&img, &dir).output()?, FAILURE, &["cut short", "resize2fs"])
+}
+
+#[test]
+fn image_damaged_or_with_an_unknown_feature() -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let (scratch, img, dir) = place("damaged")?;
+    let copy = scratch.join("copy");
+    fs::copy(&img, &copy)?;
+    // A bit of the superblock's free count: the checksum no longer fits.
+    File::options().write(true).open(&copy)?.write_all_at(&[0xff], 1024 + 12)?;
+    expect(&mount(&copy, &dir).output()?, DAMAGED, &["checksum", "e2fsck"])?;
+    let set = features::by_name("bigalloc").context("a set of the table")?;
+    let bigalloc = scratch.join("bigalloc");
+    set.make(&bigalloc)?;
+    expect(&mount(&bigalloc, &dir).output()?, UNSUPPORTED, &["bigalloc"])
+}
+
+#[test]
+fn already_mounted_by_fjord() -> Result<()> {
+    let (scratch, img, dir) = place("byfjord")?;
+    let mounted = FjordMount::with_program(program(), &img, &[])?;
+    let at = mounted.path().display().to_string();
+    expect(&mount(&img, &dir).output()?, IN_USE, &["mounted by fjord", &at, "fjord umount"])?;
+    expect(&fjord().arg("ls").arg(&img).output()?, IN_USE, &["mounted by fjord", &at])?;
+    expect(&fjord().arg("recover").arg(&img).output()?, IN_USE, &["mounted by fjord"])?;
+    expect(&fjord().args(["mkfs", "--force"]).arg(&img).output()?, IN_USE, &["mounted by fjord"])?;
+    let info = fjord().arg("info").arg(&img).output()?;
+    ensure!(info.status.success(), "info works on images in use");
+    let link = scratch.join("link");
+    std::os::unix::fs::symlink(&img, &link)?;
+    expect(&mount(&link, &dir).output()?, IN_USE, &["mounted by fjord"])?;
+    mounted.unmount()?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn already_mounted_by_linux() -> Result<()> {
+    let (_scratch, img, dir) = place("bylinux")?;
+    let kernel = KernelMount::new(&img, "")?;
+    let at = kernel.path().display().to_string();
+    expect(&mount(&img, &dir).output()?, IN_USE, &["mounted by Linux", &at, "umount"])?;
+    expect(&fjord().arg("cat").arg(&img).arg("/x").output()?, IN_USE, &["mounted by Linux"])?;
+    kernel.unmount()?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn held_by_another_node() -> Result<()> {
+    let scratch = Scratch::new("mmp")?;
+    let img = scratch.join("image");
+    let dir = scratch.join("mnt");
+    fs::create_dir(&dir)?;
+    let mut mke2fs = tools::command("mke2fs")?;
+    let made =
+        mke2fs.args(["-q", "-F", "-t", "ext4", "-O", "mmp"]).arg(&img).arg("16M").status()?;
+    ensure!(made.success());
+    // What e2fsck leaves in the block while it runs.
+    let mut bytes = fs::read(&img)?;
+    let sb = RawSuperblock::decode(&bytes[1024..2048])?;
+    let geometry = Geometry::from_superblock(&sb)?;
+    let at = usize::try_from(sb.s_mmp_block.get() * u64::from(geometry.block_size))?;
+    let block = &mut bytes[at..at + geometry.block_size as usize];
+    let mmp = MmpBlock { seq: SEQ_FSCK, ..MmpBlock::decode(block, &geometry)? };
+    mmp.encode(block, &geometry)?;
+    fs::write(&img, &bytes)?;
+    let out = mount(&img, &dir).output()?;
+    ensure!(!out.status.success() && !is_mounted(&dir)?, "mounted although it is held");
+    expect(&out, FAILURE, &["e2fsck"])
+}
+
+#[test]
+fn mountpoint_missing_or_not_a_directory_or_busy() -> Result<()> {
+    let (scratch, img, _) = place("mountpoint")?;
+    let before = fs::read(&img)?;
+    expect(&mount(&img, &scratch.join("no")).output()?, FAILURE, &["does not exist", "mkdir"])?;
+    expect(&mount(&img, &img).output()?, FAILURE, &["not a directory"])?;
+    ensure!(fs::read(&img)? == before, "a mount that cannot be must not touch the image");
+    let (_other_scratch, other, _) = place("other")?;
+    let mounted = FjordMount::with_program(program(), &other, &[])?;
+    expect(&mount(&img, mounted.path()).output()?, IN_USE, &["busy", "unmount it first"])?;
+    mounted.unmount()
+}
+
+#[test]
+fn umount_of_what_is_busy_or_no_mount() -> Result<()> {
+    let (scratch, img, dir) = place("umount")?;
+    expect(&fjord().arg("umount").arg(&dir).output()?, FAILURE, &["nothing is mounted"])?;
+    expect(&fjord().arg("umount").arg("/proc").output()?, FAILURE, &["not one of fjord's"])?;
+    let mounted = FjordMount::with_program(program(), &img, &[])?;
+    let file = File::create(mounted.path().join("open"))?;
+    let out = fjord().arg("umount").arg(mounted.path()).output()?;
+    expect(&out, IN_USE, &["in use", "fuser"])?;
+    drop(file);
+    mounted.unmount()?;
+    drop(scratch);
+    Ok(())
+}
+
+#[test]
+fn a_dead_mount_is_told_and_taken_down() -> Result<()> {
+    let (_scratch, img, dir) = place("dead")?;
+    let mut mounted = FjordMount::with_program(program(), &img, &[])?;
+    let file = File::create(mounted.path().join("kept"))?;
+    file.sync_all()?;
+    drop(file);
+    mounted.kill()?;
+    expect(&mount(&img, mounted.path()).output()?, IN_USE, &["has died", "fjord umount"])?;
+    expect(&mount(&img, &dir).output()?, IN_USE, &["has died", "fjord umount"])?;
+    let out = fjord().arg("umount").arg(mounted.path()).output()?;
+    expect(&out, FAILURE, &["had died", "fjord recover"])?;
+    ensure!(fjord().arg("recover").arg(&img).status()?.success());
+    image::e2fsck_clean(&img)?;
+    let ls = fjord().arg("ls").arg(&img).output()?;
+    ensure!(String::from_utf8_lossy(&ls.stdout).contains("kept"), "an fsynced file is gone");
+    Ok(())
+}
+
+#[test]
+fn no_dev_fuse() -> Result<()> {
+    let (_scratch, img, dir) = place("nodev")?;
+    // In a mount namespace of its own, where an empty directory covers /dev.
+    let script = "mount -t tmpfs none /dev && exec \"$0\" mount \"$1\" \"$2\"";
+    let out = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .arg(program())
+        .arg(&img)
+        .arg(&dir)
+        .output()?;
+    expect(&out, FAILURE, &["/dev/fuse is missing", "modprobe fuse"])?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn no_permission() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    const NOBODY: u32 = 65534;
+    let (scratch, img, dir) = place("noperm")?;
+    let mut everybody = fs::metadata(scratch.join("."))?.permissions();
+    everybody.set_mode(0o755);
+    fs::set_permissions(scratch.join("."), everybody)?;
+    // The target directory may be closed to others.
+    let copy = scratch.join("fjord");
+    fs::copy(program(), &copy)?;
+    fs::set_permissions(&img, fs::Permissions::from_mode(0o600))?;
+    let out =
+        Command::new(&copy).arg("mount").arg(&img).arg(&dir).uid(NOBODY).gid(NOBODY).output()?;
+    expect(&out, FAILURE, &["no permission"])?;
+    fs::set_permissions(&img, fs::Permissions::from_mode(0o444))?;
+    let out =
+        Command::new(&copy).arg("mount").arg(&img).arg(&dir).uid(NOBODY).gid(NOBODY).output()?;
+    expect(&out, FAILURE, &["no permission", "read-only"])
+}
+
+#[test]
+fn wrong_arguments() -> Result<()> {
+    let (_scratch, img, dir) = place("usage")?;
+    for (list, word) in [("rw,frobnicate", "frobnicate"), ("blksize=3", "blksize=3")] {
+        expect(&mount(&img, &dir).args(["-o", list]).output()?, USAGE, &[word])?;
+    }
+    expect(&fjord().args(["mount"]).output()?, USAGE, &["IMAGE"])?;
+    expect(&fjord().args(["frobnicate"]).output()?, USAGE, &["frobnicate"])?;
+    expect(&mount(&img, &dir).args(["--cache-size", "many"]).output()?, USAGE, &["64M"])?;
+    expect(&mount(&img, &dir).args(["--new", "1G"]).output()?, FAILURE, &["exists already"])?;
+    expect(&fjord().args(["mkfs"]).arg(&img).output()?, FAILURE, &["--force"])?;
+    expect(&fjord().args(["mkfs"]).arg(dir.join("new")).output()?, USAGE, &["--size"])?;
+    ensure!(!is_mounted(&dir)?);
+    Ok(())
+}
+
+#[test]
+fn the_daemon_tells_its_failure() -> Result<()> {
+    let (scratch, img, dir) = place("daemon")?;
+    let out = mount(&scratch.join("absent"), &dir).arg("--daemon").output()?;
+    expect(&out, FAILURE, &["does not exist"])?;
+    let out = mount(&img, &scratch.join("absent")).arg("--daemon").output()?;
+    expect(&out, FAILURE, &["does not exist", "mkdir"])
+}
+
+#[test]
+fn disk_below_full() -> Result<()> {
+    let scratch = Scratch::new("below")?;
+    let below = scratch.join("below");
+    fs::create_dir(&below)?;
+    let mut tmpfs = tools::command("mount")?;
+    ensure!(tmpfs.args(["-t", "tmpfs", "-o", "size=12M", "none"]).arg(&below).status()?.success());
+    let outcome = write_until_the_disk_is_full(&scratch, &below);
+    let mut unmount = tools::command("umount")?;
+    ensure!(unmount.arg("-l").arg(&below).status()?.success());
+    outcome
+}
+
+/// The image is sparse and larger than the disk that holds it.
+fn write_until_the_disk_is_full(scratch: &Scratch, below: &Path) -> Result<()> {
+    use std::io::Write;
+    let img = below.join("image");
+    let made = fjord().args(["mkfs", "--size", "64M", "-J", "1M"]).arg(&img).output()?;
+    expect(&made, 0, &[])?;
+    let log = scratch.join("log");
+    let dir = scratch.join("mnt");
+    fs::create_dir(&dir)?;
+    let mut daemon = mount(&img, &dir).stderr(File::create(&log)?).spawn()?;
+    while !is_mounted(&dir)? {
+        ensure!(daemon.try_wait()?.is_none(), "{}", fs::read_to_string(&log)?);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let mut promised = File::create(dir.join("promised"))?;
+    promised.write_all(b"kept")?;
+    promised.sync_all()?;
+    drop(promised);
+    let mut big = File::create(dir.join("big"))?;
+    let written =
+        (0..64).try_for_each(|_| big.write_all(&vec![7; 1 << 20]).and_then(|()| big.sync_data()));
+    ensure!(written.is_err(), "more fits than the disk has");
+    drop(big);
+    let mut umount = tools::command("umount")?;
+    ensure!(umount.arg(&dir).status()?.success());
+    let status = daemon.wait()?;
+    ensure!(
+        status.code() == Some(FAILURE),
+        "the daemon hides that the image is not clean: {status}"
+    );
+    let said = fs::read_to_string(&log)?;
+    ensure!(said.contains("read-only") || said.contains("No space"), "{said}");
+    // On a disk with room the image recovers, and what was promised is there.
+    let rescued = scratch.join("rescued");
+    fs::copy(&img, &rescued)?;
+    ensure!(fjord().arg("recover").arg(&rescued).status()?.success());
+    let cat = fjord().arg("cat").arg(&rescued).arg("/promised").output()?;
+    ensure!(cat.stdout == b"kept");
+    Ok(())
+}

@@ -1,0 +1,349 @@
+//! `fjord mount` and `fjord umount` as scripts, mount(8) and service managers use them, and what the
+//! mount promises to programs. Needs root.
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    features,
+    fjord_mount::{FjordMount, is_mounted},
+    image::{self, Scratch},
+    tools::{self, run},
+};
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_fjord"))
+}
+
+fn place(name: &str) -> Result<(Scratch, PathBuf, PathBuf)> {
+    let scratch = Scratch::new(name)?;
+    let img = scratch.join("image");
+    features::by_name("default").context("a set of the table")?.make(&img)?;
+    let dir = scratch.join("mnt");
+    fs::create_dir(&dir)?;
+    Ok((scratch, img, dir))
+}
+
+fn mounted(name: &str, args: &[&str], test: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let (_scratch, img, _) = place(name)?;
+    let mount = FjordMount::with_program(program(), &img, args)?;
+    test(mount.path())?;
+    mount.unmount()?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+fn ends_within(child: &mut Child, patience: Duration) -> Result<i32> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return status.code().context("ended by a signal");
+        }
+        ensure!(started.elapsed() < patience, "still there after {patience:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, number: i32) -> Result<()> {
+    // SAFETY: the process is our child and has not been waited for.
+    let rc = unsafe { libc::kill(i32::try_from(child.id())?, number) };
+    ensure!(rc == 0, "kill failed");
+    Ok(())
+}
+
+fn serve(img: &Path, dir: &Path) -> Result<Child> {
+    let mut child =
+        Command::new(program()).arg("mount").arg(img).arg(dir).stderr(Stdio::null()).spawn()?;
+    while !is_mounted(dir)? {
+        ensure!(child.try_wait()?.is_none(), "ended before it had mounted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child)
+}
+
+#[test]
+fn daemon_and_umount_leave_a_clean_image() -> Result<()> {
+    let (_scratch, img, dir) = place("daemon")?;
+    run(Command::new(program()).args(["mount", "--daemon"]).arg(&img).arg(&dir))?;
+    ensure!(is_mounted(&dir)?, "returned before it was mounted");
+    fs::write(dir.join("a"), vec![1; 1 << 20])?;
+    run(Command::new(program()).arg("umount").arg(&dir))?;
+    ensure!(!is_mounted(&dir)?);
+    image::e2fsck_clean(&img)?;
+    // The lock is free at once.
+    let cat = run(Command::new(program()).arg("cat").arg(&img).arg("a"))?;
+    ensure!(cat.stdout.len() == 1 << 20);
+    Ok(())
+}
+
+#[test]
+fn plain_fuse_is_waited_for_too() -> Result<()> {
+    let (_scratch, img, dir) = place("plain")?;
+    run(Command::new(program())
+        .args(["mount", "--daemon", "-o", "nofuseblk"])
+        .arg(&img)
+        .arg(&dir))?;
+    for i in 0..200 {
+        fs::write(dir.join(format!("f{i}")), vec![1; 50_000])?;
+    }
+    run(Command::new(program()).arg("umount").arg(&dir))?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn new_makes_the_image() -> Result<()> {
+    let scratch = Scratch::new("new")?;
+    let (img, dir) = (scratch.join("image"), scratch.join("mnt"));
+    fs::create_dir(&dir)?;
+    run(Command::new(program()).args(["mount", "--daemon", "--new", "32M"]).arg(&img).arg(&dir))?;
+    fs::write(dir.join("a"), b"a")?;
+    run(Command::new(program()).arg("umount").arg(&dir))?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn signals_unmount() -> Result<()> {
+    for number in [libc::SIGTERM, libc::SIGINT] {
+        let (_scratch, img, dir) = place("signal")?;
+        let mut child = serve(&img, &dir)?;
+        fs::write(dir.join("a"), b"a")?;
+        signal(&child, number)?;
+        ensure!(ends_within(&mut child, Duration::from_secs(10))? == 0);
+        ensure!(!is_mounted(&dir)?);
+        image::e2fsck_clean(&img)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_second_signal_cuts_a_busy_mount_loose_and_the_image_is_clean() -> Result<()> {
+    let (_scratch, img, dir) = place("busy")?;
+    let mut child = serve(&img, &dir)?;
+    let file = File::create(dir.join("a"))?;
+    file.write_all_at(b"kept", 0)?;
+    signal(&child, libc::SIGTERM)?;
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(child.try_wait()?.is_none(), "did not wait for the user of the mount");
+    signal(&child, libc::SIGTERM)?;
+    ensure!(ends_within(&mut child, Duration::from_secs(10))? == 0);
+    ensure!(file.sync_all().is_err());
+    image::e2fsck_clean(&img)?;
+    let cat = run(Command::new(program()).arg("cat").arg(&img).arg("a"))?;
+    ensure!(cat.stdout == "kept", "{:?}", cat.stdout);
+    Ok(())
+}
+
+/// mount(8) finds helpers in fixed places, so the test runs what it would run.
+#[test]
+fn as_a_mount_helper() -> Result<()> {
+    let (scratch, img, dir) = place("helper")?;
+    let helper = scratch.join("mount.fuse.fjord");
+    std::os::unix::fs::symlink(program(), &helper)?;
+    run(Command::new(&helper).arg(&img).arg(&dir).args(["-o", "rw,noatime,nofail,x-a.b"]))?;
+    ensure!(is_mounted(&dir)?);
+    run(Command::new(program()).arg("umount").arg(&dir))?;
+    // As mount.fuse3 runs it for the type fuse.fjord.
+    run(Command::new(program()).arg(&img).arg(&dir).args(["-o", "ro,dev,suid"]))?;
+    let denied = fs::write(dir.join("a"), b"a").unwrap_err();
+    ensure!(denied.raw_os_error() == Some(libc::EROFS), "{denied}");
+    run(Command::new(program()).arg("umount").arg(&dir))?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn mount_8_by_type() -> Result<()> {
+    let (scratch, img, dir) = place("mount8")?;
+    let bin = Path::new("/usr/sbin/mount.fuse.fjord");
+    // In a mount namespace whose /usr/sbin has the helper: nothing of the system changes.
+    let script = "set -e\nmount -t overlay -o lowerdir=/usr/sbin,upperdir=$0/up,workdir=$0/work o \
+                  /usr/sbin\nln -s $1 /usr/sbin/mount.fuse.fjord\nmount -t fuse.fjord $2 $3 -o \
+                  noatime\ntouch $3/made\numount $3\n";
+    ensure!(!bin.exists(), "the helper is installed on this machine");
+    for sub in ["tmp", "tmp/up", "tmp/work"] {
+        fs::create_dir_all(scratch.join(sub))?;
+    }
+    let tmp = scratch.join("tmp");
+    let mut tmpfs = tools::command("mount")?;
+    run(tmpfs.args(["-t", "tmpfs", "none"]).arg(&tmp))?;
+    fs::create_dir_all(tmp.join("up"))?;
+    fs::create_dir_all(tmp.join("work"))?;
+    let done = run(Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .arg(&tmp)
+        .arg(program())
+        .arg(&img)
+        .arg(&dir));
+    run(tools::command("umount")?.arg("-l").arg(&tmp))?;
+    done?;
+    let ls = run(Command::new(program()).arg("ls").arg(&img))?;
+    ensure!(ls.stdout.contains("made"), "{ls:?}");
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+fn atime(path: &Path) -> Result<(i64, i64)> {
+    let meta = fs::metadata(path)?;
+    Ok((meta.atime(), meta.atime_nsec()))
+}
+
+#[test]
+fn relatime_also_when_the_kernel_has_the_pages() -> Result<()> {
+    mounted("relatime", &[], |dir| {
+        let path = dir.join("a");
+        fs::write(&path, b"abc")?;
+        let written = atime(&path)?;
+        std::thread::sleep(Duration::from_millis(20));
+        fs::read(&path)?;
+        let first = atime(&path)?;
+        ensure!(first > written, "the first read after a write sets the access time");
+        std::thread::sleep(Duration::from_millis(20));
+        fs::read(&path)?;
+        ensure!(atime(&path)? == first, "a second read does not");
+        Ok(())
+    })?;
+    mounted("noatime", &["-o", "noatime"], |dir| {
+        let path = dir.join("a");
+        fs::write(&path, b"abc")?;
+        let written = atime(&path)?;
+        std::thread::sleep(Duration::from_millis(20));
+        fs::read(&path)?;
+        ensure!(atime(&path)? == written);
+        Ok(())
+    })
+}
+
+fn set_xattr(path: &Path, name: &str, value: &[u8]) -> Result<()> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
+    let name = CString::new(name)?;
+    // SAFETY: both strings end in NUL; the value is as long as said.
+    let rc = unsafe {
+        libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0)
+    };
+    ensure!(rc == 0, "setxattr: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+fn has_xattr(path: &Path, name: &str) -> Result<bool> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes())?;
+    let name = CString::new(name)?;
+    // SAFETY: both strings end in NUL; only the size is asked for.
+    Ok(unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) } >= 0)
+}
+
+#[test]
+fn privileges_go_on_write_truncate_and_chown() -> Result<()> {
+    // cap_net_raw+ep, version 2.
+    const CAPS: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const NAME: &str = "security.capability";
+    mounted("privileges", &[], |dir| {
+        let path = dir.join("a");
+        for change in ["write", "truncate", "chown"] {
+            fs::write(&path, b"abc")?;
+            set_xattr(&path, NAME, &CAPS)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o4755))?;
+            match change {
+                "write" => File::options().write(true).open(&path)?.write_all_at(b"x", 0)?,
+                "truncate" => File::options().write(true).open(&path)?.set_len(1)?,
+                _ => std::os::unix::fs::chown(&path, Some(7), Some(7))?,
+            }
+            ensure!(!has_xattr(&path, NAME)?, "capabilities stay on {change}");
+            let suid = fs::metadata(&path)?.mode() & 0o4000 != 0;
+            ensure!(suid == (change != "chown"), "set-user-ID after {change} by root: {suid}");
+        }
+        // Somebody without CAP_FSETID loses set-user-ID by writing.
+        std::os::unix::fs::chown(&path, Some(65534), Some(65534))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o6777))?;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o777))?;
+        let script = format!("printf y >> {}", path.display());
+        let mut shell = Command::new("setpriv");
+        shell.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", &script]);
+        // The scratch directory is root's own.
+        let above = dir.parent().context("a parent")?;
+        fs::set_permissions(above, fs::Permissions::from_mode(0o1777))?;
+        run(&mut shell)?;
+        ensure!(fs::metadata(&path)?.mode() & 0o6000 == 0, "set-user-ID stays");
+        Ok(())
+    })
+}
+
+#[test]
+fn unnamed_files_flags_and_ioctls() -> Result<()> {
+    const FS_IMMUTABLE_FL: libc::c_int = 0x10;
+    mounted("ioctl", &[], |dir| {
+        let here = CString::new(dir.as_os_str().as_encoded_bytes())?;
+        // SAFETY: the path ends in NUL.
+        let fd = unsafe { libc::open(here.as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600) };
+        ensure!(fd >= 0, "O_TMPFILE: {}", std::io::Error::last_os_error());
+        let (from, to) = (CString::new(format!("/proc/self/fd/{fd}"))?, dir.join("named"));
+        let to = CString::new(to.as_os_str().as_encoded_bytes())?;
+        // SAFETY: both paths end in NUL; the descriptor is closed once.
+        let rc = unsafe {
+            let rc = libc::linkat(
+                libc::AT_FDCWD,
+                from.as_ptr(),
+                libc::AT_FDCWD,
+                to.as_ptr(),
+                libc::AT_SYMLINK_FOLLOW,
+            );
+            libc::close(fd);
+            rc
+        };
+        ensure!(rc == 0 && dir.join("named").exists(), "an unnamed file cannot be named");
+
+        let file = File::open(dir.join("named"))?;
+        let mut flags: libc::c_int = FS_IMMUTABLE_FL;
+        // SAFETY: the ioctl reads one int (FS_IOC_SETFLAGS) through a valid pointer.
+        let rc = unsafe { libc::ioctl(file.as_raw_fd(), 0x4008_6602, &raw mut flags) };
+        ensure!(rc == 0, "SETFLAGS: {}", std::io::Error::last_os_error());
+        let denied = File::options().write(true).open(dir.join("named")).unwrap_err();
+        ensure!(denied.raw_os_error() == Some(libc::EPERM), "{denied}");
+        ensure!(fs::remove_file(dir.join("named")).is_err(), "an immutable file was removed");
+        flags = 0;
+        // SAFETY: as above.
+        let rc = unsafe { libc::ioctl(file.as_raw_fd(), 0x4008_6602, &raw mut flags) };
+        ensure!(rc == 0, "SETFLAGS: {}", std::io::Error::last_os_error());
+
+        let mut range = [0u64, u64::MAX, 0];
+        let top = File::open(dir)?;
+        // SAFETY: FITRIM reads and writes three u64 through a valid pointer.
+        let rc = unsafe { libc::ioctl(top.as_raw_fd(), 0xc018_5879, range.as_mut_ptr()) };
+        ensure!(rc == 0 && range[1] > 0, "FITRIM: {}", std::io::Error::last_os_error());
+        Ok(())
+    })
+}
+
+#[test]
+fn shutdown_keeps_what_was_fsynced() -> Result<()> {
+    let (_scratch, img, dir) = place("shutdown")?;
+    let mut child = serve(&img, &dir)?;
+    let file = File::create(dir.join("kept"))?;
+    file.write_all_at(b"kept", 0)?;
+    file.sync_all()?;
+    fs::write(dir.join("lost"), b"lost")?;
+    let mode: u32 = 2;
+    // SAFETY: XFS_IOC_GOINGDOWN reads one u32 through a valid pointer.
+    let rc = unsafe { libc::ioctl(file.as_raw_fd(), 0x8004_587d, &raw const mode) };
+    ensure!(rc == 0, "GOINGDOWN: {}", std::io::Error::last_os_error());
+    ensure!(file.sync_all().is_err(), "fsync after shutdown");
+    drop(file);
+    run(tools::command("umount")?.arg(&dir))?;
+    ends_within(&mut child, Duration::from_secs(10))?;
+    run(Command::new(program()).arg("recover").arg(&img))?;
+    image::e2fsck_clean(&img)?;
+    let cat = run(Command::new(program()).arg("cat").arg(&img).arg("kept"))?;
+    ensure!(cat.stdout == "kept");
+    Ok(())
+}
