@@ -226,11 +226,12 @@ impl Journal {
             }
             state.committer_busy = true;
             drop(state);
+            // Given up also when a callback panics, so that nobody waits for ever.
+            let place = CommitterGuard { inner: &self.inner };
             let result = self.commit_one();
-            state = self.inner.state.lock();
-            state.committer_busy = false;
-            self.inner.committer_free.notify_all();
+            drop(place);
             result?;
+            state = self.inner.state.lock();
         }
     }
 
