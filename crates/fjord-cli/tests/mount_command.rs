@@ -18,8 +18,13 @@ use fjord_testkit::{
     features,
     fjord_mount::{FjordMount, is_mounted},
     image::{self, Scratch},
-    tools::{self, run},
+    tools::{self, Output},
 };
+
+/// Runs a command that must succeed.
+fn run(command: &mut Command) -> Result<Output> {
+    tools::run(command)?.ok()
+}
 
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_fjord"))

@@ -1,0 +1,103 @@
+//! The commands that work on an image while it is not mounted, without root.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    path::Path,
+    process::Command,
+};
+
+use anyhow::{Result, ensure};
+use fjord_testkit::{
+    image::{self, Scratch},
+    tools::{self, Output},
+};
+
+/// Runs a command that must succeed.
+fn run(command: &mut Command) -> Result<Output> {
+    tools::run(command)?.ok()
+}
+
+/// Runs fjord with the image as its first argument after the command's own.
+fn fjord(command: &[&str], img: &Path, rest: &[&str]) -> Result<String> {
+    let program = env!("CARGO_BIN_EXE_fjord");
+    Ok(run(Command::new(program).args(command).arg(img).args(rest))?.stdout)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}
+
+#[test]
+fn a_tree_goes_in_and_comes_out_equal() -> Result<()> {
+    let scratch = Scratch::new("unmounted")?;
+    let img = scratch.join("image");
+    fjord(&["mkfs", "--size", "32M", "-L", "label"], &img, &[])?;
+    let tree = scratch.join("tree");
+    fs::create_dir_all(tree.join("sub/deep"))?;
+    fs::write(tree.join("sub/big"), vec![7; 3_000_001])?;
+    fs::write(tree.join("sub/deep/run"), b"#!/bin/sh\n")?;
+    fs::set_permissions(tree.join("sub/deep/run"), fs::Permissions::from_mode(0o4750))?;
+    symlink("sub/deep", tree.join("link"))?;
+
+    fjord(&["mkdir", "-p"], &img, &["/srv/www"])?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/srv/www/"])?;
+    image::e2fsck_clean(&img)?;
+    ensure!(fjord(&["cat"], &img, &["/srv/www/tree/link/run"])? == "#!/bin/sh\n");
+    let out = scratch.join("out");
+    fjord(&["get", "-r"], &img, &["/srv/www/tree", text(&out)])?;
+    run(tools::command("diff")?.args(["-r", "--no-dereference"]).arg(&tree).arg(&out))?;
+    let (a, b) =
+        (fs::metadata(tree.join("sub/deep/run"))?, fs::metadata(out.join("sub/deep/run"))?);
+    ensure!(a.mode() == b.mode() && a.mtime_nsec() == b.mtime_nsec());
+
+    let listed = fjord(&["tree"], &img, &["/srv"])?;
+    ensure!(listed.contains("└── run") && listed.contains("link -> sub/deep"), "{listed}");
+    let refused = fjord(&["rm"], &img, &["/srv/www"]).unwrap_err().to_string();
+    ensure!(refused.contains("-r"), "{refused}");
+    fjord(&["rm", "-r"], &img, &["/srv"])?;
+    ensure!(fjord(&["ls"], &img, &[])? == "lost+found\n");
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn json_is_json_and_agrees_with_dumpe2fs() -> Result<()> {
+    let scratch = Scratch::new("json")?;
+    let img = scratch.join("image");
+    fjord(&["mkfs", "--json", "--size", "16M"], &img, &[])?;
+    let info: serde_json::Value = serde_json::from_str(&fjord(&["info", "--json"], &img, &[])?)?;
+    let dump = run(tools::command("dumpe2fs")?.arg("-h").arg(&img))?.stdout;
+    for (label, key) in [
+        ("Filesystem UUID:", "uuid"),
+        ("Inode count:", "inode_count"),
+        ("Block count:", "block_count"),
+        ("Free blocks:", "free_blocks"),
+        ("Block size:", "block_size"),
+    ] {
+        let theirs = dump.lines().find_map(|l| l.strip_prefix(label)).map(str::trim);
+        let ours = info[key].as_str().map_or_else(|| info[key].to_string(), str::to_owned);
+        ensure!(theirs == Some(ours.as_str()), "{label} {theirs:?}, fjord says {ours}");
+    }
+    for command in
+        [&["ls", "--json"][..], &["tree", "--json"], &["journal", "--json"], &["recover", "--json"]]
+    {
+        let _: serde_json::Value = serde_json::from_str(&fjord(command, &img, &[])?)?;
+    }
+    let stat = fjord(&["stat", "--json"], &img, &["/lost+found"])?;
+    let stat: serde_json::Value = serde_json::from_str(&stat)?;
+    ensure!(stat["inode"] == 11 && stat["type"] == "directory", "{stat}");
+    Ok(())
+}
+
+#[test]
+fn completions_and_help() -> Result<()> {
+    let program = env!("CARGO_BIN_EXE_fjord");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(Command::new(program).args(["completions", shell]))?.stdout;
+        ensure!(script.contains("umount"), "{shell}");
+    }
+    let help = run(Command::new(program).args(["mount", "--help"]))?.stdout;
+    ensure!(help.contains("Examples:") && help.contains("fstab"), "{help}");
+    Ok(())
+}
