@@ -6,7 +6,10 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs::File,
-    os::unix::{ffi::OsStrExt, fs::FileExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt},
+    },
     path::Path,
 };
 
@@ -24,12 +27,20 @@ impl Manifest {
     pub fn from_directory(root: &Path) -> Result<Manifest> {
         let mut manifest = Manifest::default();
         let mut inodes = BTreeMap::new();
+        // A linked file is read once: reading leaves pages that count as data in a second hole map.
+        let mut linked: BTreeMap<u64, Entry> = BTreeMap::new();
         let mut pending = vec![Vec::new()];
         while let Some(path) = pending.pop() {
             let full =
                 if path.is_empty() { root.to_owned() } else { root.join(OsStr::from_bytes(&path)) };
-            let (entry, ino) =
-                read_entry(&full).with_context(|| format!("reading {}", full.display()))?;
+            let ino = std::fs::symlink_metadata(&full)?.ino();
+            let entry = match linked.get(&ino) {
+                Some(entry) => entry.clone(),
+                None => read_entry(&full).with_context(|| format!("reading {}", full.display()))?,
+            };
+            if entry.kind != Kind::Directory && entry.nlink > 1 {
+                linked.insert(ino, entry.clone());
+            }
             if entry.kind == Kind::Directory {
                 for child in std::fs::read_dir(&full)? {
                     let name = child?.file_name();
@@ -53,7 +64,7 @@ fn stamp(time: StatxTimestamp) -> Stamp {
     Stamp { sec: time.tv_sec, nsec: time.tv_nsec }
 }
 
-fn read_entry(path: &Path) -> Result<(Entry, u64)> {
+fn read_entry(path: &Path) -> Result<Entry> {
     let stat: Statx = rustix::fs::statx(
         CWD,
         path,
@@ -94,7 +105,7 @@ fn read_entry(path: &Path) -> Result<(Entry, u64)> {
         Kind::Directory => read_flags(&open(path, OFlags::DIRECTORY)?, &mut entry)?,
         _ => {}
     }
-    Ok((entry, stat.stx_ino))
+    Ok(entry)
 }
 
 fn open(path: &Path, extra: OFlags) -> Result<File> {

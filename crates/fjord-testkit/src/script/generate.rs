@@ -518,7 +518,7 @@ impl Maker {
         self.mkdir("flags/dirsync");
         self.mkdir("flags/topdir");
         let extremes: [i64; 8] =
-            [-(1 << 31), -1, 0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 15_032_385_535];
+            [-(1 << 31), -1, 0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 10_737_418_239];
         for index in 0..extremes.len() {
             self.create(&format!("times/{index}"));
         }
