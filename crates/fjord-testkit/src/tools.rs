@@ -132,9 +132,9 @@ impl Output {
     }
 }
 
-/// The last 4,000 bytes of a long output: the end is where the reason stands.
+/// The last 12,000 bytes of a long output: the end is where the reason stands.
 fn tail(text: &str) -> String {
-    let mut start = text.len().saturating_sub(4000);
+    let mut start = text.len().saturating_sub(12_000);
     while !text.is_char_boundary(start) {
         start += 1;
     }

@@ -89,8 +89,14 @@ pub(crate) fn fallocate(
         outer_end: end.div_ceil(block_size),
     };
     match operation {
-        FallocMode::PUNCH_HOLE => punch(fs, inode, span),
-        FallocMode::ZERO_RANGE => zero_range(fs, inode, span, mode),
+        FallocMode::PUNCH_HOLE => {
+            settle_tail(fs, inode, &mut in_flight, end)?;
+            punch(fs, inode, span)
+        }
+        FallocMode::ZERO_RANGE => {
+            settle_tail(fs, inode, &mut in_flight, end)?;
+            zero_range(fs, inode, span, mode)
+        }
         FallocMode::COLLAPSE_RANGE => collapse(fs, inode, &mut in_flight, span),
         FallocMode::INSERT_RANGE => insert(fs, inode, &mut in_flight, span),
         _ => allocate(fs, inode, &mut in_flight, span, mode),
@@ -135,6 +141,31 @@ fn check(
     }
 }
 
+/// Writes a file out whose delayed last pages are about to be dropped: with them would go the
+/// reason to move the on-disk size on.
+fn settle_tail(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    end: u64,
+) -> Result<()> {
+    let behind = {
+        let state = inode.state.read();
+        end >= state.size && state.disk.size < state.size
+    };
+    if behind {
+        writeback::write_locked(fs, inode, in_flight, 0..u64::MAX, writeback::Mode::Background)?;
+    }
+    Ok(())
+}
+
+/// The same for a write that came in after [`settle_tail`]: what it added is zeros from now on.
+fn keep_size(state: &mut InodeState, end: u64) {
+    if end >= state.size {
+        state.disk.size = state.disk.size.max(state.size);
+    }
+}
+
 /// Zeroes the partly covered blocks at both ends of a range, in the page cache.
 fn zero_edges(fs: &FsInner, inode: &Arc<Inode>, state: &mut InodeState, span: Span) -> Result<()> {
     let block_size = u64::from(fs.geo.block_size);
@@ -165,6 +196,7 @@ fn punch(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span) -> Result<()> {
         return touch(fs, inode, &mut state);
     }
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
+    keep_size(&mut state, span.end);
     truncate::discard_prealloc(fs, &mut state);
     truncate::remove_blocks(fs, inode, &mut state, span.inner_start, span.inner_end, false)
 }
@@ -184,6 +216,7 @@ fn zero_range(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span, mode: FallocMod
     let mut state = inode.state.write();
     zero_edges(fs, inode, &mut state, span)?;
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
+    keep_size(&mut state, span.end);
     // Holes become unwritten blocks, written blocks lose their content by the flag alone.
     fill_holes(fs, inode, &mut state, span.outer_start, span.outer_end)?;
     let mut lblk = span.inner_start;

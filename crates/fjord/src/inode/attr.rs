@@ -55,6 +55,12 @@ pub(crate) fn attr(fs: &FsInner, inode: &Inode) -> Attr {
 
 fn attr_of(fs: &FsInner, inode: &Inode, state: &InodeState) -> Attr {
     let disk = &state.disk;
+    // Old inodes have no room for nanoseconds and birth; showing what cannot last would mislead.
+    let has_extra = disk.extra_isize > 0;
+    let stored = |time: Timestamp| {
+        let (low, extra) = time.to_disk(has_extra);
+        Timespec::from(Timestamp::from_disk(low, has_extra.then_some(extra)))
+    };
     let sectors_per_block = u64::from(fs.geo.block_size / 512);
     // Programs such as tar take a file of no blocks for one hole; Linux counts inline data too.
     let inline_file = disk.flags.contains(InodeFlags::INLINE_DATA)
@@ -66,10 +72,10 @@ fn attr_of(fs: &FsInner, inode: &Inode, state: &InodeState) -> Attr {
         generation: disk.generation,
         size: state.size,
         blocks: disk.blocks_512.saturating_add(extra),
-        atime: disk.atime.into(),
-        mtime: disk.mtime.into(),
-        ctime: disk.ctime.into(),
-        crtime: disk.crtime.into(),
+        atime: stored(disk.atime),
+        mtime: stored(disk.mtime),
+        ctime: stored(disk.ctime),
+        crtime: if has_extra { disk.crtime.into() } else { Timespec::default() },
         mode: disk.mode,
         nlink: u32::from(disk.links_count),
         uid: disk.uid,
