@@ -10,6 +10,18 @@ use super::{Entry, Manifest};
 /// inline data, huge file) belong to one image.
 const USER_FLAGS: u32 = 0x2003_40F8;
 
+/// How hole maps are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holes {
+    /// Range by range.
+    Exact,
+    /// The data of a file may differ by 128 KiB: allocators may write zeros into small unwritten
+    /// ranges.
+    Roughly,
+    /// Not at all.
+    Ignored,
+}
+
 /// Which fields count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compare {
@@ -23,9 +35,8 @@ pub struct Compare {
     pub directory_size: bool,
     /// Allocated blocks.
     pub blocks: bool,
-    /// Exact hole maps; otherwise the data ranges of the two may differ by 128 KiB a file, as
-    /// allocators may write zeros into small unwritten ranges.
-    pub holes: bool,
+    /// Hole maps.
+    pub holes: Holes,
     /// Flag bits that count.
     pub flags_mask: u32,
     /// Extended attributes.
@@ -44,7 +55,7 @@ impl Compare {
         ctime: true,
         directory_size: true,
         blocks: true,
-        holes: true,
+        holes: Holes::Exact,
         flags_mask: !0,
         xattrs: true,
         links: true,
@@ -56,14 +67,16 @@ impl Compare {
         ctime: false,
         directory_size: false,
         blocks: false,
-        holes: false,
+        holes: Holes::Roughly,
         flags_mask: USER_FLAGS,
         ..Compare::SAME_IMAGE
     };
 
-    /// Against files copied out of an image: what a copy keeps.
+    /// Against files copied out of an image by debugfs: it keeps times in whole seconds only.
     pub const EXTRACTED: Compare = Compare {
         atime: false,
+        mtime: false,
+        holes: Holes::Ignored,
         flags_mask: 0,
         xattrs: false,
         links: false,
@@ -225,13 +238,13 @@ fn compare_content(path: &str, left: &Entry, right: &Entry, lines: &mut Vec<Stri
     ));
 }
 
-fn compare_holes(path: &str, left: &Entry, right: &Entry, exact: bool, lines: &mut Vec<String>) {
+fn compare_holes(path: &str, left: &Entry, right: &Entry, how: Holes, lines: &mut Vec<String>) {
     const SLACK_BYTES: u64 = 128 << 10;
     let bytes = |entry: &Entry| entry.data.iter().map(|(start, end)| end - start).sum::<u64>();
-    let differ = if exact {
-        left.data != right.data
-    } else {
-        bytes(left).abs_diff(bytes(right)) > SLACK_BYTES
+    let differ = match how {
+        Holes::Exact => left.data != right.data,
+        Holes::Roughly => bytes(left).abs_diff(bytes(right)) > SLACK_BYTES,
+        Holes::Ignored => false,
     };
     if differ {
         let brief = |ranges: &[(u64, u64)]| {

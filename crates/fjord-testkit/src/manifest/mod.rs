@@ -13,7 +13,7 @@ use std::{
     hash::{DefaultHasher, Hasher},
 };
 
-pub use diff::{Compare, Difference};
+pub use diff::{Compare, Difference, Holes};
 
 /// Bytes in a hashed piece of content.
 pub const PIECE_BYTES: usize = 64 << 10;

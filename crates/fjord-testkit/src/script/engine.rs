@@ -78,7 +78,10 @@ impl EngineExecutor {
         let attr = inode.attr();
         match attr.kind() {
             FileKind::Symlink => return Err(Errno(libc::ELOOP)),
-            FileKind::Socket => return Err(Errno(libc::ENXIO)),
+            // The script's devices, whiteouts among them, have no driver.
+            FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice => {
+                return Err(Errno(libc::ENXIO));
+            }
             FileKind::Directory if write => return Err(Errno(libc::EISDIR)),
             _ => {}
         }

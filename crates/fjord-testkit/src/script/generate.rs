@@ -512,7 +512,7 @@ impl Maker {
     fn stamped_and_flagged(&mut self, seed: u64) {
         self.mkdir("times");
         self.mkdir("flags");
-        for name in ["immutable", "append", "nodump", "noatime", "sync", "journal"] {
+        for name in ["immutable", "append", "nodump", "noatime", "sync"] {
             self.file(&format!("flags/{name}"), 100);
         }
         self.mkdir("flags/dirsync");
@@ -536,7 +536,6 @@ impl Maker {
             ("nodump", 0x40),
             ("noatime", 0x80),
             ("sync", 0x8),
-            ("journal", 0x4000),
             ("dirsync", 0x1_0000),
             ("topdir", 0x2_0000),
         ] {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use fjord_format::inode::{DiskInode, InodeFlags};
-use fjord_format::time::Timestamp;
+use fjord_format::time::{SECONDS_MAX, SECONDS_MAX_32BIT, SECONDS_MIN, Timestamp};
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
@@ -159,7 +159,12 @@ fn apply(fs: &FsInner, state: &mut InodeState, change: &SetAttr, cred: &Cred) {
         }
         disk.mode = disk.mode & S_IFMT | mode;
     }
+    let last = if disk.extra_isize > 0 { SECONDS_MAX } else { SECONDS_MAX_32BIT };
     let at = |set: SetTime| match set {
+        // Linux lets the ends of the range stand for all that lies beyond, whole seconds only.
+        SetTime::At(Timespec { sec, .. }) if sec <= SECONDS_MIN || sec >= last => {
+            Timespec { sec: sec.clamp(SECONDS_MIN, last), nsec: 0 }
+        }
         SetTime::At(time) => time,
         SetTime::Now => now,
     };
