@@ -7,15 +7,16 @@
 //! transaction ends; `OrphanTable::list` mirrors the on-disk list, head first; the next
 //! pointer of a listed inode is taken from there whenever the inode is stored.
 //!
-//! Locking: the table's lock is taken with a handle open, after inode state locks and
-//! before buffers.
+//! Locking: `serial` is taken with a handle open, after inode state locks and before buffers,
+//! and held over each change of the record, in memory and on disk, so that both see the same
+//! order. The table's own lock is a leaf.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use fjord_format::{BlockNo, InodeNo, checksum, orphan_file};
 use fjord_journal::Handle;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::file::truncate;
@@ -41,9 +42,16 @@ struct OrphanState {
 #[derive(Default)]
 pub(crate) struct OrphanTable {
     state: Mutex<OrphanState>,
+    /// Held while the record changes, and while a listed inode is stored.
+    serial: Mutex<()>,
 }
 
 impl OrphanTable {
+    /// Keeps the list as it is while the guard lives.
+    pub(crate) fn freeze(&self) -> MutexGuard<'_, ()> {
+        self.serial.lock()
+    }
+
     /// The value of `i_dtime` of a listed inode: the next inode on the list, 0 at its end.
     pub(crate) fn next_of(&self, ino: InodeNo) -> u32 {
         let state = self.state.lock();
@@ -63,15 +71,18 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
     if state.orphan.is_some() {
         return Ok(());
     }
-    let slot = add_to_file(fs, h, inode.ino)?;
-    state.orphan = Some(match slot {
-        Some((block, slot)) => Orphan::File { block, slot },
-        None => {
-            fs.orphans.state.lock().list.insert(0, inode.ino);
-            fs.set_last_orphan(h, inode.ino.0)?;
-            Orphan::List
-        }
-    });
+    {
+        let _serial = fs.orphans.freeze();
+        let slot = add_to_file(fs, h, inode.ino)?;
+        state.orphan = Some(match slot {
+            Some((block, slot)) => Orphan::File { block, slot },
+            None => {
+                fs.orphans.state.lock().list.insert(0, inode.ino);
+                fs.set_last_orphan(h, inode.ino.0)?;
+                Orphan::List
+            }
+        });
+    }
     disk::store(fs, h, inode, state)
 }
 
@@ -82,6 +93,7 @@ pub(crate) fn remove(
     inode: &Inode,
     state: &mut InodeState,
 ) -> Result<()> {
+    let _serial = fs.orphans.freeze();
     match state.orphan.take() {
         None => Ok(()),
         Some(Orphan::File { block, slot }) => {
@@ -118,15 +130,7 @@ fn add_to_file(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<Option<(u32, u3
         let free = orphan_file::free_slot(&buffer.read(), 0);
         if let Some(slot) = free {
             let place = (index as u32, slot as u32);
-            // Two threads may have found the same slot: the table decides.
-            {
-                let mut orphans = fs.orphans.state.lock();
-                if orphans.slots.values().any(|&taken| taken == place) {
-                    drop(orphans);
-                    return add_to_file(fs, h, ino);
-                }
-                orphans.slots.insert(ino.0, place);
-            }
+            fs.orphans.state.lock().slots.insert(ino.0, place);
             fs.mark_orphan_present(h)?;
             write_slot(fs, h, place.0, place.1, Some(ino))?;
             return Ok(Some(place));

@@ -83,7 +83,10 @@ pub(crate) fn read_bytes<T>(
 
 /// Writes `state.disk` into the inode table as part of `h`'s transaction.
 pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
-    if state.orphan == Some(Orphan::List) {
+    // The next pointer must not be overtaken by a change of the list.
+    let listed = state.orphan == Some(Orphan::List);
+    let _frozen = listed.then(|| fs.orphans.freeze());
+    if listed {
         state.disk.dtime = fs.orphans.next_of(inode.ino);
     }
     settle_times(fs, &mut state.disk);

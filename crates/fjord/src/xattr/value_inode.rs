@@ -132,7 +132,8 @@ pub(super) fn create(
     decoded.gid = owner_state.disk.gid;
     decoded.flags = InodeFlags::EA_INODE;
     decoded.links_count = 1;
-    decoded.atime = Timestamp { sec: i64::from(hash), nsec: 0 };
+    // Wrapped to what an inode of any size can hold; only the 32 bits count.
+    decoded.atime = Timestamp { sec: i64::from(hash.cast_signed()), nsec: 0 };
     let now = fs.now().into();
     (decoded.mtime, decoded.crtime) = (now, now);
     let ino = fs.alloc_inode(h, owner.ino, false)?;

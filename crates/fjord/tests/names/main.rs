@@ -1,6 +1,7 @@
 //! Names, directories and attributes of the engine, judged by the kernel's ext4 and e2fsck.
 
 mod cookies;
+mod crash;
 mod errors;
 mod full;
 mod hostile;

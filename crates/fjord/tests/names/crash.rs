@@ -1,0 +1,129 @@
+//! The image as it is at some moment, recovered by fjord, by Linux and by e2fsck: whole, and
+//! with everything that was synced.
+
+use std::path::Path;
+
+use fjord::{Error, Fs, InodeRef, MountOptions, RenameFlags, XattrFlags};
+use fjord_testkit::image::{self, KernelMount};
+use fjord_testkit::manifest::{Compare, Manifest};
+use fjord_testkit::rng::{Rng, seed_from_env};
+
+use crate::support::{Image, finish, names, root_cred};
+
+/// One random operation below the root's directories; refusals do not matter.
+fn step(fs: &Fs, rng: &mut Rng) -> Result<(), Error> {
+    let cred = root_cred();
+    let root = fs.root()?;
+    let pick = |rng: &mut Rng| -> Result<InodeRef, Error> {
+        let mut dir = root.lookup(format!("top{}", rng.below(3)).as_bytes())?;
+        for _ in 0..rng.below(3) {
+            let list = names(&dir);
+            let Some((name, _)) = list.get(rng.below(list.len() as u64) as usize) else { break };
+            let below = dir.lookup(name)?;
+            if below.attr().kind() == fjord::FileKind::Directory {
+                dir = below;
+            }
+        }
+        Ok(dir)
+    };
+    let (dir, other) = (pick(rng)?, pick(rng)?);
+    let name = |rng: &mut Rng| {
+        let number = rng.below(60);
+        format!("n{number}-{}", "x".repeat((number * 4) as usize)).into_bytes()
+    };
+    let (old, new) = (name(rng), name(rng));
+    match rng.below(12) {
+        0..3 => {
+            let file = dir.create(&old, 0o644, &cred)?;
+            file.write(0, &vec![b'd'; rng.below(3000) as usize]).map(drop)
+        }
+        3 | 4 => dir.mkdir(&old, 0o755, &cred).map(drop),
+        5 => dir.unlink(&old).or_else(|_| dir.rmdir(&old)),
+        6 => dir.lookup(&old).and_then(|file| other.link(&file, &new)),
+        7 => dir.symlink(&old, &vec![b't'; 1 + rng.below(200) as usize], &cred).map(drop),
+        8 => {
+            let value = vec![b'v'; rng.below(700) as usize];
+            dir.lookup(&old)?.set_xattr(b"user.x", &value, XattrFlags::empty())
+        }
+        kind => {
+            let flags = match kind {
+                9 => RenameFlags::EXCHANGE,
+                10 => RenameFlags::WHITEOUT,
+                _ => RenameFlags::empty(),
+            };
+            dir.rename(&old, &other, &new, flags, &cred)
+        }
+    }
+}
+
+/// Recovers a copy by fjord and another by Linux; both must be whole and, where `expected` is
+/// given, show that tree.
+fn judge(image: &Path, scratch: &Path, expected: Option<&Manifest>) {
+    let (ours, theirs) = (scratch.join("ours"), scratch.join("theirs"));
+    for copy in [&ours, &theirs] {
+        image::copy_sparse(image, copy).expect("copy");
+    }
+    let fs = Fs::open(&ours, &MountOptions::default()).expect("fjord recovers");
+    finish(fs);
+    image::e2fsck_clean(&ours).expect("whole after fjord's recovery");
+    let mount = KernelMount::new(&theirs, "rw").expect("Linux recovers");
+    mount.unmount().expect("unmount");
+    image::e2fsck_clean(&theirs).expect("whole after Linux's recovery");
+    let read = |path: &Path| {
+        let mount = KernelMount::new(path, "ro").expect("kernel mount");
+        let manifest = Manifest::from_directory(mount.path()).expect("manifest");
+        mount.unmount().expect("unmount");
+        manifest
+    };
+    let ours = read(&ours);
+    // Reading the tree touched access times after the sync.
+    let compare = Compare { atime: false, ..Compare::SAME_IMAGE };
+    ours.diff(&read(&theirs), &compare).ok("fjord", "Linux").expect("the same tree");
+    if let Some(expected) = expected {
+        expected.diff(&ours, &compare).ok("synced", "recovered").expect("nothing was lost");
+    }
+}
+
+fn crash_at_random(mke2fs: &[&str]) {
+    let seed = seed_from_env("crash", 29);
+    let mut rng = Rng::new(seed);
+    let image = Image::new(48, mke2fs);
+    let fs = image.open();
+    let root = fs.root().expect("root");
+    for number in 0..3 {
+        root.mkdir(format!("top{number}").as_bytes(), 0o755, &root_cred()).expect("mkdir");
+    }
+    drop(root);
+    let scratch = fjord_testkit::image::Scratch::in_memory("crash").expect("scratch");
+    for round in 0..12 {
+        for _ in 0..150 + rng.below(300) {
+            if let Err(error) = step(&fs, &mut rng) {
+                assert!(!error.is_corrupt(), "round {round}: {error}");
+            }
+        }
+        if round % 2 == 0 {
+            fs.sync().expect("sync");
+            let expected = Manifest::from_fjord(&fs).expect("manifest");
+            judge(image.path(), scratch.path(), Some(&expected));
+        } else {
+            judge(image.path(), scratch.path(), None);
+        }
+    }
+    finish(fs);
+    image.check();
+}
+
+#[test]
+fn default_features() {
+    crash_at_random(&["-t", "ext4", "-b", "1024"]);
+}
+
+#[test]
+fn inline_data_and_value_inodes() {
+    crash_at_random(&["-t", "ext4", "-b", "1024", "-O", "inline_data,ea_inode,orphan_file"]);
+}
+
+#[test]
+fn ext3() {
+    crash_at_random(&["-t", "ext3", "-b", "1024"]);
+}
