@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::account::Account;
 use super::bits::SparseBits;
 use super::freed::FreedTable;
-use super::zones::Zones;
+use super::zones::{self, Zones};
 use crate::error::{Error, Result};
 
 /// Bytes of descriptors read by one request at mount.
@@ -161,10 +161,10 @@ impl Groups {
         let mut cells = Vec::new();
         cells.resize_with(geo.group_count as usize, Cell::default);
         let mut scan =
-            Scan { geo, account: &account, cells: &cells, zones: Vec::new(), damage: None };
+            Scan { geo, account: &account, cells: &cells, zones: Default::default(), damage: None };
         read_descriptors(device.as_ref(), geo, |index, bytes| scan.desc_block(index, bytes))?;
         let Scan { zones, damage, .. } = scan;
-        let zones = Zones::new(zones);
+        let zones = Zones::new(zones.concat());
         let overhead_blocks = zones.fixed_blocks().saturating_add(geo.first_data_block.0);
         Ok(Self {
             cells: Arc::new(cells),
@@ -234,7 +234,9 @@ struct Scan<'a> {
     geo: &'a Geometry,
     account: &'a Account,
     cells: &'a [Cell],
-    zones: Vec<(u64, u64)>,
+    /// Of each kind apart, for the zones of one kind are mostly in order: base blocks, block
+    /// bitmaps, inode bitmaps, inode tables.
+    zones: [Vec<(u64, u64)>; 4],
     damage: Option<Error>,
 }
 
@@ -251,7 +253,7 @@ impl Scan<'_> {
     fn group(&mut self, group: GroupNo, cell: &Cell, bytes: &[u8]) {
         let start = self.geo.group_first_block(group).0;
         let base = u64::from(self.geo.base_metadata_blocks(group));
-        self.zones.push((start, start.saturating_add(base)));
+        zones::append(&mut self.zones[0], start, base);
         let desc = match GroupDesc::decode(bytes, self.geo, group) {
             Ok(desc) => desc,
             Err(error) => {
@@ -263,11 +265,9 @@ impl Scan<'_> {
             }
         };
         let table = u64::from(self.geo.inode_table_blocks());
-        for (block, count) in
-            [(desc.block_bitmap, 1), (desc.inode_bitmap, 1), (desc.inode_table, table)]
-        {
-            self.zones.push((block.0, block.0.saturating_add(count)));
-        }
+        zones::append(&mut self.zones[1], desc.block_bitmap.0, 1);
+        zones::append(&mut self.zones[2], desc.inode_bitmap.0, 1);
+        zones::append(&mut self.zones[3], desc.inode_table.0, table);
         cell.free.store(desc.free_clusters, Ordering::Relaxed);
         cell.longest.store(u32::MAX, Ordering::Relaxed);
         cell.free_inodes.store(desc.free_inodes, Ordering::Relaxed);

@@ -17,7 +17,8 @@ pub(crate) struct Zones {
 /// Sorts zones and merges those that touch.
 fn normalise(mut zones: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     zones.retain(|(start, end)| start < end);
-    zones.sort_unstable();
+    // The stable sort makes use of the few long sorted runs that it gets.
+    zones.sort();
     let mut merged: Vec<(u64, u64)> = Vec::new();
     for (start, end) in zones {
         match merged.last_mut() {
@@ -27,6 +28,16 @@ fn normalise(mut zones: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     }
     merged.shrink_to_fit();
     merged
+}
+
+/// Adds a zone to a list that is mostly in order, growing the last zone where it can.
+pub(super) fn append(zones: &mut Vec<(u64, u64)>, start: u64, count: u64) {
+    let end = start.saturating_add(count);
+    match zones.last_mut() {
+        Some(last) if last.1 == start => last.1 = end,
+        _ if count > 0 => zones.push((start, end)),
+        _ => {}
+    }
 }
 
 fn overlaps(zones: &[(u64, u64)], start: u64, end: u64) -> bool {
