@@ -127,6 +127,26 @@ impl<'a> ExtentNode<'a> {
         depth: Option<u16>,
         geometry: &Geometry,
     ) -> Result<ExtentNode<'a>> {
+        let node = ExtentNode::parse_header(bytes, kind, depth, geometry)?;
+        if node.is_leaf() {
+            node.check_extents(geometry)?;
+        } else {
+            node.check_indices(geometry)?;
+        }
+        Ok(node)
+    }
+
+    /// As [`ExtentNode::parse`] without a look at the entries, for a block in memory that
+    /// was parsed when it was read. The caller checks the entries that it follows.
+    ///
+    /// # Errors
+    /// As [`ExtentNode::parse`], of the header alone.
+    pub fn parse_header(
+        bytes: &'a [u8],
+        kind: NodeKind,
+        depth: Option<u16>,
+        geometry: &Geometry,
+    ) -> Result<ExtentNode<'a>> {
         check_header(bytes, kind, geometry)?;
         let node = ExtentNode { bytes };
         if node.depth() > EXTENT_DEPTH_MAX {
@@ -134,11 +154,6 @@ impl<'a> ExtentNode<'a> {
         }
         if depth.is_some_and(|depth| depth != node.depth()) {
             return Err(corrupt(format!("the depth is {}, the parent has another", node.depth())));
-        }
-        if node.is_leaf() {
-            node.check_extents(geometry)?;
-        } else {
-            node.check_indices(geometry)?;
         }
         Ok(node)
     }

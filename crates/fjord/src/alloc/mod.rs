@@ -28,7 +28,8 @@
 //! reservation holds more room for metadata than is mostly needed.
 //!
 //! Locking: one mutex per group, after the handle's start and before any buffer; nobody
-//! takes two of them at once. It is held over the read of the group's own bitmap. Counts are atomics.
+//! takes two of them at once. It is held over the read of the group's own bitmap. Counts are
+//! atomics.
 
 mod account;
 mod bits;

@@ -422,3 +422,81 @@ fn discard_follows_the_commit() {
     fs.reserve_blocks(total / 2, true).expect("discards are waited for when space is short");
     assert!(fs.device.stats().discards.request_count > 0);
 }
+
+/// Fills an image with files of all sizes, empties half of it and fills it again: every
+/// write that succeeded is there after a new mount, whatever the writes after it met.
+#[test]
+fn a_full_image_keeps_what_it_took() {
+    let sets: &[&[&str]] = &[
+        SMALL_1K,
+        &["-t", "ext4", "-b", "4096"],
+        &["-t", "ext3", "-b", "1024", "-J", "size=1"],
+        &["-t", "ext2", "-b", "1024"],
+    ];
+    for args in sets {
+        let image = TestFs::new(args, 16);
+        let fs = &image.fs;
+        let root = table::get(fs, InodeNo::ROOT).expect("a root");
+        let mut kept: Vec<(String, Vec<u8>)> = Vec::new();
+        for round in 0..3usize {
+            let mut failures = 0;
+            for i in 0.. {
+                let name = format!("file{round}.{i}");
+                let made = namei::create(fs, &root, name.as_bytes(), 0o644, &Cred::root());
+                let Ok(file) = made else {
+                    assert!(made.is_err_and(|e| e.is(Errno::NOSPC)), "{args:?}");
+                    failures += 1;
+                    break;
+                };
+                let mut content = Vec::new();
+                // Holes between the pieces cost nodes of the map.
+                for piece in 0..1 + i * 7 % 60 {
+                    let data = vec![(i + piece) as u8 | 1; 1 + (i * 131 + piece * 977) % 5000];
+                    let offset = content.len() + piece % 3 * 4096;
+                    let options = crate::file::write::WriteOptions {
+                        use_reserve: true,
+                        ..Default::default()
+                    };
+                    match file.write_with(offset as u64, &data, options) {
+                        Ok(written) => {
+                            content.resize(offset, 0);
+                            content.extend_from_slice(&data[..written]);
+                        }
+                        Err(error) => {
+                            assert!(error.is(Errno::NOSPC), "{args:?}: {error}");
+                            failures += 1;
+                            break;
+                        }
+                    }
+                }
+                kept.push((name, content));
+                if failures > 20 {
+                    break;
+                }
+            }
+            assert!(failures > 0, "{args:?}: the image never was full");
+            fs.sync().expect("what was accepted can be written");
+            if round < 2 {
+                let mut index = 0;
+                kept.retain(|(name, _)| {
+                    index += 1;
+                    if index % 2 == 0 {
+                        namei::unlink(fs, &root, name.as_bytes()).expect("there");
+                    }
+                    index % 2 != 0
+                });
+            }
+        }
+        fs.unmount().expect("clean");
+        let again = mount::open_device(image.device.clone(), &quiet_options()).expect("mounts");
+        let root = table::get(&again, InodeNo::ROOT).expect("a root");
+        for (name, content) in &kept {
+            let file = namei::lookup(&again, &root, name.as_bytes()).expect("there");
+            let mut read = vec![0; content.len() + 1];
+            let len = file.read(0, &mut read).expect("readable");
+            assert!(len == content.len() && read[..len] == content[..], "{args:?}: {name}");
+        }
+        again.unmount().expect("clean");
+        image.finish();
+    }
+}

@@ -68,7 +68,8 @@ pub(super) fn with_node<T>(
         }
         Some(buffer) => {
             let content = buffer.read();
-            let node = ExtentNode::parse(&content, NodeKind::Block, Some(level.depth), &fs.geo)
+            let depth = Some(level.depth);
+            let node = ExtentNode::parse_header(&content, NodeKind::Block, depth, &fs.geo)
                 .map_err(named)?;
             Ok(read(&node))
         }
@@ -171,6 +172,9 @@ pub(super) fn walk(fs: &FsInner, inode: &Inode, state: &InodeState, lblk: u32) -
         };
         key = child_key;
         path.limit = path.limit.min(found.next_key.unwrap_or(LOGICAL_END));
+        if path.limit <= u64::from(lblk) {
+            return Err(corrupt(inode, format_args!("an index is out of order at block {lblk}")));
+        }
         // An index node has at least one level below it.
         let depth = found.depth.saturating_sub(1);
         let buffer = read_node(fs, inode, state, block, depth)?;

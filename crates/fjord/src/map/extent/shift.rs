@@ -70,6 +70,9 @@ fn collapse_leaf(editor: &mut Editor<'_>, at: u64, len: u32) -> Result<u64> {
         moved.push(Extent { logical: LogicalBlock(logical), ..*extent });
     }
     let next = moving.last().map_or(path.limit, |last| last.logical_end());
+    if next <= at {
+        return Err(corrupt(editor.inode, format_args!("a leaf is out of order at block {at}")));
+    }
     let new = merged(before.into_iter().chain(moved));
     let place = first - usize::from(before.is_some());
     editor.splice(&path, place, all.len() - place, &new)?;
@@ -136,6 +139,9 @@ fn expand_leaf(editor: &mut Editor<'_>, from: u32, len: u32, bound: u64) -> Resu
         moved.push(Extent { logical, ..*extent });
     }
     let lowest = moving.first().map_or(u64::from(from), |e| u64::from(e.logical.0));
+    if lowest >= bound {
+        return Err(corrupt(editor.inode, format_args!("a leaf is out of order at block {bound}")));
+    }
     editor.splice(&path, first, moving.len(), &moved)?;
     Ok(lowest)
 }
