@@ -30,37 +30,37 @@ fn fsx_on(set: &str, operations: u64, options: MountOptions) -> Result<()> {
 
 #[test]
 fn fsx_extents() -> Result<()> {
-    fsx_on("default", 30_000, MountOptions::default())
+    fsx_on("default", 100_000, MountOptions::default())
 }
 
 #[test]
 fn fsx_extents_1k() -> Result<()> {
-    fsx_on("block-1k", 15_000, MountOptions::default())
+    fsx_on("block-1k", 50_000, MountOptions::default())
 }
 
 #[test]
 fn fsx_block_map() -> Result<()> {
-    fsx_on("ext3", 15_000, MountOptions::default())
+    fsx_on("ext3", 50_000, MountOptions::default())
 }
 
 #[test]
 fn fsx_64k() -> Result<()> {
-    fsx_on("block-64k", 10_000, MountOptions::default())
+    fsx_on("block-64k", 40_000, MountOptions::default())
 }
 
 #[test]
 fn fsx_inline_data() -> Result<()> {
-    fsx_on("inline_data", 10_000, MountOptions::default())
+    fsx_on("inline_data", 40_000, MountOptions::default())
 }
 
 #[test]
 fn fsx_with_a_small_cache() -> Result<()> {
-    fsx_on("default", 10_000, MountOptions { cache_size_bytes: 2 << 20, ..MountOptions::default() })
+    fsx_on("default", 40_000, MountOptions { cache_size_bytes: 2 << 20, ..MountOptions::default() })
 }
 
 #[test]
 fn fsx_without_delayed_allocation() -> Result<()> {
-    fsx_on("default", 10_000, MountOptions { delalloc: false, ..MountOptions::default() })
+    fsx_on("default", 40_000, MountOptions { delalloc: false, ..MountOptions::default() })
 }
 
 fn stress_on(set: &str, options: MountOptions) -> Result<()> {
@@ -70,7 +70,7 @@ fn stress_on(set: &str, options: MountOptions) -> Result<()> {
     set.make(&img)?;
     let seed = rng::seed_from_env("stress", 1);
     let fs = Fs::open(&img, &options)?;
-    let run = stress::Options { seed, threads: 4, steps: 4000 };
+    let run = stress::Options { seed, threads: 4, steps: 15_000 };
     let expected = stress::run(run, || Box::new(EngineExecutor::new(&fs)))?;
     expected.verify(&Manifest::from_fjord(&fs)?).context("before the unmount")?;
     fs.unmount()?;
