@@ -196,8 +196,10 @@ pub fn damage_log(from: &Path, to: &Path, seed: u64) -> Result<()> {
     ensure!(start != 0, "{} has no dirty journal", from.display());
     let mut rng = Rng::new(seed);
     for _ in 0..rng.range(1, 3) {
-        // Near the start of the log, where live transactions are.
-        let index = (u64::from(start) - 1 + rng.below(40)) % (blocks.len() as u64 - 1) + 1;
+        // Near the start of the log, where live transactions are, or anywhere in it.
+        let log_blocks = blocks.len() as u64 - 1;
+        let reach = if rng.percent(40) { 40 } else { log_blocks };
+        let index = (u64::from(start) - 1 + rng.below(reach)) % log_blocks + 1;
         let place = blocks[index as usize] * block_bytes;
         let offset = if rng.percent(50) { rng.below(64) } else { rng.below(block_bytes) };
         let mut byte = [0];
