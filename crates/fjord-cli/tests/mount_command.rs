@@ -199,6 +199,32 @@ fn mount_8_by_type() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn dirsync_makes_names_durable_at_once() -> Result<()> {
+    for option in ["dirsync", "sync"] {
+        let (_scratch, img, _) = place("dirsync")?;
+        let mut mount = FjordMount::with_program(program(), &img, &["-o", option])?;
+        let at = |name: &str| mount.path().join(name);
+        fs::create_dir(at("made"))?;
+        fs::create_dir(at("removed"))?;
+        fs::remove_dir(at("removed"))?;
+        File::create(at("before"))?;
+        fs::rename(at("before"), at("made/after"))?;
+        fs::hard_link(at("made/after"), at("linked"))?;
+        std::os::unix::fs::symlink("made", at("soft"))?;
+        mount.kill()?;
+        mount.detach();
+        run(Command::new(program()).arg("recover").arg(&img))?;
+        image::e2fsck_clean(&img)?;
+        let tree = run(Command::new(program()).arg("tree").arg(&img))?.stdout;
+        for name in ["made", "└── after", "linked", "soft -> made"] {
+            ensure!(tree.contains(name), "{option}: {name} is gone: {tree}");
+        }
+        ensure!(!tree.contains("removed") && !tree.contains("before"), "{option}: {tree}");
+    }
+    Ok(())
+}
+
 fn atime(path: &Path) -> Result<(i64, i64)> {
     let meta = fs::metadata(path)?;
     Ok((meta.atime(), meta.atime_nsec()))

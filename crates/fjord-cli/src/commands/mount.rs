@@ -30,8 +30,8 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 
 const HELP: &str = "\
 Mount options (-o a,b=c):
-  of every file system  ro rw nosuid nodev noexec sync dirsync noatime relatime strictatime
-                        nodiratime; those of fstab (defaults, noauto, user, x-..., ...) are accepted
+  of every file system  ro rw nosuid nodev noexec sync dirsync noatime relatime strictatime;
+                        those of fstab (defaults, noauto, user, x-..., ...) are accepted
   of FUSE               allow_other noallow_other max_read=N blksize=N max_threads=N fsname=NAME
                         fuseblk (or fail) nofuseblk writeback_cache
   of ext4               data=ordered|writeback|journal commit=SECONDS acl noacl discard nodiscard

@@ -148,7 +148,11 @@ impl EngineHandler {
             Some(mode) if mode & 0o2000 != 0 => caller::cred_with_groups(request.header),
             _ => caller::cred(request.header, 0),
         };
-        Ok(attr_out(&node.inode.set_attr(&change, &cred)?))
+        let attr = node.inode.set_attr(&change, &cred)?;
+        if self.sync_attrs {
+            node.inode.fsync(false)?;
+        }
+        Ok(attr_out(&attr))
     }
 
     pub(super) fn statfs(&self) -> StatfsOut {

@@ -12,6 +12,7 @@ use std::sync::{
 
 use fjord::{AtimeMode, Error, Fs};
 use parking_lot::Mutex;
+use rustix::mount::MountFlags;
 
 use crate::{
     abi::*,
@@ -50,6 +51,11 @@ pub struct EngineHandler {
     handles: Handles,
     atime: AtimeMode,
     acl: bool,
+    /// Mounted with `sync` or `dirsync`: names are durable when the call returns. The kernel does
+    /// that for writes only.
+    sync_names: bool,
+    /// Mounted with `sync`: attributes too.
+    sync_attrs: bool,
     /// INVAL_INODE notifications being sent; bounded, because each holds a worker.
     notifying: AtomicU32,
     /// How closing the file system ended; set by the first [`Handler::destroy`].
@@ -68,6 +74,8 @@ impl EngineHandler {
             handles: Handles::default(),
             atime: options.atime,
             acl: options.acl,
+            sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
+            sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),
             notifying: AtomicU32::new(0),
             closed: Mutex::new(None),
         })
@@ -107,6 +115,14 @@ impl EngineHandler {
     /// The node that a request is about.
     fn node(&self, request: &Request<'_>) -> Outcome<Arc<Node>> {
         self.node_by_id(request.header.nodeid)
+    }
+
+    /// Makes a change of names in `dir` durable where the mount asks for that.
+    fn names_changed(&self, dir: &Node) -> Outcome<()> {
+        if self.sync_names {
+            dir.inode.fsync(false)?;
+        }
+        Ok(())
     }
 
     fn node_by_id(&self, nodeid: u64) -> Outcome<Arc<Node>> {

@@ -67,7 +67,10 @@ impl EngineHandler {
         target: &[u8],
     ) -> Outcome<EntryOut> {
         let cred = self.new_file_cred(request, 0);
-        Ok(self.hand_over(self.node(request)?.inode.symlink(name, target, &cred)?))
+        let dir = self.node(request)?;
+        let inode = dir.inode.symlink(name, target, &cred)?;
+        self.names_changed(&dir)?;
+        Ok(self.hand_over(inode))
     }
 
     pub(super) fn mknod(
@@ -77,7 +80,9 @@ impl EngineHandler {
         name: &[u8],
     ) -> Outcome<EntryOut> {
         let cred = self.new_file_cred(request, args.umask);
-        let inode = self.node(request)?.inode.mknod(name, args.mode as u16, args.rdev, &cred)?;
+        let dir = self.node(request)?;
+        let inode = dir.inode.mknod(name, args.mode as u16, args.rdev, &cred)?;
+        self.names_changed(&dir)?;
         Ok(self.hand_over(inode))
     }
 
@@ -89,15 +94,22 @@ impl EngineHandler {
     ) -> Outcome<EntryOut> {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
-        Ok(self.hand_over(self.node(request)?.inode.mkdir(name, mode, &cred)?))
+        let dir = self.node(request)?;
+        let inode = dir.inode.mkdir(name, mode, &cred)?;
+        self.names_changed(&dir)?;
+        Ok(self.hand_over(inode))
     }
 
     pub(super) fn unlink(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
-        Ok(self.node(request)?.inode.unlink(name)?)
+        let dir = self.node(request)?;
+        dir.inode.unlink(name)?;
+        self.names_changed(&dir)
     }
 
     pub(super) fn rmdir(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
-        Ok(self.node(request)?.inode.rmdir(name)?)
+        let dir = self.node(request)?;
+        dir.inode.rmdir(name)?;
+        self.names_changed(&dir)
     }
 
     pub(super) fn rename(
@@ -111,7 +123,10 @@ impl EngineHandler {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno(libc::EINVAL))?;
         let newdir = self.node_by_id(newdir)?;
         let cred = caller::cred(request.header, 0);
-        Ok(self.node(request)?.inode.rename(name, &newdir.inode, newname, flags, &cred)?)
+        let dir = self.node(request)?;
+        dir.inode.rename(name, &newdir.inode, newname, flags, &cred)?;
+        self.names_changed(&newdir)?;
+        self.names_changed(&dir)
     }
 
     pub(super) fn link(
@@ -121,7 +136,9 @@ impl EngineHandler {
         newname: &[u8],
     ) -> Outcome<EntryOut> {
         let target = self.node_by_id(oldnodeid)?;
-        self.node(request)?.inode.link(&target.inode, newname)?;
+        let dir = self.node(request)?;
+        dir.inode.link(&target.inode, newname)?;
+        self.names_changed(&dir)?;
         Ok(self.hand_over(target.inode.clone()))
     }
 
@@ -134,7 +151,11 @@ impl EngineHandler {
     ) -> Outcome<()> {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
-        let created = self.node(request).and_then(|dir| Ok(dir.inode.create(name, mode, &cred)?));
+        let created = self.node(request).and_then(|dir| {
+            let inode = dir.inode.create(name, mode, &cred)?;
+            self.names_changed(&dir)?;
+            Ok(inode)
+        });
         self.created(created, reply)
     }
 

@@ -27,8 +27,6 @@ pub struct FuseOptions {
     pub flags: MountFlags,
     /// How access times are kept (by fjord: the kernel leaves them to the server).
     pub atime: AtimeMode,
-    /// Do not keep access times of directories.
-    pub nodiratime: bool,
     /// Let users other than the one who mounts in. `None`: yes for root.
     pub allow_other: Option<bool>,
     /// POSIX ACLs. Without them the kernel spares asking for them.
@@ -52,7 +50,6 @@ impl Default for FuseOptions {
         FuseOptions {
             flags: MountFlags::empty(),
             atime: AtimeMode::default(),
-            nodiratime: false,
             allow_other: None,
             acl: true,
             writeback_cache: false,
@@ -127,8 +124,7 @@ impl FuseOptions {
             "noatime" => self.atime = AtimeMode::Never,
             "atime" | "relatime" => self.atime = AtimeMode::Relatime,
             "norelatime" | "strictatime" => self.atime = AtimeMode::Strict,
-            "nodiratime" => self.nodiratime = true,
-            "diratime" => self.nodiratime = false,
+            "diratime" => {}
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
             "acl" => self.acl = true,
