@@ -39,6 +39,18 @@ enum State {
     Directory,
 }
 
+impl State {
+    /// The same file, whatever its attributes.
+    fn same_file(&self, other: &State) -> bool {
+        match (self, other) {
+            (State::File { seed, len, .. }, State::File { seed: seed2, len: len2, .. }) => {
+                (seed, len) == (seed2, len2)
+            }
+            _ => self == other,
+        }
+    }
+}
+
 /// States of a name since the last promise; the last is the current one.
 #[derive(Debug, Clone)]
 struct Name {
@@ -211,13 +223,22 @@ impl Worker<'_> {
         self.ledger.names[index].history.last().expect("a history is never empty")
     }
 
-    /// The current state is promised: earlier ones cannot come back.
-    fn promise(&mut self, index: usize, durable_data: bool) {
+    /// The current state was fsynced: earlier ones cannot come back.
+    fn promise(&mut self, index: usize) {
         let mut last = self.current(index).clone();
         if let State::File { durable, .. } = &mut last {
-            *durable |= durable_data;
+            *durable = true;
         }
         self.ledger.names[index].history = vec![last];
+    }
+
+    /// States of a name since it last came to name another file: an fsync of the directory says
+    /// which file a name means, not which attributes that file has.
+    fn alternatives(&self, index: usize) -> Vec<State> {
+        let history = &self.ledger.names[index].history;
+        let last = self.current(index);
+        let start = history.iter().rposition(|state| !state.same_file(last)).map_or(0, |at| at + 1);
+        history[start..].to_vec()
     }
 
     fn create(&mut self) -> io::Result<()> {
@@ -231,7 +252,7 @@ impl Worker<'_> {
         file.write_all_at(&pattern_vec(seed, 0, len as usize), 0)?;
         if self.rng.percent(60) {
             self.sync(&file)?;
-            self.promise(index, true);
+            self.promise(index);
         }
         Ok(())
     }
@@ -271,15 +292,15 @@ impl Worker<'_> {
     fn rename(&mut self) -> io::Result<()> {
         let (from, from_path) = self.pick_name();
         let (to, to_path) = self.pick_name();
-        let state = self.current(from).clone();
+        let moved = self.alternatives(from);
         if from == to
-            || !matches!(state, State::File { .. })
+            || !matches!(self.current(from), State::File { .. })
             || *self.current(to) == State::Directory
         {
             return Ok(());
         }
         self.push(from, State::Absent);
-        self.push(to, state);
+        self.ledger.names[to].history.extend(moved);
         std::fs::rename(from_path, to_path)?;
         if self.rng.percent(50) { self.sync_directory() } else { Ok(()) }
     }
@@ -294,7 +315,7 @@ impl Worker<'_> {
         if self.rng.percent(60) {
             File::open(&path)?.sync_all()?;
             self.ledger.fsyncs += 1;
-            self.promise(index, true);
+            self.promise(index);
         }
         Ok(())
     }
@@ -309,7 +330,7 @@ impl Worker<'_> {
         if self.rng.percent(50) {
             File::open(&path)?.sync_all()?;
             self.ledger.fsyncs += 1;
-            self.promise(index, true);
+            self.promise(index);
         }
         Ok(())
     }
@@ -318,7 +339,7 @@ impl Worker<'_> {
         File::open(self.path(""))?.sync_all()?;
         self.ledger.fsyncs += 1;
         for index in 0..NAMES {
-            self.promise(index, false);
+            self.ledger.names[index].history = self.alternatives(index);
         }
         Ok(())
     }
