@@ -16,17 +16,21 @@ use std::time::{Duration, Instant};
 
 use fjord_block::{Buf, Class, Order, Request, Ticket};
 use fjord_format::BlockNo;
+use parking_lot::MutexGuard;
 
 use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
 use crate::error::Result;
 use crate::fs::FsInner;
+use crate::fs::dirty::Busy;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map::{self, MapKind};
 use crate::options::DataMode;
 
 /// Pages taken in one go.
 const BATCH_PAGES: usize = 2048;
+/// Inodes that are written back together.
+const GROUP_INODES: usize = 64;
 /// Batches of background writeback in flight at once.
 const BATCHES_IN_FLIGHT: usize = 3;
 
@@ -100,9 +104,19 @@ pub(crate) fn write_locked(
 ) -> Result<()> {
     drain(inode, in_flight)?;
     let result = write_batches(fs, inode, in_flight, range, mode);
+    noting(fs, inode, result)
+}
+
+/// Records the failure of a writeback: for the files that have the inode open, and, unless
+/// it was a mere lack of space, for the whole file system. Pages that stayed dirty are tried
+/// again later.
+fn noting(fs: &Arc<FsInner>, inode: &Arc<Inode>, result: Result<()>) -> Result<()> {
     if let Err(error) = &result {
         inode.wb_errors.fetch_add(1, Ordering::AcqRel);
         fs.note_write_error(error);
+        if inode.pages.has_dirty() {
+            fs.dirty_inodes.add(inode);
+        }
     }
     result
 }
@@ -115,14 +129,29 @@ fn write_batches(
     mode: Mode,
 ) -> Result<()> {
     let mut pending: VecDeque<Batch> = VecDeque::new();
+    let mut result = submit_all(fs, inode, in_flight, range, mode, &mut pending);
+    for batch in pending {
+        result = result.and(complete(fs, inode, batch));
+    }
+    result?;
+    store_lazy(fs, inode, mode)
+}
+
+/// Submits the dirty pages of `range`. Background batches that are not complete yet are left
+/// in `pending`, also when a later one fails.
+fn submit_all(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    range: Range<u64>,
+    mode: Mode,
+    pending: &mut VecDeque<Batch>,
+) -> Result<()> {
     let mut cursor = range.start;
     loop {
         let mut state = inode.state.write();
         let pages = inode.pages.take_dirty(cursor..range.end, BATCH_PAGES);
-        let Some(last) = pages.last() else {
-            drop(state);
-            break;
-        };
+        let Some(last) = pages.last() else { return Ok(()) };
         cursor = u64::from(last.lblk) + 1;
         if journals_data(fs, &state) {
             journal_pages(fs, inode, &mut state, pages)?;
@@ -148,10 +177,6 @@ fn write_batches(
             }
         }
     }
-    for batch in pending {
-        complete(fs, inode, batch)?;
-    }
-    store_lazy(fs, inode, mode)
 }
 
 /// Whether this file's data goes through the journal.
@@ -465,12 +490,80 @@ pub(crate) fn flush_for_rename(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<
 /// until `enough` says so. Errors are recorded in the inodes and the file system.
 pub(crate) fn write_old(fs: &Arc<FsInner>, age: Duration, enough: impl Fn() -> bool) {
     let now = Instant::now();
-    while !enough() {
-        let Some(inode) = fs.dirty_inodes.pop_older_than(now, age) else { return };
-        if let Err(error) = write_inode(fs, &inode, 0..u64::MAX, Mode::Background) {
-            tracing::warn!(ino = inode.ino.0, %error, "writeback failed");
+    loop {
+        let mut group = Vec::new();
+        while group.len() < GROUP_INODES
+            && !enough()
+            && let Some(busy) = fs.dirty_inodes.pop_older_than(now, age)
+        {
+            group.push(busy);
+        }
+        if group.is_empty() {
+            return;
+        }
+        if let Err(error) = write_group(fs, group) {
+            tracing::warn!(%error, "writeback failed");
         }
     }
+}
+
+/// An inode of a group whose data is on its way.
+struct Started<'a> {
+    busy: &'a Busy<'a>,
+    in_flight: MutexGuard<'a, InFlight>,
+    pending: VecDeque<Batch>,
+    result: Result<()>,
+}
+
+/// Writes back many inodes, keeping the device busy with the data of several at once: files
+/// of a page or two would otherwise each cost a round trip.
+///
+/// # Errors
+/// The first error met; the other inodes are written all the same.
+pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>) -> Result<()> {
+    let mut first_error = Ok(());
+    for part in group.chunks(GROUP_INODES) {
+        let mut started: Vec<Started<'_>> = Vec::new();
+        let mut others = Vec::new();
+        for busy in part {
+            match start_one(fs, busy, started.is_empty()) {
+                Some(one) => started.push(one),
+                None => others.push(busy),
+            }
+        }
+        for one in started {
+            first_error = first_error.and(end_one(fs, one));
+        }
+        for busy in others {
+            let written = write_inode(fs, busy.inode(), 0..u64::MAX, Mode::Background);
+            first_error = first_error.and(written);
+        }
+    }
+    first_error
+}
+
+/// Submits an inode's data. `None` if somebody else holds the inode: whoever holds several
+/// may wait for none but the first, or two groups would wait for each other.
+fn start_one<'a>(fs: &Arc<FsInner>, busy: &'a Busy<'a>, may_wait: bool) -> Option<Started<'a>> {
+    let inode = busy.inode();
+    let mut in_flight =
+        if may_wait { inode.writeback.lock() } else { inode.writeback.try_lock()? };
+    let mut pending = VecDeque::new();
+    let mode = Mode::Background;
+    let result = drain(inode, &mut in_flight)
+        .and_then(|()| submit_all(fs, inode, &mut in_flight, 0..u64::MAX, mode, &mut pending));
+    Some(Started { busy, in_flight, pending, result })
+}
+
+fn end_one(fs: &Arc<FsInner>, one: Started<'_>) -> Result<()> {
+    let inode = one.busy.inode();
+    let mut result = one.result;
+    for batch in one.pending {
+        result = result.and(complete(fs, inode, batch));
+    }
+    let result = noting(fs, inode, result.and_then(|()| store_lazy(fs, inode, Mode::Background)));
+    drop(one.in_flight);
+    result
 }
 
 /// Lets a writer wait while too much of the cache is dirty. Called without any lock held.

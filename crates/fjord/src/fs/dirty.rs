@@ -1,10 +1,12 @@
 //! The list of inodes with something to write.
 //!
-//! Owns the order in which background writeback visits them. Invariant: an inode with
-//! dirty pages or lazy changes is on the list, or is being written by whoever took it
-//! off; the list holds a reference, so such an inode stays in memory.
+//! Owns the order in which background writeback visits them, and the set of inodes that
+//! somebody is writing back right now. Invariants: an inode with dirty pages or lazy changes
+//! is on the list, or is busy in the hands of whoever took it off; both hold a reference, so
+//! such an inode stays in memory; a sync that takes the whole list gets the busy ones too, so
+//! that it can wait for them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,8 @@ use crate::inode::Inode;
 struct Entries {
     queue: VecDeque<(Instant, Arc<Inode>)>,
     members: HashSet<u32>,
+    /// Inodes being written back, by how many threads.
+    busy: HashMap<u32, (Arc<Inode>, usize)>,
 }
 
 /// Inodes in the order in which they became dirty.
@@ -23,6 +27,36 @@ struct Entries {
 pub(crate) struct DirtyList {
     /// Leaf lock.
     entries: Mutex<Entries>,
+}
+
+/// Says that an inode is being written back, until it is dropped.
+pub(crate) struct Busy<'a> {
+    list: &'a DirtyList,
+    inode: Arc<Inode>,
+}
+
+impl Busy<'_> {
+    /// The inode.
+    pub(crate) fn inode(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let mut entries = self.list.entries.lock();
+        let Some((_, count)) = entries.busy.get_mut(&self.inode.ino.0) else { return };
+        *count -= 1;
+        if *count == 0 {
+            entries.busy.remove(&self.inode.ino.0);
+        }
+    }
+}
+
+impl Entries {
+    fn set_busy(&mut self, inode: &Arc<Inode>) {
+        self.busy.entry(inode.ino.0).or_insert_with(|| (inode.clone(), 0)).1 += 1;
+    }
 }
 
 impl DirtyList {
@@ -34,8 +68,14 @@ impl DirtyList {
         }
     }
 
+    /// Marks an inode as being written back.
+    pub(crate) fn begin(&self, inode: &Arc<Inode>) -> Busy<'_> {
+        self.entries.lock().set_busy(inode);
+        Busy { list: self, inode: inode.clone() }
+    }
+
     /// Takes the oldest inode if it has been dirty for `age`.
-    pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Arc<Inode>> {
+    pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
         let mut entries = self.entries.lock();
         let (since, _) = entries.queue.front()?;
         if now.saturating_duration_since(*since) < age {
@@ -43,14 +83,20 @@ impl DirtyList {
         }
         let (_, inode) = entries.queue.pop_front()?;
         entries.members.remove(&inode.ino.0);
-        Some(inode)
+        entries.set_busy(&inode);
+        Some(Busy { list: self, inode })
     }
 
-    /// Takes all inodes.
-    pub(crate) fn take_all(&self) -> Vec<Arc<Inode>> {
+    /// Takes all inodes, with those that others are writing back.
+    pub(crate) fn take_all(&self) -> Vec<Busy<'_>> {
         let mut entries = self.entries.lock();
+        let mut taken: Vec<Arc<Inode>> = entries.busy.values().map(|(i, _)| i.clone()).collect();
         entries.members.clear();
-        entries.queue.drain(..).map(|(_, inode)| inode).collect()
+        taken.extend(std::mem::take(&mut entries.queue).into_iter().map(|(_, inode)| inode));
+        for inode in &taken {
+            entries.set_busy(inode);
+        }
+        taken.into_iter().map(|inode| Busy { list: self, inode }).collect()
     }
 
     /// Takes an inode off after its deletion.

@@ -80,7 +80,7 @@ pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInn
 
 /// Opens the image on `device`.
 pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
-    let raw = read_superblock(&*device)?;
+    let raw = read_torn_superblock(&*device, options)?;
     let options = settle_options(&raw, options)?;
     let geo = Geometry::from_superblock(&raw)?;
     check_size(&*device, &geo)?;
@@ -121,7 +121,7 @@ fn start_writing(fs: &Arc<FsInner>, raw: &RawSuperblock) -> Result<()> {
     Ok(())
 }
 
-fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
+fn decode_superblock(device: &dyn Device) -> Result<RawSuperblock> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     let end = SUPERBLOCK_OFFSET_BYTES + SUPERBLOCK_BYTES as u64;
     if device.size_bytes() < end {
@@ -139,7 +139,28 @@ fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
         ),
         other => other.into(),
     })?;
+    Ok(raw)
+}
+
+/// The superblock, whole.
+fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
+    let raw = decode_superblock(device)?;
     raw.verify_checksum()?;
+    Ok(raw)
+}
+
+/// The superblock for a look at the journal: a power cut may have torn it, and then the log
+/// has it whole. Nothing in it is trusted further than that before the replay.
+fn read_torn_superblock(device: &dyn Device, options: &MountOptions) -> Result<RawSuperblock> {
+    let mut raw = decode_superblock(device)?;
+    let may_replay = !options.read_only && raw.features().compat.contains(Compat::HAS_JOURNAL);
+    match raw.verify_checksum() {
+        Err(error) if may_replay => {
+            tracing::warn!(%error, "looking for a whole superblock in the journal");
+            raw.update_checksum();
+        }
+        other => other?,
+    }
     Ok(raw)
 }
 

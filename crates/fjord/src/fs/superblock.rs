@@ -1,11 +1,11 @@
 //! The superblock of a mounted file system.
 //!
-//! Owns the raw superblock in memory and its two ways to disk: through the journal
-//! (orphan head, feature bits that change while mounted) and directly (mount, unmount,
-//! error records), when no transaction is open.
+//! Owns the raw superblock in memory and its two ways to disk: through the journal, and
+//! directly for error records and images without a journal, when no transaction is open.
 //!
-//! Invariant: `RECOVER` is on disk before the first transaction commits, and off only
-//! after the journal is empty.
+//! Invariants: `RECOVER` is on disk before the first transaction that changes anything else
+//! commits, and goes off in the last one; a torn superblock is always in the log as well,
+//! which mount replays before it asks for the checksum.
 
 use std::sync::Arc;
 
@@ -15,10 +15,12 @@ use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBL
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::{Buffer, Handle};
 use parking_lot::Mutex;
-use zerocopy::IntoBytes;
 
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
+
+/// Metadata blocks that a change of the superblock dirties.
+const SUPERBLOCK_CREDITS: u32 = 1;
 
 /// The superblock in memory.
 pub(crate) struct SuperState {
@@ -120,11 +122,28 @@ impl FsInner {
         Ok(())
     }
 
+    /// Brings the superblock home by way of the log, so that a power cut which tears the write
+    /// (it spans two sectors) finds the whole of it there. Without a log, straight.
+    fn write_superblock_safely(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        if !self.has_log() {
+            return self.write_superblock_now(change);
+        }
+        let now = u64::try_from(self.now().sec).unwrap_or(0);
+        let handle = self.start(SUPERBLOCK_CREDITS)?;
+        self.change_superblock(&handle, |raw| {
+            change(raw);
+            raw.set_wtime_seconds(now);
+        })?;
+        handle.stop();
+        self.journal().commit_running()?;
+        Ok(self.journal().checkpoint_all()?)
+    }
+
     /// At mount: the image is in use from now on.
     pub(crate) fn write_mounted_superblock(&self) -> Result<()> {
         let has_log = self.has_log();
         let now = u64::try_from(self.now().sec).unwrap_or(0);
-        self.write_superblock_now(|raw| {
+        self.write_superblock_safely(|raw| {
             raw.set_mtime_seconds(now);
             let mounts = raw.s_mnt_count.get().saturating_add(1);
             raw.s_mnt_count.set(mounts);
@@ -141,7 +160,7 @@ impl FsInner {
         let free_blocks = self.groups.free_blocks_total();
         let free_inodes = self.groups.free_inodes_total();
         let no_orphans = self.orphans.is_empty();
-        self.write_superblock_now(|raw| {
+        self.write_superblock_safely(|raw| {
             raw.set_free_blocks_count(free_blocks);
             raw.s_free_inodes_count.set(free_inodes);
             set_incompat(raw, Incompat::RECOVER, false);

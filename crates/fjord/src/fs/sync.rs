@@ -29,21 +29,7 @@ impl FsInner {
     }
 
     fn write_all_dirty(self: &Arc<Self>) -> Result<()> {
-        let mut first_error = None;
-        for inode in self.dirty_inodes.take_all() {
-            let written =
-                writeback::write_inode(self, &inode, 0..u64::MAX, writeback::Mode::Background);
-            if let Err(error) = written {
-                first_error.get_or_insert(error);
-            }
-        }
-        // A thread may hold an inode that it took off the list before us.
-        for inode in self.inodes.all() {
-            if let Err(error) = writeback::wait_in_flight(&inode) {
-                first_error.get_or_insert(error);
-            }
-        }
-        first_error.map_or(Ok(()), Err)
+        writeback::write_group(self, self.dirty_inodes.take_all())
     }
 
     /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.
@@ -94,8 +80,9 @@ impl FsInner {
         }
         self.write_all_dirty()?;
         self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
+        self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
+        self.write_clean_superblock().map_err(|error| self.failed(error))?;
         self.journal().close().map_err(|error| self.failed(error.into()))?;
-        self.write_clean_superblock()?;
         self.mmp.release();
         Ok(())
     }

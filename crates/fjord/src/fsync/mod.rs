@@ -50,6 +50,8 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     if fs.is_read_only() {
         return Ok(());
     }
+    // A sync by somebody else must know of the writes that are under way here.
+    let _busy = fs.dirty_inodes.begin(inode);
     writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
     fs.fsync_policy.commit(fs, inode, datasync)?;
     writeback::finish(inode)?;

@@ -94,16 +94,6 @@ impl InodeTable {
         slot.load.lock().clone()
     }
 
-    /// All inodes in memory.
-    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
-        let mut all = Vec::new();
-        for shard in &self.shards {
-            let slots: Vec<Arc<Slot>> = shard.lock().slots.values().cloned().collect();
-            all.extend(slots.iter().filter_map(|slot| slot.load.lock().clone()));
-        }
-        all
-    }
-
     /// Takes an inode out after its deletion, so that its number can start a new life.
     /// The number may have a new life already, which stays.
     pub(crate) fn forget(&self, inode: &Arc<Inode>) {
