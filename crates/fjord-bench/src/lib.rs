@@ -49,8 +49,8 @@ impl Reporter<'_> {
 /// Runs what `options` ask for. `callback` is called before every step; when it breaks, everything
 /// is taken down and the run ends with [`BenchError::Interrupted`].
 ///
-/// A target that cannot be set up (no root, program not installed) is left out and named in
-/// [`Report::skipped`]; a failure while measuring ends the run.
+/// A target that cannot be set up (no root, program not installed, no loop device) is left out and
+/// named in [`Report::skipped`]; a failure while measuring ends the run.
 ///
 /// # Errors
 /// [`BenchError::Usage`] for options that make no sense, [`BenchError::NoSpace`], failures of
@@ -76,17 +76,16 @@ pub fn run(
             reporter.step(format!("set up {}", target.name()))?;
             match Stand::new(target, options) {
                 Ok(stand) => stands.push(stand),
-                Err(error @ (BenchError::NotRoot { .. } | BenchError::MissingProgram { .. })) => {
-                    report.skipped.push(format!("{}: {error}", target.name()));
-                }
-                Err(error) => return Err(error),
+                Err(error) => report.skipped.push(format!("{}: {error}", target.name())),
             }
         }
     }
     for case in cases {
         if case.workload == Workload::OpenHuge {
             reporter.step("open an image of 16 TiB".into())?;
-            report.opens = workload::open_huge(options)?;
+            let (opens, skipped) = workload::open_huge(options)?;
+            report.opens = opens;
+            report.skipped.extend(skipped)
         } else {
             let samples = run_case(case, &mut stands, options, &mut reporter)?;
             report.add(case, samples);

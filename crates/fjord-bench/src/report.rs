@@ -57,7 +57,7 @@ pub struct OpenResult {
     pub target: String,
     /// The fastest open or mount.
     pub milliseconds: f64,
-    /// Memory that the open took (library) or the server has (FUSE).
+    /// Memory that the open took (library), or the most that the server had (FUSE).
     pub resident_bytes: Option<u64>,
 }
 

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, stat, tree,
+    bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, stat, tree,
     umount,
 };
 
@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Mkdir(mkdir::Args),
     /// Show what is in the journal's log
     Journal(journal::Args),
+    /// Measure fjord beside the raw device, the kernel's ext4 and fuse2fs
+    Bench(bench::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }

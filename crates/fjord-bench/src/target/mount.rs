@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -90,6 +91,8 @@ impl Mount {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log_file)
+            // An interrupt from the terminal is for the run, which then unmounts.
+            .process_group(0)
             .spawn();
         let server = match server {
             Ok(server) => mount.server.insert(server),
@@ -124,11 +127,12 @@ impl Mount {
         &self.dir
     }
 
-    /// Resident bytes of the server process; None for the kernel's own file systems.
-    pub(crate) fn server_rss_bytes(&self) -> Option<u64> {
-        let statm =
-            fs::read_to_string(format!("/proc/{}/statm", self.server.as_ref()?.id())).ok()?;
-        Some(statm.split(' ').nth(1)?.parse::<u64>().ok()? * 4096)
+    /// The most memory that the server had so far, in bytes; None for the kernel's file systems.
+    pub(crate) fn server_peak_bytes(&self) -> Option<u64> {
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", self.server.as_ref()?.id())).ok()?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(peak.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
     }
 
     /// Unmounts and waits until the image is closed.

@@ -1,5 +1,6 @@
 //! One file per command: its arguments, its help, its work.
 
+pub(crate) mod bench;
 pub(crate) mod cat;
 pub(crate) mod completions;
 pub(crate) mod get;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Rm(args) => rm::run(&args),
         Command::Mkdir(args) => mkdir::run(&args),
         Command::Journal(args) => journal::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }

@@ -24,8 +24,10 @@ use crate::error::{Error, Result};
 
 /// Bytes of descriptors read by one request at mount.
 const READ_BYTES_MAX: u64 = 1 << 20;
-/// Such requests in flight.
-const READS_IN_FLIGHT: usize = 8;
+/// Bytes of such requests in flight.
+const READS_IN_FLIGHT_BYTES_MAX: u64 = 8 << 20;
+/// Such requests in flight; with meta_bg the blocks lie apart, and each is a request.
+const READS_IN_FLIGHT_MAX: usize = 64;
 
 /// `Cell::flags`: descriptor or bitmap is wrong.
 const DAMAGED: u8 = 1;
@@ -306,7 +308,9 @@ fn read_descriptors(
         let offset = start.0.saturating_mul(block_size);
         in_flight.push_back((index, device.submit_read(offset, vec![buf], Class::Sync)));
         index += count;
-        if in_flight.len() >= READS_IN_FLIGHT
+        let blocks = in_flight.front().map_or(0, |(oldest, _)| index - oldest);
+        let is_full = u64::from(blocks) * block_size >= READS_IN_FLIGHT_BYTES_MAX;
+        if (is_full || in_flight.len() >= READS_IN_FLIGHT_MAX)
             && let Some(oldest) = in_flight.pop_front()
         {
             finish(oldest)?;
