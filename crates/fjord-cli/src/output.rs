@@ -118,6 +118,15 @@ pub(crate) fn byte_progress(total: u64, what: &str) -> ProgressBar {
     }
 }
 
+/// As [`byte_progress`], where the end is not known.
+pub(crate) fn byte_counter(what: &str) -> ProgressBar {
+    let bar = ProgressBar::no_length().with_message(what.to_owned());
+    match ProgressStyle::with_template("{msg} {bytes} {bytes_per_sec}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,7 @@
 
 mod blockmap;
 mod error;
+mod estimate;
 mod files;
 mod layout;
 mod options;
@@ -37,6 +38,7 @@ use fjord_format::superblock::RawSuperblock;
 use fjord_format::types::GroupNo;
 
 pub use error::{MkfsError, Result};
+pub use estimate::Contents;
 pub use options::{JournalSize, MkfsOptions, supported_features};
 pub use populate::{Populated, Source, populate};
 

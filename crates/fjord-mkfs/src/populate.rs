@@ -39,7 +39,7 @@ pub enum Source<'a> {
 }
 
 /// Mounts the image on the device, puts the contents in and unmounts it. `progress` is called
-/// after each entry.
+/// after each entry and each piece of data.
 ///
 /// # Errors
 /// [`MkfsError::Source`] when the contents cannot be read, [`MkfsError::Engine`] when the image
@@ -190,6 +190,7 @@ impl<'a> Builder<'a> {
             }
         }
         self.done.bytes += data.len() as u64;
+        (self.progress)(&self.done);
         Ok(())
     }
 

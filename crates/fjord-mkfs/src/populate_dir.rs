@@ -18,7 +18,7 @@ use crate::error::{MkfsError, Result};
 use crate::populate::{Builder, COPY_BYTES, Meta, shown};
 
 /// Directories open at once on the way down; deeper trees are refused.
-const DEPTH_MAX: usize = 500;
+pub(crate) const DEPTH_MAX: usize = 500;
 
 struct Walk<'b, 'a> {
     builder: &'b mut Builder<'a>,
@@ -39,12 +39,26 @@ pub(crate) fn from_dir(builder: &mut Builder<'_>, source: &Path) -> Result<()> {
     walk.builder.finish_entry(&root, path, meta)
 }
 
-fn read<T>(path: &[u8], result: rustix::io::Result<T>) -> Result<T> {
+pub(crate) fn read<T>(path: &[u8], result: rustix::io::Result<T>) -> Result<T> {
     result.map_err(|errno| MkfsError::Source { path: shown(path), source: errno.into() })
 }
 
-fn join(path: &[u8], name: &CStr) -> Vec<u8> {
+pub(crate) fn join(path: &[u8], name: &CStr) -> Vec<u8> {
     [path, name.to_bytes()].join(&b'/')
+}
+
+/// The names in a directory, sorted: the same tree gives the same image, whatever order the
+/// source keeps.
+pub(crate) fn names(dir: &OwnedFd, path: &[u8]) -> Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in read(path, rustix::fs::Dir::read_from(dir))? {
+        let name = read(path, entry)?.file_name().to_owned();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// An entry of the source, on its way into the image.
@@ -59,7 +73,7 @@ struct Found<'e> {
 }
 
 /// How to get at the attributes of an entry.
-enum Xattrs<'a> {
+pub(crate) enum Xattrs<'a> {
     /// Through an open file.
     Open(&'a OwnedFd),
     /// By path: links, devices, sockets and pipes, which cannot be opened without effect.
@@ -77,16 +91,7 @@ impl Walk<'_, '_> {
         if depth > DEPTH_MAX {
             return read(path, Err(Errno::LOOP));
         }
-        let mut names: Vec<CString> = Vec::new();
-        for entry in read(path, rustix::fs::Dir::read_from(&dir))? {
-            let name = read(path, entry)?.file_name().to_owned();
-            if !matches!(name.to_bytes(), b"." | b"..") {
-                names.push(name);
-            }
-        }
-        // The same tree gives the same image, whatever order the source keeps.
-        names.sort();
-        for name in names {
+        for name in names(&dir, path)? {
             let path = join(path, &name);
             let flags = AtFlags::SYMLINK_NOFOLLOW;
             let stat = read(&path, rustix::fs::statat(&dir, &name, flags))?;
@@ -212,7 +217,7 @@ fn open(found: &Found<'_>, more: OFlags) -> Result<OwnedFd> {
     read(&found.path, rustix::fs::openat(found.dir, found.name, flags, Mode::empty()))
 }
 
-fn xattrs(from: &Xattrs<'_>) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(crate) fn xattrs(from: &Xattrs<'_>) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let list = grown(|buffer| match from {
         Xattrs::Open(file) => rustix::fs::flistxattr(file, buffer),
         Xattrs::Path(path) => rustix::fs::llistxattr(*path, buffer),

@@ -1,12 +1,14 @@
-//! `fjord mkfs`: make a new image.
+//! `fjord mkfs`: make a new image, empty or with contents.
 
 use std::{
     fs::{self, File},
+    io::{self, BufReader, IsTerminal, Read, Seek},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{JournalSize, MkfsError, MkfsOptions, Report};
+use fjord_mkfs::{Contents, JournalSize, MkfsError, MkfsOptions, Populated, Report, Source};
 use serde::Serialize;
 
 use super::info;
@@ -16,16 +18,26 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\nExamples:\n  \
-fjord mkfs --size 1G disk.img\n  fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img"
-)]
+#[command(after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\n\
+The size of a new image with contents, when not given, is the smallest that holds them, a tenth \
+more and 4 MiB: the directory, or the tar file, is looked through first. Owners, modes, times, \
+links, holes, devices and attributes are kept; what cannot be is listed.\n\nExamples:\n  \
+fjord mkfs --size 1G disk.img\n  fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img\n  \
+fjord mkfs --from-dir rootfs disk.img\n  \
+zcat layer.tar.gz | fjord mkfs --size 2G --from-tar - disk.img")]
 pub(crate) struct Args {
     /// Image file (made if it does not exist) or block device
     image: PathBuf,
-    /// Size of the image, such as 512M or 16T; that of the file or device when not given
+    /// Size of the image, such as 512M or 16T; when not given, that of the file or device, or
+    /// what the contents need
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
+    /// Put in what is in this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["from_tar", "owner"])]
+    from_dir: Option<PathBuf>,
+    /// Put in what is in this tar file, not compressed; - for standard input
+    #[arg(long, value_name = "FILE")]
+    from_tar: Option<PathBuf>,
     /// Make it even if the image holds a file system already
     #[arg(short, long)]
     force: bool,
@@ -123,7 +135,20 @@ struct Made {
     features: Vec<String>,
     uuid: String,
     bytes_written: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    contents: Option<PutIn>,
 }
+
+/// The contents that a new image got.
+#[derive(Debug, Serialize)]
+struct PutIn {
+    entries: u64,
+    bytes: u64,
+    skipped: Vec<String>,
+}
+
+/// Skipped things that are named one by one for people; scripts get all.
+const SKIPPED_SHOWN: usize = 20;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     in_use::check(&args.image, false)?;
@@ -134,14 +159,38 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             args.image.display()
         )));
     }
-    if !existed && args.size.is_none() {
-        return Err(Failure::usage(format!(
-            "{} does not exist: say how large it is to be, such as --size 1G",
-            args.image.display()
-        )));
+    let input = Input::of(args)?;
+    let size_bytes = match args.size {
+        Some(bytes) => Some(bytes),
+        None if existed => Some(size_of(&args.image)?).filter(|bytes| *bytes > 0),
+        None => None,
+    };
+    let mut options = MkfsOptions { size_bytes, ..args.layout.options() };
+    let contents = input.as_ref().map_or(Ok(None), Input::measure)?;
+    match &contents {
+        Some(contents) => options = contents.fit(&options)?,
+        None if size_bytes.is_none() => {
+            return Err(Failure::usage(format!(
+                "say how large {} is to be, such as --size 1G",
+                args.image.display()
+            )));
+        }
+        None => {}
     }
-    let options = MkfsOptions { size_bytes: args.size, ..args.layout.options() };
-    let report = make(&args.image, &options)?;
+    let (report, populated) = make(&args.image, &options, |device| match input {
+        Some(input) => input.put_in(device, contents.as_ref()).map(Some),
+        None => Ok(None),
+    })?;
+    tell(args, report, populated)
+}
+
+/// Bytes of a file or block device.
+fn size_of(image: &Path) -> Result<u64> {
+    let size = File::open(image).and_then(|mut file| file.seek(io::SeekFrom::End(0)));
+    size.context(image.display())
+}
+
+fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()> {
     let made = Made {
         block_size: report.block_size,
         block_count: report.block_count,
@@ -151,11 +200,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         features: report.features,
         uuid: output::uuid(&report.uuid),
         bytes_written: report.bytes_written,
+        contents: populated.map(|p| PutIn {
+            entries: p.entries,
+            bytes: p.bytes,
+            skipped: p.skipped,
+        }),
     };
     if args.json {
         return output::json(&made);
     }
-    output::print(format!(
+    let mut text = format!(
         "{}: {} blocks of {} bytes ({}), {} inodes, journal of {} blocks\nUUID {}\nFeatures {}\n",
         args.image.display(),
         made.block_count,
@@ -165,12 +219,88 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         made.journal_blocks,
         made.uuid,
         made.features.join(" "),
-    ))
+    );
+    if let Some(contents) = &made.contents {
+        text += &format!("Contents {} entries, {}\n", contents.entries, size::show(contents.bytes));
+        for what in contents.skipped.iter().take(SKIPPED_SHOWN) {
+            eprintln!("fjord: left out: {what}");
+        }
+        if let Some(more) = contents.skipped.len().checked_sub(SKIPPED_SHOWN).filter(|n| *n > 0) {
+            eprintln!("fjord: left out: {more} more (--json lists all)");
+        }
+    }
+    output::print(text)
+}
+
+/// Where the contents of a new image come from.
+enum Input {
+    Directory(PathBuf),
+    TarFile(PathBuf, File),
+    TarStream,
+}
+
+impl Input {
+    /// What the arguments name, opened as far as that can be done before an image is made.
+    fn of(args: &Args) -> Result<Option<Input>> {
+        if let Some(dir) = &args.from_dir {
+            return Ok(Some(Input::Directory(dir.clone())));
+        }
+        let Some(path) = &args.from_tar else { return Ok(None) };
+        if path.as_os_str() != "-" {
+            // A pipe can be read once only, and opening one waits.
+            if fs::metadata(path).context(path.display())?.is_file() {
+                let file = File::open(path).context(path.display())?;
+                return Ok(Some(Input::TarFile(path.clone(), file)));
+            }
+            return Err(Failure::usage(format!(
+                "{} is no regular file; give the stream as standard input: --from-tar -",
+                path.display()
+            )));
+        }
+        if io::stdin().is_terminal() {
+            return Err(Failure::usage("standard input is a terminal; a tar stream is expected"));
+        }
+        Ok(Some(Input::TarStream))
+    }
+
+    /// What is there to put in; `None` where that shows only at the end.
+    fn measure(&self) -> Result<Option<Contents>> {
+        match self {
+            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir)?)),
+            Input::TarFile(path, file) => {
+                let measured = Contents::of_tar(&mut BufReader::new(file));
+                (&*file).rewind().context(path.display())?;
+                Ok(Some(measured.context(path.display())?))
+            }
+            Input::TarStream => Ok(None),
+        }
+    }
+
+    fn put_in(self, device: FileDevice, contents: Option<&Contents>) -> Result<Populated> {
+        let bar = match contents {
+            Some(contents) => output::byte_progress(contents.bytes, "copying"),
+            None => output::byte_counter("copying"),
+        };
+        let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
+        let device = Arc::new(device);
+        let mut put = |source: Source<'_>| fjord_mkfs::populate(device.clone(), source, &mut show);
+        let populated = match self {
+            Input::Directory(dir) => put(Source::Directory(&dir)),
+            Input::TarFile(_, file) => put(Source::Tar(&mut BufReader::new(file))),
+            Input::TarStream => put(Source::Tar(&mut io::stdin().lock() as &mut dyn Read)),
+        };
+        bar.finish_and_clear();
+        Ok(populated?)
+    }
 }
 
 /// Makes a file system on `image`, which is made if it does not exist, and removed again if that
-/// fails.
-pub(super) fn make(image: &Path, options: &MkfsOptions) -> Result<Report> {
+/// or filling it fails.
+pub(super) fn make<T>(
+    image: &Path,
+    options: &MkfsOptions,
+    fill: impl FnOnce(FileDevice) -> Result<T>,
+) -> Result<(Report, T)> {
     let created = match File::create_new(image) {
         Ok(_) => true,
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
@@ -182,8 +312,9 @@ pub(super) fn make(image: &Path, options: &MkfsOptions) -> Result<Report> {
     };
     let made = image::patiently(open).map_err(|e| crate::failure::open_failed(image, e)).and_then(
         |device| {
-            fjord_mkfs::format(&device, options)
-                .context(format!("making a file system on {}", image.display()))
+            let report = fjord_mkfs::format(&device, options)
+                .context(format!("making a file system on {}", image.display()))?;
+            Ok((report, fill(device)?))
         },
     );
     if made.is_err() && created {

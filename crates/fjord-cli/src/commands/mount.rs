@@ -126,7 +126,7 @@ fn make_new(image: &Path, bytes: u64) -> Result<()> {
         )));
     }
     let options = MkfsOptions { size_bytes: Some(bytes), ..MkfsOptions::default() };
-    mkfs::make(image, &options).map(drop)
+    mkfs::make(image, &options, |_| Ok(())).map(drop)
 }
 
 fn start(

@@ -1,0 +1,269 @@
+//! How large an image has to be for given contents.
+//!
+//! Invariant: the space that an image of some size offers is never guessed: it is formatted in
+//! memory, which costs only the few blocks that are not zero.
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use fjord_block::MemDevice;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use crate::error::Result;
+use crate::options::MkfsOptions;
+use crate::populate_dir::{DEPTH_MAX, Xattrs, join, names, read, xattrs};
+use crate::tar_stream::{TarEntry, TarKind, TarReader};
+
+/// Block sizes that a measure keeps its count for: 1 KiB to 64 KiB.
+const BLOCK_SHIFTS: std::ops::RangeInclusive<u32> = 10..=16;
+/// Room beyond the contents: a tenth of them and this much.
+const SLACK_BYTES: u64 = 4 << 20;
+/// Smallest image that is proposed, in bytes.
+const SIZE_MIN_BYTES: u64 = 8 << 20;
+/// Images that are tried before the size counts as not to be had.
+const TRIES_MAX: u32 = 100;
+/// Targets of symbolic links that are shorter lie in the inode.
+const FAST_LINK_BYTES: u64 = 60;
+/// Attributes up to so many bytes of names and values lie in the inode.
+const INODE_ATTRIBUTE_BYTES: usize = 64;
+/// Inodes that a new image has in use already.
+const USED_INODES: u64 = 11;
+
+/// What contents take up, before they are put into an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Entries of all kinds, further names of a file included.
+    pub entries: u64,
+    /// Bytes of file data, holes left out.
+    pub bytes: u64,
+    /// Inodes that they need.
+    pub inodes: u64,
+    /// Blocks that they need, for each of [`BLOCK_SHIFTS`].
+    blocks: [u64; 7],
+    /// Bytes of directory entries; directory blocks may be half empty.
+    name_bytes: u64,
+}
+
+impl Contents {
+    /// Looks at a directory tree, as [`populate`](crate::populate) would copy it.
+    ///
+    /// # Errors
+    /// [`MkfsError::Source`](crate::MkfsError::Source) when part of it cannot be read.
+    pub fn of_directory(source: &Path) -> Result<Contents> {
+        let path = source.as_os_str().as_encoded_bytes();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = read(path, rustix::fs::open(source, flags, Mode::empty()))?;
+        let mut walk = Walk::default();
+        walk.attributes(path, &Xattrs::Open(&dir))?;
+        walk.directory(&dir, path, 0)?;
+        walk.contents.entries += 1;
+        Ok(walk.contents)
+    }
+
+    /// Reads a tar stream to its end.
+    ///
+    /// # Errors
+    /// [`MkfsError::Source`](crate::MkfsError::Source) when it cannot be read or is no tar.
+    pub fn of_tar(stream: &mut dyn Read) -> Result<Contents> {
+        let mut reader = TarReader::new(stream);
+        let mut contents = Contents::default();
+        let mut directories = HashSet::new();
+        while let Some(entry) = reader.next_entry()? {
+            contents.tar_entry(&entry, &mut directories);
+        }
+        Ok(contents)
+    }
+
+    /// The options with what they leave open chosen for these contents: the size as the smallest
+    /// that holds them, a tenth more and 4 MiB, in whole MiB; more inodes than the usual ratio
+    /// gives where they need more.
+    ///
+    /// # Errors
+    /// As [`format`](crate::format), for options that cannot be had.
+    pub fn fit(&self, options: &MkfsOptions) -> Result<MkfsOptions> {
+        const MIB: u64 = 1 << 20;
+        let mut fitted = options.clone();
+        let inodes_wanted = self.inodes + self.inodes / 20 + USED_INODES + 16;
+        let mut size_bytes = options
+            .size_bytes
+            .unwrap_or_else(|| SIZE_MIN_BYTES.max(self.bytes).next_multiple_of(MIB));
+        for _ in 0..TRIES_MAX {
+            fitted.size_bytes = Some(size_bytes);
+            let report = crate::format(&MemDevice::new(0), &fitted)?;
+            let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
+            if inodes_open && u64::from(report.inode_count) < inodes_wanted {
+                let more = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
+                if fitted.inode_count != Some(more) {
+                    fitted.inode_count = Some(more);
+                    continue;
+                }
+            }
+            let block_bytes = u64::from(report.block_size);
+            let wanted = self.blocks_wanted(report.block_size);
+            let offered = report.free_blocks.saturating_sub(report.reserved_blocks);
+            if options.size_bytes.is_some() || offered >= wanted {
+                return Ok(fitted);
+            }
+            // Part of what is added goes to metadata and the reserve, so this takes a few rounds.
+            let missing_bytes = (wanted - offered).saturating_mul(block_bytes);
+            size_bytes = size_bytes.saturating_add(missing_bytes).next_multiple_of(MIB);
+        }
+        Err(crate::error::usage(
+            "no size was found that holds the contents with these options; give one",
+        ))
+    }
+
+    fn blocks_wanted(&self, block_size: u32) -> u64 {
+        let shift = block_size.trailing_zeros().clamp(*BLOCK_SHIFTS.start(), *BLOCK_SHIFTS.end());
+        let names = self.name_bytes.saturating_mul(2) >> shift;
+        let blocks = self.blocks[(shift - BLOCK_SHIFTS.start()) as usize] + names;
+        blocks + blocks / 10 + (SLACK_BYTES >> shift)
+    }
+
+    /// Counts blocks from `offset` on, as long as `len` bytes.
+    fn add_blocks(&mut self, offset: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        for (blocks, shift) in self.blocks.iter_mut().zip(BLOCK_SHIFTS) {
+            *blocks += (offset.saturating_add(len - 1) >> shift) - (offset >> shift) + 1;
+        }
+    }
+
+    fn add_data(&mut self, offset: u64, len: u64) {
+        self.bytes = self.bytes.saturating_add(len);
+        self.add_blocks(offset, len);
+    }
+
+    fn add_directory(&mut self) {
+        self.inodes += 1;
+        self.add_blocks(0, 1);
+    }
+
+    fn add_link(&mut self, target: &[u8]) {
+        self.inodes += 1;
+        if target.len() as u64 >= FAST_LINK_BYTES {
+            self.add_blocks(0, target.len() as u64);
+        }
+    }
+
+    fn add_name(&mut self, name: &[u8]) {
+        self.entries += 1;
+        self.name_bytes += 8 + (name.len() as u64).next_multiple_of(4);
+    }
+
+    fn add_attributes(&mut self, attributes: &[(Vec<u8>, Vec<u8>)]) {
+        let bytes: usize = attributes.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes > INODE_ATTRIBUTE_BYTES {
+            self.add_blocks(0, bytes as u64);
+        }
+    }
+
+    fn tar_entry(&mut self, entry: &TarEntry, directories: &mut HashSet<Vec<u8>>) {
+        let mut parts: Vec<&[u8]> =
+            entry.path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+        self.add_name(parts.last().copied().unwrap_or_default());
+        if entry.kind != TarKind::Directory {
+            parts.pop();
+        }
+        // Directories are made on the way, named by an entry or not.
+        for count in 1..=parts.len() {
+            if directories.insert(parts[..count].join(&b'/')) {
+                self.add_directory();
+            }
+        }
+        match entry.kind {
+            TarKind::Directory | TarKind::HardLink | TarKind::Other(_) => {}
+            TarKind::Symlink => self.add_link(&entry.link),
+            _ => {
+                self.inodes += 1;
+                entry.pieces.iter().for_each(|(offset, len)| self.add_data(*offset, *len));
+            }
+        }
+        self.add_attributes(&entry.xattrs);
+    }
+}
+
+/// The look at a directory tree.
+#[derive(Default)]
+struct Walk {
+    contents: Contents,
+    /// Device and inode of what has several names.
+    linked: HashSet<(u64, u64)>,
+}
+
+impl Walk {
+    fn directory(&mut self, dir: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return read(path, Err(Errno::LOOP));
+        }
+        for name in names(dir, path)? {
+            let path = join(path, &name);
+            let stat = read(&path, rustix::fs::statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW))?;
+            self.contents.add_name(name.to_bytes());
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            if kind == FileType::Directory {
+                let below = read(&path, open(dir, &name, OFlags::DIRECTORY))?;
+                self.contents.add_directory();
+                self.attributes(&path, &Xattrs::Open(&below))?;
+                self.directory(&below, &path, depth + 1)?;
+            } else if stat.st_nlink == 1 || self.linked.insert((stat.st_dev, stat.st_ino)) {
+                self.entry(dir, &name, &path, &stat)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Anything but a directory.
+    fn entry(&mut self, dir: &OwnedFd, name: &CStr, path: &[u8], stat: &Stat) -> Result<()> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => {
+                let target = read(path, rustix::fs::readlinkat(dir, name, Vec::new()))?;
+                self.contents.add_link(target.as_bytes());
+            }
+            FileType::RegularFile => {
+                self.contents.inodes += 1;
+                let file = read(path, open(dir, name, OFlags::NONBLOCK))?;
+                read(path, self.data(&file, stat))?;
+                return self.attributes(path, &Xattrs::Open(&file));
+            }
+            _ => self.contents.inodes += 1,
+        }
+        self.attributes(path, &Xattrs::Path(path))
+    }
+
+    fn data(&mut self, file: &OwnedFd, stat: &Stat) -> rustix::io::Result<()> {
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let mut at = 0;
+        while at < size {
+            let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => break,
+                // No holes on this file system: all is data.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    self.contents.add_data(at, size - at);
+                    break;
+                }
+                Err(errno) => return Err(errno),
+            };
+            let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+            self.contents.add_data(start, end - start);
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn attributes(&mut self, path: &[u8], from: &Xattrs<'_>) -> Result<()> {
+        self.contents.add_attributes(&read(path, xattrs(from))?);
+        Ok(())
+    }
+}
+
+fn open(dir: &OwnedFd, name: &CStr, more: OFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+}
