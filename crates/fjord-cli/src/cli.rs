@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, stat, tree,
-    umount,
+    bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, stat,
+    tree, umount,
 };
 
 const EXIT_CODES: &str = "\

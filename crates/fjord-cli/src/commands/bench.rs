@@ -169,7 +169,11 @@ fn measure(options: &Options) -> Result<Report> {
         bar.set_length(progress.total_count);
         bar.set_position(progress.done_count);
         bar.set_message(progress.what.clone());
-        if STOP.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if STOP.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     });
     bar.finish_and_clear();
     Ok(result?)

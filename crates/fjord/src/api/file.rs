@@ -107,7 +107,8 @@ impl OpenOptions {
     pub fn open(&self, fs: &Fs, path: impl AsRef<Path>) -> Result<File> {
         let writes = self.write || self.append;
         let creates = self.create || self.create_new;
-        if !(self.read || writes) || (self.truncate || creates) && !writes {
+        let changes = self.truncate || creates;
+        if !writes && (changes || !self.read) {
             return Err(Errno::INVAL.into());
         }
         let path = path.as_ref();

@@ -54,7 +54,7 @@ enum Place {
     /// Blocks in the map, marked unwritten.
     Unwritten,
     /// Blocks in the map.
-    InPlace,
+    Written,
 }
 
 struct WriteRun {
@@ -294,7 +294,7 @@ fn existing(
 ) -> Result<(Run, Place)> {
     let found = map::lookup(fs, inode, state, lblk, want)?;
     Ok(match found.kind {
-        MapKind::Written(start) => (Run { start, len: found.len }, Place::InPlace),
+        MapKind::Written(start) => (Run { start, len: found.len }, Place::Written),
         MapKind::Unwritten(start) => (Run { start, len: found.len }, Place::Unwritten),
         MapKind::Hole => {
             let run = pick(fs, inode, state, lblk, found.len.min(want))?;
@@ -331,7 +331,7 @@ fn record(
     let disk_size = (end * u64::from(fs.geo.block_size)).min(state.size);
     let grows = disk_size > state.disk.size;
     let changes: Vec<usize> =
-        (0..runs.len()).filter(|&i| runs[i].place != Place::InPlace).collect();
+        (0..runs.len()).filter(|&i| runs[i].place != Place::Written).collect();
     if changes.is_empty() && !grows && (datasync || !state.dirty) {
         return Ok(());
     }
@@ -374,7 +374,7 @@ fn insert_run(
     run: &WriteRun,
 ) -> Result<()> {
     match run.place {
-        Place::InPlace => {}
+        Place::Written => {}
         Place::Unwritten => map::mark_written(fs, handle, inode, state, run.lblk, run.len())?,
         Place::New { reserved } => {
             // This consumes the reservation as well.

@@ -35,7 +35,7 @@ impl SuperState {
 
     /// A copy of it as it is now.
     pub(crate) fn snapshot(&self) -> RawSuperblock {
-        self.raw.lock().clone()
+        *self.raw.lock()
     }
 
     /// Head of the orphan list, 0 if it is empty.

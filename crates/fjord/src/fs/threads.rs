@@ -33,13 +33,16 @@ pub(crate) struct Threads {
     joins: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// What a thread does each time it wakes.
+type Body = fn(&Arc<FsInner>);
+
 impl Threads {
     /// Starts the threads that `fs` wants.
     pub(crate) fn start(fs: &Arc<FsInner>) {
         if !fs.options.background_threads || fs.options.read_only {
             return;
         }
-        let bodies: [(&str, fn(&Arc<FsInner>)); 2] =
+        let bodies: [(&str, Body); 2] =
             [("fjord-writeback", write_back), ("fjord-commit", commit_old)];
         for (name, body) in bodies {
             let weak = Arc::downgrade(fs);
