@@ -6,6 +6,7 @@
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
 //! - [`fsx`]: a model checker for one file.
+//! - [`hostile`]: damaged images and what the engine does with them.
 //! - [`model`], [`stress`]: a file system in memory, and many threads compared with it.
 //!
 //! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
@@ -15,6 +16,7 @@ pub mod engine_file;
 pub mod features;
 pub mod fjord_mount;
 pub mod fsx;
+pub mod hostile;
 pub mod image;
 pub mod kill9;
 pub mod manifest;

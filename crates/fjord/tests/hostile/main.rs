@@ -1,0 +1,8 @@
+//! Hostile images, failing devices, and images that somebody else uses.
+
+mod images;
+
+use fjord_testkit::hostile::memory::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
