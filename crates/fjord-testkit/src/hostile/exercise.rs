@@ -41,6 +41,8 @@ const NAMES: [&str; 16] = [
 /// One user of a mounted file system.
 pub(super) struct User<'a> {
     fs: &'a Fs,
+    /// Print each outcome (`FJORD_TRACE`).
+    trace: bool,
     /// Outcomes that must not be.
     pub(super) wrong: Vec<String>,
     /// How often each errno (0: success) came back.
@@ -49,12 +51,15 @@ pub(super) struct User<'a> {
 
 impl<'a> User<'a> {
     pub(super) fn new(fs: &'a Fs) -> Self {
-        User { fs, wrong: Vec::new(), outcomes: BTreeMap::new() }
+        User { fs, trace: std::env::var_os("FJORD_TRACE").is_some(), wrong: Vec::new(), outcomes: BTreeMap::new() }
     }
 
     /// Judges an outcome.
     fn note<T>(&mut self, what: &str, result: Result<T, Error>) -> Option<T> {
         let errno = result.as_ref().err().map_or(0, Error::errno);
+        if self.trace {
+            println!("{what}: {:?}", result.as_ref().err());
+        }
         *self.outcomes.entry(errno).or_default() += 1;
         let error = match result {
             Ok(value) => return Some(value),
@@ -169,6 +174,9 @@ impl<'a> User<'a> {
         for round in 0..rounds {
             let path = NAMES[choices.below(NAMES.len() as u64) as usize];
             let Some(inode) = self.find(path) else { continue };
+            if self.trace {
+                println!("round {round}: {path} is inode {}", inode.ino());
+            }
             let Some(root) = self.note("root", self.fs.root()) else { return };
             match inode.attr().kind() {
                 FileKind::Directory => self.change_dir(&inode, &root, choices, round),
@@ -293,7 +301,7 @@ impl<'a> User<'a> {
                 let flags = RenameFlags::WHITEOUT;
                 self.note("rename", root.rename(name, root, new, flags, &cred));
             }
-            4 | 5 => drop(self.note("unlink", root.unlink(name))),
+            4 | 5 => drop(self.note(&format!("unlink {path}"), root.unlink(name))),
             6 => drop(self.note("rmdir", root.rmdir(name))),
             7 => drop(self.note("rmdir", flat.rmdir(b"below"))),
             _ => {}

@@ -104,6 +104,11 @@ fn take_panics() -> Vec<String> {
 
 /// Runs one image through everything. Returns what happened and what must not have.
 pub fn run_image(image: &MemImage, choices: &mut dyn Choices) -> (Summary, Vec<String>) {
+    run_device(&Arc::new(MemDevice::from_image(image)), choices)
+}
+
+/// As [`run_image`], on a device whose content afterwards is of interest.
+pub fn run_device(device: &Arc<MemDevice>, choices: &mut dyn Choices) -> (Summary, Vec<String>) {
     let mut summary = Summary { cases: 1, ..Summary::default() };
     let mut wrong = Vec::new();
     let quiet = MountOptions {
@@ -114,14 +119,14 @@ pub fn run_image(image: &MemImage, choices: &mut dyn Choices) -> (Summary, Vec<S
     };
     let looking =
         MountOptions { read_only: true, no_load_journal: true, ..MountOptions::default() };
-    let device = Arc::new(MemDevice::from_image(image));
-    visit(&device, &looking, &mut summary, &mut wrong, |user| user.walk());
-    if device.snapshot() != *image {
+    let before = device.snapshot();
+    visit(device, &looking, &mut summary, &mut wrong, |user| user.walk());
+    if device.snapshot() != before {
         wrong.push("a read-only mount changed the image".into());
     }
     // Changes first on the damage as it is, then a look at all of it, then changes once more.
     for pass in 0..2 {
-        let opened = visit(&device, &quiet, &mut summary, &mut wrong, |user| {
+        let opened = visit(device, &quiet, &mut summary, &mut wrong, |user| {
             if pass == 1 {
                 user.walk();
             }

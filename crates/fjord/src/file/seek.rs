@@ -99,6 +99,9 @@ pub(crate) fn fiemap(
             last: true,
         }]);
     }
+    if !map::has_map(&state) {
+        return Ok(Vec::new());
+    }
     let block_size = u64::from(fs.geo.block_size);
     let end = offset.saturating_add(length).div_ceil(block_size).min(u64::from(u32::MAX));
     let mut lblk = offset / block_size;

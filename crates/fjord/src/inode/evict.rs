@@ -17,7 +17,13 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     if inode.state.read().prealloc.is_some() {
         fs.discard_window(&mut inode.state.write());
     }
-    if inode.state.read().disk.links_count != 0 || fs.is_read_only() || fs.status.is_shut_down() {
+    // Without a record as an orphan the inode was deleted long ago: somebody asked for its
+    // number only.
+    let nameless = {
+        let state = inode.state.read();
+        state.disk.links_count == 0 && state.orphan.is_some()
+    };
+    if !nameless || fs.is_read_only() || fs.status.is_shut_down() {
         return Ok(());
     }
     delete(fs, inode)
