@@ -1,7 +1,8 @@
-//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `kill9`.
+//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `kill9`.
 //!
 //! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
 
+mod hostile;
 mod images;
 mod mounted;
 mod stages;
@@ -28,6 +29,8 @@ enum Task {
     Fsx(mounted::FsxArgs),
     /// All operations from many threads, compared with a model
     Stress(mounted::StressArgs),
+    /// Damage images at random and use them
+    Hostile(hostile::HostileArgs),
     /// Kill the daemon under load, recover, check every promise
     Kill9(mounted::Kill9Args),
 }
@@ -40,6 +43,7 @@ fn main() -> Result<()> {
         Task::Images(args) => images::run(&args),
         Task::Fsx(args) => mounted::fsx(&args),
         Task::Stress(args) => mounted::stress(&args),
+        Task::Hostile(args) => hostile::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
     }
 }

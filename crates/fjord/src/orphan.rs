@@ -153,7 +153,7 @@ fn write_slot(fs: &FsInner, h: &Handle, block: u32, slot: u32, ino: Option<Inode
 
 /// Finds the orphan file's blocks. Called once at mount.
 pub(crate) fn load_file(fs: &FsInner) -> Result<()> {
-    let Some(ino) = fs.sb.orphan_file_inode(&fs.geo.features) else { return Ok(()) };
+    let Some(ino) = fs.sb.orphan_file_inode() else { return Ok(()) };
     let inode = table::get(fs, ino)?;
     let state = inode.state.read();
     let count = state.size / u64::from(fs.geo.block_size);
@@ -228,14 +228,20 @@ fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     Ok(())
 }
 
+/// Whether a record of orphans may name `ino`: a file of a user or the value of an attribute.
+fn can_be_orphan(fs: &FsInner, ino: InodeNo) -> bool {
+    fs.geo.contains_inode(ino)
+        && ino >= fs.geo.first_inode
+        && fs.sb.orphan_file_inode() != Some(ino)
+}
+
 fn collect_list(fs: &FsInner) -> Result<Vec<InodeNo>> {
     let mut seen = HashSet::new();
     let mut list = Vec::new();
     let mut next = fs.sb.last_orphan();
     while next != 0 {
         let ino = InodeNo(next);
-        let valid = fs.geo.contains_inode(ino) && ino >= fs.geo.first_inode;
-        if !valid || !seen.insert(next) {
+        if !can_be_orphan(fs, ino) || !seen.insert(next) {
             return Err(Error::corrupt("orphan list", format!("inode {next} cannot be on it")));
         }
         list.push(ino);
@@ -251,8 +257,7 @@ fn collect_file(fs: &FsInner) -> Result<Vec<(InodeNo, (u32, u32))>> {
     for (index, &block) in blocks.iter().enumerate() {
         let buffer = fs.meta.read(block, |_| Ok(()))?;
         for (slot, ino) in orphan_file::orphans(&buffer.read()) {
-            let valid = fs.geo.contains_inode(ino) && ino >= fs.geo.first_inode;
-            if !valid || !seen.insert(ino.0) {
+            if !can_be_orphan(fs, ino) || !seen.insert(ino.0) {
                 return Err(Error::corrupt("orphan file", format!("inode {ino} cannot be in it")));
             }
             found.push((ino, (index as u32, slot as u32)));

@@ -197,6 +197,9 @@ impl Fs {
             return Err(Errno::STALE.into());
         }
         let inode = noting(&self.0, false, || table::get(&self.0, ino))?;
+        if self.0.is_internal(&inode) {
+            return Err(Errno::STALE.into());
+        }
         let reference = InodeRef::new(&self.0, inode);
         {
             let state = reference.inode.state.read();

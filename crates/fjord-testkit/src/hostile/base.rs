@@ -58,7 +58,11 @@ const RECIPES: &[Recipe] = &[
     recipe("dirty-plain", &["-t", "ext4", "-b", "1024", "-O", NO_SUMS], true),
     recipe("dirty-sums", &["-t", "ext4", "-b", "1024"], true),
     recipe("dirty-ext3", &["-t", "ext3", "-b", "1024"], true),
-    recipe("uninit", &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^metadata_csum,uninit_bg"], false),
+    recipe(
+        "uninit",
+        &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^metadata_csum,uninit_bg"],
+        false,
+    ),
     recipe(
         "meta_bg",
         &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^metadata_csum,meta_bg,^resize_inode"],
@@ -85,8 +89,7 @@ pub const COUNT: usize = RECIPES.len();
 /// # Errors
 /// Missing programs; a sound image that fjord or e2fsck does not accept.
 pub fn get(index: usize) -> Result<Arc<Base>> {
-    static MADE: [OnceLock<Result<Arc<Base>, String>>; COUNT] =
-        [const { OnceLock::new() }; COUNT];
+    static MADE: [OnceLock<Result<Arc<Base>, String>>; COUNT] = [const { OnceLock::new() }; COUNT];
     let index = index % COUNT;
     let make = || {
         let recipe = &RECIPES[index];
@@ -127,7 +130,11 @@ impl Recipe {
     /// e2fsck must find it sound.
     fn check(&self, image: &MemImage, path: &Path) -> Result<()> {
         image.write_to_file(path)?;
-        if self.dirty { image::e2fsck_repair(path)? } else { image::e2fsck_clean(path)? };
+        if self.dirty {
+            image::e2fsck_repair(path)?
+        } else {
+            image::e2fsck_clean(path)?
+        };
         Ok(())
     }
 }

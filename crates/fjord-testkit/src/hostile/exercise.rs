@@ -51,7 +51,12 @@ pub(super) struct User<'a> {
 
 impl<'a> User<'a> {
     pub(super) fn new(fs: &'a Fs) -> Self {
-        User { fs, trace: std::env::var_os("FJORD_TRACE").is_some(), wrong: Vec::new(), outcomes: BTreeMap::new() }
+        User {
+            fs,
+            trace: std::env::var_os("FJORD_TRACE").is_some(),
+            wrong: Vec::new(),
+            outcomes: BTreeMap::new(),
+        }
     }
 
     /// Judges an outcome.

@@ -35,7 +35,13 @@ pub struct Bytes<'a>(pub &'a [u8]);
 
 impl Choices for Bytes<'_> {
     fn below(&mut self, bound: u64) -> u64 {
-        let need = if bound <= 1 << 8 { 1 } else if bound <= 1 << 16 { 2 } else { 8 };
+        let need = if bound <= 1 << 8 {
+            1
+        } else if bound <= 1 << 16 {
+            2
+        } else {
+            8
+        };
         let (now, later) = self.0.split_at(self.0.len().min(need));
         self.0 = later;
         let value = now.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
@@ -149,7 +155,8 @@ fn change(
         6 => {
             let at = offset(place, choices, 4);
             let delta = choices.below(9) as u32;
-            let old = bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            let old =
+                bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
             put(&mut bytes, at, &old.wrapping_add(delta).wrapping_sub(4).to_le_bytes());
             format!("32 bits at {at}: {old} + {delta} - 4")
         }

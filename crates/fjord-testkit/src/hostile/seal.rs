@@ -37,20 +37,20 @@ fn sealed(image: &mut MemImage, geo: &Geometry, place: &Place, bytes: &mut [u8])
             let desc = GroupDesc::parse(bytes, geo).ok()?;
             desc.encode(bytes, geo, group).ok()
         }
-        Seal::BlockBitmap(group) => bitmap(image, geo, group, |desc| {
-            desc.update_block_bitmap_csum(bytes, geo).ok()
-        }),
-        Seal::InodeBitmap(group) => bitmap(image, geo, group, |desc| {
-            desc.update_inode_bitmap_csum(bytes, geo).ok()
-        }),
+        Seal::BlockBitmap(group) => {
+            bitmap(image, geo, group, |desc| desc.update_block_bitmap_csum(bytes, geo).ok())
+        }
+        Seal::InodeBitmap(group) => {
+            bitmap(image, geo, group, |desc| desc.update_inode_bitmap_csum(bytes, geo).ok())
+        }
         Seal::Inode(ino) => inode::update_checksum(bytes, geo, ino).ok(),
         Seal::Extents(seed) => extent::update_checksum(bytes, seed, geo).ok(),
         Seal::Dirents(seed) => dirent::set_checksum(bytes, &DirFormat::new(geo), seed).ok(),
-        Seal::Htree(seed, kind) => htree::set_checksum(bytes, kind, &DirFormat::new(geo), seed).ok(),
-        Seal::Xattrs(block) if sums => xattr::set_block_checksum(bytes, geo.csum_seed, block).ok(),
-        Seal::OrphanFile(seed, block) => {
-            orphan_file::seal(bytes, sums.then_some(seed), block).ok()
+        Seal::Htree(seed, kind) => {
+            htree::set_checksum(bytes, kind, &DirFormat::new(geo), seed).ok()
         }
+        Seal::Xattrs(block) if sums => xattr::set_block_checksum(bytes, geo.csum_seed, block).ok(),
+        Seal::OrphanFile(seed, block) => orphan_file::seal(bytes, sums.then_some(seed), block).ok(),
         Seal::JournalSuper if sums => put_be(bytes, SEED_START, JOURNAL_SUPER_CHECKSUM, 1024),
         Seal::Log(seed) if sums => log_block(seed, bytes),
         Seal::None | Seal::Xattrs(_) | Seal::JournalSuper | Seal::Log(_) => None,

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use fjord_block::{AlignedBuf, Buf, Class, DeviceExt, Order, Request};
-use fjord_format::features::{Compat, Features, Incompat, RoCompat};
+use fjord_format::features::{Compat, Incompat, RoCompat};
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::{Buffer, Handle};
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
+use crate::inode::Inode;
 
 /// Metadata blocks that a change of the superblock dirties.
 const SUPERBLOCK_CREDITS: u32 = 1;
@@ -26,11 +27,15 @@ const SUPERBLOCK_CREDITS: u32 = 1;
 pub(crate) struct SuperState {
     /// Taken after a handle is open and before the superblock's buffer.
     raw: Mutex<RawSuperblock>,
+    /// The inode of the orphan file; fixed.
+    orphan_file: Option<InodeNo>,
 }
 
 impl SuperState {
     pub(crate) fn new(raw: RawSuperblock) -> Self {
-        Self { raw: Mutex::new(raw) }
+        let ino = raw.s_orphan_file_inum.get();
+        let has_file = raw.features().compat.contains(Compat::ORPHAN_FILE) && ino != 0;
+        Self { orphan_file: has_file.then_some(InodeNo(ino)), raw: Mutex::new(raw) }
     }
 
     /// A copy of it as it is now.
@@ -44,13 +49,17 @@ impl SuperState {
     }
 
     /// The inode of the orphan file, where the features name one.
-    pub(crate) fn orphan_file_inode(&self, features: &Features) -> Option<InodeNo> {
-        let ino = self.raw.lock().s_orphan_file_inum.get();
-        (features.compat.contains(Compat::ORPHAN_FILE) && ino != 0).then_some(InodeNo(ino))
+    pub(crate) fn orphan_file_inode(&self) -> Option<InodeNo> {
+        self.orphan_file
     }
 }
 
 impl FsInner {
+    /// Whether an inode is no file of a user although its number is that of one.
+    pub(crate) fn is_internal(&self, inode: &Inode) -> bool {
+        inode.holds_value || self.sb.orphan_file_inode() == Some(inode.ino)
+    }
+
     fn superblock_place(&self) -> (BlockNo, usize) {
         let block = SUPERBLOCK_OFFSET_BYTES / u64::from(self.geo.block_size);
         let offset = SUPERBLOCK_OFFSET_BYTES % u64::from(self.geo.block_size);

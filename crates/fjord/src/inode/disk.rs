@@ -50,6 +50,10 @@ pub(crate) fn load(fs: &FsInner, ino: InodeNo) -> Result<DiskInode> {
     if crate::attr::FileKind::from_mode(disk.mode).is_none() {
         return Err(Error::corrupt(format!("inode {ino}"), format!("mode {:o}", disk.mode)));
     }
+    // With this every block number in the file fits 32 bits, the one behind its end too.
+    if disk.size > fs.geo.extent_file_size_max_bytes() {
+        return Err(Error::corrupt(format!("inode {ino}"), format!("{} bytes", disk.size)));
+    }
     Ok(disk)
 }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use fjord_block::Ticket;
-use fjord_format::inode::DiskInode;
+use fjord_format::inode::{DiskInode, InodeFlags};
 use fjord_format::{BlockNo, InodeNo, Tid};
 use parking_lot::{Mutex, RwLock};
 
@@ -36,6 +36,8 @@ use crate::cache::page::PageMap;
 pub(crate) struct Inode {
     /// Its number.
     pub(crate) ino: InodeNo,
+    /// It holds the value of an attribute (`EA_INODE`): no file of a user, never seen by one.
+    pub(crate) holds_value: bool,
     /// What it holds; the lock is also the file's read/write lock (`i_rwsem`).
     pub(crate) state: RwLock<InodeState>,
     /// Held by whoever writes this inode's pages back or takes blocks away from it.
@@ -174,6 +176,7 @@ impl Inode {
         let size = disk.size;
         Arc::new(Self {
             ino,
+            holds_value: disk.flags.contains(InodeFlags::EA_INODE),
             state: RwLock::new(InodeState {
                 disk,
                 size,

@@ -158,6 +158,9 @@ fn named(fs: &Arc<FsInner>, dir: &Inode, ino: InodeNo) -> Result<Arc<Inode>> {
     }
     let inode = table::get(fs, ino)
         .map_err(|error| if error.is(Errno::STALE) { bad("which is not in use") } else { error })?;
+    if fs.is_internal(&inode) {
+        return Err(bad("which belongs to the file system itself"));
+    }
     // Whoever holds the lock knows the inode, so it is alive; and waiting could be long.
     if inode.state.try_read().is_some_and(|state| state.disk.links_count == 0) {
         return Err(bad("which has no links"));
