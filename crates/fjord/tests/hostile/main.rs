@@ -1,6 +1,8 @@
 //! Hostile images, failing devices, and images that somebody else uses.
 
+mod faults;
 mod images;
+mod workload;
 
 use fjord_testkit::hostile::memory::CountingAllocator;
 

@@ -1,0 +1,226 @@
+//! A device that fails one request: what was promised stays, the error is told, nothing hangs.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use fjord::{Cred, Fs};
+use fjord_block::{
+    Device, FaultAction, FaultDevice, FaultMatch, FaultRule, IoOp, MemDevice, MemImage, Record,
+    Request,
+};
+use fjord_testkit::hostile::base;
+use fjord_testkit::image::{self, Scratch};
+use fjord_testkit::rng::seed_from_env;
+
+use crate::workload::{self, Promises, Run};
+
+const RUN_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// What happens to one request of a run.
+#[derive(Debug, Clone)]
+struct Fault {
+    op: IoOp,
+    skip_count: u64,
+    action: FaultAction,
+}
+
+/// What a run left.
+struct Left {
+    hit: bool,
+    promises: Promises,
+    /// The device as it is, and as it is if its cache loses what no flush covered.
+    images: [MemImage; 2],
+    /// Requests by kind: writes, flushes.
+    counts: (u64, u64),
+}
+
+/// Ends the test when `act` hangs.
+fn timed<T: Send + 'static>(title: &str, act: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let (sender, receiver) = channel();
+    let worker = std::thread::spawn(move || sender.send(act()));
+    match receiver.recv_timeout(RUN_TIME_MAX) {
+        Ok(value) => Ok(value),
+        Err(RecvTimeoutError::Timeout) => bail!("{title}: hangs"),
+        Err(RecvTimeoutError::Disconnected) => {
+            bail!("{title}: panicked: {:?}", worker.join().is_err())
+        }
+    }
+}
+
+/// The content after a power cut that takes all that no flush or FUA made durable.
+fn after_power_cut(before: &MemImage, records: &[Record]) -> Result<MemImage> {
+    let flushes: Vec<u64> = records
+        .iter()
+        .filter(|r| matches!(r.request, Request::Flush { .. }) && r.error.is_none())
+        .filter(|r| r.completed_at.is_some())
+        .map(|r| r.submitted_at)
+        .collect();
+    let device = MemDevice::from_image(before);
+    for record in records {
+        let Some(done) = record.completed_at else { continue };
+        let fua = matches!(record.request, Request::Write { fua: true, .. });
+        let durable = fua || flushes.iter().any(|&flush| flush > done);
+        if record.error.is_none() && durable {
+            device.submit(vec![record.request.clone()]).iter().try_for_each(|t| t.wait())?;
+        }
+    }
+    Ok(device.snapshot())
+}
+
+/// Runs the workload on a copy of base image `index` with a fault, or without one.
+fn run(index: usize, fault: Option<Fault>) -> Result<Left> {
+    let before = base::get(index)?.image.clone();
+    let memory = Arc::new(MemDevice::from_image(&before));
+    let device = Arc::new(FaultDevice::new(memory.clone()));
+    device.start_recording();
+    let fault_op = fault.as_ref().map(|fault| fault.op);
+    if let Some(Fault { op, skip_count, action }) = fault {
+        let matches = FaultMatch { op: Some(op), range: None };
+        device.faults().add(FaultRule { matches, skip_count, hit_count_max: 1, action });
+    }
+    let mut promises = Promises::new();
+    match Fs::open_device(device.clone(), &workload::options()) {
+        Err(error) => {
+            ensure!(device.faults().hit_count() > 0, "does not open: {error}");
+            ensure!(error.errno() == libc::EIO, "opening reports {error}");
+        }
+        Ok(fs) => promises = use_it(&fs, &device, fault_op)?,
+    }
+    let hit = device.faults().hit_count() > 0;
+    let records = device.take_recording();
+    let writes = records.iter().filter(|r| matches!(r.request, Request::Write { .. })).count();
+    let flushes = records.iter().filter(|r| matches!(r.request, Request::Flush { .. })).count();
+    Ok(Left {
+        hit,
+        promises,
+        images: [memory.snapshot(), after_power_cut(&before, &records)?],
+        counts: (writes as u64, flushes as u64),
+    })
+}
+
+fn use_it(fs: &Fs, device: &FaultDevice, fault_op: Option<IoOp>) -> Result<Promises> {
+    let mut run = Run::new(fs);
+    run.all();
+    let log = run.log.join("\n  ");
+    let promises = run.promises;
+    let lost_write = device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read);
+    if lost_write {
+        ensure!(!run.errors.is_empty(), "nobody was told\n  {log}");
+        ensure!(fs.is_read_only(), "still writable\n  {log}");
+        ensure!(fs.first_error().is_some(), "the error is not kept\n  {log}");
+        let refused = fs.root().and_then(|root| root.create(b"after", 0o600, &Cred::root()));
+        let errno = refused.err().map(|error| error.errno());
+        ensure!(errno == Some(libc::EROFS), "a later create gives {errno:?}\n  {log}");
+    } else if fault_op.is_none() {
+        ensure!(run.errors.is_empty(), "errors without a fault: {:?}", run.errors);
+    }
+    let unmounted = fs.unmount();
+    let lost_write = device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read);
+    ensure!(
+        unmounted.is_err() || !lost_write,
+        "unmount says that all is well\n  {log}"
+    );
+    if let (Err(error), false) = (&unmounted, device.faults().hit_count() > 0) {
+        bail!("unmount: {error}\n  {log}");
+    }
+    Ok(promises)
+}
+
+/// Runs with a fault and checks what is left; whether the fault was hit.
+fn one(index: usize, fault: &Fault, judge: bool) -> Result<bool> {
+    let left = run(index, Some(fault.clone()))?;
+    for (image, what) in left.images.iter().zip(["as it is", "after a power cut"]) {
+        let device = Arc::new(MemDevice::from_image(image));
+        workload::check(device.clone(), &left.promises).context(what)?;
+        if judge {
+            let scratch = Scratch::in_memory("faults")?;
+            let path = scratch.join("left.img");
+            device.snapshot().write_to_file(&path)?;
+            device.snapshot().write_to_file(std::path::Path::new("/tmp/hostile/left.img"))?;
+            image::e2fsck_clean(&path).context(what)?;
+        }
+    }
+    Ok(left.hit)
+}
+
+/// Fails each `stride`-th request of a kind in turn, from a start that the seed gives.
+fn sweep(index: usize, op: IoOp, action: &FaultAction, count: u64, stride: u64) -> Result<u64> {
+    let seed = seed_from_env("faults", 0);
+    let mut hits = 0;
+    for skip_count in (seed % stride..count).step_by(stride as usize) {
+        let fault = Fault { op, skip_count, action: action.clone() };
+        let title = format!("image {}, {fault:?}", base::get(index)?.name);
+        let judge = skip_count % 4 == 0;
+        let hit = timed(&title, move || one(index, &fault, judge))?.context(title)?;
+        hits += u64::from(hit);
+    }
+    Ok(hits)
+}
+
+/// Every request is failed with `FJORD_ROUNDS=all`; else every so many.
+fn stride(usual: u64) -> u64 {
+    if std::env::var("FJORD_ROUNDS").is_ok_and(|rounds| rounds == "all") { 1 } else { usual }
+}
+
+/// Default and 1 KiB blocks without checksums: their places in the table of base images.
+const IMAGES: [usize; 3] = [0, 1, 3];
+
+#[test]
+fn without_faults_all_is_kept() -> Result<()> {
+    for index in IMAGES {
+        let left = run(index, None)?;
+        println!("{}: {:?}", base::get(index)?.name, left.counts);
+        for image in &left.images {
+            workload::check(Arc::new(MemDevice::from_image(image)), &left.promises)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn failed_writes() -> Result<()> {
+    for index in IMAGES {
+        let (writes, _) = run(index, None)?.counts;
+        let hits = sweep(index, IoOp::Write, &FaultAction::Fail(libc::EIO), writes, stride(19))?;
+        ensure!(hits > 0, "no write was hit");
+    }
+    Ok(())
+}
+
+#[test]
+fn failed_flushes() -> Result<()> {
+    for index in IMAGES {
+        let (_, flushes) = run(index, None)?.counts;
+        sweep(index, IoOp::Flush, &FaultAction::Fail(libc::EIO), flushes, stride(7))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn torn_writes() -> Result<()> {
+    for index in IMAGES {
+        let (writes, _) = run(index, None)?.counts;
+        let action = FaultAction::Torn { keep_bytes: 512, errno: libc::EIO };
+        sweep(index, IoOp::Write, &action, writes, stride(31))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn full_below() -> Result<()> {
+    let (writes, _) = run(0, None)?.counts;
+    sweep(0, IoOp::Write, &FaultAction::Fail(libc::ENOSPC), writes, stride(41))?;
+    Ok(())
+}
+
+#[test]
+fn failed_reads() -> Result<()> {
+    for index in IMAGES {
+        // As many as there can be; beyond the last none is hit.
+        let reads = 150;
+        sweep(index, IoOp::Read, &FaultAction::Fail(libc::EIO), reads, stride(5))?;
+    }
+    Ok(())
+}
