@@ -22,6 +22,22 @@ use crate::transaction::Transaction;
 thread_local! {
     /// Journals (by address) on which this thread has an open handle.
     static OPEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Journals on which this thread dropped a handle that had changed something.
+    static ABANDONED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Journal {
+    /// Whether this thread, since it last asked, dropped a handle that had changed something
+    /// instead of stopping it: what an error in the middle of a change does. The caller knows
+    /// whether what was done so far makes sense alone; if not, it must abort the journal.
+    pub fn take_abandoned(&self) -> bool {
+        let key = self.key();
+        ABANDONED.with_borrow_mut(|abandoned| {
+            let before = abandoned.len();
+            abandoned.retain(|&other| other != key);
+            abandoned.len() != before
+        })
+    }
 }
 
 /// Errs when this thread has an open handle on the journal: `what` would wait for itself.
@@ -43,6 +59,8 @@ pub struct Handle {
     /// Blocks it may still add to the transaction.
     credits: Cell<u32>,
     stopped: bool,
+    /// It has handed out a buffer to be changed.
+    changed: Cell<bool>,
     /// A handle stays on its thread.
     not_send: PhantomData<Rc<()>>,
 }
@@ -52,7 +70,14 @@ impl Handle {
         let key = journal.key();
         OPEN.with_borrow_mut(|open| open.push(key));
         let credits = Cell::new(credits);
-        Handle { journal, transaction, credits, stopped: false, not_send: PhantomData }
+        Handle {
+            journal,
+            transaction,
+            credits,
+            stopped: false,
+            changed: Cell::new(false),
+            not_send: PhantomData,
+        }
     }
 
     /// The transaction that the handle belongs to; changes with [`Handle::restart`].
@@ -72,6 +97,7 @@ impl Handle {
     /// Errs when the credits are used up ([`Handle::extend`] first) or the journal stopped.
     pub fn get_write<'a>(&'a self, buffer: &'a Arc<Buffer>) -> Result<WriteGuard<'a>> {
         self.journal.check_running()?;
+        self.changed.set(true);
         let guard = buffer.lock_for_write();
         let tid = self.transaction.tid;
         if buffer.is_part_of(tid) {
@@ -144,6 +170,7 @@ impl Handle {
         self.transaction = transaction;
         self.credits.set(credits);
         self.stopped = false;
+        self.changed.set(false);
         Ok(self.tid())
     }
 
@@ -191,6 +218,14 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.stopped && self.changed.get() {
+            let key = self.journal.key();
+            ABANDONED.with_borrow_mut(|abandoned| {
+                if !abandoned.contains(&key) {
+                    abandoned.push(key);
+                }
+            });
+        }
         self.stop_now();
     }
 }

@@ -212,11 +212,20 @@ impl Fs {
     }
 }
 
-/// Runs a call; damage that it meets makes the file system read-only.
+/// Runs a call; damage that it meets makes the file system read-only, and so does a failed
+/// read in the middle of a change, whose first half must not commit.
 fn noting<T>(fs: &FsInner, changing: bool, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    if changing {
+        fs.journal().take_abandoned();
+    }
     let result = call();
     if let Err(error) = &result {
-        fs.note_damage(error, changing);
+        let half_done = changing && matches!(error, Error::Io(_)) && fs.journal().take_abandoned();
+        if half_done {
+            fs.note_write_error(error);
+        } else {
+            fs.note_damage(error, changing);
+        }
     }
     result
 }

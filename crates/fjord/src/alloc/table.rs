@@ -200,9 +200,19 @@ impl Groups {
     }
 
     /// Protects the journal's blocks (start and count of each run); mount calls it once.
-    pub(crate) fn protect_journal(&self, runs: impl IntoIterator<Item = (BlockNo, u64)>) {
+    ///
+    /// # Errors
+    /// `Corrupt` if the journal lies over other structures.
+    pub(crate) fn protect_journal(&self, runs: Vec<(BlockNo, u64)>) -> Result<()> {
+        for &(start, count) in &runs {
+            if self.zones.overlaps_fixed(start.0, start.0.saturating_add(count)) {
+                let detail = format!("{count} blocks at {start} belong to other structures");
+                return Err(Error::corrupt("journal inode", detail));
+            }
+        }
         let zones = runs.into_iter().map(|(start, count)| (start.0, start.0.saturating_add(count)));
         self.zones.set_journal(zones.collect());
+        Ok(())
     }
 
     /// The cell of a group.

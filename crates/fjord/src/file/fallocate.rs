@@ -73,7 +73,7 @@ pub(crate) fn fallocate(
     }
     writeback::throttle(fs);
     let mut in_flight = inode.writeback.lock();
-    writeback::drain(inode, &mut in_flight)?;
+    writeback::drain(fs, inode, &mut in_flight)?;
     {
         let mut state = inode.state.write();
         check(fs, &state, operation, offset, end)?;
@@ -324,7 +324,7 @@ fn shift_prepare(
     from: u64,
 ) -> Result<()> {
     writeback::write_locked(fs, inode, in_flight, 0..u64::MAX, writeback::Mode::Background)?;
-    writeback::drain(inode, in_flight)?;
+    writeback::drain(fs, inode, in_flight)?;
     let mut state = inode.state.write();
     if inode.pages.next_pending(from).is_some() {
         // A write came in between; the caller's loop writes it too.

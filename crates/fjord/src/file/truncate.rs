@@ -25,7 +25,7 @@ use crate::orphan;
 /// `EFBIG`, `EINVAL`, I/O errors, corruption.
 pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Result<()> {
     let mut in_flight = inode.writeback.lock();
-    writeback::drain(inode, &mut in_flight)?;
+    writeback::drain(fs, inode, &mut in_flight)?;
     let grows_over_tail = {
         let mut state = inode.state.write();
         if size > fs.max_file_size(&state) {
@@ -56,7 +56,7 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
 }
 
 fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u64) -> Result<()> {
-    writeback::drain(inode, in_flight)?;
+    writeback::drain(fs, inode, in_flight)?;
     let mut state = inode.state.write();
     let handle = fs.start(disk::STORE_CREDITS)?;
     if size > state.size {

@@ -102,7 +102,7 @@ pub(crate) fn write_locked(
     range: Range<u64>,
     mode: Mode,
 ) -> Result<()> {
-    drain(inode, in_flight)?;
+    drain(fs, inode, in_flight)?;
     let result = write_batches(fs, inode, in_flight, range, mode);
     noting(fs, inode, result)
 }
@@ -450,7 +450,7 @@ fn journal_run(
 }
 
 /// Waits until no data write of the inode is in flight.
-pub(crate) fn drain(inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
+pub(crate) fn drain(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
     let mut first_error = None;
     for (ticket, lblk, len) in in_flight.writes.drain(..) {
         if let Err(error) = ticket.wait() {
@@ -461,20 +461,22 @@ pub(crate) fn drain(inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
     match first_error {
         Some(error) => {
             inode.wb_errors.fetch_add(1, Ordering::AcqRel);
-            Err(error.into())
+            let error = error.into();
+            fs.note_write_error(&error);
+            Err(error)
         }
         None => Ok(()),
     }
 }
 
 /// As [`drain`], taking the lock.
-pub(crate) fn wait_in_flight(inode: &Inode) -> Result<()> {
-    drain(inode, &mut inode.writeback.lock())
+pub(crate) fn wait_in_flight(fs: &FsInner, inode: &Inode) -> Result<()> {
+    drain(fs, inode, &mut inode.writeback.lock())
 }
 
 /// Ends an fsync: the commit has waited for the data, so the pages can be let go.
-pub(crate) fn finish(inode: &Inode) -> Result<()> {
-    wait_in_flight(inode)
+pub(crate) fn finish(fs: &FsInner, inode: &Inode) -> Result<()> {
+    wait_in_flight(fs, inode)
 }
 
 /// Before a rename replaces a file: the new content goes into the same or an earlier

@@ -74,7 +74,7 @@ pub(crate) struct FsInner {
     /// Background threads and their wake-ups.
     pub(crate) threads: threads::Threads,
     /// Multi-mount protection, while it is held.
-    pub(crate) mmp: mmp::Mmp,
+    pub(crate) mmp: Arc<mmp::Mmp>,
     /// Set once, at the end of mount.
     journal: OnceLock<Journal>,
 }

@@ -32,6 +32,9 @@ use crate::orphan::{self, OrphanTable};
 
 /// Smallest cache that still makes progress, in bytes.
 const CACHE_MIN_BYTES: u64 = 8 << 20;
+/// Blocks that the largest change takes, with room to spare; a log of the smallest size that
+/// mke2fs makes (1024 blocks) has far more.
+const JOURNAL_CREDITS_MIN: u32 = 256;
 /// Bytes that an inode in memory stands for when the table's capacity is worked out.
 const INODE_BYTES: u64 = 1024;
 
@@ -84,8 +87,20 @@ pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Re
     let options = settle_options(&raw, options)?;
     let geo = Geometry::from_superblock(&raw)?;
     check_size(&*device, &geo)?;
-    let mmp = mmp::Mmp::acquire(&device, &raw, &geo, &options)?;
-    let journal = open_journal(&device, &raw, &geo, &options)?;
+    let mmp = Arc::new(mmp::Mmp::acquire(&device, &raw, &geo, &options)?);
+    // The image is not in use after all when the rest fails.
+    load(device, &raw, &geo, options, mmp.clone()).inspect_err(|_| mmp.release())
+}
+
+/// Mounts an image that is ours.
+fn load(
+    device: Arc<dyn Device>,
+    raw: &RawSuperblock,
+    geo: &Geometry,
+    options: MountOptions,
+    mmp: Arc<mmp::Mmp>,
+) -> Result<Arc<FsInner>> {
+    let journal = open_journal(&device, raw, geo, &options)?;
     // The replay may have changed the superblock.
     let raw = read_superblock(&*device)?;
     let geo = Geometry::from_superblock(&raw)?;
@@ -95,22 +110,28 @@ pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Re
     {
         return Err(damage.clone());
     }
-    let fs = build(device, raw.clone(), geo, options, mmp, groups);
-    if let Some((journal, blocks)) = journal {
-        fs.groups.protect_journal(blocks);
-        fs.set_journal(journal);
+    let fs = build(device, raw, geo, options, mmp, groups);
+    let mut aborted = false;
+    if let Some(opened) = journal {
+        fs.groups.protect_journal(opened.runs)?;
+        fs.set_journal(opened.journal);
+        aborted = opened.aborted;
     }
     if !fs.options.read_only {
-        start_writing(&fs, &raw)?;
+        start_writing(&fs, &raw, aborted)?;
     }
     Ok(fs)
 }
 
-fn start_writing(fs: &Arc<FsInner>, raw: &RawSuperblock) -> Result<()> {
-    if raw.state().contains(FsState::ERROR) {
+fn start_writing(fs: &Arc<FsInner>, raw: &RawSuperblock, aborted: bool) -> Result<()> {
+    if raw.state().contains(FsState::ERROR) || aborted {
         tracing::warn!("the image bears the mark of an earlier error; run e2fsck -f when you can");
     }
-    fs.write_mounted_superblock()?;
+    fs.write_mounted_superblock(aborted)?;
+    if aborted {
+        // The superblock has the mark now, where e2fsck looks for it.
+        fs.journal().clear_errno()?;
+    }
     orphan::load_file(fs)?;
     let completed = orphan::process(fs)?;
     if completed > 0 {
@@ -211,7 +232,7 @@ fn build(
     raw: RawSuperblock,
     geo: Geometry,
     options: MountOptions,
-    mmp: mmp::Mmp,
+    mmp: Arc<mmp::Mmp>,
     groups: Groups,
 ) -> Arc<FsInner> {
     let budget = options.cache_size_bytes;
@@ -241,14 +262,23 @@ fn build(
     })
 }
 
+/// A journal that has been replayed.
+struct OpenedJournal {
+    journal: Journal,
+    /// The blocks it lies in.
+    runs: Vec<(BlockNo, u64)>,
+    /// Its last user stopped it because of an error.
+    aborted: bool,
+}
+
 /// Opens the journal, replaying it if need be. `None` for images without one and for
-/// read-only mounts. Returns the blocks it lies in as well.
+/// read-only mounts.
 fn open_journal(
     device: &Arc<dyn Device>,
     raw: &RawSuperblock,
     geo: &Geometry,
     options: &MountOptions,
-) -> Result<Option<(Journal, Vec<(BlockNo, u64)>)>> {
+) -> Result<Option<OpenedJournal>> {
     if !geo.features.compat.contains(Compat::HAS_JOURNAL) {
         return Ok(None);
     }
@@ -268,7 +298,7 @@ fn open_journal(
             hint: "move the journal into the image with tune2fs -O ^has_journal and -j".into(),
         });
     };
-    let (journal_map, blocks) = journal_map(device, raw, geo, options, ino)?;
+    let (journal_map, runs) = journal_map(device, raw, geo, options, ino)?;
     let journal_options = JournalOptions {
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
@@ -281,7 +311,11 @@ fn open_journal(
     if geo.features.incompat.contains(Incompat::RECOVER) {
         tracing::info!(?report, "journal replayed");
     }
-    Ok(Some((journal, blocks)))
+    if journal.credits_max() < JOURNAL_CREDITS_MIN {
+        let detail = "the log is too short for any change".to_owned();
+        return Err(Error::corrupt("journal", detail));
+    }
+    Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some() }))
 }
 
 /// Where the journal of an image lies, and the block size in bytes; `None` without a journal.
@@ -307,8 +341,14 @@ fn journal_map(
 ) -> Result<(JournalMap, Vec<(BlockNo, u64)>)> {
     let view_options = MountOptions { read_only: true, ..options.clone() };
     let groups = Groups::unread(geo);
-    let fs =
-        build(device.clone(), raw.clone(), geo.clone(), view_options, mmp::Mmp::none(), groups);
+    let fs = build(
+        device.clone(),
+        raw.clone(),
+        geo.clone(),
+        view_options,
+        Arc::new(mmp::Mmp::none()),
+        groups,
+    );
     let inode = table::get(&fs, ino)?;
     let state = inode.state.read();
     if !state.is_file() {

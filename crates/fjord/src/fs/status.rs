@@ -93,9 +93,11 @@ impl FsInner {
     }
 
     /// Records damage that an operation met. `changing` says whether the operation was
-    /// changing something: then its transaction must not commit.
+    /// changing something: then its transaction must not commit. The same holds when the
+    /// journal refused a part of a change.
     pub(crate) fn note_damage(&self, error: &Error, changing: bool) {
-        if !error.is_corrupt() {
+        let refused = changing && matches!(error, Error::Journal(_));
+        if !(error.is_corrupt() || refused) {
             return;
         }
         if changing {

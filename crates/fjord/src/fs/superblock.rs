@@ -149,13 +149,17 @@ impl FsInner {
     }
 
     /// At mount: the image is in use from now on.
-    pub(crate) fn write_mounted_superblock(&self) -> Result<()> {
+    /// `failed`: its last user met an error.
+    pub(crate) fn write_mounted_superblock(&self, failed: bool) -> Result<()> {
         let has_log = self.has_log();
         let now = u64::try_from(self.now().sec).unwrap_or(0);
         self.write_superblock_safely(|raw| {
             raw.set_mtime_seconds(now);
             let mounts = raw.s_mnt_count.get().saturating_add(1);
             raw.s_mnt_count.set(mounts);
+            if failed {
+                raw.set_state(raw.state() | FsState::ERROR);
+            }
             if has_log {
                 set_incompat(raw, Incompat::RECOVER, true);
             } else {

@@ -33,7 +33,7 @@ impl FsyncPolicy for Compound {
         if owed.is_some() {
             // Writes in place are not attached to a transaction: whichever flush comes
             // next covers them only if they are complete before it starts.
-            writeback::wait_in_flight(inode)?;
+            writeback::wait_in_flight(fs, inode)?;
         }
         match wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) {
             Some(tid) => fs.journal().commit(tid)?,

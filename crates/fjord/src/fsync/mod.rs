@@ -12,6 +12,8 @@ mod compound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::io::Errno;
+
 pub(crate) use compound::Compound;
 
 use crate::error::Result;
@@ -48,13 +50,24 @@ pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
 pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
     fs.check_alive()?;
     if fs.is_read_only() {
-        return Ok(());
+        return unwritten_is_lost(fs, inode, datasync);
     }
     // A sync by somebody else must know of the writes that are under way here.
     let _busy = fs.dirty_inodes.begin(inode);
     writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
     fs.fsync_policy.commit(fs, inode, datasync)?;
-    writeback::finish(inode)?;
+    writeback::finish(fs, inode)?;
     fs.stats.fsyncs.fetch_add(1, Ordering::Relaxed);
     Ok(())
+}
+
+/// On a file system that an error made read-only: fails if the file has changes that did not
+/// reach the device before, and never will.
+fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
+    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+    let uncommitted = wanted.get().is_some_and(|tid| !fs.journal().is_committed(tid));
+    if !(uncommitted || inode.pages.has_dirty() || inode.in_place.owed().is_some()) {
+        return Ok(());
+    }
+    Err(fs.status.first_error().unwrap_or(Errno::IO.into()))
 }

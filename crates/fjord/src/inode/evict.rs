@@ -33,7 +33,7 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
 pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     let mut in_flight = inode.writeback.lock();
     // An error of data that is going away anyway does not matter.
-    let _ = writeback::drain(inode, &mut in_flight);
+    let _ = writeback::drain(fs, inode, &mut in_flight);
     let mut state = inode.state.write();
     if state.dead {
         return Ok(());

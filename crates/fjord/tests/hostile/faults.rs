@@ -118,10 +118,7 @@ fn use_it(fs: &Fs, device: &FaultDevice, fault_op: Option<IoOp>) -> Result<Promi
     }
     let unmounted = fs.unmount();
     let lost_write = device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read);
-    ensure!(
-        unmounted.is_err() || !lost_write,
-        "unmount says that all is well\n  {log}"
-    );
+    ensure!(unmounted.is_err() || !lost_write, "unmount says that all is well\n  {log}");
     if let (Err(error), false) = (&unmounted, device.faults().hit_count() > 0) {
         bail!("unmount: {error}\n  {log}");
     }
@@ -138,7 +135,6 @@ fn one(index: usize, fault: &Fault, judge: bool) -> Result<bool> {
             let scratch = Scratch::in_memory("faults")?;
             let path = scratch.join("left.img");
             device.snapshot().write_to_file(&path)?;
-            device.snapshot().write_to_file(std::path::Path::new("/tmp/hostile/left.img"))?;
             image::e2fsck_clean(&path).context(what)?;
         }
     }

@@ -16,7 +16,7 @@ use fjord_testkit::rng::pattern_vec;
 pub(crate) enum Promise {
     /// Nothing.
     Absent,
-    /// A file whose blocks each have the content of one of these.
+    /// A file whose sectors each have the content of one of these.
     File(Vec<Vec<u8>>),
     /// An attribute of this value.
     Attribute(&'static [u8], Vec<u8>),
@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
 
     fn attribute(&mut self, root: &InodeRef) {
         let Some(file) = self.ok("lookup", root.lookup(b"attributes")) else { return };
-        let value = vec![b'n'; 600];
+        let value = vec![b'n'; 200];
         if self.ok("setxattr", file.set_xattr(b"user.new", &value, XattrFlags::empty())).is_some()
             && self.ok("fsync attributes", file.open().fsync(false)).is_some()
         {
@@ -213,8 +213,8 @@ fn keep(fs: &Fs, path: &str, promise: &Promise) -> Result<()> {
             let found = fs.read(path)?;
             let len = versions.first().map_or(0, Vec::len);
             ensure!(found.len() == len, "{} bytes, not {len}", found.len());
-            for (number, block) in found.chunks(1024).enumerate() {
-                let at = number * 1024;
+            for (number, block) in found.chunks(512).enumerate() {
+                let at = number * 512;
                 let fits = |version: &Vec<u8>| version.get(at..at + block.len()) == Some(block);
                 if !versions.iter().any(fits) {
                     bail!("other content at byte {at}");
