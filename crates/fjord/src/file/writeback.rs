@@ -552,7 +552,7 @@ fn start_one<'a>(fs: &Arc<FsInner>, busy: &'a Busy<'a>, may_wait: bool) -> Optio
         if may_wait { inode.writeback.lock() } else { inode.writeback.try_lock()? };
     let mut pending = VecDeque::new();
     let mode = Mode::Background;
-    let result = drain(inode, &mut in_flight)
+    let result = drain(fs, inode, &mut in_flight)
         .and_then(|()| submit_all(fs, inode, &mut in_flight, 0..u64::MAX, mode, &mut pending));
     Some(Started { busy, in_flight, pending, result })
 }
