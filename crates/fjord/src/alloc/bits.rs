@@ -144,13 +144,10 @@ impl SparseBits {
         removed
     }
 
-    /// Whether all bits of `range` are in the set.
-    pub(crate) fn contains(&self, range: Range<u32>) -> bool {
-        let Some(words) = self.words.as_ref() else { return range.is_empty() };
-        words_of(&range).all(|index| {
-            let mask = word_mask(index, &range);
-            words.get(index as usize).is_some_and(|word| word & mask == mask)
-        })
+    /// The first bit at or after `from` that is not in the set.
+    pub(crate) fn next_missing(&self, from: u32) -> u32 {
+        let Some(words) = self.words.as_ref() else { return from };
+        next_bit(words, from, words.len() as u32 * WORD_BITS, false).max(from)
     }
 
     /// Whether one of the bits of `range` is in the set.
@@ -204,13 +201,13 @@ mod tests {
         let mut set = SparseBits::default();
         assert_eq!(set.insert(60..70, 128), 10);
         assert_eq!(set.insert(65..75, 128), 5);
-        assert!(set.contains(60..75));
-        assert!(!set.contains(59..61));
+        assert_eq!(set.next_missing(60), 75);
+        assert_eq!(set.next_missing(59), 59);
         let mut words = [0u64; 2];
         set.add_to(&mut words, &(62..64));
         assert_eq!(words[0].count_ones(), 2);
         assert_eq!(set.remove(0..128), 15);
         assert_eq!(set.count(), 0);
-        assert!(set.contains(3..3));
+        assert_eq!(set.next_missing(3), 3);
     }
 }

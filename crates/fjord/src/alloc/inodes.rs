@@ -176,10 +176,10 @@ impl FsInner {
         let mut at = first;
         loop {
             let bit = bitmap::next_clear(&contents, at, end)?;
-            if !overlay.busy_inodes.contains(bit..bit + 1) {
+            at = overlay.busy_inodes.next_missing(bit);
+            if at == bit {
                 return Some(bit);
             }
-            at = bit + 1;
         }
     }
 
