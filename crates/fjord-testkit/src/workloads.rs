@@ -32,7 +32,13 @@ pub fn fio(dir: &Path, megabytes: u32) -> Result<()> {
             .arg(format!("--name={name}"))
             .arg(format!("--directory={}", dir.display()))
             .arg(format!("--size={megabytes}m"))
-            .args(["--numjobs=2", "--verify=crc32c", "--verify_fatal=1", "--randseed=7"])
+            .args([
+                "--numjobs=2",
+                "--verify=crc32c",
+                "--verify_fatal=1",
+                "--randseed=7",
+                "--verify_state_save=0",
+            ])
             .args(["--do_verify=1", "--output-format=terse"])
             .args(args))?
         .ok()
