@@ -43,7 +43,7 @@ pub const TOOLS: &[Tool] = &[
     tool("setfacl", "acl", "access control lists through the mount"),
     tool("getfacl", "acl", "access control lists through the mount"),
     tool("fusermount3", "fuse3", "mounts without privilege"),
-    tool("fuse2fs", "fuse2fs", "fills images the kernel cannot mount"),
+    tool("fuse2fs", "fuse2fs", "is measured beside fjord"),
     tool("fio", "fio", "writes with verification"),
     tool("sqlite3", "sqlite3", "database workloads"),
     tool("git", "git", "clone and fsck through the mount"),
