@@ -343,7 +343,7 @@ fn journal_map(
     let groups = Groups::unread(geo);
     let fs = build(
         device.clone(),
-        raw.clone(),
+        *raw,
         geo.clone(),
         view_options,
         Arc::new(mmp::Mmp::none()),
