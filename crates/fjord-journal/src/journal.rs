@@ -238,7 +238,7 @@ impl Journal {
     /// Commits the running transaction and waits for those under way. Returns the newest
     /// transaction, which is durable now.
     pub fn commit_running(&self) -> Result<Tid> {
-        let tid = Tid(self.inner.state.lock().next_tid.0.wrapping_sub(1));
+        let tid = self.newest_tid();
         self.commit(tid)?;
         Ok(tid)
     }
@@ -251,6 +251,12 @@ impl Journal {
     /// The running transaction, if any handle has started one since the last commit.
     pub fn running_tid(&self) -> Option<Tid> {
         self.inner.state.lock().running.as_ref().map(|running| running.transaction.tid)
+    }
+
+    /// The newest transaction: the running one, or else the last one. With it durable,
+    /// everything done so far is.
+    pub fn newest_tid(&self) -> Tid {
+        Tid(self.inner.state.lock().next_tid.0.wrapping_sub(1))
     }
 
     /// Whether there is anything that a commit would make durable: for the commit timer.

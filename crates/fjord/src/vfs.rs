@@ -25,9 +25,12 @@ use crate::file::{read, write};
 use crate::fs::FsInner;
 use crate::fs::mount;
 use crate::fs::status::ShutdownMode;
+use crate::inode::table::Users;
 use crate::inode::{Inode, attr, evict, flags, table};
 use crate::options::MountOptions;
 use crate::{dir, fsync, namei, xattr};
+
+const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
 /// A mounted file system. Clones share it. End its use with [`Fs::unmount`]: an `Fs` that is
 /// only dropped leaves the image as a crash would, recoverable, but without what was not
@@ -210,6 +213,37 @@ impl Fs {
         }
         Ok(reference)
     }
+
+    /// An inode that the caller holds by number ([`InodeRef::hold`]).
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such inode; errors of reading it again.
+    pub fn held_inode(&self, ino: InodeNo) -> Result<InodeRef> {
+        match self.0.inodes.peek(ino) {
+            Some(inode) => Ok(InodeRef::new(&self.0, inode)),
+            None => self.inode(ino, None),
+        }
+    }
+
+    /// Takes back `count` calls of [`InodeRef::hold`]. With the last one go the blocks of a
+    /// deleted file.
+    pub fn unhold(&self, ino: InodeNo, count: u64) {
+        if self.0.inodes.unhold(ino, count) {
+            self.release_unheld(ino);
+        }
+    }
+
+    /// Takes back all calls of [`InodeRef::hold`].
+    pub fn unhold_all(&self) {
+        for ino in self.0.inodes.unhold_all() {
+            self.release_unheld(ino);
+        }
+    }
+
+    fn release_unheld(&self, ino: InodeNo) {
+        // One that is not in memory has a name. For others the last reference decides.
+        drop(self.0.inodes.peek(ino).map(|inode| InodeRef::new(&self.0, inode)));
+    }
 }
 
 /// Runs a call; damage that it meets makes the file system read-only, and so does a failed
@@ -264,9 +298,15 @@ impl Clone for InodeRef {
 
 impl Drop for InodeRef {
     fn drop(&mut self) {
-        if self.fs.inodes.drop_ref(&self.inode)
-            && let Err(error) = noting(&self.fs, true, || evict::release(&self.fs, &self.inode))
-        {
+        let released = match self.fs.inodes.drop_ref(&self.inode) {
+            Users::References => Ok(()),
+            Users::Holders => {
+                evict::close(&self.fs, &self.inode);
+                Ok(())
+            }
+            Users::Nobody => noting(&self.fs, true, || evict::release(&self.fs, &self.inode)),
+        };
+        if let Err(error) = released {
             // It stays on the orphan record; the next mount completes the deletion.
             tracing::warn!(ino = self.inode.ino.0, %error, "could not free a deleted file");
         }
@@ -295,6 +335,13 @@ impl InodeRef {
             }
             other => other,
         }
+    }
+
+    /// Holds the inode by number until [`Fs::unhold`]: the number is not given to another file,
+    /// and the blocks stay if the file is deleted. Unlike a reference it costs a few bytes and
+    /// no inode in memory; [`Fs::held_inode`] leads back to it.
+    pub fn hold(&self) {
+        self.fs.inodes.hold(self.inode.ino);
     }
 
     /// The file system it belongs to.
@@ -514,7 +561,33 @@ impl InodeRef {
     /// # Errors
     /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `ERANGE`, `EPERM`, `EOPNOTSUPP`.
     pub fn set_xattr(&self, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.changing(|| xattr::set(&self.fs, &self.inode, name, value, flags))
+        self.changing(|| xattr::set(&self.fs, &self.inode, name, value, flags))?;
+        // After it is there, so that no write in between takes it for absent for good.
+        self.inode.no_capability.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Removes file capabilities, as every write to the content must; cheap when there are
+    /// none.
+    ///
+    /// # Errors
+    /// I/O errors and corruption.
+    pub fn drop_capability(&self) -> Result<()> {
+        let known_absent = &self.inode.no_capability;
+        if known_absent.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let removed = match self.get_xattr(CAPABILITY_XATTR) {
+            Ok(_) => self.remove_xattr(CAPABILITY_XATTR),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if !error.is(Errno::NODATA) && !error.is(Errno::OPNOTSUPP) => {
+                known_absent.store(false, Ordering::Release);
+                Err(error)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The names of all extended attributes.

@@ -87,11 +87,11 @@ fn split_rdev(rdev: u32) -> (u32, u32) {
 
 impl EngineHandler {
     pub(super) fn getattr(&self, request: &Request<'_>) -> Outcome<AttrOut> {
-        Ok(attr_out(&self.node(request)?.inode.attr()))
+        Ok(attr_out(&self.node(request)?.attr()))
     }
 
     pub(super) fn statx(&self, request: &Request<'_>) -> Outcome<StatxOut> {
-        let attr = self.node(request)?.inode.attr();
+        let attr = self.node(request)?.attr();
         let flag = |fl: u32, bit: u64| if attr.flags & fl != 0 { bit } else { 0 };
         let (rdev_major, rdev_minor) = split_rdev(attr.rdev);
         let has_birth = attr.crtime != Timespec::default();
@@ -141,16 +141,16 @@ impl EngineHandler {
             kill_privileges: valid.contains(Fattr::KILL_SUIDGID),
         };
         if valid.contains(Fattr::SIZE) && !change.kill_privileges {
-            self.drop_capabilities(&node)?;
+            node.drop_capability()?;
         }
         // The groups matter only where set-group-ID is being given.
         let cred = match change.mode {
             Some(mode) if mode & 0o2000 != 0 => caller::cred_with_groups(request.header),
             _ => caller::cred(request.header, 0),
         };
-        let attr = node.inode.set_attr(&change, &cred)?;
+        let attr = node.set_attr(&change, &cred)?;
         if self.sync_attrs {
-            node.inode.fsync(false)?;
+            node.fsync(false)?;
         }
         Ok(attr_out(&attr))
     }

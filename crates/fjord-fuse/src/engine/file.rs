@@ -1,14 +1,11 @@
 //! Open files: OPEN, READ, WRITE, FSYNC, FALLOCATE, LSEEK.
 
-use std::sync::atomic::Ordering;
-
-use fjord::{AtimeMode, Attr, FallocMode, SetAttr, Timespec, WriteOptions};
+use fjord::{AtimeMode, Attr, FallocMode, InodeRef, SetAttr, Timespec, WriteOptions};
 
 use super::{
     EngineHandler, NotifyPermit, Outcome,
     attrs::{FS_APPEND_FL, FS_IMMUTABLE_FL},
     caller,
-    nodes::Node,
 };
 use crate::{
     abi::*,
@@ -23,7 +20,6 @@ const O_WRONLY: u32 = libc::O_WRONLY as u32;
 const O_TRUNC: u32 = libc::O_TRUNC as u32;
 const O_APPEND: u32 = libc::O_APPEND as u32;
 const DAY_SECS: i64 = 24 * 3600;
-const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
 impl EngineHandler {
     /// The kernel's pages stay valid from one open to the next, as nobody else writes; close(2)
@@ -44,7 +40,7 @@ impl EngineHandler {
         };
         let mut flags = Self::OPEN_FLAGS;
         let reads = args.flags & O_ACCMODE != O_WRONLY;
-        if reads && args.flags & O_TRUNC == 0 && self.atime_is_due(&node.inode.attr()) {
+        if reads && args.flags & O_TRUNC == 0 && self.atime_is_due(&node.attr()) {
             // The daemon sees only reads that miss the kernel's cache. Losing its first page makes
             // the first read of this open one of them.
             match NotifyPermit::get(&self.notifying) {
@@ -52,13 +48,13 @@ impl EngineHandler {
                 None => flags.remove(OpenReplyFlags::KEEP_CACHE),
             }
         }
-        let fh = self.handles.insert(node.inode.open());
+        let fh = self.handles.insert(node.open());
         reply.value(&OpenOut { fh, open_flags: flags.bits(), backing_id: 0 });
         Ok(())
     }
 
     /// The node to open, after the checks that the kernel cannot make and after O_TRUNC.
-    fn open_node(&self, request: &Request<'_>, args: &OpenIn) -> Outcome<std::sync::Arc<Node>> {
+    fn open_node(&self, request: &Request<'_>, args: &OpenIn) -> Outcome<InodeRef> {
         let node = self.node(request)?;
         let writes = args.flags & O_ACCMODE != O_RDONLY || args.flags & O_TRUNC != 0;
         if !writes {
@@ -67,7 +63,7 @@ impl EngineHandler {
         if self.fs.is_read_only() {
             return Err(Errno(libc::EROFS));
         }
-        let inode_flags = node.inode.flags();
+        let inode_flags = node.flags();
         let rewrites = args.flags & O_APPEND == 0 || args.flags & O_TRUNC != 0;
         if inode_flags & FS_IMMUTABLE_FL != 0 || inode_flags & FS_APPEND_FL != 0 && rewrites {
             return Err(Errno(libc::EPERM));
@@ -75,10 +71,10 @@ impl EngineHandler {
         if args.flags & O_TRUNC != 0 {
             let kill_privileges = args.open_flags & FUSE_OPEN_KILL_SUIDGID != 0;
             if !kill_privileges {
-                self.drop_capabilities(&node)?;
+                node.drop_capability()?;
             }
             let change = SetAttr { size: Some(0), kill_privileges, ..Default::default() };
-            node.inode.set_attr(&change, &caller::cred(request.header, 0))?;
+            node.set_attr(&change, &caller::cred(request.header, 0))?;
         }
         Ok(node)
     }
@@ -108,7 +104,7 @@ impl EngineHandler {
             scratch.read.resize(len, 0);
         }
         let buf = &mut scratch.read[..len];
-        match self.node(request).and_then(|n| Ok(n.inode.read(args.offset, buf)?)) {
+        match self.node(request).and_then(|n| Ok(n.read(args.offset, buf)?)) {
             Ok(count) => {
                 reply.bytes(&buf[..count.min(len)]);
                 Ok(())
@@ -126,14 +122,14 @@ impl EngineHandler {
         let node = self.node(request)?;
         let kill_privileges = args.write_flags & FUSE_WRITE_KILL_SUIDGID != 0;
         if !kill_privileges {
-            self.drop_capabilities(&node)?;
+            node.drop_capability()?;
         }
         let options = WriteOptions {
             append: args.flags & O_APPEND != 0 && args.write_flags & FUSE_WRITE_CACHE == 0,
             kill_privileges,
             use_reserve: self.may_use_reserve(request),
         };
-        let count = node.inode.write_with(args.offset, data, options)?;
+        let count = node.write_with(args.offset, data, options)?;
         Ok(WriteOut { size: count as u32, padding: 0 })
     }
 
@@ -143,46 +139,28 @@ impl EngineHandler {
         uid == 0 || options.resuid == Some(uid) || options.resgid == Some(gid)
     }
 
-    /// Removes file capabilities before the content changes. Unlike set-user-ID they go whoever
-    /// writes, root included.
-    pub(super) fn drop_capabilities(&self, node: &Node) -> Outcome<()> {
-        if node.no_capabilities.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        node.no_capabilities.store(true, Ordering::Release);
-        let removed = match node.inode.get_xattr(CAPABILITY_XATTR) {
-            Ok(_) => node.inode.remove_xattr(CAPABILITY_XATTR),
-            Err(e) if matches!(e.errno(), libc::ENODATA | libc::EOPNOTSUPP) => Ok(()),
-            Err(e) => Err(e),
-        };
-        removed.map_err(|e| {
-            node.capabilities_may_exist();
-            e.into()
-        })
-    }
-
     pub(super) fn fsync(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
         let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
         match self.handles.get(args.fh) {
             Some(file) => Ok(file.fsync(datasync)?),
-            None => Ok(self.node(request)?.inode.fsync(datasync)?),
+            None => Ok(self.node(request)?.fsync(datasync)?),
         }
     }
 
     pub(super) fn fsyncdir(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
         let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
-        Ok(self.node(request)?.inode.fsync(datasync)?)
+        Ok(self.node(request)?.fsync(datasync)?)
     }
 
     pub(super) fn fallocate(&self, request: &Request<'_>, args: &FallocateIn) -> Outcome<()> {
         let node = self.node(request)?;
         let mode = FallocMode::from_bits(args.mode).ok_or(Errno(libc::EOPNOTSUPP))?;
-        self.drop_capabilities(&node)?;
-        Ok(node.inode.fallocate(mode, args.offset, args.length)?)
+        node.drop_capability()?;
+        Ok(node.fallocate(mode, args.offset, args.length)?)
     }
 
     pub(super) fn lseek(&self, request: &Request<'_>, args: &LseekIn) -> Outcome<LseekOut> {
-        let inode = &self.node(request)?.inode;
+        let inode = self.node(request)?;
         let offset = match i32::try_from(args.whence) {
             Ok(libc::SEEK_DATA) => inode.seek_data(args.offset)?,
             Ok(libc::SEEK_HOLE) => inode.seek_hole(args.offset)?,

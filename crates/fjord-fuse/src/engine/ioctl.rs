@@ -97,7 +97,7 @@ impl EngineHandler {
         input: &[u8],
     ) -> Outcome<Vec<u8>> {
         let node = self.node(request)?;
-        let inode = &node.inode;
+        let inode = &node;
         match args.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => Ok(inode.flags().to_ne_bytes().to_vec()),
             FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {

@@ -5,12 +5,9 @@
 //! because every change comes through the kernel that caches them; no lock is held across an
 //! engine call.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use fjord::{AtimeMode, Error, Fs};
+use fjord::{AtimeMode, Error, Fs, InodeRef};
 use parking_lot::Mutex;
 use rustix::mount::MountFlags;
 
@@ -33,7 +30,7 @@ mod readdir;
 mod xattr;
 
 use handles::Handles;
-use nodes::{Node, Nodes};
+use nodes::Nodes;
 
 /// What an operation gives: a value for the reply, or the errno.
 type Outcome<T> = Result<T, Errno>;
@@ -68,8 +65,10 @@ impl EngineHandler {
     /// # Errors
     /// The root directory cannot be read.
     pub fn new(fs: Fs, options: &FuseOptions) -> Result<EngineHandler, Error> {
+        // Without it there is nothing to serve.
+        fs.root()?;
         Ok(EngineHandler {
-            nodes: Nodes::new(fs.root()?),
+            nodes: Nodes::new(fs.clone()),
             fs,
             handles: Handles::default(),
             atime: options.atime,
@@ -113,20 +112,20 @@ impl EngineHandler {
     }
 
     /// The node that a request is about.
-    fn node(&self, request: &Request<'_>) -> Outcome<Arc<Node>> {
+    fn node(&self, request: &Request<'_>) -> Outcome<InodeRef> {
         self.node_by_id(request.header.nodeid)
     }
 
     /// Makes a change of names in `dir` durable where the mount asks for that.
-    fn names_changed(&self, dir: &Node) -> Outcome<()> {
+    fn names_changed(&self, dir: &InodeRef) -> Outcome<()> {
         if self.sync_names {
-            dir.inode.fsync(false)?;
+            dir.fsync(false)?;
         }
         Ok(())
     }
 
-    fn node_by_id(&self, nodeid: u64) -> Outcome<Arc<Node>> {
-        self.nodes.get(nodeid).ok_or(Errno(libc::ESTALE))
+    fn node_by_id(&self, nodeid: u64) -> Outcome<InodeRef> {
+        self.nodes.get(nodeid)
     }
 
     fn dispatch(

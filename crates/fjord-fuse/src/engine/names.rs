@@ -6,7 +6,6 @@ use super::{
     EngineHandler, Outcome,
     attrs::{entry_out, negative_entry},
     caller,
-    nodes::inode_no,
 };
 use crate::{
     abi::*,
@@ -20,7 +19,7 @@ impl EngineHandler {
     /// Counts a lookup and makes the entry that hands the inode over.
     fn hand_over(&self, inode: InodeRef) -> EntryOut {
         let entry = entry_out(&inode);
-        self.nodes.remember(inode);
+        self.nodes.remember(&inode);
         entry
     }
 
@@ -33,7 +32,7 @@ impl EngineHandler {
         if name == b"." || name == b".." {
             return self.lookup_handle(request, name);
         }
-        match self.node(request)?.inode.lookup(name) {
+        match self.node(request)?.lookup(name) {
             Ok(inode) => Ok(self.hand_over(inode)),
             Err(e) if e.errno() == libc::ENOENT => Ok(negative_entry()),
             Err(e) => Err(e.into()),
@@ -42,17 +41,13 @@ impl EngineHandler {
 
     /// LOOKUP of `.` and `..`: the kernel has a file handle and no node for it.
     fn lookup_handle(&self, request: &Request<'_>, name: &[u8]) -> Outcome<EntryOut> {
-        let nodeid = request.header.nodeid;
-        let inode = match self.nodes.get(nodeid) {
-            Some(node) => node.inode.clone(),
-            None => self.fs.inode(inode_no(nodeid).ok_or(Errno(libc::ESTALE))?, None)?,
-        };
+        let inode = self.node(request)?;
         let inode = if name == b".." { inode.lookup(b"..")? } else { inode };
         Ok(self.hand_over(inode))
     }
 
     pub(super) fn readlink(&self, request: &Request<'_>, reply: Responder<'_>) -> Outcome<()> {
-        let target = match self.node(request).and_then(|n| Ok(n.inode.read_link()?)) {
+        let target = match self.node(request).and_then(|n| Ok(n.read_link()?)) {
             Ok(target) => target,
             Err(e) => return reply.fail(e),
         };
@@ -68,7 +63,7 @@ impl EngineHandler {
     ) -> Outcome<EntryOut> {
         let cred = self.new_file_cred(request, 0);
         let dir = self.node(request)?;
-        let inode = dir.inode.symlink(name, target, &cred)?;
+        let inode = dir.symlink(name, target, &cred)?;
         self.names_changed(&dir)?;
         Ok(self.hand_over(inode))
     }
@@ -81,7 +76,7 @@ impl EngineHandler {
     ) -> Outcome<EntryOut> {
         let cred = self.new_file_cred(request, args.umask);
         let dir = self.node(request)?;
-        let inode = dir.inode.mknod(name, args.mode as u16, args.rdev, &cred)?;
+        let inode = dir.mknod(name, args.mode as u16, args.rdev, &cred)?;
         self.names_changed(&dir)?;
         Ok(self.hand_over(inode))
     }
@@ -95,20 +90,20 @@ impl EngineHandler {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
         let dir = self.node(request)?;
-        let inode = dir.inode.mkdir(name, mode, &cred)?;
+        let inode = dir.mkdir(name, mode, &cred)?;
         self.names_changed(&dir)?;
         Ok(self.hand_over(inode))
     }
 
     pub(super) fn unlink(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
         let dir = self.node(request)?;
-        dir.inode.unlink(name)?;
+        dir.unlink(name)?;
         self.names_changed(&dir)
     }
 
     pub(super) fn rmdir(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
         let dir = self.node(request)?;
-        dir.inode.rmdir(name)?;
+        dir.rmdir(name)?;
         self.names_changed(&dir)
     }
 
@@ -124,7 +119,7 @@ impl EngineHandler {
         let newdir = self.node_by_id(newdir)?;
         let cred = caller::cred(request.header, 0);
         let dir = self.node(request)?;
-        dir.inode.rename(name, &newdir.inode, newname, flags, &cred)?;
+        dir.rename(name, &newdir, newname, flags, &cred)?;
         self.names_changed(&newdir)?;
         self.names_changed(&dir)
     }
@@ -137,9 +132,9 @@ impl EngineHandler {
     ) -> Outcome<EntryOut> {
         let target = self.node_by_id(oldnodeid)?;
         let dir = self.node(request)?;
-        dir.inode.link(&target.inode, newname)?;
+        dir.link(&target, newname)?;
         self.names_changed(&dir)?;
-        Ok(self.hand_over(target.inode.clone()))
+        Ok(self.hand_over(target))
     }
 
     pub(super) fn create(
@@ -152,7 +147,7 @@ impl EngineHandler {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
         let created = self.node(request).and_then(|dir| {
-            let inode = dir.inode.create(name, mode, &cred)?;
+            let inode = dir.create(name, mode, &cred)?;
             self.names_changed(&dir)?;
             Ok(inode)
         });
@@ -167,7 +162,7 @@ impl EngineHandler {
     ) -> Outcome<()> {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
-        let created = self.node(request).and_then(|dir| Ok(dir.inode.tmpfile(mode, &cred)?));
+        let created = self.node(request).and_then(|dir| Ok(dir.tmpfile(mode, &cred)?));
         self.created(created, reply)
     }
 

@@ -55,7 +55,7 @@ impl EngineHandler {
 
     fn readdir_plain(&self, request: &Request<'_>, args: &ReadIn) -> Outcome<DirentBuf> {
         let mut out = DirentBuf::new(args.size as usize);
-        self.node(request)?.inode.read_dir(args.offset, &mut |e| {
+        self.node(request)?.read_dir(args.offset, &mut |e| {
             let kind = dirent_type(e.kind);
             out.push(u64::from(e.ino.0), e.next_cookie, kind, e.name, None)
         })?;
@@ -66,7 +66,7 @@ impl EngineHandler {
         let mut out = DirentBuf::new(args.size as usize);
         let mut found = Vec::new();
         let mut room = args.size as usize;
-        self.node(request)?.inode.read_dir(args.offset, &mut |e| {
+        self.node(request)?.read_dir(args.offset, &mut |e| {
             let len = DirentBuf::entry_len(e.name.len(), true);
             if len > room {
                 return false;
@@ -97,7 +97,7 @@ impl EngineHandler {
         match self.fs.inode(ino, None) {
             Ok(inode) => {
                 let entry = entry_out(&inode);
-                self.nodes.remember(inode);
+                self.nodes.remember(&inode);
                 entry
             }
             Err(error) => {

@@ -29,7 +29,7 @@ impl EngineHandler {
         reply: Responder<'_>,
     ) -> Outcome<()> {
         let value = self.check_xattr_name(name).and_then(|()| self.node(request)).and_then(|n| {
-            let value = n.inode.get_xattr(name)?;
+            let value = n.get_xattr(name)?;
             Ok(value)
         });
         sized(value, size, reply)
@@ -42,7 +42,7 @@ impl EngineHandler {
         reply: Responder<'_>,
     ) -> Outcome<()> {
         let list = self.node(request).and_then(|n| {
-            let names = n.inode.list_xattr()?;
+            let names = n.list_xattr()?;
             let trusted = names.iter().any(|n| n.starts_with(TRUSTED_PREFIX));
             let hide_trusted = trusted && !caller::is_admin(request.header);
             let mut list = Vec::new();
@@ -71,21 +71,19 @@ impl EngineHandler {
         let node = self.node(request)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno(libc::EINVAL))?;
         if acl_kill_sgid {
-            let mode = node.inode.attr().mode;
+            let mode = node.attr().mode;
             if mode & S_ISGID != 0 {
                 let change = SetAttr { mode: Some(mode & !S_ISGID & 0o7777), ..Default::default() };
-                node.inode.set_attr(&change, &caller::cred(request.header, 0))?;
+                node.set_attr(&change, &caller::cred(request.header, 0))?;
             }
         }
-        node.inode.set_xattr(name, value, flags)?;
-        // After it is there, so that no write in between takes it for absent for good.
-        node.capabilities_may_exist();
+        node.set_xattr(name, value, flags)?;
         Ok(())
     }
 
     pub(super) fn removexattr(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
         self.check_xattr_name(name)?;
-        Ok(self.node(request)?.inode.remove_xattr(name)?)
+        Ok(self.node(request)?.remove_xattr(name)?)
     }
 }
 

@@ -12,11 +12,16 @@ use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState, disk};
 use crate::{map, orphan, xattr};
 
-/// Deletes `inode` if nothing refers to it any more: no links, no outside references.
-pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+/// Gives up what only a file in use has.
+pub(crate) fn close(fs: &Arc<FsInner>, inode: &Arc<Inode>) {
     if inode.state.read().prealloc.is_some() {
         fs.discard_window(&mut inode.state.write());
     }
+}
+
+/// Deletes `inode` if nothing refers to it any more: no links, no outside references.
+pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    close(fs, inode);
     // Without a record as an orphan the inode was deleted long ago: somebody asked for its
     // number only.
     let nameless = {

@@ -22,7 +22,7 @@ pub(crate) mod flags;
 pub(crate) mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use fjord_block::Ticket;
 use fjord_format::inode::{DiskInode, InodeFlags};
@@ -52,6 +52,9 @@ pub(crate) struct Inode {
     pub(crate) datasync_tid: TidCell,
     /// Which data writes a device flush has covered.
     pub(crate) in_place: FlushCell,
+    /// Known to have no file capabilities, so that a write need not look for any; only an
+    /// optimisation, cleared when an attribute is set.
+    pub(crate) no_capability: AtomicBool,
     /// Errors of writeback so far; an open file remembers which it has reported.
     pub(crate) wb_errors: AtomicU32,
 }
@@ -193,6 +196,7 @@ impl Inode {
             sync_tid: TidCell::default(),
             datasync_tid: TidCell::default(),
             in_place: FlushCell::default(),
+            no_capability: AtomicBool::new(false),
             wb_errors: AtomicU32::new(0),
         })
     }

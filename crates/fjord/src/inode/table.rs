@@ -5,7 +5,8 @@
 //!
 //! Invariants: an inode is dropped from the table only when nothing outside refers to
 //! it, it has no dirty pages and nothing lazy to store; `Inode::refs` is changed only
-//! under the shard lock of its number.
+//! under the shard lock of its number. Who holds a number ([`InodeTable::hold`]) keeps the
+//! inode from being deleted, not from leaving memory.
 //!
 //! Locking: a shard's map lock is a leaf and never held over I/O; `Slot::load` is held
 //! while one inode is read.
@@ -36,6 +37,19 @@ struct Slot {
 struct Shard {
     slots: HashMap<u32, Arc<Slot>>,
     queue: VecDeque<u32>,
+    /// Inodes held by number, in memory or not, and how often.
+    held: HashMap<u32, u64>,
+}
+
+/// What is left of an inode's users when an outside reference has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// Other references.
+    References,
+    /// Nobody but those who know its number.
+    Holders,
+    /// Nobody.
+    Nobody,
 }
 
 /// All inodes in memory.
@@ -111,10 +125,46 @@ impl InodeTable {
         inode.refs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Drops an outside reference. Returns whether it was the last.
-    pub(crate) fn drop_ref(&self, inode: &Inode) -> bool {
-        let _shard = self.shard(inode.ino).lock();
-        inode.refs.fetch_sub(1, Ordering::Relaxed) == 1
+    /// Drops an outside reference.
+    pub(crate) fn drop_ref(&self, inode: &Inode) -> Users {
+        let shard = self.shard(inode.ino).lock();
+        if inode.refs.fetch_sub(1, Ordering::Relaxed) != 1 {
+            Users::References
+        } else if shard.held.contains_key(&inode.ino.0) {
+            Users::Holders
+        } else {
+            Users::Nobody
+        }
+    }
+
+    /// Counts one more holder of the number. The caller has a reference.
+    pub(crate) fn hold(&self, ino: InodeNo) {
+        let mut shard = self.shard(ino).lock();
+        let count = shard.held.entry(ino.0).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// Takes `count` holders away. Returns whether none is left, and there was one.
+    pub(crate) fn unhold(&self, ino: InodeNo, count: u64) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let Some(held) = shard.held.get_mut(&ino.0) else { return false };
+        *held = held.saturating_sub(count);
+        if *held > 0 {
+            return false;
+        }
+        shard.held.remove(&ino.0);
+        // A cache of names that was emptied is to leave nothing behind.
+        if shard.held.capacity() > 4 * shard.held.len().max(64) {
+            let room = 2 * shard.held.len();
+            shard.held.shrink_to(room);
+        }
+        true
+    }
+
+    /// Takes all holders away, and names what they held.
+    pub(crate) fn unhold_all(&self) -> Vec<InodeNo> {
+        let take = |shard: &Mutex<Shard>| std::mem::take(&mut shard.lock().held);
+        self.shards.iter().flat_map(take).map(|(ino, _)| InodeNo(ino)).collect()
     }
 }
 
@@ -148,6 +198,9 @@ pub(crate) fn get(fs: &FsInner, ino: InodeNo) -> Result<Arc<Inode>> {
         return Err(Errno::STALE.into());
     }
     let inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
+    // It may have been in memory before, with changes that are not durable yet.
+    inode.touch_tid(fs.journal().newest_tid(), true);
+    inode.in_place.record_write();
     *loaded = Some(inode.clone());
     Ok(inode)
 }
