@@ -20,6 +20,10 @@ use parking_lot::Mutex;
 use crate::error::Result;
 
 const SHARDS: usize = 32;
+/// Memory that a block costs beside its content, in bytes.
+const BLOCK_OVERHEAD_BYTES: u64 = 384;
+/// How far dirty blocks may push the cache over its budget, in bytes.
+const EXCESS_MAX_BYTES: usize = 16 << 20;
 
 struct Slot {
     /// The buffer once it is loaded; the lock is held over the read.
@@ -45,7 +49,7 @@ pub(crate) struct MetaCache {
 
 impl MetaCache {
     pub(crate) fn new(device: Arc<dyn Device>, block_size: u32, budget_bytes: u64) -> Self {
-        let capacity = (budget_bytes / u64::from(block_size)).max(64);
+        let capacity = (budget_bytes / (u64::from(block_size) + BLOCK_OVERHEAD_BYTES)).max(64);
         Self {
             device,
             block_size: block_size as usize,
@@ -132,6 +136,28 @@ impl MetaCache {
     /// Whether more blocks are in memory than the budget allows, because they are dirty.
     pub(crate) fn is_over_budget(&self) -> bool {
         self.count.load(Ordering::Relaxed) > self.capacity
+    }
+
+    /// Whether so many more are in memory that no change should go on before some are home.
+    pub(crate) fn is_far_over_budget(&self) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
+        count > self.capacity.saturating_add(EXCESS_MAX_BYTES / self.block_size)
+    }
+
+    /// Drops what can be dropped until the budget holds.
+    pub(crate) fn trim(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let mut excess = self.count.load(Ordering::Relaxed).saturating_sub(self.capacity);
+            while excess > 0 {
+                self.evict_from(&mut shard, excess);
+                let left = self.count.load(Ordering::Relaxed).saturating_sub(self.capacity);
+                if left >= excess {
+                    break;
+                }
+                excess = left;
+            }
+        }
     }
 
     /// Drops up to `want` clean, unused buffers of a shard.

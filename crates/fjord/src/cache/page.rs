@@ -24,6 +24,13 @@ use parking_lot::Mutex;
 
 /// Pages in a chunk.
 const CHUNK_PAGES: u32 = 64;
+/// Memory that a page costs beside its content, in bytes: the buffer's header and the
+/// allocator's.
+const PAGE_OVERHEAD_BYTES: u64 = 64;
+/// The same for a chunk: itself, its place in the map and in the queue.
+const CHUNK_OVERHEAD_BYTES: u64 = size_of::<Chunk>() as u64 + 64;
+/// Stale entries of the queue that are not worth a search for them.
+const STALE_MIN: u64 = 1024;
 
 struct Chunk {
     pages: [Option<Buf>; CHUNK_PAGES as usize],
@@ -32,6 +39,8 @@ struct Chunk {
     writeback: u64,
     /// Used since the evictor last looked.
     referenced: bool,
+    /// Tells it from earlier chunks of the same pages; its entry in the queue has it too.
+    ticket: u64,
 }
 
 impl Default for Chunk {
@@ -42,6 +51,7 @@ impl Default for Chunk {
             delalloc: 0,
             writeback: 0,
             referenced: false,
+            ticket: 0,
         }
     }
 }
@@ -68,10 +78,23 @@ pub(crate) struct PageMap {
     me: Weak<PageMap>,
 }
 
+/// A chunk in the order of eviction.
+struct Entry {
+    map: Weak<PageMap>,
+    index: u32,
+    ticket: u64,
+}
+
 /// Byte budget and eviction order of all pages of a file system.
 pub(crate) struct PageLru {
     /// Chunks in the order of their creation or last second chance.
-    queue: Mutex<VecDeque<(Weak<PageMap>, u32)>>,
+    queue: Mutex<VecDeque<Entry>>,
+    /// Chunks that exist.
+    chunk_count: AtomicU64,
+    /// Entries of the queue, about, whose chunk is gone: a short-lived file leaves one.
+    stale_count: AtomicU64,
+    /// Tickets given out.
+    tickets: AtomicU64,
     cached_bytes: AtomicU64,
     dirty_bytes: AtomicU64,
     budget_bytes: u64,
@@ -106,6 +129,9 @@ impl PageLru {
     pub(crate) fn new(budget_bytes: u64, page_size: u32) -> Arc<Self> {
         Arc::new(Self {
             queue: Mutex::new(VecDeque::new()),
+            chunk_count: AtomicU64::new(0),
+            stale_count: AtomicU64::new(0),
+            tickets: AtomicU64::new(0),
             cached_bytes: AtomicU64::new(0),
             dirty_bytes: AtomicU64::new(0),
             budget_bytes,
@@ -133,18 +159,66 @@ impl PageLru {
         self.budget_bytes / 2
     }
 
+    /// Memory that all pages need, with what describes them.
+    fn used_bytes(&self) -> u64 {
+        let cached = self.cached_bytes();
+        let chunks = self.chunk_count.load(Ordering::Relaxed);
+        cached + cached / self.page_size * PAGE_OVERHEAD_BYTES + chunks * CHUNK_OVERHEAD_BYTES
+    }
+
     /// Drops clean pages until the cache is within its budget, or nothing more is clean.
     pub(crate) fn reclaim(&self) {
+        self.drop_stale();
+        if self.used_bytes() <= self.budget_bytes {
+            return;
+        }
         let mut attempts = 2 * self.queue.lock().len();
-        while self.cached_bytes() > self.budget_bytes && attempts > 0 {
+        while self.used_bytes() > self.budget_bytes && attempts > 0 {
             attempts -= 1;
-            let Some((map, index)) = self.queue.lock().pop_front() else { return };
-            let Some(strong) = map.upgrade() else { continue };
-            if strong.evict_chunk(index) {
-                self.queue.lock().push_back((map, index));
+            let Some(entry) = self.queue.lock().pop_front() else { return };
+            match entry.map.upgrade().map(|map| map.evict_chunk(entry.index, entry.ticket)) {
+                Some(Evicted::Kept) => self.queue.lock().push_back(entry),
+                Some(Evicted::Gone) => {}
+                Some(Evicted::Unknown) | None => self.forget_stale(1),
             }
         }
     }
+
+    /// Takes entries without a chunk out of the queue when they are most of it. Without this
+    /// files that come and go would fill it while the cache is within its budget.
+    fn drop_stale(&self) {
+        let stale = self.stale_count.load(Ordering::Relaxed);
+        if stale < STALE_MIN || stale < self.chunk_count.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut queue = std::mem::take(&mut *self.queue.lock());
+        let before = queue.len();
+        // Not under the queue's lock: whoever makes a chunk takes it while holding the map's.
+        queue.retain(|entry| {
+            entry.map.upgrade().is_some_and(|map| map.has_chunk(entry.index, entry.ticket))
+        });
+        self.forget_stale((before - queue.len()) as u64);
+        let mut current = self.queue.lock();
+        queue.append(&mut current);
+        queue.shrink_to(2 * queue.len());
+        *current = queue;
+    }
+
+    fn forget_stale(&self, count: u64) {
+        // The counter may lag behind by what others are doing right now.
+        let subtract = |stale: u64| Some(stale.saturating_sub(count));
+        let _ = self.stale_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract);
+    }
+}
+
+/// What eviction made of a chunk.
+enum Evicted {
+    /// It still exists.
+    Kept,
+    /// It is gone now.
+    Gone,
+    /// It was gone before.
+    Unknown,
 }
 
 impl PageMap {
@@ -215,8 +289,10 @@ impl PageMap {
 
     fn chunk_mut<'a>(&self, inner: &'a mut PageState, index: u32) -> &'a mut Chunk {
         inner.chunks.entry(index).or_insert_with(|| {
-            self.lru.queue.lock().push_back((self.me.clone(), index));
-            Box::default()
+            let ticket = self.lru.tickets.fetch_add(1, Ordering::Relaxed);
+            self.lru.chunk_count.fetch_add(1, Ordering::Relaxed);
+            self.lru.queue.lock().push_back(Entry { map: self.me.clone(), index, ticket });
+            Box::new(Chunk { ticket, ..Chunk::default() })
         })
     }
 
@@ -336,6 +412,8 @@ impl PageMap {
             self.drop_pages(chunk, mask);
             if chunk.is_empty() {
                 inner.chunks.remove(&index);
+                self.lru.chunk_count.fetch_sub(1, Ordering::Relaxed);
+                self.lru.stale_count.fetch_add(1, Ordering::Relaxed);
             }
         }
         reserved
@@ -376,21 +454,28 @@ impl PageMap {
             .is_some_and(|c| (c.delalloc | c.dirty | c.writeback) >> slot & 1 == 1)
     }
 
-    /// Evicts the clean pages of a chunk unless it was used lately. Returns whether the
-    /// chunk still exists.
-    fn evict_chunk(&self, index: u32) -> bool {
+    fn has_chunk(&self, index: u32, ticket: u64) -> bool {
+        self.inner.lock().chunks.get(&index).is_some_and(|chunk| chunk.ticket == ticket)
+    }
+
+    /// Evicts the clean pages of a chunk unless it was used lately.
+    fn evict_chunk(&self, index: u32, ticket: u64) -> Evicted {
         let mut inner = self.inner.lock();
-        let Some(chunk) = inner.chunks.get_mut(&index) else { return false };
+        let Some(chunk) = inner.chunks.get_mut(&index).filter(|chunk| chunk.ticket == ticket)
+        else {
+            return Evicted::Unknown;
+        };
         if std::mem::take(&mut chunk.referenced) {
-            return true;
+            return Evicted::Kept;
         }
         let keep = chunk.dirty | chunk.writeback | chunk.delalloc;
         self.drop_pages(chunk, !keep);
-        if chunk.is_empty() {
-            inner.chunks.remove(&index);
-            return false;
+        if !chunk.is_empty() {
+            return Evicted::Kept;
         }
-        true
+        inner.chunks.remove(&index);
+        self.lru.chunk_count.fetch_sub(1, Ordering::Relaxed);
+        Evicted::Gone
     }
 }
 

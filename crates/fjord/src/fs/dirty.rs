@@ -68,6 +68,11 @@ impl DirtyList {
         }
     }
 
+    /// Count of inodes on the list.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.lock().queue.len()
+    }
+
     /// Marks an inode as being written back.
     pub(crate) fn begin(&self, inode: &Arc<Inode>) -> Busy<'_> {
         self.entries.lock().set_busy(inode);

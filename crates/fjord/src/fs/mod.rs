@@ -112,7 +112,21 @@ impl FsInner {
     /// `EROFS` on a read-only file system, `EIO` after shutdown, journal errors.
     pub(crate) fn start(&self, credits: u32) -> Result<Handle> {
         self.check_writable()?;
+        if self.meta.is_far_over_budget() {
+            self.bring_metadata_home()?;
+        }
         Ok(self.journal().start(credits)?)
+    }
+
+    /// Makes dirty metadata clean, so that the cache can drop it. No handle is open.
+    fn bring_metadata_home(&self) -> Result<()> {
+        let journal = self.journal();
+        if !self.has_log() {
+            journal.commit_running()?;
+        }
+        journal.checkpoint_some(threads::CHECKPOINT_BLOCKS)?;
+        self.meta.trim();
+        Ok(())
     }
 
     /// Byte offset of a block on the device. The block has been checked against the

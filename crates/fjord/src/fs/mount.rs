@@ -37,6 +37,8 @@ const CACHE_MIN_BYTES: u64 = 8 << 20;
 const JOURNAL_CREDITS_MIN: u32 = 256;
 /// Bytes that an inode in memory stands for when the table's capacity is worked out.
 const INODE_BYTES: u64 = 1024;
+/// Blocks that the largest operations need in one transaction, with ample room.
+const TRANSACTION_BLOCKS_MIN: u32 = 1024;
 
 /// Features that fjord reads and writes.
 fn writable() -> Features {
@@ -236,14 +238,15 @@ fn build(
     groups: Groups,
 ) -> Arc<FsInner> {
     let budget = options.cache_size_bytes;
-    let meta_budget = budget / 4;
+    let meta_budget = meta_budget_bytes(&options);
+    let inode_budget = budget / 16;
     let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
     let dir_params = DirParams::new(&geo, &raw);
-    let inode_capacity = (budget / 16 / INODE_BYTES).max(256);
+    let inode_capacity = (inode_budget / INODE_BYTES).max(256);
     Arc::new(FsInner {
         device,
         meta,
-        page_lru: PageLru::new(budget - meta_budget, geo.block_size),
+        page_lru: PageLru::new(budget - meta_budget - inode_budget, geo.block_size),
         inodes: InodeTable::new(usize::try_from(inode_capacity).unwrap_or(usize::MAX)),
         dirty_inodes: dirty::DirtyList::default(),
         groups,
@@ -303,7 +306,7 @@ fn open_journal(
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
-        transaction_blocks_max: None,
+        transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
     };
     let block_size = geo.block_size as usize;
     let (journal, report) =
@@ -316,6 +319,17 @@ fn open_journal(
         return Err(Error::corrupt("journal", detail));
     }
     Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some() }))
+}
+
+/// Blocks of a transaction stay in memory until it is home: a running and a committing one
+/// together are not to need more than the budget of metadata.
+fn transaction_blocks_max(geo: &Geometry, options: &MountOptions) -> u32 {
+    let blocks = meta_budget_bytes(options) / 2 / u64::from(geo.block_size);
+    u32::try_from(blocks).unwrap_or(u32::MAX).max(TRANSACTION_BLOCKS_MIN)
+}
+
+fn meta_budget_bytes(options: &MountOptions) -> u64 {
+    options.cache_size_bytes / 4
 }
 
 /// Where the journal of an image lies, and the block size in bytes; `None` without a journal.

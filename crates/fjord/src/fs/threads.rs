@@ -17,8 +17,8 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// The log is emptied in the background from one part in this many on.
 const CHECKPOINT_SHARE: u32 = 4;
-/// Blocks that one background checkpoint brings home.
-const CHECKPOINT_BLOCKS: usize = 4096;
+/// Blocks that one checkpoint ahead of need brings home.
+pub(crate) const CHECKPOINT_BLOCKS: usize = 4096;
 
 #[derive(Default)]
 struct Signal {
@@ -103,6 +103,13 @@ fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), body: fn(&Arc<FsIn
 /// Writes pages that are old, or any while more than the background share is dirty.
 fn write_back(fs: &Arc<FsInner>) {
     writeback::write_old(fs, fs.options.writeback_interval, || fs.status.is_read_only());
+    // A dirty inode stays in memory, if only for its access time.
+    let inodes_max = fs.inodes.capacity();
+    if fs.dirty_inodes.len() > inodes_max {
+        writeback::write_old(fs, Duration::ZERO, || {
+            fs.status.is_read_only() || fs.dirty_inodes.len() <= inodes_max / 2
+        });
+    }
     let lru = &fs.page_lru;
     let limit = lru.background_threshold_bytes();
     if lru.dirty_bytes() > limit {

@@ -13,7 +13,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use fjord_format::InodeNo;
 use fjord_format::inode::DiskInode;
@@ -31,6 +31,8 @@ const SHARDS: usize = 64;
 struct Slot {
     /// The inode once it is loaded; the lock is held over the read.
     load: Mutex<Option<Arc<Inode>>>,
+    /// Used since the evictor last looked.
+    referenced: AtomicBool,
 }
 
 #[derive(Default)]
@@ -69,6 +71,11 @@ impl InodeTable {
         }
     }
 
+    /// How many unused inodes it keeps, about.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     fn shard(&self, ino: InodeNo) -> &Mutex<Shard> {
         &self.shards[ino.0 as usize % SHARDS]
     }
@@ -76,6 +83,7 @@ impl InodeTable {
     fn slot(&self, ino: InodeNo) -> Arc<Slot> {
         let mut shard = self.shard(ino).lock();
         if let Some(slot) = shard.slots.get(&ino.0) {
+            slot.referenced.store(true, Ordering::Relaxed);
             return slot.clone();
         }
         let slot = Arc::new(Slot::default());
@@ -93,7 +101,7 @@ impl InodeTable {
         for _ in 0..shard.queue.len().min(16) {
             let Some(ino) = shard.queue.pop_front() else { return };
             let Some(slot) = shard.slots.get(&ino) else { continue };
-            if !is_unused(slot) {
+            if slot.referenced.swap(false, Ordering::Relaxed) || !is_unused(slot) {
                 shard.queue.push_back(ino);
                 continue;
             }
@@ -105,6 +113,7 @@ impl InodeTable {
     /// The inode if it is in memory.
     pub(crate) fn peek(&self, ino: InodeNo) -> Option<Arc<Inode>> {
         let slot = self.shard(ino).lock().slots.get(&ino.0).cloned()?;
+        slot.referenced.store(true, Ordering::Relaxed);
         slot.load.lock().clone()
     }
 
