@@ -355,14 +355,8 @@ fn journal_map(
 ) -> Result<(JournalMap, Vec<(BlockNo, u64)>)> {
     let view_options = MountOptions { read_only: true, ..options.clone() };
     let groups = Groups::unread(geo);
-    let fs = build(
-        device.clone(),
-        *raw,
-        geo.clone(),
-        view_options,
-        Arc::new(mmp::Mmp::none()),
-        groups,
-    );
+    let fs =
+        build(device.clone(), *raw, geo.clone(), view_options, Arc::new(mmp::Mmp::none()), groups);
     let inode = table::get(&fs, ino)?;
     let state = inode.state.read();
     if !state.is_file() {
