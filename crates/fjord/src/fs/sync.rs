@@ -5,11 +5,17 @@
 //! flushed; after an error it never does.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::fs::FsInner;
 use crate::fs::status::ShutdownMode;
+
+/// How long `ENOSPC` waits for removed files that somebody still holds.
+const RELEASE_WAIT: Duration = Duration::from_millis(200);
+/// How often it looks.
+const RELEASE_POLL: Duration = Duration::from_millis(2);
 
 impl FsInner {
     /// Writes all dirty data and commits: what `syncfs(2)` promises.
@@ -35,6 +41,14 @@ impl FsInner {
     /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.
     /// Returns whether another try may find space.
     pub(crate) fn regain_space(self: &Arc<Self>) -> bool {
+        let started = Instant::now();
+        // A front end lets go of a removed file a moment after the removal.
+        while self.pending_free_blocks() == 0
+            && !self.orphans.is_empty()
+            && started.elapsed() < RELEASE_WAIT
+        {
+            std::thread::sleep(RELEASE_POLL);
+        }
         let waiting = self.pending_free_blocks() > 0;
         let dirty = self.page_lru.dirty_bytes() > 0;
         if !waiting && !dirty {
