@@ -21,6 +21,11 @@ use thiserror::Error;
 
 use crate::transport::DevFuse;
 
+/// How long an unmount waits for a busy mount to come free.
+const BUSY_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
+/// How often it tries.
+const BUSY_POLL: std::time::Duration = std::time::Duration::from_millis(10);
+
 mod fusermount;
 mod loopdev;
 mod mountinfo;
@@ -424,7 +429,17 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> Result<(), MountError> {
         });
     }
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW).map_err(|e| match e {
+    // A file closed just now keeps the mount busy until its release has been answered.
+    let started = std::time::Instant::now();
+    let result = loop {
+        match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+            Err(rustix::io::Errno::BUSY) if started.elapsed() < BUSY_WAIT => {
+                std::thread::sleep(BUSY_POLL);
+            }
+            other => break other,
+        }
+    };
+    result.map_err(|e| match e {
         rustix::io::Errno::BUSY => MountError::Busy(dir.to_owned()),
         rustix::io::Errno::INVAL => MountError::NotMounted(dir.to_owned()),
         rustix::io::Errno::PERM => MountError::Permission {
