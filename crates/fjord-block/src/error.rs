@@ -77,6 +77,9 @@ impl fmt::Display for IoError {
             op => write!(f, "{op} of {} bytes at offset {} failed: ", self.len, self.offset)?,
         }
         match self.kind {
+            IoErrorKind::Os(libc::ENOSPC | libc::EDQUOT) => f.write_str(
+                "no space left where the image lies; make room there, then open the image again",
+            ),
             IoErrorKind::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(errno)),
             IoErrorKind::OutOfRange => f.write_str("beyond the end of the device"),
             IoErrorKind::ReadOnly => f.write_str("the device is open read-only"),

@@ -109,9 +109,28 @@ impl FsInner {
                 self.note_damaged_group(cell, &error);
                 return Err(error);
             }
+            self.check_system_bits(group, &found)
+                .inspect_err(|error| self.note_damaged_group(cell, error))?;
             cell.set_blocks_checked();
         }
         Ok(found)
+    }
+
+    /// The file system's own blocks must be in use, or files would be laid over them.
+    fn check_system_bits(&self, group: GroupNo, found: &Bitmap) -> Result<()> {
+        let first = self.geo.group_first_block(group).0;
+        let end = first + u64::from(self.geo.blocks_in_group(group));
+        let contents = found.contents();
+        for (start, end) in self.groups.zones.within(first, end) {
+            // Both lie in the group, whose blocks are counted in 32 bits.
+            let (at, len) = ((start - first) as u32, (end - start) as u32);
+            if !bitmap::is_range_set(&contents, at, len) {
+                let detail =
+                    format!("blocks {start} to {end} are in use by the file system itself");
+                return Err(corrupt_group("block bitmap", group, detail));
+            }
+        }
+        Ok(())
     }
 
     /// The group's inode bitmap.

@@ -56,6 +56,19 @@ impl Zones {
         let _ = self.journal.set(normalise(zones));
     }
 
+    /// The parts of all zones that lie in `start..end`, the journal's last.
+    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        [self.fixed.as_slice(), self.journal.get().map_or(&[][..], Vec::as_slice)]
+            .into_iter()
+            .flat_map(move |zones| {
+                let first = zones.partition_point(|(_, zone_end)| *zone_end <= start);
+                let rest = zones.get(first..).unwrap_or_default().iter();
+                rest.take_while(move |(zone_start, _)| *zone_start < end)
+            })
+            .map(move |&(zone_start, zone_end)| (zone_start.max(start), zone_end.min(end)))
+            .filter(|(zone_start, zone_end)| zone_start < zone_end)
+    }
+
     /// Whether one of the blocks `start..end` belongs to the file system's own structures.
     pub(crate) fn overlaps_fixed(&self, start: u64, end: u64) -> bool {
         overlaps(&self.fixed, start, end)

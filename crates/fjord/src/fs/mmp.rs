@@ -33,6 +33,8 @@ pub(crate) struct Mmp {
     held: Option<Held>,
     stop: Arc<(Mutex<bool>, Condvar)>,
     released: AtomicBool,
+    /// Somebody else has the image: nothing may be written any more, not even this block.
+    lost: AtomicBool,
 }
 
 struct Held {
@@ -136,7 +138,11 @@ impl Mmp {
                 }
                 let Some(fs) = weak.upgrade() else { return };
                 if let Err(error) = fs.mmp.beat() {
-                    fs.note_write_error(&error);
+                    if fs.mmp.is_lost() {
+                        fs.stop_at_once(&error);
+                    } else {
+                        fs.note_write_error(&error);
+                    }
                     return;
                 }
             }
@@ -144,6 +150,11 @@ impl Mmp {
         if let Err(error) = spawned {
             fs.note_write_error(&Error::Usage(format!("cannot start the MMP heartbeat: {error}")));
         }
+    }
+
+    /// Whether somebody else took the image.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
     }
 
     fn beat(&self) -> Result<()> {
@@ -154,6 +165,7 @@ impl Mmp {
         };
         let found = held.read()?;
         if found.seq != block.seq {
+            self.lost.store(true, Ordering::Release);
             return Err(in_use(&found, "it took the image while we were using it"));
         }
         block.seq = if block.seq >= SEQ_MAX { 1 } else { block.seq + 1 };
@@ -166,6 +178,9 @@ impl Mmp {
         let Some(held) = &self.held else { return };
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
+        if self.is_lost() {
+            return;
+        }
         let mut guard = held.block.lock();
         let Some(block) = guard.as_mut().filter(|_| !self.released.swap(true, Ordering::AcqRel))
         else {

@@ -92,6 +92,14 @@ impl FsInner {
         self.record_error_in_superblock(error);
     }
 
+    /// The image is somebody else's now: turns read-only without another write.
+    pub(crate) fn stop_at_once(&self, error: &Error) {
+        if self.status.fail(error) {
+            tracing::error!(%error, "nothing more is written");
+        }
+        self.journal().shutdown();
+    }
+
     /// Records damage that an operation met. `changing` says whether the operation was
     /// changing something: then its transaction must not commit. The same holds when the
     /// journal refused a part of a change.

@@ -188,7 +188,7 @@ impl FsInner {
 
     /// Leaves a note of an error for e2fsck; best effort, since the device may be gone.
     pub(crate) fn record_error_in_superblock(&self, error: &Error) {
-        if self.options.read_only {
+        if self.options.read_only || self.mmp.is_lost() {
             return;
         }
         let now = self.now().sec as u32;

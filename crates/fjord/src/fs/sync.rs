@@ -79,6 +79,7 @@ impl FsInner {
         }
         self.threads.stop();
         let result = if self.options.read_only { Ok(()) } else { self.come_to_rest() };
+        self.mmp.release();
         self.status.set_unmounted();
         self.device.release();
         result
@@ -86,7 +87,6 @@ impl FsInner {
 
     fn come_to_rest(self: &Arc<Self>) -> Result<()> {
         if self.is_read_only() || self.status.is_shut_down() {
-            self.mmp.release();
             return match self.status.first_error() {
                 Some(error) => Err(error),
                 None => Ok(()),
@@ -96,8 +96,6 @@ impl FsInner {
         self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
         self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
         self.write_clean_superblock().map_err(|error| self.failed(error))?;
-        self.journal().close().map_err(|error| self.failed(error.into()))?;
-        self.mmp.release();
-        Ok(())
+        self.journal().close().map_err(|error| self.failed(error.into()))
     }
 }

@@ -1,5 +1,6 @@
 //! A device that fails one request: what was promised stays, the error is told, nothing hangs.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use fjord_block::{
 use fjord_testkit::hostile::base;
 use fjord_testkit::image::{self, Scratch};
 use fjord_testkit::rng::seed_from_env;
+use fjord_testkit::tools;
 
 use crate::workload::{self, Promises, Run};
 
@@ -219,4 +221,79 @@ fn failed_reads() -> Result<()> {
         sweep(index, IoOp::Read, &FaultAction::Fail(libc::EIO), reads, stride(5))?;
     }
     Ok(())
+}
+
+/// Each open file hears of a failed write once; files without changes do not.
+#[test]
+fn every_open_file_hears_of_it_once() -> Result<()> {
+    let memory = Arc::new(MemDevice::from_image(&base::get(0)?.image));
+    let device = Arc::new(FaultDevice::new(memory));
+    let fs = Fs::open_device(device.clone(), &workload::options())?;
+    let file = fs.resolve("/big")?;
+    let (one, two) = (file.open(), file.open());
+    let other = fs.resolve("/small")?.open();
+    file.write(0, &[b'x'; 4096])?;
+    device.faults().fail_nth(Some(IoOp::Write), 0, libc::EIO);
+    let first = one.fsync(false).err().map(|error| error.errno());
+    ensure!(first == Some(libc::EIO), "{first:?}");
+    ensure!(two.fsync(false).is_err(), "the second open file was not told");
+    ensure!(other.fsync(false).is_ok(), "a file without changes fails");
+    ensure!(fs.is_read_only(), "still writable");
+    ensure!(fs.unmount().is_err(), "unmount says that all is well");
+    Ok(())
+}
+
+/// The file system that holds a sparse image fills up.
+#[test]
+fn no_space_below_a_sparse_image() -> Result<()> {
+    const BELOW_BYTES: usize = 6 << 20;
+    tools::require_root()?;
+    let scratch = Scratch::new("full-below")?;
+    let below = scratch.join("below");
+    std::fs::create_dir(&below)?;
+    let size = format!("size={BELOW_BYTES}");
+    let mount = tools::command("mount")?
+        .args(["-t", "tmpfs", "-o", &size, "fjord-test"])
+        .arg(&below)
+        .output()?;
+    ensure!(mount.status.success(), "{}", String::from_utf8_lossy(&mount.stderr));
+    let result = fill_below(&below.join("sparse.img"));
+    let kept = scratch.join("kept.img");
+    let copied = image::copy_sparse(&below.join("sparse.img"), &kept);
+    image::unmount(&below)?;
+    let promised = result?;
+    copied?;
+    // With room again, everything promised is there.
+    let fs = Fs::open(&kept, &workload::options())?;
+    for number in 0..promised {
+        ensure!(fs.read(format!("f{number}"))?.len() == 200_000, "f{number} is lost");
+    }
+    fs.unmount()?;
+    drop(fs);
+    image::e2fsck_clean(&kept)?;
+    Ok(())
+}
+
+/// Writes and fsyncs files until one fails; how many did not.
+fn fill_below(path: &Path) -> Result<u32> {
+    image::make_sparse(path, 64 << 20)?;
+    let mut mke2fs = tools::command("mke2fs")?;
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-J", "size=4", "-E", "lazy_journal_init=1"]);
+    tools::run(mke2fs.arg(path))?.ok()?;
+    let fs = Fs::open(path, &workload::options())?;
+    let root = fs.root()?;
+    for number in 0..60 {
+        let written = (|| {
+            let file = root.create(format!("f{number}").as_bytes(), 0o644, &Cred::root())?;
+            file.write(0, &vec![b'z'; 200_000])?;
+            file.open().fsync(false)
+        })();
+        let Err(error) = written else { continue };
+        ensure!(error.to_string().contains("make room"), "what to do is not said: {error}");
+        ensure!(fs.is_read_only(), "still writable");
+        let unmounted = fs.unmount();
+        ensure!(unmounted.is_err(), "unmount says that all is well");
+        return Ok(number);
+    }
+    bail!("it never filled up")
 }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod images;
+mod mmp;
 mod workload;
 
 use fjord_testkit::hostile::memory::CountingAllocator;
