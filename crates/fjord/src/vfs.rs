@@ -126,13 +126,17 @@ impl Fs {
         self.0.statfs()
     }
 
-    /// Discards free space. Returns the bytes discarded.
+    /// Commits, so that what was freed is free, and discards free space. Returns the bytes
+    /// discarded.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the device cannot discard, `EROFS`, I/O errors.
     pub fn trim(&self, range: TrimRange) -> Result<u64> {
         self.0.check_writable()?;
-        noting(&self.0, true, || self.0.trim(range.start, range.len, range.min_len))
+        noting(&self.0, true, || {
+            self.0.commit()?;
+            self.0.trim(range.start, range.len, range.min_len)
+        })
     }
 
     /// Stops the file system as `XFS_IOC_GOINGDOWN` does; every later call fails.
@@ -469,7 +473,9 @@ impl InodeRef {
     /// # Errors
     /// `EINVAL` if this is none.
     pub fn read_link(&self) -> Result<Vec<u8>> {
-        self.reading(|| namei::read_link(&self.fs, &self.inode))
+        let target = self.reading(|| namei::read_link(&self.fs, &self.inode))?;
+        attr::accessed(&self.fs, &self.inode);
+        Ok(target)
     }
 
     /// Calls `emit` for each entry from `cookie` on (0: the start) until it returns false.

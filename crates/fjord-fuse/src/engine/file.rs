@@ -124,8 +124,11 @@ impl EngineHandler {
         if !kill_privileges {
             node.drop_capability()?;
         }
+        let cached = args.write_flags & FUSE_WRITE_CACHE != 0;
         let options = WriteOptions {
-            append: args.flags & O_APPEND != 0 && args.write_flags & FUSE_WRITE_CACHE == 0,
+            append: args.flags & O_APPEND != 0 && !cached,
+            // Without a write cache only mapped pages come this way; the time is ours then.
+            from_cache: cached && self.writeback_cache,
             kill_privileges,
             use_reserve: self.may_use_reserve(request),
         };

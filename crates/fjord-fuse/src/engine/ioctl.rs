@@ -6,7 +6,7 @@
 use fjord::{ShutdownMode, TrimRange};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{EngineHandler, Outcome, caller};
+use super::{EngineHandler, Outcome, attrs::FS_IMMUTABLE_FL, caller};
 use crate::{
     abi::*,
     reply::{Errno, Responder},
@@ -120,11 +120,17 @@ impl EngineHandler {
             FS_IOC_FSSETXATTR => {
                 let wanted: FsXattr = parse(input)?;
                 let attr = inode.attr();
+                let flags = merge_xflags(attr.flags, wanted.fsx_xflags);
+                // A file that is made immutable takes the project before, one that no longer is
+                // takes it after.
+                let flags_first = flags & FS_IMMUTABLE_FL == 0;
+                if flags_first && flags != attr.flags {
+                    inode.set_flags(flags)?;
+                }
                 if wanted.fsx_projid != attr.projid {
                     inode.set_project(wanted.fsx_projid)?;
                 }
-                let flags = merge_xflags(attr.flags, wanted.fsx_xflags);
-                if flags != attr.flags {
+                if !flags_first && flags != attr.flags {
                     inode.set_flags(flags)?;
                 }
                 Ok(Vec::new())

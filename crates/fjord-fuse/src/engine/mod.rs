@@ -48,6 +48,8 @@ pub struct EngineHandler {
     handles: Handles,
     atime: AtimeMode,
     acl: bool,
+    /// The kernel holds writes back.
+    writeback_cache: bool,
     /// Mounted with `sync` or `dirsync`: names are durable when the call returns. The kernel does
     /// that for writes only.
     sync_names: bool,
@@ -73,6 +75,7 @@ impl EngineHandler {
             handles: Handles::default(),
             atime: options.atime,
             acl: options.acl,
+            writeback_cache: options.writeback_cache,
             sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
             sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),
             notifying: AtomicU32::new(0),
@@ -96,6 +99,9 @@ impl EngineHandler {
             | InitFlags::DIRECT_IO_ALLOW_MMAP;
         if options.acl {
             config.flags |= InitFlags::POSIX_ACL | InitFlags::DONT_MASK;
+        }
+        if options.atime == AtimeMode::Strict {
+            config.flags -= InitFlags::NO_OPENDIR_SUPPORT | InitFlags::CACHE_SYMLINKS;
         }
         if options.writeback_cache {
             config.flags |= InitFlags::WRITEBACK_CACHE;
@@ -151,6 +157,8 @@ impl EngineHandler {
                 reply.answer(self.write(request, args, data));
             }
             Op::Open(args) => return self.open(request, args, reply),
+            // What the kernel answers from its cache would not count as an access.
+            Op::Opendir(_) if self.atime == AtimeMode::Strict => reply.value(&OpenOut::default()),
             // ENOSYS: the kernel opens directories by itself from now on, and caches them.
             Op::Opendir(_) => reply.error(libc::ENOSYS),
             Op::Fsync(args) => reply.result(self.fsync(request, args)),
@@ -163,6 +171,9 @@ impl EngineHandler {
             }
             Op::Releasedir(_) => reply.empty(),
             Op::Fallocate(args) => reply.result(self.fallocate(request, args)),
+            // What the kernel has not written back yet would look like a hole: ENOSYS makes it take
+            // the whole file for data.
+            Op::Lseek(_) if self.writeback_cache => reply.error(libc::ENOSYS),
             Op::Lseek(args) => reply.answer(self.lseek(request, args)),
             Op::Bmap(_) => reply.error(libc::ENOSYS),
             Op::Ioctl { args, input } => {

@@ -10,6 +10,7 @@ use crate::{
 };
 
 const ACL_PREFIX: &[u8] = b"system.posix_acl_";
+const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 const TRUSTED_PREFIX: &[u8] = b"trusted.";
 const S_ISGID: u16 = 0o2000;
 
@@ -70,7 +71,8 @@ impl EngineHandler {
         self.check_xattr_name(name)?;
         let node = self.node(request)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno(libc::EINVAL))?;
-        if acl_kill_sgid {
+        // The kernel asks for it with default lists too, where ext4 keeps the bit.
+        if acl_kill_sgid && name == ACL_ACCESS {
             let mode = node.attr().mode;
             if mode & S_ISGID != 0 {
                 let change = SetAttr { mode: Some(mode & !S_ISGID & 0o7777), ..Default::default() };

@@ -25,8 +25,13 @@ impl FsInner {
             return self.status.first_error().map_or(Ok(()), Err);
         }
         self.write_all_dirty()?;
-        self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
+        self.commit()?;
         self.flush_device()
+    }
+
+    /// Commits what is under way; blocks that it freed are free then.
+    pub(crate) fn commit(&self) -> Result<()> {
+        self.journal().commit_running().map(drop).map_err(|error| self.failed(error.into()))
     }
 
     fn failed(&self, error: Error) -> Error {
@@ -93,7 +98,7 @@ impl FsInner {
             };
         }
         self.write_all_dirty()?;
-        self.journal().commit_running().map_err(|error| self.failed(error.into()))?;
+        self.commit()?;
         self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
         self.write_clean_superblock().map_err(|error| self.failed(error))?;
         self.journal().close().map_err(|error| self.failed(error.into()))

@@ -9,6 +9,7 @@ use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
 use super::{Inode, InodeState, attr, disk};
+use crate::attr::FileKind;
 use crate::error::Result;
 use crate::fs::FsInner;
 
@@ -32,17 +33,25 @@ pub(crate) fn set(fs: &Arc<FsInner>, inode: &Arc<Inode>, new: u32) -> Result<()>
         // Changing a file's data mode needs its pages written under the old one.
         return Err(Errno::OPNOTSUPP.into());
     }
+    let asked = new & InodeFlags::USER_MODIFIABLE;
+    let unfit = match state.kind() {
+        FileKind::Directory => InodeFlags::empty(),
+        FileKind::Regular => InodeFlags::DIRSYNC | InodeFlags::CASEFOLD | InodeFlags::PROJINHERIT,
+        _ => !(InodeFlags::NODUMP | InodeFlags::NOATIME),
+    };
+    if asked.intersects(unfit) {
+        return Err(Errno::OPNOTSUPP.into());
+    }
     // An immutable file takes no other flag until it is mutable again. As Linux compares with
     // flags that cannot be asked for, an indexed or inline one does not even take the same.
     let both = old & new;
-    let asked = new & InodeFlags::USER_MODIFIABLE;
     if both.contains(InodeFlags::IMMUTABLE) && old != asked {
         return Err(Errno::PERM.into());
     }
     let changeable = InodeFlags::USER_MODIFIABLE - InodeFlags::EXTENTS;
     let mut flags = (old - changeable) | (new & changeable);
     if !state.is_dir() {
-        flags -= InodeFlags::DIRSYNC | InodeFlags::TOPDIR;
+        flags -= InodeFlags::TOPDIR;
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     state.disk.flags = flags;
@@ -61,6 +70,9 @@ pub(crate) fn set_project(fs: &Arc<FsInner>, inode: &Arc<Inode>, project: u32) -
     let has_feature = fs.geo.features.ro_compat.contains(RoCompat::PROJECT);
     if !has_feature || fs.geo.inode_size < PROJECT_INODE_BYTES {
         return Err(Errno::OPNOTSUPP.into());
+    }
+    if state.disk.flags.contains(InodeFlags::IMMUTABLE) {
+        return Err(Errno::PERM.into());
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     state.disk.projid = project;
