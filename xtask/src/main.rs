@@ -1,7 +1,9 @@
-//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `kill9`.
+//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `kill9`,
+//! `bench`.
 //!
 //! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
 
+mod bench;
 mod hostile;
 mod images;
 mod mounted;
@@ -31,6 +33,8 @@ enum Task {
     Stress(mounted::StressArgs),
     /// Damage images at random and use them
     Hostile(hostile::HostileArgs),
+    /// Measure, and write the figures into docs/benchmarks.md
+    Bench(bench::BenchArgs),
     /// Kill the daemon under load, recover, check every promise
     Kill9(mounted::Kill9Args),
 }
@@ -44,6 +48,7 @@ fn main() -> Result<()> {
         Task::Fsx(args) => mounted::fsx(&args),
         Task::Stress(args) => mounted::stress(&args),
         Task::Hostile(args) => hostile::run(&args),
+        Task::Bench(args) => bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
     }
 }

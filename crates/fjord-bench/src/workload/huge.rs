@@ -51,7 +51,7 @@ fn measure(options: &Options, image: &Path) -> Result<Opens> {
 
 /// None for targets that open no images.
 fn open_on(target: &Target, options: &Options, image: &Path) -> Result<Option<OpenResult>> {
-    let dir = options.dir.join(format!("{}.mnt", target.name()));
+    let dir = options.dir.join(format!("huge-{}.mnt", target.name()));
     let (mut milliseconds, mut resident_bytes) = (f64::INFINITY, None);
     for _ in 0..options.round_count {
         let before_bytes = rss_bytes();
