@@ -260,7 +260,8 @@ fn data_and_holes() -> Result<()> {
     for set in ["default", "no-extents"] {
         same(set, &[], "acl", |dir| {
             let mut told = String::new();
-            let file = File::options().read(true).write(true).create_new(true).open(dir.join("f"))?;
+            let file =
+                File::options().read(true).write(true).create_new(true).open(dir.join("f"))?;
             told += &map_of(&file)?;
             file.write_all_at(&[1; 5000], 20_000)?;
             file.sync_all()?;
