@@ -9,7 +9,7 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -20,6 +20,7 @@ use thiserror::Error;
 
 use crate::{
     abi::*,
+    awake::{Awake, CPU_DMA_LATENCY},
     reply::Responder,
     request::{self, Op, Request},
     transport::{Channel, RequestBuf, Transport},
@@ -39,6 +40,8 @@ pub struct SessionConfig {
     pub threads_idle_max: usize,
     /// Most requests that the kernel may have in flight in the background (readahead, writeback).
     pub background_max: u16,
+    /// Keep the processors from halting while requests come in quick succession.
+    pub low_latency: bool,
 }
 
 impl Default for SessionConfig {
@@ -54,6 +57,7 @@ impl Default for SessionConfig {
             threads_max: 64,
             threads_idle_max: 4,
             background_max: 64,
+            low_latency: false,
         }
     }
 }
@@ -86,6 +90,9 @@ pub enum SessionError {
         /// Minor version of the kernel.
         minor: u32,
     },
+    /// Processors cannot be kept awake.
+    #[error("low_latency needs {CPU_DMA_LATENCY} ({0}): mount as root, or leave the option out")]
+    LowLatency(io::Error),
     /// The connection ended before it began.
     #[error("the mount was taken down before the first request")]
     EndedBeforeInit,
@@ -122,6 +129,8 @@ struct Shared<H> {
     config: SessionConfig,
     /// Workers in [`Channel::receive`]. A hint for growing and shrinking, not a lock.
     idle: AtomicUsize,
+    /// Set once, by [`Session::init`], where the mount asks for it.
+    awake: OnceLock<Awake>,
     /// Workers alive. Guards `ended`.
     workers: Mutex<usize>,
     /// Signalled when the last worker has gone.
@@ -136,6 +145,7 @@ impl<H: Handler> Session<H> {
             handler,
             config,
             idle: AtomicUsize::new(0),
+            awake: OnceLock::new(),
             workers: Mutex::new(0),
             ended: Condvar::new(),
         };
@@ -148,6 +158,10 @@ impl<H: Handler> Session<H> {
     /// The transport fails, or the kernel's protocol is not ours.
     pub fn init(&self) -> Result<Negotiated, SessionError> {
         let shared = &self.shared;
+        if shared.config.low_latency {
+            let awake = Awake::start().map_err(SessionError::LowLatency)?;
+            shared.awake.get_or_init(|| awake);
+        }
         let mut channel = shared.transport.channel()?;
         let mut buf = RequestBuf::new(shared.config.io_len_max as usize)?;
         loop {
@@ -327,6 +341,9 @@ fn serve<H: Handler>(
     channel: &mut dyn Channel,
     scratch: &mut Scratch,
 ) {
+    if let Some(awake) = shared.awake.get() {
+        awake.count();
+    }
     let reply = Responder::new(channel, request.header.unique);
     match request.op {
         // Every operation runs to its end, so there is nothing to interrupt; ENOSYS tells the

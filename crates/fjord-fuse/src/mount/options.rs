@@ -43,6 +43,8 @@ pub struct FuseOptions {
     pub fsname: Option<String>,
     /// Most worker threads.
     pub threads_max: Option<usize>,
+    /// Keep the processors from halting while requests come in quick succession (root).
+    pub low_latency: bool,
 }
 
 impl Default for FuseOptions {
@@ -58,6 +60,7 @@ impl Default for FuseOptions {
             blksize: None,
             fsname: None,
             threads_max: None,
+            low_latency: false,
         }
     }
 }
@@ -130,6 +133,8 @@ impl FuseOptions {
             "acl" => self.acl = true,
             "noacl" => self.acl = false,
             "writeback_cache" => self.writeback_cache = true,
+            "low_latency" => self.low_latency = true,
+            "nolow_latency" => self.low_latency = false,
             "fuseblk" | "blkdev" => self.kind = MountKind::Fuseblk,
             "nofuseblk" => self.kind = MountKind::Fuse,
             // fjord leaves permission checks to the kernel in any case.

@@ -1,15 +1,23 @@
 //! The transport over /dev/fuse: one read(2) per request, one writev(2) per reply.
+//!
+//! A worker that sleeps in read(2) is woken on another processor than the caller's, which takes
+//! longer than most requests do, above all in a virtual machine. So while requests come in quick
+//! succession, one worker asks again and again for a moment before it sleeps; see [`Polling`].
 
 use std::{
     fs::File,
     io::{self, IoSlice, Read, Write},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
     path::PathBuf,
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 
+use super::polling::Polling;
 use super::{Channel, RequestBuf, Transport};
 use crate::abi::FUSE_DEV_IOC_CLONE;
 
@@ -23,12 +31,17 @@ pub struct DevFuse {
     fd: Mutex<Option<Arc<OwnedFd>>>,
     /// `/sys/fs/fuse/connections/N/abort`, once the mount is known.
     abort_path: Mutex<Option<PathBuf>>,
+    polling: Arc<Polling>,
 }
 
 impl DevFuse {
     /// Takes over a descriptor of /dev/fuse that is, or will be, mounted.
     pub fn new(fd: OwnedFd) -> DevFuse {
-        DevFuse { fd: Mutex::new(Some(Arc::new(fd))), abort_path: Mutex::new(None) }
+        DevFuse {
+            fd: Mutex::new(Some(Arc::new(fd))),
+            abort_path: Mutex::new(None),
+            polling: Arc::default(),
+        }
     }
 
     /// Opens /dev/fuse, not yet mounted.
@@ -62,7 +75,23 @@ impl DevFuse {
 impl Transport for DevFuse {
     fn channel(&self) -> io::Result<Box<dyn Channel>> {
         let session = self.fd()?;
-        Ok(Box::new(DevFuseChannel { file: clone_device(session.as_fd())?, _session: session }))
+        let sleeping = match clone_device(session.as_fd(), 0)? {
+            Some(file) => file,
+            // Sandboxes may forbid the ioctl: share the descriptor then, which is only slower.
+            None => session.try_clone()?.into(),
+        };
+        let polled = match self.polling.is_possible() {
+            true => clone_device(session.as_fd(), libc::O_NONBLOCK)?,
+            false => None,
+        };
+        let polling = self.polling.clone();
+        Ok(Box::new(DevFuseChannel {
+            sleeping,
+            polled,
+            received_polled: false,
+            polling,
+            _session: session,
+        }))
     }
 
     fn abort(&self) -> io::Result<()> {
@@ -75,53 +104,89 @@ impl Transport for DevFuse {
     }
 }
 
-/// A second way into the same connection, with a list of pending requests of its own.
-fn clone_device(session: BorrowedFd<'_>) -> io::Result<File> {
-    let file = File::options().read(true).write(true).open(DEV_FUSE)?;
+/// A further way into the same connection, with a list of pending requests of its own; `None`
+/// where that is forbidden.
+fn clone_device(session: BorrowedFd<'_>, flags: i32) -> io::Result<Option<File>> {
+    let file = File::options().read(true).write(true).custom_flags(flags).open(DEV_FUSE)?;
     let session_fd = session.as_raw_fd() as u32;
     // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call.
     let rc = unsafe {
         libc::ioctl(file.as_raw_fd(), FUSE_DEV_IOC_CLONE as libc::Ioctl, &raw const session_fd)
     };
-    if rc == 0 {
-        return Ok(file);
-    }
-    // Sandboxes may forbid the ioctl: share the descriptor then, which is correct and only slower.
-    // SAFETY: dup returns a new descriptor that nothing else owns.
-    let fd = unsafe { libc::fcntl(session.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    Ok((rc == 0).then_some(file))
 }
 
-/// One worker's descriptor of /dev/fuse.
+/// One worker's descriptors of /dev/fuse.
 #[derive(Debug)]
 pub struct DevFuseChannel {
-    file: File,
+    /// Waits for requests.
+    sleeping: File,
+    /// Only looks whether there is one. None where polling is of no use or not allowed.
+    polled: Option<File>,
+    /// Which of the two the last request came through: its reply must leave there.
+    received_polled: bool,
+    polling: Arc<Polling>,
     /// Keeps the connection alive while this worker serves it.
     _session: Arc<OwnedFd>,
+}
+
+/// What one read(2) of the device found.
+enum Found {
+    Request(usize),
+    Nothing,
+    End,
+}
+
+/// Reads once.
+fn read_once(mut file: &File, room: &mut [u8]) -> io::Result<Found> {
+    match file.read(room) {
+        Ok(len) => Ok(Found::Request(len)),
+        Err(e) => match e.raw_os_error() {
+            // ENOENT: the request was given up before it could be read.
+            Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Ok(Found::Nothing),
+            Some(libc::ENODEV | libc::ECONNABORTED) => Ok(Found::End),
+            _ => Err(e),
+        },
+    }
 }
 
 impl Channel for DevFuseChannel {
     fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>> {
         let room = buf.as_mut_slice();
+        let mut wait = self.polling.begin();
+        if let Some(polled) = &self.polled {
+            while wait.poll_on() {
+                match read_once(polled, room)? {
+                    Found::Request(len) => {
+                        self.received_polled = true;
+                        wait.found();
+                        return Ok(Some(&room[..len]));
+                    }
+                    Found::Nothing => std::thread::yield_now(),
+                    Found::End => return Ok(None),
+                }
+            }
+        }
+        wait.sleep();
         loop {
-            match self.file.read(room) {
-                Ok(len) => return Ok(Some(&room[..len])),
-                Err(e) => match e.raw_os_error() {
-                    // ENOENT: the request was given up before it could be read.
-                    Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
-                    Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(None),
-                    _ => return Err(e),
-                },
+            match read_once(&self.sleeping, room)? {
+                Found::Request(len) => {
+                    self.received_polled = false;
+                    wait.found();
+                    return Ok(Some(&room[..len]));
+                }
+                Found::Nothing => {}
+                Found::End => return Ok(None),
             }
         }
     }
 
     fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        match self.file.write_vectored(parts) {
+        let mut file = match &self.polled {
+            Some(polled) if self.received_polled => polled,
+            _ => &self.sleeping,
+        };
+        match file.write_vectored(parts) {
             Ok(_) => Ok(()),
             // The request was given up, or the connection has ended: nobody waits for this.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),

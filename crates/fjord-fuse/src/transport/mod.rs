@@ -12,6 +12,7 @@ use std::io::{self, IoSlice};
 
 mod buffer;
 mod dev;
+mod polling;
 
 pub use buffer::RequestBuf;
 pub use dev::{DEV_FUSE, DevFuse, DevFuseChannel};

@@ -234,7 +234,6 @@ fn submit(
         })
         .collect();
     let tickets = fs.device.submit(requests);
-    inode.in_place.record_write();
     Ok(Batch { runs, tickets })
 }
 
@@ -318,8 +317,22 @@ fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
 }
 
 /// Inserts the extents of `runs` and moves the on-disk size on; `tickets` are attached
-/// to the transaction that does it.
+/// to the transaction that does it, so that its commit covers all of the data. Where nothing
+/// but data changes, no commit does, and `inode.in_place` notes that a flush is owed.
 fn record(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    runs: &[WriteRun],
+    tickets: &[Ticket],
+    datasync: bool,
+) -> Result<()> {
+    record_runs(fs, inode, state, runs, tickets, datasync)
+        // Data without a commit to cover it.
+        .inspect_err(|_| inode.in_place.record_write())
+}
+
+fn record_runs(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
@@ -332,8 +345,11 @@ fn record(
     let grows = disk_size > state.disk.size;
     let changes: Vec<usize> =
         (0..runs.len()).filter(|&i| runs[i].place != Place::Written).collect();
-    if changes.is_empty() && !grows && (datasync || !state.dirty) {
-        return Ok(());
+    if changes.is_empty() && !grows {
+        inode.in_place.record_write();
+        if datasync || !state.dirty {
+            return Ok(());
+        }
     }
     let mut groups = changes.chunks(map::runs_per_handle(fs) as usize).peekable();
     loop {
@@ -347,12 +363,13 @@ fn record(
             }
         }
         let last = groups.peek().is_none();
-        if last && grows {
-            // The bytes that the new size shows may lie in runs written in place.
+        if last {
+            // The bytes that the new size shows may lie in runs written in place, and the last
+            // commit is the one that an fsync waits for.
             for ticket in tickets {
                 handle.attach_data(ticket.clone());
             }
-            state.disk.size = disk_size;
+            state.disk.size = state.disk.size.max(disk_size);
         }
         if !group.is_empty() || grows {
             inode.touch_tid(handle.tid(), true);

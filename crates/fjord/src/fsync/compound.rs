@@ -4,8 +4,8 @@
 //! changed, revoke blocks, commit block; nothing if the file's newest change has
 //! committed already.
 //!
-//! Steps: 1. the file's data was submitted and, for new blocks, attached to the
-//! transaction; 2. the transaction is locked, its handles drain, its blocks are frozen;
+//! Steps: 1. the file's data was submitted and, where metadata changes with it, attached to
+//! the transaction, so that data and log are on their way together; 2. the transaction is locked, its handles drain, its blocks are frozen;
 //! 3. journal blocks are written; 4. wait for the data and the journal blocks, **flush**;
 //! 5. commit block by FUA (or write and **flush**). Steps 2–5 run in the calling thread
 //! when no other commit is under way.
@@ -31,8 +31,8 @@ impl FsyncPolicy for Compound {
         let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
         let owed = inode.in_place.owed();
         if owed.is_some() {
-            // Writes in place are not attached to a transaction: whichever flush comes
-            // next covers them only if they are complete before it starts.
+            // Writes that change no metadata are attached to no transaction: whichever flush
+            // comes next covers them only if they are complete before it starts.
             writeback::wait_in_flight(fs, inode)?;
         }
         match wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) {

@@ -55,8 +55,10 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     // A sync by somebody else must know of the writes that are under way here.
     let _busy = fs.dirty_inodes.begin(inode);
     writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
-    fs.fsync_policy.commit(fs, inode, datasync)?;
-    writeback::finish(fs, inode)?;
+    let committed = fs.fsync_policy.commit(fs, inode, datasync);
+    // The failure of the file's own data says more than that of the commit it was attached to.
+    let result = writeback::finish(fs, inode).and(committed);
+    result.inspect_err(|error| fs.note_write_error(error))?;
     fs.stats.fsyncs.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
