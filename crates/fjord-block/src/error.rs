@@ -53,12 +53,24 @@ pub enum IoErrorKind {
     /// data reached the medium is unknown, so that every later flush fails until the device is
     /// opened again.
     Earlier(i32),
+    /// An ordered write or a flush before it failed, so that the epoch scheduler must not let
+    /// anything ordered follow, until the device is opened again. Tells which request it was.
+    OrderBroken {
+        /// Why that request failed.
+        errno: i32,
+        /// What it was.
+        op: IoOp,
+        /// Where it was, in bytes.
+        offset: u64,
+        /// How many bytes it had.
+        len: u64,
+    },
     /// The device went away before it finished the request.
     Abandoned,
 }
 
 /// A failed request: what, where, and why. Offsets and lengths are in bytes (both 0 for a flush).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub struct IoError {
     /// The kind of failure.
     pub kind: IoErrorKind,
@@ -92,6 +104,11 @@ impl fmt::Display for IoError {
                 "an earlier request failed ({}) and nothing is certain since; reopen the device and recover",
                 io::Error::from_raw_os_error(errno)
             ),
+            IoErrorKind::OrderBroken { errno, op, offset, len } => write!(
+                f,
+                "the {op} of {len} bytes at offset {offset} before it failed ({}), and order lets nothing follow; reopen the device and recover",
+                io::Error::from_raw_os_error(errno)
+            ),
             IoErrorKind::Abandoned => {
                 f.write_str("the device was closed before the request finished")
             }
@@ -119,6 +136,7 @@ impl IoError {
             IoErrorKind::OutOfRange
             | IoErrorKind::UnexpectedEof
             | IoErrorKind::Earlier(_)
+            | IoErrorKind::OrderBroken { .. }
             | IoErrorKind::Abandoned => libc::EIO,
         }
     }

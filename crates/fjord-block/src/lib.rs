@@ -2,13 +2,15 @@
 //!
 //! Knows no ext4; addresses are byte offsets. Layers, from the caller down:
 //! - [`Device`]: submit requests, get tickets ([`Request`], [`Ticket`], [`ReadTicket`]);
-//! - wrappers: [`FaultDevice`] (errors, latency, recording);
+//! - wrappers: [`epoch`] (order, priorities, merging), [`FaultDevice`] (errors, latency,
+//!   recording);
 //! - backends: [`FileDevice`] (files and block devices), [`MemDevice`];
 //! - buffers: [`AlignedBuf`], [`Buf`] and their pool.
 
 mod buf;
 mod counter;
 mod device;
+pub mod epoch;
 mod error;
 mod fault;
 mod file;

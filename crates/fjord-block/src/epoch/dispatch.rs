@@ -1,0 +1,296 @@
+//! From ready requests to commands: what may leave, what should leave, merging and splitting.
+//!
+//! Owns no state of its own. [`EpochQueue::choices`] is what order allows; [`EpochQueue::choose`]
+//! is the discipline's pick among it, within the shares of the classes.
+
+use super::queue::{Entry, EpochQueue, Flying};
+use super::rules::Rules;
+use super::types::{Choice, Command, CommandId, IoKind, Part, RequestId};
+use crate::device::{Class, Order};
+
+const CLASSES: [Class; 3] = [Class::Sync, Class::Async, Class::Background];
+/// Pieces start at multiples of this many bytes, so that no two share a page.
+const PIECE_ALIGN_BYTES: u64 = 4096;
+
+/// A command in the making.
+struct Draft {
+    offset: u64,
+    len: u64,
+    parts: Vec<Part>,
+}
+
+impl<R: Rules> EpochQueue<R> {
+    /// Everything that order allows to leave now, whatever the discipline thinks of it.
+    pub fn choices(&self) -> Vec<Choice> {
+        let mut choices = Vec::new();
+        if self.flush_class().is_some() {
+            choices.push(Choice::Flush);
+        }
+        choices.extend(CLASSES.into_iter().flat_map(|c| self.ready.all(c)).map(Choice::Request));
+        choices
+    }
+
+    /// The best class among those that a new flush would serve.
+    fn flush_class(&self) -> Option<Class> {
+        if !self.traits.volatile_cache
+            || self.failure().is_some()
+            || self.flushes.flying.len() >= self.tuning.flush_depth as usize
+        {
+            return None;
+        }
+        self.flushes.wanted_class().into_iter().chain(self.epoch_flush_class()).min()
+    }
+
+    /// Whether background requests wait only because their bytes fill the device's cache.
+    fn wants_room(&self, now_ns: u64) -> bool {
+        self.failure().is_none()
+            && !self.ready.is_empty(Class::Background)
+            && self.share.cache_is_full(now_ns, &self.tuning)
+            && self.share.flush_would_help()
+            && self.flushes.flying.len() < self.tuning.flush_depth as usize
+    }
+
+    /// What the discipline sends next; None while the queue is empty or the device has enough.
+    pub fn choose(&self, now_ns: u64) -> Option<Choice> {
+        if self.share.flying_total() >= self.traits.queue_depth {
+            return None;
+        }
+        let flush_class = self.flush_class();
+        if let Some(id) = self.starving(now_ns) {
+            return Some(Choice::Request(id));
+        }
+        for class in CLASSES {
+            if flush_class == Some(class) {
+                return Some(Choice::Flush);
+            }
+            if self.ready.is_empty(class) || !self.allows(class, now_ns) {
+                continue;
+            }
+            let deadline_ns = self.tuning.deadline_ns[class as usize];
+            let id = self.ready.next(class, now_ns, deadline_ns);
+            return id.map(Choice::Request);
+        }
+        self.wants_room(now_ns).then_some(Choice::Flush)
+    }
+
+    fn allows(&self, class: Class, now_ns: u64) -> bool {
+        // What leaves now would be drained by the flush that somebody waits for, or delay it.
+        let held = class == Class::Background && self.flushes.sync_waits();
+        !held && self.share.allows(class, now_ns, &self.tuning)
+    }
+
+    /// The oldest request below class Sync that has waited too long.
+    fn starving(&self, now_ns: u64) -> Option<RequestId> {
+        [Class::Async, Class::Background].into_iter().find_map(|class| {
+            let (pushed_ns, id) = self.ready.oldest(class)?;
+            let age_ns = now_ns.saturating_sub(pushed_ns);
+            let starved = age_ns >= self.tuning.starvation_ns[class as usize];
+            (starved && self.share.flying_of(class) == 0).then_some(id)
+        })
+    }
+
+    /// The next command for the device.
+    pub fn next_dispatch(&mut self, now_ns: u64) -> Option<Command> {
+        let choice = self.choose(now_ns)?;
+        self.dispatch(choice, now_ns)
+    }
+
+    /// Sends one of [`EpochQueue::choices`], or a flush that nobody asked for. None when the
+    /// choice is not among them.
+    pub fn dispatch(&mut self, choice: Choice, now_ns: u64) -> Option<Command> {
+        match choice {
+            Choice::Flush => Some(self.send_flush()),
+            Choice::Request(id) => self.send_request(id, now_ns),
+        }
+    }
+
+    fn new_command(&mut self) -> CommandId {
+        let id = CommandId(self.next_command);
+        self.next_command += 1;
+        self.stats.command_count += 1;
+        self.stats.flying_count += 1;
+        self.stats.flying_count_max = self.stats.flying_count_max.max(self.stats.flying_count);
+        id
+    }
+
+    fn send_flush(&mut self) -> Command {
+        let class = self.flush_class();
+        let id = self.new_command();
+        self.stats.flush_count += 1;
+        if class.is_none() {
+            self.stats.background_flush_count += 1;
+        }
+        let class = class.unwrap_or(Class::Background);
+        self.stats.combined_flush_count += self.flushes.begin(id, class).saturating_sub(1);
+        self.share.begin_flush(id);
+        let flying = Flying { kind: IoKind::Flush, class, requests: Vec::new(), change_bytes: 0 };
+        self.commands.insert(id, flying);
+        Command { id, kind: IoKind::Flush, offset: 0, len: 0, class, parts: Vec::new() }
+    }
+
+    fn send_request(&mut self, id: RequestId, now_ns: u64) -> Option<Command> {
+        let place = self.place(id)?;
+        if !self.ready.remove(place) {
+            return None;
+        }
+        let entry = self.requests.get(&id)?;
+        let (class, kind) = (entry.class, entry.io.kind);
+        let fua = self.passed_fua(kind);
+        let left_bytes = entry.io.len - entry.sent;
+        let take_bytes = left_bytes.min(self.piece_bytes(entry, now_ns));
+        let part = Part { request: id, skip: entry.sent, len: take_bytes };
+        let mut draft = Draft { offset: place.offset, len: take_bytes, parts: vec![part] };
+        if matches!(kind, IoKind::Write { .. }) && take_bytes == left_bytes {
+            let bytes_max = match class {
+                Class::Background => self
+                    .tuning
+                    .merge_bytes_max
+                    .min(self.share.piece_bytes_max(now_ns, &self.tuning)),
+                _ => self.tuning.merge_bytes_max,
+            };
+            self.merge(&mut draft, class, fua, bytes_max);
+        }
+        Some(self.send_draft(draft, kind, class, fua))
+    }
+
+    /// How many bytes of a request may leave at once.
+    fn piece_bytes(&self, entry: &Entry, now_ns: u64) -> u64 {
+        let splits = entry.class == Class::Background
+            && matches!(entry.io.kind, IoKind::Write { .. })
+            && (entry.io.offset + entry.sent).is_multiple_of(PIECE_ALIGN_BYTES);
+        if splits { self.share.piece_bytes_max(now_ns, &self.tuning) } else { u64::MAX }
+    }
+
+    fn passed_fua(&self, kind: IoKind) -> bool {
+        match kind {
+            IoKind::Write { order, fua: true } => self.rules.passes_fua(&self.traits, order),
+            _ => false,
+        }
+    }
+
+    /// Adds ready writes right after and right before the draft. They are of the same class, and
+    /// what leaves together needs FUA together.
+    fn merge(&mut self, draft: &mut Draft, class: Class, fua: bool, bytes_max: u64) {
+        let end = |draft: &Draft| draft.offset.checked_add(draft.len);
+        while let Some(id) = end(draft).and_then(|end| self.ready.write_at(end)) {
+            let Some(part) = self.merge_one(id, draft, class, fua, bytes_max) else { break };
+            draft.parts.push(part);
+        }
+        while let Some(id) = self.ready.write_below(draft.offset) {
+            let ends_here = self.requests.get(&id).is_some_and(|entry| {
+                entry.io.offset.checked_add(entry.io.len) == Some(draft.offset)
+            });
+            let part = ends_here.then(|| self.merge_one(id, draft, class, fua, bytes_max));
+            let Some(part) = part.flatten() else { break };
+            draft.offset -= part.len;
+            draft.parts.insert(0, part);
+        }
+    }
+
+    /// Takes a neighbour out of the ready ones if it may join; its length is added to the draft.
+    fn merge_one(
+        &mut self,
+        id: RequestId,
+        draft: &mut Draft,
+        class: Class,
+        fua: bool,
+        bytes_max: u64,
+    ) -> Option<Part> {
+        let entry = self.requests.get(&id)?;
+        let len = entry.io.len - entry.sent;
+        let fits = entry.class == class
+            && self.passed_fua(entry.io.kind) == fua
+            && draft.len.checked_add(len).is_some_and(|sum| sum <= bytes_max);
+        let part = Part { request: id, skip: entry.sent, len };
+        let place = self.place(id)?;
+        if !fits || !self.ready.remove(place) {
+            return None;
+        }
+        draft.len += len;
+        self.stats.merged_count += 1;
+        Some(part)
+    }
+
+    /// Marks the draft's parts as sent and makes the command, with the order it must bear.
+    fn send_draft(&mut self, draft: Draft, kind: IoKind, class: Class, fua: bool) -> Command {
+        let (mut asked, mut last) = (Order::Orderless, false);
+        for part in &draft.parts {
+            let Some(entry) = self.requests.get_mut(&part.request) else { continue };
+            entry.flying += 1;
+            entry.sent += part.len;
+            let whole = entry.sent == entry.io.len;
+            let (order, epoch) = (entry.io.kind.order(), entry.epoch);
+            asked = stronger(asked, order);
+            if whole {
+                self.leave(part.request);
+                let state = epoch.and_then(|epoch| self.epoch_mut(epoch));
+                last |= state.is_some_and(|state| state.closed && state.queued_count == 0);
+            } else {
+                self.stats.split_count += 1;
+                if let Some(place) = self.place(part.request) {
+                    self.ready.insert(place);
+                }
+            }
+        }
+        let kind = match kind {
+            IoKind::Write { .. } => {
+                let order = self.rules.leaves_as(asked, last);
+                self.stats.reassigned_count +=
+                    u64::from(order == Order::Barrier && asked != Order::Barrier);
+                IoKind::Write { order, fua }
+            }
+            other => other,
+        };
+        let id = self.new_command();
+        let change_bytes = if kind.changes() { draft.len } else { 0 };
+        self.share.begin(class, change_bytes);
+        self.ready.set_head(class, draft.offset.saturating_add(draft.len));
+        let requests = draft.parts.iter().map(|part| part.request).collect();
+        self.commands.insert(id, Flying { kind, class, requests, change_bytes });
+        // An epoch may be over as soon as its last write has left.
+        self.settle();
+        Command { id, kind, offset: draft.offset, len: draft.len, class, parts: draft.parts }
+    }
+
+    /// A command under way that must end before this request can, or that at least holds a place
+    /// in the device's queue which it waits for. Who waits for the request may lend a hand there.
+    pub fn waits_for(&self, id: RequestId) -> Option<CommandId> {
+        let mut at = id;
+        loop {
+            let entry = self.requests.get(&at)?;
+            if entry.flying > 0 {
+                return self.command_of(at);
+            }
+            // Every step leads to an earlier request.
+            let before = match entry.io.kind {
+                IoKind::Flush => self.ordered.first().copied().filter(|first| *first < at),
+                _ => entry.blockers.first().copied(),
+            };
+            let before = before.or_else(|| {
+                let first = self.ordered.first().copied()?;
+                let outside = !entry.left && !self.is_free(entry);
+                (outside && entry.epoch.is_some() && first < at).then_some(first)
+            });
+            match before {
+                Some(before) => at = before,
+                None if entry.left || !self.is_free(entry) => {
+                    return self.flushes.flying.first().map(|(command, ..)| *command);
+                }
+                None => return self.commands.keys().next().copied(),
+            }
+        }
+    }
+
+    fn command_of(&self, id: RequestId) -> Option<CommandId> {
+        let has = |flying: &Flying| flying.requests.contains(&id);
+        self.commands.iter().find(|(_, flying)| has(flying)).map(|(command, _)| *command)
+    }
+}
+
+fn stronger(a: Order, b: Order) -> Order {
+    match (a, b) {
+        (Order::Barrier, _) | (_, Order::Barrier) => Order::Barrier,
+        (Order::Ordered, _) | (_, Order::Ordered) => Order::Ordered,
+        _ => Order::Orderless,
+    }
+}

@@ -1,0 +1,564 @@
+//! The state machine. Owns every request from its submission to its result.
+//!
+//! Pure: no threads, no locks, no clock, no data. The owner pushes requests, takes commands out
+//! while there are any, and reports their completion; results come out of [`EpochQueue::pop_done`].
+//!
+//! Invariants:
+//! - every wait is for something submitted earlier (overlap, epochs, flushes alike), so that
+//!   nothing waits in a circle;
+//! - an ordered write is ready only while its epoch is the open one;
+//! - every request gets one result; after a failure that stops order, `failure` is set for good.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::flushes::{ChangeTime, Flushes};
+use super::overlap::Overlaps;
+use super::ready::{Place, Ready};
+use super::rules::{DeviceTraits, Paper, Progress, Rules};
+use super::share::Share;
+use super::stats::EpochStats;
+use super::types::{CommandId, Epoch, Io, IoKind, RequestId, Tuning};
+use crate::device::{Class, Order};
+use crate::error::{IoError, IoErrorKind};
+use crate::ticket::IoResult;
+
+/// A request that is not done.
+#[derive(Clone, Debug, Hash)]
+pub(super) struct Entry {
+    pub(super) io: Io,
+    /// Its class now, which promotion may have raised.
+    pub(super) class: Class,
+    pub(super) pushed_ns: u64,
+    /// Of an ordered write.
+    pub(super) epoch: Option<Epoch>,
+    /// Bytes that have left the queue.
+    pub(super) sent: u64,
+    /// All of it has left the queue.
+    pub(super) left: bool,
+    /// Commands under way with pieces of it.
+    pub(super) flying: u32,
+    /// Earlier requests on the same bytes that are not done.
+    pub(super) blockers: BTreeSet<RequestId>,
+    /// Later ones that wait for this.
+    pub(super) blocks: Vec<RequestId>,
+    error: Option<IoError>,
+}
+
+/// An epoch that is not over.
+#[derive(Clone, Debug, Default, Hash)]
+pub(super) struct EpochState {
+    /// Its barrier was submitted.
+    pub(super) closed: bool,
+    /// Writes that have not left the queue.
+    pub(super) queued_count: u64,
+    /// Writes that are not transferred.
+    pub(super) unfinished_count: u64,
+    /// When the last transfer ended that only a flush makes durable.
+    changed: ChangeTime,
+    /// Writes submitted while an earlier epoch was open.
+    outside: Vec<RequestId>,
+}
+
+/// A command under way.
+#[derive(Clone, Debug, Hash)]
+pub(super) struct Flying {
+    pub(super) kind: IoKind,
+    pub(super) class: Class,
+    pub(super) requests: Vec<RequestId>,
+    pub(super) change_bytes: u64,
+}
+
+/// The scheduler.
+#[derive(Clone, Debug, Hash)]
+pub struct EpochQueue<R: Rules = Paper> {
+    pub(super) rules: R,
+    pub(super) traits: DeviceTraits,
+    pub(super) tuning: Tuning,
+    next_request: u64,
+    pub(super) next_command: u64,
+    pub(super) requests: BTreeMap<RequestId, Entry>,
+    pub(super) commands: BTreeMap<CommandId, Flying>,
+    pub(super) ready: Ready,
+    overlaps: Overlaps,
+    /// The number of the first of `epochs`.
+    open: Epoch,
+    /// The open epoch, those waiting outside, and last the one that new ordered writes join.
+    pub(super) epochs: VecDeque<EpochState>,
+    /// Ordered writes that are not transferred.
+    pub(super) ordered: BTreeSet<RequestId>,
+    /// Ordered writes in the queue below class Sync, to be raised when a better one waits.
+    low_ordered: BTreeSet<RequestId>,
+    pub(super) flushes: Flushes,
+    pub(super) share: Share,
+    failure: Option<IoError>,
+    done: VecDeque<(RequestId, IoResult)>,
+    pub(super) stats: EpochStats,
+}
+
+impl EpochQueue<Paper> {
+    /// An empty queue for a device.
+    pub fn new(traits: DeviceTraits, tuning: Tuning) -> Self {
+        EpochQueue::with_rules(Paper, traits, tuning)
+    }
+}
+
+impl<R: Rules> EpochQueue<R> {
+    /// An empty queue under other rules than the paper's, for tests of the tests.
+    pub fn with_rules(rules: R, traits: DeviceTraits, tuning: Tuning) -> Self {
+        EpochQueue {
+            rules,
+            tuning,
+            next_request: 1,
+            next_command: 1,
+            requests: BTreeMap::new(),
+            commands: BTreeMap::new(),
+            ready: Ready::default(),
+            overlaps: Overlaps::new(traits.logical_block_size),
+            open: Epoch(0),
+            epochs: VecDeque::from([EpochState::default()]),
+            ordered: BTreeSet::new(),
+            low_ordered: BTreeSet::new(),
+            flushes: Flushes::new(traits.volatile_cache),
+            share: Share::new(traits.volatile_cache),
+            failure: None,
+            done: VecDeque::new(),
+            stats: EpochStats::default(),
+            traits,
+        }
+    }
+
+    /// Takes in a request. `now_ns` may be of any clock that does not run backwards.
+    pub fn push(&mut self, io: Io, now_ns: u64) -> RequestId {
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        self.stats.request_count += 1;
+        if io.class == Class::Sync {
+            self.share.note_sync(now_ns);
+        }
+        if self.failure.is_some() && self.rules.stops(io.kind) {
+            self.done.push_back((id, Err(self.stop_error(&io))));
+            return id;
+        }
+        let entry = Entry {
+            io,
+            class: io.class,
+            pushed_ns: now_ns,
+            epoch: None,
+            sent: 0,
+            left: false,
+            flying: 0,
+            blockers: BTreeSet::new(),
+            blocks: Vec::new(),
+            error: None,
+        };
+        self.requests.insert(id, entry);
+        self.count_queued(1);
+        match io.kind {
+            IoKind::Flush => {
+                self.stats.flush_request_count += 1;
+                self.flushes.not_ready.insert(id);
+                self.raise_ordered_before(id, None, io.class);
+            }
+            _ => self.push_transfer(id, io),
+        }
+        self.settle();
+        id
+    }
+
+    fn push_transfer(&mut self, id: RequestId, io: Io) {
+        for other in self.overlaps.find(&io) {
+            let Some(earlier) = self.requests.get_mut(&other) else { continue };
+            if self.rules.excludes(&earlier.io, &io) {
+                earlier.blocks.push(id);
+                if let Some(entry) = self.requests.get_mut(&id) {
+                    entry.blockers.insert(other);
+                }
+                self.raise(other, io.class);
+            }
+        }
+        self.overlaps.insert(id, &io);
+        let order = io.kind.order();
+        if order != Order::Orderless {
+            let epoch = self.join_epoch(order);
+            if let Some(entry) = self.requests.get_mut(&id) {
+                entry.epoch = Some(epoch);
+            }
+            self.raise_ordered_before(id, Some(epoch), io.class);
+            if epoch != self.open
+                && let Some(state) = self.epoch_mut(epoch)
+            {
+                state.outside.push(id);
+            }
+            self.ordered.insert(id);
+            if io.class != Class::Sync {
+                self.low_ordered.insert(id);
+            }
+        }
+        self.make_ready(id);
+    }
+
+    /// Enters a write into the newest epoch, and begins another after a barrier.
+    fn join_epoch(&mut self, order: Order) -> Epoch {
+        let epoch = Epoch(self.open.0 + self.epochs.len() as u64 - 1);
+        if let Some(state) = self.epochs.back_mut() {
+            state.queued_count += 1;
+            state.unfinished_count += 1;
+            state.closed = order == Order::Barrier;
+        }
+        if order == Order::Barrier {
+            self.stats.epoch_count += 1;
+            self.epochs.push_back(EpochState::default());
+        }
+        epoch
+    }
+
+    /// The state of an epoch that is not over.
+    pub(super) fn epoch_mut(&mut self, epoch: Epoch) -> Option<&mut EpochState> {
+        let index = usize::try_from(epoch.0.checked_sub(self.open.0)?).ok()?;
+        self.epochs.get_mut(index)
+    }
+
+    /// Whether it may leave now, as far as order is concerned.
+    pub(super) fn is_free(&self, entry: &Entry) -> bool {
+        entry.io.kind != IoKind::Flush
+            && !entry.left
+            && entry.blockers.is_empty()
+            && entry.epoch.is_none_or(|epoch| epoch == self.open)
+    }
+
+    pub(super) fn place(&self, id: RequestId) -> Option<Place> {
+        let entry = self.requests.get(&id)?;
+        Some(Place {
+            id,
+            class: entry.class,
+            pushed_ns: entry.pushed_ns,
+            offset: entry.io.offset + entry.sent,
+            is_write: matches!(entry.io.kind, IoKind::Write { .. }) && entry.io.len > 0,
+        })
+    }
+
+    fn make_ready(&mut self, id: RequestId) {
+        let Some(entry) = self.requests.get(&id) else { return };
+        if self.is_free(entry)
+            && let Some(place) = self.place(id)
+        {
+            self.ready.insert(place);
+        }
+    }
+
+    /// A thread depends on this request now: it is of class Sync from here on, and so is whatever
+    /// it waits for.
+    pub fn promote(&mut self, id: RequestId, now_ns: u64) {
+        self.share.note_sync(now_ns);
+        if self.requests.get(&id).is_some_and(|entry| entry.io.kind == IoKind::Flush) {
+            self.raise_ordered_before(id, None, Class::Sync);
+        }
+        self.raise(id, Class::Sync);
+    }
+
+    /// Raises the ordered writes before `before` in earlier epochs than `epoch` (None: in all).
+    fn raise_ordered_before(&mut self, before: RequestId, epoch: Option<Epoch>, class: Class) {
+        let low = |entry: &Entry| {
+            entry.class > class && epoch.is_none_or(|epoch| entry.epoch.is_some_and(|e| e < epoch))
+        };
+        let ids: Vec<_> = self.low_ordered.range(..before).copied().collect();
+        for id in ids {
+            if self.requests.get(&id).is_some_and(low) {
+                self.raise(id, class);
+            }
+        }
+    }
+
+    /// Raises a request and all it waits for to `class`, if that is better.
+    fn raise(&mut self, id: RequestId, class: Class) {
+        let mut todo = vec![id];
+        while let Some(id) = todo.pop() {
+            let Some(entry) = self.requests.get(&id) else { continue };
+            if entry.class <= class {
+                continue;
+            }
+            let was_ready = self.place(id).is_some_and(|place| self.ready.remove(place));
+            let Some(entry) = self.requests.get_mut(&id) else { continue };
+            entry.class = class;
+            self.stats.promoted_count += 1;
+            todo.extend(entry.blockers.iter().copied());
+            let epoch = entry.epoch;
+            if let Some(waiting) = self.flushes.waiting.iter_mut().find(|(flush, ..)| *flush == id)
+            {
+                waiting.2 = class;
+            }
+            if was_ready {
+                self.make_ready(id);
+            }
+            if class == Class::Sync {
+                self.low_ordered.remove(&id);
+            }
+            if let Some(epoch) = epoch {
+                let earlier = self.low_ordered.range(..id).copied();
+                let earlier = earlier.filter(|other| {
+                    self.requests.get(other).is_some_and(|e| e.epoch.is_some_and(|e| e < epoch))
+                });
+                todo.extend(earlier);
+            }
+        }
+    }
+
+    /// Takes in the outcome of a command.
+    pub fn completed(&mut self, command: CommandId, result: IoResult, now_ns: u64) {
+        let Some(flying) = self.commands.remove(&command) else { return };
+        self.stats.flying_count -= 1;
+        if flying.kind == IoKind::Flush {
+            self.flushes.end(command, result.is_ok());
+            self.share.end_flush(command);
+        } else {
+            self.share.end(flying.class, flying.change_bytes);
+        }
+        if flying.class == Class::Sync {
+            self.share.note_sync(now_ns);
+        }
+        let passed_fua = matches!(flying.kind, IoKind::Write { fua: true, .. }) && result.is_ok();
+        if flying.kind.changes() && self.traits.volatile_cache && !passed_fua {
+            self.flushes.now += 1;
+        }
+        for id in &flying.requests {
+            self.note_transfer(*id, &result, passed_fua);
+        }
+        if let Err(error) = &result
+            && self.rules.stops(flying.kind)
+        {
+            self.fail(error.clone());
+        }
+        for id in flying.requests {
+            if self.requests.get(&id).is_some_and(|entry| entry.left && entry.flying == 0) {
+                self.finish_transfer(id);
+            }
+        }
+        self.settle();
+    }
+
+    /// A command with a piece of this request ended.
+    fn note_transfer(&mut self, id: RequestId, result: &IoResult, passed_fua: bool) {
+        let place = self.place(id);
+        let Some(entry) = self.requests.get_mut(&id) else { return };
+        entry.flying -= 1;
+        let epoch = entry.epoch;
+        if let Err(error) = result {
+            // The rest of it is not worth sending.
+            entry.error.get_or_insert_with(|| error.clone());
+            place.map(|place| self.ready.remove(place));
+            self.leave(id);
+        }
+        let now = self.flushes.now;
+        if let Some(state) = epoch.and_then(|epoch| self.epoch_mut(epoch))
+            && !passed_fua
+        {
+            state.changed = now;
+        }
+    }
+
+    /// A request has nothing under way and nothing more to send.
+    fn finish_transfer(&mut self, id: RequestId) {
+        if let Some(place) = self.place(id) {
+            self.ready.remove(place);
+        }
+        self.leave(id);
+        self.low_ordered.remove(&id);
+        self.ordered.remove(&id);
+        let Some(entry) = self.requests.get_mut(&id) else { return };
+        let (io, class, error) = (entry.io, entry.class, entry.error.clone());
+        let (epoch, blocks) = (entry.epoch, std::mem::take(&mut entry.blocks));
+        self.overlaps.remove(id, &io);
+        if let Some(state) = epoch.and_then(|epoch| self.epoch_mut(epoch)) {
+            state.unfinished_count -= 1;
+        }
+        for later in blocks {
+            if let Some(entry) = self.requests.get_mut(&later) {
+                entry.blockers.remove(&id);
+            }
+            self.make_ready(later);
+        }
+        let emulated_fua = match io.kind {
+            IoKind::Write { order, fua: true } => !self.rules.passes_fua(&self.traits, order),
+            _ => false,
+        };
+        match error {
+            Some(error) => self.finish(id, Err(error)),
+            None if emulated_fua && self.failure.is_some() => {
+                let error = self.stop_error(&io);
+                self.finish(id, Err(error));
+            }
+            None if emulated_fua => {
+                self.stats.flush_request_count += 1;
+                let served = self.flushes.wait(id, class);
+                self.stats.combined_flush_count += u64::from(served);
+            }
+            None => self.finish(id, Ok(())),
+        }
+    }
+
+    /// Marks a request as no longer in the queue.
+    pub(super) fn leave(&mut self, id: RequestId) {
+        let Some(entry) = self.requests.get_mut(&id) else { return };
+        if std::mem::replace(&mut entry.left, true) {
+            return;
+        }
+        let epoch = entry.epoch;
+        self.count_queued(-1);
+        if let Some(state) = epoch.and_then(|epoch| self.epoch_mut(epoch)) {
+            state.queued_count -= 1;
+        }
+    }
+
+    fn finish(&mut self, id: RequestId, result: IoResult) {
+        if self.requests.remove(&id).is_some() {
+            self.done.push_back((id, result));
+        }
+    }
+
+    fn count_queued(&mut self, change: i64) {
+        self.stats.queued_count = self.stats.queued_count.saturating_add_signed(change);
+        self.stats.queued_count_max = self.stats.queued_count_max.max(self.stats.queued_count);
+    }
+
+    /// The error of a request that order forbids since the failure.
+    fn stop_error(&self, io: &Io) -> IoError {
+        let kind = match &self.failure {
+            Some(first) => IoErrorKind::OrderBroken {
+                errno: first.errno(),
+                op: first.op,
+                offset: first.offset,
+                len: first.len,
+            },
+            None => IoErrorKind::Abandoned,
+        };
+        IoError::new(kind, io.kind.op(), io.offset, io.len)
+    }
+
+    /// The failure that ended all order, if there was one.
+    pub fn failure(&self) -> Option<&IoError> {
+        self.failure.as_ref()
+    }
+
+    /// Ends all order: every ordered write not with the device and every flush fails, now and
+    /// later. Also for failures that the owner learns of otherwise.
+    pub fn fail(&mut self, error: IoError) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.failure = Some(error);
+        let mut hit: Vec<RequestId> = self.flushes.not_ready.iter().copied().collect();
+        self.flushes.not_ready.clear();
+        hit.extend(self.flushes.waiting.drain(..).map(|(id, ..)| id));
+        for id in hit {
+            if let Some(entry) = self.requests.get(&id) {
+                let error = self.stop_error(&entry.io);
+                self.leave(id);
+                self.finish(id, Err(error));
+            }
+        }
+        let queued: Vec<RequestId> = self.ordered.iter().copied().collect();
+        for id in queued {
+            let Some(entry) = self.requests.get(&id) else { continue };
+            if entry.left {
+                continue;
+            }
+            let error = self.stop_error(&entry.io);
+            if let Some(place) = self.place(id) {
+                self.ready.remove(place);
+            }
+            self.leave(id);
+            if let Some(entry) = self.requests.get_mut(&id) {
+                entry.error.get_or_insert(error);
+                if entry.flying == 0 {
+                    self.finish_transfer(id);
+                }
+            }
+        }
+    }
+
+    /// Draws all consequences: epochs advance, flush requests become ready or are served.
+    pub(super) fn settle(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        loop {
+            let first_ordered = self.ordered.first().copied();
+            while let Some(flush) = self.flushes.not_ready.first().copied() {
+                let ordered_before = first_ordered.is_some_and(|first| first < flush);
+                if !self.rules.flush_may_begin(ordered_before) {
+                    break;
+                }
+                self.flushes.not_ready.remove(&flush);
+                self.leave(flush);
+                if let Some(entry) = self.requests.get(&flush) {
+                    let served = self.flushes.wait(flush, entry.class);
+                    self.stats.combined_flush_count += u64::from(served);
+                }
+            }
+            for id in self.flushes.take_served() {
+                self.finish(id, Ok(()));
+            }
+            if !self.advance_epoch() {
+                return;
+            }
+        }
+    }
+
+    /// Opens the next epoch if the rules allow it.
+    fn advance_epoch(&mut self) -> bool {
+        let Some(progress) = self.progress() else { return false };
+        if !self.rules.next_epoch_may_leave(&self.traits, progress) {
+            return false;
+        }
+        self.epochs.pop_front();
+        self.open.0 += 1;
+        let outside = self.epochs.front_mut().map(|open| std::mem::take(&mut open.outside));
+        outside.into_iter().flatten().for_each(|id| self.make_ready(id));
+        true
+    }
+
+    /// How far the open epoch is; None while its barrier has not come.
+    fn progress(&self) -> Option<Progress> {
+        let open = self.epochs.front().filter(|open| open.closed)?;
+        Some(Progress {
+            left: open.queued_count == 0,
+            transferred: open.unfinished_count == 0,
+            durable: open.changed <= self.flushes.durable,
+        })
+    }
+
+    /// The class in which a flush is wanted so that the next epoch can leave.
+    pub(super) fn epoch_flush_class(&self) -> Option<Class> {
+        let progress = self.progress()?;
+        let open = self.epochs.front()?;
+        if self.traits.native_barrier
+            || !progress.transferred
+            || progress.durable
+            || self.flushes.is_served(open.changed)
+        {
+            return None;
+        }
+        let next = self.ordered.first().and_then(|id| self.requests.get(id))?;
+        Some(next.class)
+    }
+
+    /// Takes out a result, oldest first.
+    pub fn pop_done(&mut self) -> Option<(RequestId, IoResult)> {
+        self.done.pop_front()
+    }
+
+    /// Whether no request is left, results not taken out aside.
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.commands.is_empty()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> EpochStats {
+        self.stats
+    }
+
+    /// The device it was made for.
+    pub fn traits(&self) -> &DeviceTraits {
+        &self.traits
+    }
+}
