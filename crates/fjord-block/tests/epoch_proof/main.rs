@@ -1,0 +1,198 @@
+//! Storage order, proven for small queues: every script of a few requests, on every kind of
+//! device, through every schedule that the scheduler calls legal. See docs/ordering.md.
+
+mod model;
+mod search;
+mod wrong;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use fjord_block::epoch::{DeviceTraits, Io, IoKind, Paper, Rules};
+use fjord_block::{Class, Order};
+
+use search::{Case, search};
+
+const PAGE: u64 = 4096;
+
+const BASE: DeviceTraits = DeviceTraits {
+    volatile_cache: true,
+    fua: false,
+    native_barrier: false,
+    queue_depth: 64,
+    logical_block_size: 512,
+};
+
+/// Every kind of device.
+const DEVICES: [DeviceTraits; 6] = [
+    BASE,
+    DeviceTraits { fua: true, ..BASE },
+    DeviceTraits { volatile_cache: false, ..BASE },
+    DeviceTraits { native_barrier: true, ..BASE },
+    DeviceTraits { native_barrier: true, fua: true, ..BASE },
+    DeviceTraits { queue_depth: 1, ..BASE },
+];
+
+fn write(page: u64, order: Order) -> Io {
+    Io::write(page * PAGE, PAGE, order, Class::Sync)
+}
+
+fn fua(page: u64, order: Order) -> Io {
+    Io { kind: IoKind::Write { order, fua: true }, ..write(page, order) }
+}
+
+/// The kinds of writes on two neighbouring pages, and a flush.
+fn basic() -> Vec<Io> {
+    let orders = [Order::Orderless, Order::Ordered, Order::Barrier];
+    let mut ios: Vec<_> = orders.iter().flat_map(|o| [write(0, *o), write(1, *o)]).collect();
+    ios.push(Io::flush(Class::Sync));
+    ios
+}
+
+/// Besides: reads, discards, FUA, a write over both pages, one that leaves in pieces.
+fn rich() -> Vec<Io> {
+    let mut ios = basic();
+    ios.push(Io::read(0, PAGE, Class::Sync));
+    ios.push(Io { kind: IoKind::Discard, ..write(0, Order::Orderless) });
+    ios.push(fua(0, Order::Orderless));
+    ios.push(fua(0, Order::Ordered));
+    ios.push(fua(1, Order::Barrier));
+    ios.push(Io::write(0, 2 * PAGE, Order::Barrier, Class::Sync));
+    ios.push(Io::write(2 * PAGE, 2 * PAGE, Order::Barrier, Class::Background));
+    ios.push(Io::write(PAGE, 2 * PAGE, Order::Orderless, Class::Background));
+    ios
+}
+
+/// All sequences of `len` of `ios`.
+fn scripts(ios: &[Io], len: u32) -> Vec<Vec<Io>> {
+    let count = ios.len().pow(len);
+    let nth = |number: usize| {
+        (0..len).map(|digit| ios[number / ios.len().pow(digit) % ios.len()]).collect()
+    };
+    (0..count).map(nth).collect()
+}
+
+/// All cases of some scripts.
+fn cases<R: Rules>(scripts: &[Vec<Io>], failures: u32) -> Vec<Case<R>> {
+    let mut cases = Vec::new();
+    for script in scripts {
+        for traits in DEVICES {
+            for merge_bytes_max in [0, 1 << 20] {
+                cases.push(Case {
+                    rules: R::default(),
+                    traits,
+                    script: script.clone(),
+                    merge_bytes_max,
+                    failures,
+                    demand_no_delay: false,
+                });
+            }
+        }
+    }
+    cases
+}
+
+/// Searches all cases on all cores; gives the number of states, or the first violation.
+fn search_all<R: Rules + Send + Sync>(cases: &[Case<R>]) -> Result<u64, (u64, String)> {
+    let (next, state_count) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let violation = Mutex::new(None);
+    let work = || {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = search(case);
+            state_count.fetch_add(outcome.state_count, Ordering::Relaxed);
+            if let Some(found) = outcome.violation {
+                next.store(cases.len(), Ordering::Relaxed);
+                violation.lock().expect("no search panics").get_or_insert(found);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..count).for_each(|_| drop(scope.spawn(work)));
+    });
+    let state_count = state_count.into_inner();
+    match violation.into_inner().expect("no search panics") {
+        Some(violation) => Err((state_count, violation)),
+        None => Ok(state_count),
+    }
+}
+
+fn prove(name: &str, scripts: &[Vec<Io>], failures: u32) {
+    let cases = cases::<Paper>(scripts, failures);
+    let started = std::time::Instant::now();
+    match search_all(&cases) {
+        Ok(states) => println!(
+            "{name}: {} scripts, {} cases, {states} states, {:.1} s",
+            scripts.len(),
+            cases.len(),
+            started.elapsed().as_secs_f64()
+        ),
+        Err((_, violation)) => panic!("{name}: {violation}"),
+    }
+}
+
+/// One more request per script takes minutes; `FJORD_PROOF_LEN=5` asks for it.
+fn script_len() -> u32 {
+    let asked = std::env::var("FJORD_PROOF_LEN").ok();
+    asked.map_or(4, |len| len.parse().expect("FJORD_PROOF_LEN is a number"))
+}
+
+#[test]
+fn no_schedule_breaks_order() {
+    for len in 1..=script_len() {
+        prove(&format!("order, {len} requests"), &scripts(&basic(), len), 0);
+    }
+    for len in 1..script_len() {
+        prove(&format!("all kinds, {len} requests"), &scripts(&rich(), len), 0);
+    }
+}
+
+#[test]
+fn no_failure_is_passed_over() {
+    for len in 1..script_len() {
+        prove(&format!("one failure, {len} requests"), &scripts(&rich(), len), 1);
+    }
+}
+
+/// The first violation with these rules, in scripts of growing length.
+fn caught<R: Rules + Send + Sync>(name: &str, failures: u32) {
+    let mut total = 0;
+    for len in 1..=3 {
+        match search_all(&cases::<R>(&scripts(&rich(), len), failures)) {
+            Ok(states) => total += states,
+            Err((states, violation)) => {
+                let first = violation.lines().next().unwrap_or_default();
+                println!("{name}: caught after {} states: {first}", total + states);
+                return;
+            }
+        }
+    }
+    panic!("{name}: not caught in {total} states");
+}
+
+#[test]
+fn the_search_finds_wrong_rules() {
+    caught::<wrong::BarrierStays>("barrier stays", 0);
+    caught::<wrong::BarrierLost>("barrier lost", 0);
+    caught::<wrong::NoFlushBetween>("no flush between", 0);
+    caught::<wrong::NoTransferWait>("no transfer wait", 0);
+    caught::<wrong::LeavesTooEarly>("leaves too early", 0);
+    caught::<wrong::OverlapIgnored>("overlap ignored", 0);
+    caught::<wrong::ReadsOvertake>("reads overtake", 0);
+    caught::<wrong::FlushTooEarly>("flush too early", 0);
+    caught::<wrong::FuaOvertakes>("FUA overtakes", 0);
+    caught::<wrong::FuaDropped>("FUA dropped", 0);
+    caught::<wrong::ErrorForgotten>("error forgotten", 1);
+    caught::<wrong::FlushErrorForgotten>("flush error forgotten", 1);
+}
+
+/// An ordered write on the bytes of an orderless one does wait for it; the check must say so.
+#[test]
+fn the_search_notices_a_delay() {
+    let script = vec![write(0, Order::Orderless), write(0, Order::Barrier)];
+    let mut case = cases::<Paper>(&[script], 0).swap_remove(0);
+    assert!(search(&case).violation.is_none());
+    case.demand_no_delay = true;
+    let violation = search(&case).violation.expect("the delay is noticed");
+    assert!(violation.starts_with("request 1 waits for an orderless one"), "{violation}");
+}

@@ -1,0 +1,248 @@
+//! A device that may persist in any order it is free to, and the promises it is checked against.
+//!
+//! The model knows nothing of the scheduler's state: it derives epochs from the script, and keeps
+//! for each piece of a write whether it *may* be on the medium (it was dispatched) and whether it
+//! *surely* is (FUA, a flush that began after its transfer, or no cache). Order between epochs
+//! holds when nothing of epoch k+1 may be there before all of epoch k surely is, or, on a device
+//! with barriers, before all of epoch k stands in front of a barrier.
+
+use std::hash::Hash;
+
+use fjord_block::epoch::{Command, CommandId, DeviceTraits, Io, IoKind};
+use fjord_block::{IoResult, Order};
+
+/// A piece of a write that was dispatched.
+#[derive(Clone, Debug, Hash)]
+struct Piece {
+    owner: usize,
+    len: u64,
+    /// Barriers dispatched before it.
+    group: u32,
+    command: CommandId,
+    transferred: bool,
+    surely: bool,
+}
+
+/// What the device and its caller saw so far.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct Model {
+    traits: DeviceTraits,
+    script: Vec<Io>,
+    pub(crate) pushed_count: usize,
+    pieces: Vec<Piece>,
+    barrier_count: u32,
+    pub(crate) flying: Vec<Command>,
+    /// Flushes under way, and the pieces transferred when each began.
+    flushing: Vec<(CommandId, Vec<usize>)>,
+    /// Results by place in the script.
+    pub(crate) results: Vec<Option<bool>>,
+    /// For each flush request, the writes whose results were there when it was submitted.
+    done_before: Vec<Vec<usize>>,
+    /// An ordered command or a flush failed.
+    pub(crate) broken: bool,
+    pub(crate) failures_left: u32,
+}
+
+fn is_ordered(io: &Io) -> bool {
+    io.kind.order() != Order::Orderless
+}
+
+pub(crate) fn touches(a: &Io, b: &Io) -> bool {
+    a.offset < b.offset + b.len && b.offset < a.offset + a.len
+}
+
+/// The number of barriers submitted before.
+fn epoch_of(script: &[Io], index: usize) -> usize {
+    script[..index].iter().filter(|io| io.kind.order() == Order::Barrier).count()
+}
+
+impl Model {
+    pub(crate) fn new(traits: DeviceTraits, script: &[Io], failures: u32) -> Self {
+        Model {
+            traits,
+            script: script.to_vec(),
+            pushed_count: 0,
+            pieces: Vec::new(),
+            barrier_count: 0,
+            flying: Vec::new(),
+            flushing: Vec::new(),
+            results: vec![None; script.len()],
+            done_before: vec![Vec::new(); script.len()],
+            broken: false,
+            failures_left: failures,
+        }
+    }
+
+    /// The next request of the script, about to be submitted.
+    pub(crate) fn push(&mut self) -> Io {
+        let index = self.pushed_count;
+        self.pushed_count += 1;
+        self.done_before[index] = (0..index)
+            .filter(|i| self.script[*i].kind.changes() && self.results[*i] == Some(true))
+            .collect();
+        self.script[index]
+    }
+
+    fn sent_bytes(&self, owner: usize, only: impl Fn(&Piece) -> bool) -> u64 {
+        self.pieces.iter().filter(|p| p.owner == owner && only(p)).map(|p| p.len).sum()
+    }
+
+    /// All of it is surely on the medium.
+    fn is_durable(&self, index: usize) -> bool {
+        self.sent_bytes(index, |piece| piece.surely) == self.script[index].len
+    }
+
+    fn is_transferred(&self, index: usize) -> bool {
+        self.sent_bytes(index, |piece| piece.transferred) == self.script[index].len
+    }
+
+    /// A command goes to the device. `owners` are the script places of its parts.
+    pub(crate) fn dispatch(&mut self, command: Command, owners: &[usize]) -> Result<(), String> {
+        if self.broken
+            && (command.kind == IoKind::Flush || command.kind.order() != Order::Orderless)
+        {
+            return Err(format!("{command:?} follows a failure"));
+        }
+        if command.kind == IoKind::Flush {
+            let transferred =
+                (0..self.pieces.len()).filter(|i| self.pieces[*i].transferred).collect();
+            self.flushing.push((command.id, transferred));
+            self.flying.push(command);
+            return Ok(());
+        }
+        let mut offset = command.offset;
+        for (part, owner) in command.parts.iter().zip(owners) {
+            let io = self.script[*owner];
+            if offset != io.offset + part.skip {
+                return Err(format!("{command:?} moves bytes of request {owner}"));
+            }
+            offset += part.len;
+            self.check_overlaps(*owner)?;
+            if is_ordered(&io) {
+                self.check_order(*owner, &command)?;
+            }
+            if !io.kind.changes() {
+                continue;
+            }
+            self.pieces.push(Piece {
+                owner: *owner,
+                len: part.len,
+                group: self.barrier_count,
+                command: command.id,
+                transferred: false,
+                surely: false,
+            });
+        }
+        if offset != command.offset + command.len {
+            return Err(format!("{command:?} has another length than its parts"));
+        }
+        if command.kind.order() == Order::Barrier {
+            self.barrier_count += 1;
+        }
+        self.flying.push(command);
+        Ok(())
+    }
+
+    /// Earlier requests on the same bytes are done, later ones have not begun.
+    fn check_overlaps(&self, owner: usize) -> Result<(), String> {
+        let io = self.script[owner];
+        for (index, other) in self.script.iter().enumerate().take(self.pushed_count) {
+            let harmless = io.kind == IoKind::Read && other.kind == IoKind::Read;
+            if index == owner || harmless || !touches(&io, other) {
+                continue;
+            }
+            if index < owner && self.results[index].is_none() && !self.is_transferred(index) {
+                return Err(format!("request {owner} overtakes {index} on the same bytes"));
+            }
+            if index > owner && self.sent_bytes(index, |_| true) > 0 {
+                return Err(format!("request {index} overtook {owner} on the same bytes"));
+            }
+        }
+        Ok(())
+    }
+
+    /// All earlier epochs come before this write, whatever the device does.
+    fn check_order(&self, owner: usize, command: &Command) -> Result<(), String> {
+        let epoch = epoch_of(&self.script, owner);
+        let by_itself = matches!(command.kind, IoKind::Write { fua: true, .. });
+        for index in 0..self.pushed_count {
+            if !is_ordered(&self.script[index]) || epoch_of(&self.script, index) >= epoch {
+                continue;
+            }
+            let fenced = self.traits.native_barrier
+                && !by_itself
+                && self.sent_bytes(index, |piece| piece.group < self.barrier_count)
+                    == self.script[index].len;
+            if !fenced && !self.is_durable(index) {
+                return Err(format!("request {owner} of epoch {epoch} may persist before {index}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The device reports a command.
+    pub(crate) fn complete(&mut self, at: usize, well: bool) -> Command {
+        let command = self.flying.remove(at);
+        if !well {
+            self.failures_left -= 1;
+            self.broken |=
+                command.kind == IoKind::Flush || command.kind.order() != Order::Orderless;
+        }
+        if let Some(at) = self.flushing.iter().position(|(id, _)| *id == command.id) {
+            let (_, covered) = self.flushing.remove(at);
+            if well {
+                covered.into_iter().for_each(|piece| self.pieces[piece].surely = true);
+            }
+        } else if well {
+            let fua = self.traits.fua && matches!(command.kind, IoKind::Write { fua: true, .. });
+            for piece in self.pieces.iter_mut().filter(|piece| piece.command == command.id) {
+                piece.transferred = true;
+                piece.surely = fua || !self.traits.volatile_cache;
+            }
+        }
+        command
+    }
+
+    /// The scheduler reports a request.
+    pub(crate) fn done(&mut self, index: usize, result: &IoResult) -> Result<(), String> {
+        if self.results[index].replace(result.is_ok()).is_some() {
+            return Err(format!("request {index} has two results"));
+        }
+        if result.is_err() {
+            return Ok(());
+        }
+        let io = self.script[index];
+        match io.kind {
+            IoKind::Flush => {
+                let ordered = (0..index).filter(|i| is_ordered(&self.script[*i]));
+                for write in ordered.chain(self.done_before[index].iter().copied()) {
+                    if !self.is_durable(write) {
+                        return Err(format!("flush {index} is done before {write} is durable"));
+                    }
+                }
+            }
+            IoKind::Write { fua: true, .. } if !self.is_durable(index) => {
+                return Err(format!("FUA write {index} is done before it is durable"));
+            }
+            IoKind::Read => {}
+            _ if !self.is_transferred(index) => {
+                return Err(format!("request {index} is done before its transfer"));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A request of the script.
+    pub(crate) fn io(&self, index: usize) -> Io {
+        self.script[index]
+    }
+
+    /// What must hold when nothing more can happen.
+    pub(crate) fn check_end(&self) -> Result<(), String> {
+        match self.results[..self.pushed_count].iter().position(Option::is_none) {
+            Some(index) => Err(format!("request {index} hangs")),
+            None => Ok(()),
+        }
+    }
+}
