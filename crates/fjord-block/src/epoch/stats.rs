@@ -1,7 +1,9 @@
 //! Counters of the scheduler. Owns [`EpochStats`].
 
+use std::hash::{Hash, Hasher};
+
 /// What the scheduler did since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochStats {
     /// Requests submitted, flushes and reads included.
     pub request_count: u64,
@@ -33,4 +35,9 @@ pub struct EpochStats {
     pub flying_count: u32,
     /// The most there ever were.
     pub flying_count_max: u32,
+}
+
+/// Counters decide nothing: queues that differ only in them are one state to a search.
+impl Hash for EpochStats {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
