@@ -314,6 +314,11 @@ impl ReadTicket {
         Ok(self.slot.lock().take().unwrap_or_default())
     }
 
+    /// The ticket, and the slot that holds the data once it is done; for wrappers.
+    pub(crate) fn into_parts(self) -> (Ticket, ReadSlot) {
+        (self.ticket, self.slot)
+    }
+
     /// The ticket inside, to poll, promote, start, or watch.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket

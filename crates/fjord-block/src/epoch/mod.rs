@@ -6,6 +6,7 @@
 //!
 //! The rules are in docs/ordering.md.
 
+mod device;
 mod dispatch;
 mod flushes;
 mod overlap;
@@ -16,6 +17,7 @@ mod share;
 mod stats;
 mod types;
 
+pub use device::EpochDevice;
 pub use queue::EpochQueue;
 pub use rules::{DeviceTraits, Paper, Progress, Rules};
 pub use stats::EpochStats;

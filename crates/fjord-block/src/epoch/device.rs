@@ -1,0 +1,439 @@
+//! The scheduler as a device. Owns [`EpochDevice`]: the queue under a lock, the data and tickets
+//! of its requests, and the hand-over to the inner device.
+//!
+//! No thread of its own: whoever submits, and whoever completes a request of the inner device,
+//! hands out what may leave. A waiting thread lends itself to the inner requests that its own one
+//! waits for.
+//!
+//! Invariants:
+//! - one thread at a time hands out (`State::dispatching`), so that commands reach the inner
+//!   device in the order in which they left the queue, and so that a completion inside of a
+//!   submission does not recurse;
+//! - no call to the inner device, no completion and no callback happens under the lock;
+//! - a ticket of the inner device is in `State::commands` before its completion is taken in;
+//! - a waiter that finds nothing to lend itself to is in `State::sleepers`, and is woken when
+//!   something was handed out or has completed.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::queue::EpochQueue;
+use super::rules::DeviceTraits;
+use super::stats::EpochStats;
+use super::types::{Command, CommandId, Io, IoKind, Part, RequestId, Tuning};
+use crate::buf::{AlignedBuf, Buf};
+use crate::device::{Capabilities, Class, Device, Order, Request, bufs_len, check_range};
+use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::stats::DeviceStats;
+use crate::ticket::{
+    Completer, Driver, ErrorSink, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore,
+};
+
+/// A device that keeps the order of its writes, above one that need not.
+///
+/// Requests of one batch are taken in the order of the batch, and a flush covers also the ordered
+/// writes submitted before it that have not completed: `[D, JD barrier, JC barrier, flush]` can be
+/// submitted at once, and only the flush waited for.
+pub struct EpochDevice {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inner: Arc<dyn Device>,
+    capabilities: Capabilities,
+    started: Instant,
+    unseen: Arc<Unseen>,
+    state: Mutex<State>,
+}
+
+/// Guarded by `Shared::state`.
+struct State {
+    queue: EpochQueue,
+    requests: HashMap<RequestId, Held>,
+    /// Requests under way in the inner device.
+    commands: HashMap<CommandId, Ticket>,
+    /// Waiters with nothing to lend themselves to.
+    sleepers: Vec<Arc<TicketCore>>,
+    /// A thread is handing out.
+    dispatching: bool,
+}
+
+/// A request without its result.
+struct Held {
+    data: Data,
+    completer: Completer,
+    /// Its owner will not wait soon.
+    start: bool,
+}
+
+enum Data {
+    Write(Vec<Buf>),
+    /// The buffers are gone while the inner device has them.
+    Read(Vec<AlignedBuf>, ReadSlot),
+    None,
+}
+
+/// A command as the inner device takes it.
+enum Outgoing {
+    Request(Request),
+    Read { offset: u64, bufs: Vec<AlignedBuf>, class: Class, slot: ReadSlot },
+}
+
+/// A command in the inner device, and where its data go.
+struct Sent {
+    id: CommandId,
+    ticket: Ticket,
+    start: bool,
+    slots: Option<(ReadSlot, ReadSlot)>,
+}
+
+/// Failures whose tickets were all dropped unseen.
+#[derive(Default)]
+struct Unseen(Mutex<Option<IoError>>);
+
+impl ErrorSink for Unseen {
+    fn unseen_error(&self, error: &IoError) {
+        // A lost read harms no order.
+        if error.op != IoOp::Read {
+            self.0.lock().get_or_insert_with(|| error.clone());
+        }
+    }
+}
+
+impl EpochDevice {
+    /// A scheduler above `inner`, tuned for its queue depth.
+    pub fn new(inner: Arc<dyn Device>) -> Self {
+        let tuning = Tuning::for_depth(inner.capabilities().queue_depth.max(1));
+        EpochDevice::with_tuning(inner, tuning)
+    }
+
+    /// A scheduler above `inner`.
+    pub fn with_tuning(inner: Arc<dyn Device>, tuning: Tuning) -> Self {
+        let traits = DeviceTraits::from(inner.capabilities());
+        let capabilities = Capabilities { native_barrier: true, ..inner.capabilities().clone() };
+        let state = State {
+            queue: EpochQueue::new(traits, tuning),
+            requests: HashMap::new(),
+            commands: HashMap::new(),
+            sleepers: Vec::new(),
+            dispatching: false,
+        };
+        let shared = Shared {
+            inner,
+            capabilities,
+            started: Instant::now(),
+            unseen: Arc::default(),
+            state: Mutex::new(state),
+        };
+        EpochDevice { shared: Arc::new(shared) }
+    }
+
+    /// What the scheduler did so far.
+    pub fn epoch_stats(&self) -> EpochStats {
+        self.shared.state.lock().queue.stats()
+    }
+}
+
+impl fmt::Debug for EpochDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EpochDevice")
+            .field("inner", &self.shared.inner)
+            .field("stats", &self.epoch_stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Takes in requests in order; one ticket each.
+    fn submit(self: &Arc<Self>, requests: Vec<(Io, Data)>) -> Vec<Ticket> {
+        let now_ns = self.now_ns();
+        let mut refused = Vec::new();
+        let mut tickets = Vec::with_capacity(requests.len());
+        let mut state = self.state.lock();
+        if let Some(error) = self.unseen.0.lock().take() {
+            state.queue.fail(error);
+        }
+        for (io, data) in requests {
+            let (ticket, completer) = Ticket::pending(Some(self.unseen.clone()));
+            tickets.push(ticket);
+            if let Err(error) = self.check(&io) {
+                if io.kind.order() != Order::Orderless {
+                    state.queue.fail(error.clone());
+                }
+                refused.push((completer, error));
+                continue;
+            }
+            let id = state.queue.push(io, now_ns);
+            completer.set_driver(Arc::new(Lend { shared: self.clone(), id }));
+            state.requests.insert(id, Held { data, completer, start: io.class != Class::Sync });
+        }
+        self.advance(state, false);
+        for (completer, error) in refused {
+            completer.complete(Err(error));
+        }
+        tickets
+    }
+
+    /// Refuses what the device would: a bad request must not spoil those it is merged with.
+    fn check(&self, io: &Io) -> IoResult {
+        if io.kind.changes() && self.capabilities.read_only {
+            return Err(IoError::new(IoErrorKind::ReadOnly, io.kind.op(), io.offset, io.len));
+        }
+        check_range(io.kind.op(), io.offset, io.len, self.inner.size_bytes())
+    }
+
+    /// Takes in the outcome of a command.
+    fn completed(self: &Arc<Self>, id: CommandId, result: &IoResult) {
+        let mut state = self.state.lock();
+        let ticket = state.commands.remove(&id);
+        state.queue.completed(id, result.clone(), self.now_ns());
+        self.advance(state, true);
+        drop(ticket);
+    }
+
+    /// Completes what is done and hands out what may leave, until there is neither. `moved` says
+    /// that sleepers should look again.
+    fn advance(self: &Arc<Self>, mut state: MutexGuard<'_, State>, mut moved: bool) {
+        loop {
+            let done = state.take_done();
+            let sleepers = match moved {
+                true => std::mem::take(&mut state.sleepers),
+                false => Vec::new(),
+            };
+            moved = false;
+            if !done.is_empty() || !sleepers.is_empty() {
+                MutexGuard::unlocked(&mut state, || {
+                    for (held, result) in done {
+                        // Whoever waits may want to change the buffers in place.
+                        drop(held.data);
+                        held.completer.complete(result);
+                    }
+                    sleepers.iter().for_each(|sleeper| sleeper.nudge());
+                    drop(sleepers);
+                });
+                continue;
+            }
+            if state.dispatching {
+                return;
+            }
+            let batch = state.take_batch(self.now_ns());
+            if batch.is_empty() {
+                return;
+            }
+            state.dispatching = true;
+            let sent = MutexGuard::unlocked(&mut state, || self.hand_out(batch));
+            for sent in &sent {
+                state.commands.insert(sent.id, sent.ticket.clone());
+            }
+            MutexGuard::unlocked(&mut state, || {
+                sent.into_iter().for_each(|sent| self.watch(sent));
+            });
+            state.dispatching = false;
+            moved = true;
+        }
+    }
+
+    /// Submits to the inner device, one by one: the requests of one batch have no order there.
+    fn hand_out(&self, batch: Vec<(CommandId, Outgoing, bool)>) -> Vec<Sent> {
+        let hand_out = |(id, outgoing, start)| match outgoing {
+            Outgoing::Request(request) => {
+                let (op, offset, len) = request.extent();
+                let lost =
+                    || Ticket::ready(Err(IoError::new(IoErrorKind::Abandoned, op, offset, len)));
+                let ticket = self.inner.submit(vec![request]).pop().unwrap_or_else(lost);
+                Sent { id, ticket, start, slots: None }
+            }
+            Outgoing::Read { offset, bufs, class, slot } => {
+                let read = self.inner.submit_read(offset, bufs, class);
+                let (ticket, filled) = read.into_parts();
+                Sent { id, ticket, start, slots: Some((filled, slot)) }
+            }
+        };
+        batch.into_iter().map(hand_out).collect()
+    }
+
+    fn watch(self: &Arc<Self>, sent: Sent) {
+        let Sent { id, ticket, start, slots } = sent;
+        let shared = self.clone();
+        ticket.watch(move |result| {
+            if let Some((filled, slot)) = slots {
+                let bufs = filled.lock().take();
+                *slot.lock() = bufs;
+            }
+            shared.completed(id, result);
+        });
+        if start {
+            ticket.start();
+        }
+    }
+}
+
+impl State {
+    /// Results that nobody has yet, with their requests.
+    fn take_done(&mut self) -> Vec<(Held, IoResult)> {
+        let mut done = Vec::new();
+        while let Some((id, result)) = self.queue.pop_done() {
+            done.extend(self.requests.remove(&id).map(|held| (held, result)));
+        }
+        done
+    }
+
+    /// All commands that may leave now, and whether each is to be started.
+    fn take_batch(&mut self, now_ns: u64) -> Vec<(CommandId, Outgoing, bool)> {
+        let mut batch = Vec::new();
+        while let Some(command) = self.queue.next_dispatch(now_ns) {
+            let start = command.class != Class::Sync || self.wants_start(&command.parts);
+            batch.push((command.id, self.outgoing(&command), start));
+        }
+        if self.queue.stats().queued_count > 0 {
+            // Others wait for these: leave none to a waiter that may come late.
+            batch.iter_mut().for_each(|(.., start)| *start = true);
+        }
+        batch
+    }
+
+    fn wants_start(&self, parts: &[Part]) -> bool {
+        parts.iter().any(|part| self.requests.get(&part.request).is_some_and(|held| held.start))
+    }
+
+    fn outgoing(&mut self, command: &Command) -> Outgoing {
+        let (offset, len, class) = (command.offset, command.len, command.class);
+        let request = match command.kind {
+            IoKind::Flush => Request::Flush { class },
+            IoKind::Discard => Request::Discard { offset, len },
+            IoKind::WriteZeroes => Request::WriteZeroes { offset, len },
+            IoKind::Write { order, fua } => {
+                let bufs = command.parts.iter().flat_map(|part| self.piece(part)).collect();
+                Request::Write { offset, bufs, order, fua, class }
+            }
+            IoKind::Read => {
+                let held = command.parts.first().and_then(|p| self.requests.get_mut(&p.request));
+                let (bufs, slot) = match held.map(|held| &mut held.data) {
+                    Some(Data::Read(bufs, slot)) => (std::mem::take(bufs), slot.clone()),
+                    _ => Default::default(),
+                };
+                return Outgoing::Read { offset, bufs, class, slot };
+            }
+        };
+        Outgoing::Request(request)
+    }
+
+    /// The data of a piece. A buffer that a border cuts is copied.
+    fn piece(&self, part: &Part) -> Vec<Buf> {
+        let Some(Held { data: Data::Write(bufs), .. }) = self.requests.get(&part.request) else {
+            return Vec::new();
+        };
+        let (from, to) = (part.skip, part.skip + part.len);
+        let mut at = 0;
+        let mut piece = Vec::new();
+        for buf in bufs {
+            let (start, end) = (at, at + buf.len() as u64);
+            at = end;
+            let (low, high) = (start.max(from), end.min(to));
+            if low >= high {
+                continue;
+            }
+            piece.push(match (low, high) == (start, end) {
+                true => buf.clone(),
+                false => Buf::from_slice(&buf[(low - start) as usize..(high - start) as usize]),
+            });
+        }
+        piece
+    }
+
+    /// A ticket of the inner device that a request waits for.
+    fn inner_ticket(&self, id: RequestId) -> Option<Ticket> {
+        self.commands.get(&self.queue.waits_for(id)?).cloned()
+    }
+}
+
+/// Lends the waiter of a request to what that request waits for.
+struct Lend {
+    shared: Arc<Shared>,
+    id: RequestId,
+}
+
+impl Driver for Lend {
+    fn drive(&self, ticket: &Arc<TicketCore>) {
+        while !ticket.is_done() {
+            let mut state = self.shared.state.lock();
+            // One that is done has its completion taken in at this moment, by another thread.
+            let Some(inner) = state.inner_ticket(self.id).filter(|inner| !inner.is_done()) else {
+                state.sleepers.push(ticket.clone());
+                return;
+            };
+            drop(state);
+            inner.finish();
+        }
+    }
+
+    fn start(&self, _: &Arc<TicketCore>) {
+        let mut state = self.shared.state.lock();
+        if let Some(held) = state.requests.get_mut(&self.id) {
+            held.start = true;
+        }
+        let inner = state.inner_ticket(self.id);
+        drop(state);
+        inner.iter().for_each(Ticket::start);
+    }
+
+    fn promote(&self, _: &Arc<TicketCore>) {
+        let mut state = self.shared.state.lock();
+        if let Some(held) = state.requests.get_mut(&self.id) {
+            held.start = true;
+        }
+        state.queue.promote(self.id, self.shared.now_ns());
+        let inner = state.inner_ticket(self.id);
+        self.shared.advance(state, false);
+        inner.iter().for_each(Ticket::promote);
+    }
+}
+
+impl Device for EpochDevice {
+    fn capabilities(&self) -> &Capabilities {
+        &self.shared.capabilities
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.shared.inner.size_bytes()
+    }
+
+    fn set_size(&self, size_bytes: u64) -> IoResult {
+        self.shared.inner.set_size(size_bytes)
+    }
+
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        let with_data = |request| {
+            let io = Io::from(&request);
+            match request {
+                Request::Write { bufs, .. } => (io, Data::Write(bufs)),
+                _ => (io, Data::None),
+            }
+        };
+        self.shared.submit(batch.into_iter().map(with_data).collect())
+    }
+
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        let io = Io::read(offset, bufs_len(&bufs), class);
+        let slot = ReadSlot::default();
+        let ticket = self.shared.submit(vec![(io, Data::Read(bufs, slot.clone()))]).pop();
+        let lost = || IoError::new(IoErrorKind::Abandoned, IoOp::Read, offset, io.len);
+        ReadTicket::new(ticket.unwrap_or_else(|| Ticket::ready(Err(lost()))), slot)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.shared.inner.stats()
+    }
+
+    fn release(&self) {
+        self.shared.inner.release();
+    }
+}
