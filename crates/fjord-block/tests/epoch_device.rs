@@ -50,7 +50,7 @@ struct Slow {
 #[derive(Default)]
 struct SlowState {
     queue: Vec<(Request, Completer)>,
-    /// As submitted, with a number of its own for each.
+    /// As submitted.
     submitted: Vec<Request>,
     closed: bool,
 }
