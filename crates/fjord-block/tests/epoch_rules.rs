@@ -283,3 +283,25 @@ fn a_large_background_write_leaves_in_pieces() {
     assert_eq!(lens, expected);
     assert_eq!(done(&mut queue).last().map(|(id, _)| *id), Some(large));
 }
+
+/// After a failure no flush makes room in the cache for them any more.
+#[test]
+fn background_writes_go_on_after_a_failure() {
+    let mut queue = queue(PLAIN);
+    let barrier = queue.push(write(1, Order::Barrier), 0);
+    let command = drain(&mut queue).remove(0);
+    let error = IoError::os(libc::EIO, IoOp::Write, PAGE, PAGE);
+    queue.completed(command.id, Err(error.clone()), 0);
+    assert_eq!(done(&mut queue), [(barrier, Err(error))]);
+    let bytes = 4 * Tuning::for_depth(32).background_cache_bytes_max;
+    queue.push(Io::write(0, bytes, Order::Orderless, Class::Background), 0);
+    loop {
+        let commands = drain(&mut queue);
+        if commands.is_empty() {
+            break;
+        }
+        commands.iter().for_each(|command| queue.completed(command.id, Ok(()), 0));
+    }
+    assert_eq!(done(&mut queue).len(), 1);
+    assert!(queue.is_idle());
+}

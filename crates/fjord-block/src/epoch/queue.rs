@@ -446,6 +446,7 @@ impl<R: Rules> EpochQueue<R> {
             return;
         }
         self.failure = Some(error);
+        self.share.stop_flushes();
         let mut hit: Vec<RequestId> = self.flushes.not_ready.iter().copied().collect();
         self.flushes.not_ready.clear();
         hit.extend(self.flushes.waiting.drain(..).map(|(id, ..)| id));

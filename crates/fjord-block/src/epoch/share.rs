@@ -86,6 +86,11 @@ impl Share {
         self.volatile_cache && self.sent_bytes - self.durable_bytes >= bytes_max
     }
 
+    /// No flush will make room any more: background writes go on without that bound.
+    pub(super) fn stop_flushes(&mut self) {
+        self.volatile_cache = false;
+    }
+
     /// Whether a flush beginning now would drain background bytes that no other drains.
     pub(super) fn flush_would_help(&self) -> bool {
         let draining = self.flushing.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
