@@ -12,12 +12,17 @@ struct Loop(PathBuf);
 
 impl Loop {
     fn new(image: &std::path::Path) -> Option<Loop> {
+        Loop::with(image, &[])
+    }
+
+    fn with(image: &std::path::Path, arguments: &[&str]) -> Option<Loop> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("not root: no loop device");
             return None;
         }
         let output =
-            Command::new("losetup").args(["--find", "--show"]).arg(image).output().unwrap();
+            Command::new("losetup").args(["--find", "--show"]).args(arguments).arg(image).output();
+        let output = output.unwrap();
         assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
         Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
     }
@@ -86,4 +91,45 @@ fn an_image_mounted_by_the_kernel_is_refused() {
     assert!(by_file.to_string().contains(&name), "{by_file}");
     assert!(by_node.to_string().contains(&mount.display().to_string()), "{by_node}");
     FileDevice::open(&image, &FileOptions::default()).unwrap();
+}
+
+/// One image by two names: whoever comes second is refused.
+#[test]
+fn a_file_and_a_loop_device_over_it_are_one_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let (Some(one), Some(two)) = (Loop::new(&image), Loop::new(&image)) else { return };
+    let names = [&image, &one.0, &two.0];
+    for first in names {
+        let held = FileDevice::open(first, &FileOptions::default()).unwrap();
+        for second in names {
+            let error = FileDevice::open(second, &FileOptions::default()).unwrap_err();
+            assert!(matches!(error, OpenError::InUse { .. }), "{first:?}, {second:?}: {error}");
+        }
+        drop(held);
+    }
+    let readers = FileOptions { read_only: true, ..FileOptions::default() };
+    let readers = names.map(|name| FileDevice::open(name, &readers).unwrap());
+    drop(readers);
+}
+
+/// Loop devices over parts of one file, as for the partitions of a disk image.
+#[test]
+fn parts_of_a_file_are_images_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let part = |offset: &str| Loop::with(&image, &["--offset", offset, "--sizelimit", "4194304"]);
+    let (Some(one), Some(two), Some(same)) = (part("0"), part("4194304"), part("0")) else {
+        return;
+    };
+    let open = |name: &std::path::Path| FileDevice::open(name, &FileOptions::default());
+    let held = open(&one.0).unwrap();
+    open(&two.0).unwrap();
+    let error = open(&same.0).unwrap_err();
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    let error = open(&image).unwrap_err();
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    drop(held);
 }

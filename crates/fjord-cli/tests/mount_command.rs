@@ -91,6 +91,32 @@ fn daemon_and_umount_leave_a_clean_image() -> Result<()> {
     Ok(())
 }
 
+/// On a block device too the mount is `fuseblk`, and both ways to unmount it wait.
+#[test]
+fn block_devices_are_mounted_like_files() -> Result<()> {
+    let (_scratch, img, dir) = place("device")?;
+    let node = run(Command::new("losetup").args(["--find", "--show"]).arg(&img))?.stdout;
+    let node = node.trim();
+    let fjord = program().to_str().context("a path")?;
+    let outcome = (|| {
+        for (kind, umount) in [
+            ("fuseblk", &[fjord, "umount"][..]),
+            ("nofuseblk", &[fjord, "umount"]),
+            ("fuseblk", &["umount"]),
+        ] {
+            run(Command::new(program()).args(["mount", "--daemon", "-o", kind, node]).arg(&dir))?;
+            for i in 0..100 {
+                fs::write(dir.join(format!("f{i}")), vec![1; 50_000])?;
+            }
+            run(Command::new(umount[0]).args(&umount[1..]).arg(&dir))?;
+            image::e2fsck_clean(&img)?;
+        }
+        Ok(())
+    })();
+    run(Command::new("losetup").args(["--detach", node]))?;
+    outcome
+}
+
 #[test]
 fn plain_fuse_is_waited_for_too() -> Result<()> {
     let (_scratch, img, dir) = place("plain")?;

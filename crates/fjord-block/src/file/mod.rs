@@ -1,6 +1,6 @@
 //! The backend for image files and block devices. Owns [`FileDevice`] and the routing of requests.
 //!
-//! - `raw`: blocking system calls; `open`: how the file was opened and locked;
+//! - `raw`: blocking system calls; `open`: how the file was opened, `lock`: against whom;
 //! - `shared`: a request and who may do it; `helper`: threads for what nobody waits for;
 //! - `ring`: io_uring for several transfers at a time; `flush`: flush combining.
 //!
@@ -9,6 +9,7 @@
 
 mod flush;
 mod helper;
+mod lock;
 mod open;
 mod raw;
 mod ring;

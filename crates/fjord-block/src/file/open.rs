@@ -1,7 +1,6 @@
-//! Opening: what the path is, how it is locked, whether O_DIRECT works and with what alignment.
+//! Opening: what the path is, whether O_DIRECT works and with what alignment.
 //!
-//! Invariant: a [`RawFile`] exists only while its lock is held; the lock lives on the buffered
-//! descriptor and goes with it.
+//! Invariant: a [`RawFile`] exists only while its locks are held; see `lock`.
 
 use std::fs;
 use std::io::{self, IoSliceMut};
@@ -11,11 +10,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use super::FileOptions;
 use super::raw::RawFile;
+use super::{FileOptions, lock};
 use crate::buf::AlignedBuf;
 use crate::device::Capabilities;
 use crate::error::OpenError;
@@ -40,12 +39,15 @@ pub(super) fn open(
         if is_block_device && !options.read_only { OFlags::EXCL } else { OFlags::empty() };
     let buffered = match open_patiently(path, access | exclusive) {
         Ok(fd) => fd,
-        Err(Errno::BUSY) if is_block_device => return Err(in_use(path, mount_of(path, &metadata))),
+        Err(Errno::BUSY) if is_block_device => return Err(lock::held_device(path, &metadata)),
         Err(errno) => return Err(os(errno.into())),
     };
-    if !is_block_device {
-        lock_file(path, &buffered, &metadata, options.read_only)?;
-    }
+    let backing_lock = if is_block_device {
+        lock::lock_backing_file(path, &metadata, options.read_only)?
+    } else {
+        lock::lock_file(path, &buffered, &metadata, options.read_only)?;
+        None
+    };
     // The end of a block device is its size as well.
     let size_bytes = rustix::fs::seek(&buffered, SeekFrom::End(0)).map_err(|e| os(e.into()))?;
     let direct = if options.direct { open_direct(path, access, &buffered) } else { None };
@@ -68,6 +70,7 @@ pub(super) fn open(
     let file = RawFile {
         direct,
         buffered,
+        backing_lock,
         direct_align,
         memory_align,
         is_block_device,
@@ -106,93 +109,6 @@ fn device_kind(path: &Path, metadata: &fs::Metadata) -> Result<bool, OpenError> 
         "pipe or socket"
     };
     Err(OpenError::NotADevice { path: path.to_owned(), what })
-}
-
-fn in_use(path: &Path, by: String) -> OpenError {
-    OpenError::InUse { path: path.to_owned(), by }
-}
-
-/// Locks a file against other users: writers exclude all, readers share.
-fn lock_file(
-    path: &Path,
-    fd: &OwnedFd,
-    metadata: &fs::Metadata,
-    read_only: bool,
-) -> Result<(), OpenError> {
-    let operation = if read_only {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
-    match rustix::fs::flock(fd, operation) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => return Err(in_use(path, lock_holder(metadata))),
-        // Some network file systems have no locks; the image's own mount protection is left.
-        Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            tracing::warn!("no lock can be had on {}", path.display());
-        }
-        Err(errno) => return Err(OpenError::Os { path: path.to_owned(), source: errno.into() }),
-    }
-    match busy_loop_device(metadata) {
-        Some(name) if !read_only => Err(in_use(path, format!("the kernel, as {name}"))),
-        _ => Ok(()),
-    }
-}
-
-/// The process that holds a flock on the file, from /proc/locks, in words.
-fn lock_holder(metadata: &fs::Metadata) -> String {
-    let dev = metadata.dev();
-    let wanted = format!("{:02x}:{:02x}:{}", libc::major(dev), libc::minor(dev), metadata.ino());
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let pid = locks.lines().filter(|line| line.contains(" FLOCK ")).find_map(|line| {
-        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        (fields.get(5) == Some(&wanted.as_str()))
-            .then(|| fields.get(4).map(|pid| (*pid).to_owned()))?
-    });
-    match pid {
-        Some(pid) if pid == std::process::id().to_string() => "this process itself".to_owned(),
-        Some(pid) => {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("process {pid} ({})", name.trim_end())
-        }
-        None => "another process".to_owned(),
-    }
-}
-
-/// The mount that holds a block device, in words.
-fn mount_of(path: &Path, metadata: &fs::Metadata) -> String {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let rdev = metadata.rdev();
-    let wanted = format!("{}:{}", libc::major(rdev), libc::minor(rdev));
-    let source = path.to_string_lossy();
-    let mount = mounts.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let by_source = line.split(" - ").nth(1)?.split_ascii_whitespace().nth(1) == Some(&*source);
-        (fields.get(2) == Some(&wanted.as_str()) || by_source)
-            .then(|| fields.get(4).map(|dir| (*dir).to_owned()))?
-    });
-    mount.map_or_else(
-        || "another process or the kernel".to_owned(),
-        |dir| format!("the mount at {dir}"),
-    )
-}
-
-/// A loop device over this file that is itself held (mounted): the kernel takes no flock for it.
-fn busy_loop_device(metadata: &fs::Metadata) -> Option<String> {
-    for entry in fs::read_dir("/sys/block").ok()?.flatten() {
-        let backing = entry.path().join("loop/backing_file");
-        let Ok(backing) = fs::read_to_string(backing) else { continue };
-        let Ok(other) = fs::metadata(backing.trim_end_matches('\n')) else { continue };
-        if (other.dev(), other.ino()) != (metadata.dev(), metadata.ino()) {
-            continue;
-        }
-        let name = Path::new("/dev").join(entry.file_name());
-        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-        if let Err(Errno::BUSY) = rustix::fs::open(&name, flags, Mode::empty()) {
-            return Some(name.display().to_string());
-        }
-    }
-    None
 }
 
 /// Opens the path again with O_DIRECT; gives the alignment in bytes of offsets and of memory.

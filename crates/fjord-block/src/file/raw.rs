@@ -32,6 +32,8 @@ pub(super) struct RawFile {
     pub(super) direct: Option<OwnedFd>,
     /// Opened without. Holds the lock of the image.
     pub(super) buffered: OwnedFd,
+    /// Of a loop device: the file behind it, locked as if it were the image.
+    pub(super) backing_lock: Option<OwnedFd>,
     /// What direct transfers need: offsets and lengths, and addresses, in bytes.
     pub(super) direct_align: usize,
     pub(super) memory_align: usize,
@@ -174,8 +176,10 @@ impl RawFile {
 
     /// Gives up the lock of a file, which tickets not yet dropped would keep.
     pub(super) fn unlock(&self) {
-        // Fails on block devices, which have none, and where locks are not to be had.
-        let _ = rustix::fs::flock(&self.buffered, rustix::fs::FlockOperation::Unlock);
+        for fd in std::iter::once(&self.buffered).chain(&self.backing_lock) {
+            // Fails on block devices, which have none, and where locks are not to be had.
+            let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::Unlock);
+        }
     }
 
     pub(super) fn set_size(&self, size_bytes: u64) -> IoResult {

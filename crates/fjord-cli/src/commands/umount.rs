@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::Read,
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -12,7 +13,7 @@ use fjord_format::{
     superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
 };
 use fjord_fuse::mount::{self, MountEntry, MountError};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 
 use crate::failure::{Context, EXIT_DAMAGED, Failure, Result};
 
@@ -95,18 +96,33 @@ fn image_of(entry: &MountEntry) -> Option<PathBuf> {
 /// that much, so there the wait is short.
 fn wait_for_daemon(image: &Path) -> Result<()> {
     let Ok(file) = File::open(image) else { return Ok(()) };
+    let is_device = file.metadata().is_ok_and(|m| m.file_type().is_block_device());
     let started = Instant::now();
     while started.elapsed() < PATIENCE {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
-            _ => return Ok(()),
+        let held = if is_device { is_claimed(image) } else { is_locked(&file) };
+        if !held {
+            return Ok(());
         }
+        std::thread::sleep(Duration::from_millis(5));
     }
     Err(Failure::new(format!(
         "unmounted, but fjord still writes to {} after {} seconds; wait before you use it",
         image.display(),
         PATIENCE.as_secs()
     )))
+}
+
+/// Whether somebody holds the lock of an image file.
+fn is_locked(file: &File) -> bool {
+    let lock = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+    lock == Err(rustix::io::Errno::WOULDBLOCK)
+}
+
+/// Whether somebody holds a block device for himself alone, as fjord does.
+fn is_claimed(device: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    let claim = rustix::fs::open(device, flags, rustix::fs::Mode::empty());
+    matches!(claim, Err(rustix::io::Errno::BUSY))
 }
 
 fn check_clean(image: &Path) -> Result<()> {

@@ -1,16 +1,13 @@
 //! Mounting: which type, which source, which options, and how to take it down again.
 //!
-//! As root fjord mounts `fuseblk`, whose source must be a block device: for an image file a loop
-//! device stands in. Only there do sync(2) and syncfs(2) reach the server and does umount(2) wait
+//! As root fjord mounts `fuseblk`, whose source must be a block device that nobody holds: a loop
+//! device over the image (a file, or a block device that fjord holds itself) stands in. Only there do sync(2) and syncfs(2) reach the server and does umount(2) wait
 //! for it. Where that is not to be had fjord mounts plain `fuse` and [`Mounted::lost`] says what is
 //! lost. Users without privileges go through `fusermount3`.
 
 use std::{
     fs, io,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::FileTypeExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -251,14 +248,10 @@ fn mount_fuseblk(
     options: &FuseOptions,
     block_size: u32,
 ) -> Result<DevFuse, MountError> {
-    let is_device = fs::metadata(image).is_ok_and(|m| m.file_type().is_block_device());
     let blksize = options.blksize.unwrap_or(block_size).clamp(512, 4096);
     let extra = format!(",blksize={blksize}");
-    if is_device {
-        let source = image.display().to_string();
-        return mount_directly("fuseblk.fjord", &source, mountpoint, options, extra);
-    }
-    // Held until the mount holds the device itself.
+    // Over a block device as well: fjord holds that one for itself alone. Held until the mount
+    // holds the loop device itself.
     let device = LoopDevice::attach(image, options.read_only())
         .map_err(|e| MountError::io("attach a loop device", e))?;
     let source = device.path().display().to_string();
