@@ -62,6 +62,24 @@ fn a_tree_goes_in_and_comes_out_equal() -> Result<()> {
 }
 
 #[test]
+fn special_files_are_copied_out_with_the_rest() -> Result<()> {
+    let scratch = Scratch::new("special")?;
+    let (img, tree, out) = (scratch.join("image"), scratch.join("tree"), scratch.join("out"));
+    fs::create_dir(&tree)?;
+    fs::write(tree.join("z"), b"behind them")?;
+    run(Command::new("mkfifo").arg(tree.join("fifo")))?;
+    run(Command::new("mknod").arg(tree.join("device")).args(["b", "259", "70000"]))?;
+    fjord(&["mkfs", "--from-dir", text(&tree)], &img, &[])?;
+    fjord(&["get", "-r"], &img, &["/", text(&out)])?;
+    for name in ["fifo", "device"] {
+        let (a, b) = (fs::metadata(tree.join(name))?, fs::metadata(out.join(name))?);
+        ensure!((a.mode(), a.rdev()) == (b.mode(), b.rdev()), "{name}");
+    }
+    ensure!(fs::read(out.join("z"))? == b"behind them");
+    Ok(())
+}
+
+#[test]
 fn json_is_json_and_agrees_with_dumpe2fs() -> Result<()> {
     let scratch = Scratch::new("json")?;
     let img = scratch.join("image");

@@ -39,7 +39,8 @@ pub enum MkfsError {
 
 fn advice(error: &fjord::Error) -> &'static str {
     if error.is(rustix::io::Errno::NOSPC) {
-        "; make the image larger, or ask for more inodes"
+        "; make the image larger, ask for more inodes, or, for an extended attribute larger than a \
+         block, for larger blocks (-b 4096)"
     } else {
         ""
     }

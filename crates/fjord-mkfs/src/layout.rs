@@ -80,6 +80,11 @@ fn inode_size(options: &MkfsOptions, block_size: u32) -> Result<u16> {
     Ok(size)
 }
 
+/// The smallest image that holds the structures and a directory.
+const SIZE_BYTES_MIN: u64 = 256 << 10;
+/// 16 TiB in blocks of 4 KiB.
+const BLOCK_COUNT_MAX: u64 = 1 << 32;
+
 fn sizes(
     options: &MkfsOptions,
     features: &Features,
@@ -89,6 +94,19 @@ fn sizes(
     let (_, usual_ratio) = usage_type(size_bytes);
     let ratio = options.inode_ratio.unwrap_or(usual_ratio).max(block_size);
     let mut block_count = size_bytes / u64::from(block_size);
+    if size_bytes < SIZE_BYTES_MIN {
+        return Err(usage(format!(
+            "{size_bytes} bytes are too few for a file system; take at least {} KiB",
+            SIZE_BYTES_MIN >> 10
+        )));
+    }
+    if block_count > BLOCK_COUNT_MAX {
+        let larger = if block_size < 4096 { "larger blocks (-b 4096) or " } else { "" };
+        return Err(usage(format!(
+            "{block_count} blocks of {block_size} bytes are more than {BLOCK_COUNT_MAX}; take {larger}\
+             a smaller image"
+        )));
+    }
     let inodes = match options.inode_count {
         Some(count) => u64::from(count),
         None => block_count * u64::from(block_size) / u64::from(ratio),

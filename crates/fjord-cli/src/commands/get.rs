@@ -12,8 +12,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use fjord::{FileKind, InodeRef, Timespec};
+use fjord::{Attr, FileKind, InodeRef, Timespec};
+use fjord_format::inode::DeviceNumber;
 use indicatif::ProgressBar;
+use rustix::fs::Mode;
 
 use super::ls;
 use crate::{
@@ -25,7 +27,8 @@ use crate::{
 const COPY_BYTES: usize = 1 << 20;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Modes and times are kept; owners too when root copies.\n\n\
+#[command(after_help = "Modes and times are kept; owners too when root copies, and devices. \
+Without root devices are left out; the copy goes on, names them and ends with status 1.\n\n\
 Examples:\n  fjord get disk.img /etc/fstab\n  fjord get -r disk.img /var/log ./logs")]
 pub(crate) struct Args {
     /// Image file or block device
@@ -51,22 +54,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         true => args.target.join(name),
         false => args.target.clone(),
     };
-    let copy = Copy {
+    let mut copy = Copy {
+        left_out: Vec::new(),
         bar: output::byte_progress(file.attr().size, "copying"),
         keep_owner: rustix::process::geteuid().is_root(),
     };
     copy.any(&file, &target).context(&args.path)?;
     copy.bar.finish_and_clear();
-    Ok(())
+    match copy.left_out.as_slice() {
+        [] => Ok(()),
+        names => Err(Failure::new(format!(
+            "copied, but for these, which need root:\n  {}",
+            names.join("\n  ")
+        ))),
+    }
 }
 
 struct Copy {
+    /// What could not be made here, with its kind.
+    left_out: Vec<String>,
     bar: ProgressBar,
     keep_owner: bool,
 }
 
 impl Copy {
-    fn any(&self, file: &InodeRef, target: &Path) -> Result<()> {
+    fn any(&mut self, file: &InodeRef, target: &Path) -> Result<()> {
         let attr = file.attr();
         match attr.kind() {
             FileKind::Directory => {
@@ -85,11 +97,10 @@ impl Copy {
                 symlink(OsStr::from_bytes(&to), target).context(target.display())?;
             }
             kind => {
-                return Err(Failure::new(format!(
-                    "{} is a {}; only files, directories and symbolic links are copied out",
-                    target.display(),
-                    output::kind(kind)
-                )));
+                if !make_node(&attr, target).context(target.display())? {
+                    self.left_out.push(format!("{} ({})", target.display(), output::kind(kind)));
+                    return Ok(());
+                }
             }
         }
         if self.keep_owner {
@@ -103,7 +114,9 @@ impl Copy {
                 .set_accessed(system_time(attr.atime))
                 .set_modified(system_time(attr.mtime));
             // A file without read permission cannot be opened for this, other than by root.
-            if let Ok(file) = File::open(target) {
+            // Opening a pipe or a device does something; they go without.
+            let plain = matches!(attr.kind(), FileKind::Regular | FileKind::Directory);
+            if plain && let Ok(file) = File::open(target) {
                 file.set_times(times).context(target.display())?;
             }
         }
@@ -123,6 +136,19 @@ impl Copy {
             offset += len as u64;
             self.bar.set_position(offset);
         }
+    }
+}
+
+/// Makes a device, pipe or socket; `false` if this user may not.
+fn make_node(attr: &Attr, target: &Path) -> Result<bool> {
+    let kind = rustix::fs::FileType::from_raw_mode(u32::from(attr.mode));
+    let mode = Mode::from_raw_mode(u32::from(attr.mode) & 0o7777);
+    let DeviceNumber { major, minor } = DeviceNumber::from_u32(attr.rdev);
+    let device = rustix::fs::makedev(major, minor);
+    match rustix::fs::mknodat(rustix::fs::CWD, target, kind, mode, device) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::PERM) => Ok(false),
+        Err(e) => Err(std::io::Error::from(e).into()),
     }
 }
 

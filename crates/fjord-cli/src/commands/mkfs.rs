@@ -21,7 +21,8 @@ use crate::{
 #[command(after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\n\
 The size of a new image with contents, when not given, is the smallest that holds them, a tenth \
 more and 4 MiB: the directory, or the tar file, is looked through first. Owners, modes, times, \
-links, holes, devices and attributes are kept; what cannot be is listed.\n\nExamples:\n  \
+links, holes, devices and attributes are kept; what cannot be is listed \
+(of a tar file: its access lists).\n\nExamples:\n  \
 fjord mkfs --size 1G disk.img\n  fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img\n  \
 fjord mkfs --from-dir rootfs disk.img\n  \
 zcat layer.tar.gz | fjord mkfs --size 2G --from-tar - disk.img")]
