@@ -351,8 +351,19 @@ fn with_quiet_tail(
         let mut state = inode.state.write();
         if inode.pages.next_pending(from).is_none() {
             truncate::drop_pages(fs, inode, &mut state, from..u64::MAX);
-            return shift(&mut state);
+            shift(&mut state)?;
+            drop(state);
+            return commit_shift(fs, inode);
         }
+    }
+}
+
+/// Commits a shift before anything is written to the blocks that moved: after a crash the old
+/// mapping would show it at another offset. The caller holds the writeback lock.
+fn commit_shift(fs: &FsInner, inode: &Inode) -> Result<()> {
+    match inode.sync_tid.get().filter(|&tid| !fs.journal().is_committed(tid)) {
+        Some(tid) if fs.has_log() => Ok(fs.journal().commit(tid)?),
+        _ => Ok(()),
     }
 }
 
