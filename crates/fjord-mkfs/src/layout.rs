@@ -81,7 +81,7 @@ fn inode_size(options: &MkfsOptions, block_size: u32) -> Result<u16> {
 }
 
 /// The smallest image that holds the structures and a directory.
-const SIZE_BYTES_MIN: u64 = 256 << 10;
+const SIZE_BYTES_MIN: u64 = 128 << 10;
 /// 16 TiB in blocks of 4 KiB.
 const BLOCK_COUNT_MAX: u64 = 1 << 32;
 
