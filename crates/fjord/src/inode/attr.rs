@@ -120,6 +120,11 @@ pub(crate) fn set_attr(
 
 fn check(inode: &Inode, change: &SetAttr) -> Result<()> {
     let state = inode.state.read();
+    let times_only = SetAttr { mtime: change.mtime, ctime: change.ctime, ..SetAttr::default() };
+    if change.mtime.is_some() && change.ctime.is_some() && *change == times_only {
+        // A cache above tells when it took writes that were allowed then.
+        return Ok(());
+    }
     if state.disk.flags.contains(InodeFlags::IMMUTABLE) {
         return Err(Errno::PERM.into());
     }
