@@ -1,0 +1,150 @@
+//! The file systems that workloads start from.
+//!
+//! Owns [`Features`], the mke2fs feature sets, and [`Base`], a clean image with the tree that a
+//! workload wants to find, and the model of that tree. Bases are made once per process and set.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::{Context, Result, ensure};
+use fjord::{Fs, MountOptions};
+use fjord_testkit::image::{self, Scratch};
+use fjord_testkit::tools;
+use parking_lot::Mutex;
+
+use crate::image::Image;
+use crate::model::Model;
+use crate::ops::{self, Op};
+use crate::record::{DeviceKind, RecordingDevice};
+use crate::run::{Runner, made};
+
+/// A feature set of mke2fs, on a device small enough for many images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Features {
+    /// Name on the command line.
+    pub name: &'static str,
+    mke2fs: &'static [&'static str],
+    size_bytes: u64,
+}
+
+const fn set(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
+    Features { name, mke2fs, size_bytes: 16 << 20 }
+}
+
+/// All feature sets, the plainest first.
+pub const FEATURES: [Features; 10] = [
+    set("default", &["-b", "4096"]),
+    set("block-1k", &["-b", "1024"]),
+    set("no-extents", &["-b", "4096", "-O", "^extents,^64bit"]),
+    set("no-metadata_csum", &["-b", "4096", "-O", "^metadata_csum"]),
+    set("inline_data", &["-b", "4096", "-O", "inline_data"]),
+    set("orphan_file", &["-b", "4096", "-O", "orphan_file"]),
+    set("inode-128", &["-b", "4096", "-I", "128"]),
+    set("fast_commit", &["-b", "4096", "-O", "fast_commit"]),
+    set("ea_inode", &["-b", "4096", "-O", "ea_inode"]),
+    set("no-dir_index", &["-b", "1024", "-O", "^dir_index,^64bit"]),
+];
+
+/// Room for files beyond 1 GiB; only for workloads that need it.
+pub const LARGE: Features =
+    Features { name: "large", mke2fs: &["-b", "4096", "-J", "size=4"], size_bytes: 3 << 30 };
+
+impl Features {
+    /// The set with this name, [`LARGE`] among them.
+    pub fn by_name(name: &str) -> Option<Features> {
+        FEATURES.into_iter().chain([LARGE]).find(|set| set.name == name)
+    }
+
+    fn make(&self) -> Result<(Image, Vec<(u64, u64)>)> {
+        let scratch = Scratch::in_memory("crash-base")?;
+        let path = scratch.join("image");
+        image::make_sparse(&path, self.size_bytes)?;
+        // Fixed identifiers: two runs give the same bytes but for the times.
+        let uuid = "5f6a0c1e-7d3b-4a2f-9c58-0123456789ab";
+        let fixed = ["-U", uuid, "-E", &format!("hash_seed={uuid},lazy_itable_init=0")];
+        let mut mke2fs = tools::command("mke2fs")?;
+        mke2fs.args(["-q", "-F", "-t", "ext4", "-N", "256"]).args(fixed).args(self.mke2fs);
+        tools::run(mke2fs.arg(&path))?.ok()?;
+        Ok((Image::from_file(&path)?, log_extents(&path)?))
+    }
+}
+
+/// The byte extents of the journal without its superblock: after recovery they mean nothing.
+fn log_extents(path: &std::path::Path) -> Result<Vec<(u64, u64)>> {
+    let size = image::debugfs(path, "stats")?;
+    let block_size = size
+        .lines()
+        .find_map(|line| line.strip_prefix("Block size:"))
+        .and_then(|text| text.trim().parse::<u64>().ok())
+        .context("debugfs does not tell the block size")?;
+    let blocks: Vec<u64> = image::debugfs(path, "blocks <8>")?
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    ensure!(blocks.len() > 1, "the image has no journal");
+    let mut extents: Vec<(u64, u64)> = Vec::new();
+    for block in &blocks[1..] {
+        let at = block * block_size;
+        match extents.last_mut() {
+            Some((start, len)) if *start + *len == at => *len += block_size,
+            _ => extents.push((at, block_size)),
+        }
+    }
+    Ok(extents)
+}
+
+/// A clean file system with a tree.
+#[derive(Debug)]
+pub struct Base {
+    /// The image, unmounted.
+    pub image: Image,
+    /// Its tree; all of it is promised.
+    pub model: Model,
+    /// Byte extents (start, length) of the log.
+    pub log_extents: Vec<(u64, u64)>,
+}
+
+/// Options of mounts that only do what they are told.
+pub fn quiet(options: &MountOptions) -> MountOptions {
+    MountOptions {
+        background_threads: false,
+        atime: fjord::AtimeMode::Never,
+        cache_size_bytes: options.cache_size_bytes.min(16 << 20),
+        ..options.clone()
+    }
+}
+
+impl Base {
+    fn make(features: Features, setup: &[Op]) -> Result<Base> {
+        let (image, log_extents) = features.make()?;
+        let device = Arc::new(RecordingDevice::plain(image, DeviceKind::Volatile));
+        let fs = Fs::open_device(device.clone(), &quiet(&MountOptions::default()))?;
+        let model = Mutex::new(Model::new(&made(&fs.root()?)));
+        let stamp = || device.stamp();
+        let mut runner = Runner::new(&fs, &model, &stamp);
+        for op in setup {
+            runner.step(op).context("preparing the tree")?;
+        }
+        drop(runner);
+        let mut model = model.into_inner();
+        fs.unmount()?;
+        model.settle();
+        Ok(Base { image: device.image(), model, log_extents })
+    }
+
+    /// The base of a feature set and a tree; made when first asked for.
+    ///
+    /// # Errors
+    /// mke2fs or debugfs are missing, or the engine cannot make the tree.
+    pub fn get(features: Features, setup: &[Op]) -> Result<Arc<Base>> {
+        type Known = Mutex<HashMap<(Features, String), Arc<Base>>>;
+        static KNOWN: OnceLock<Known> = OnceLock::new();
+        let key = (features, ops::format(setup));
+        let known = KNOWN.get_or_init(Known::default);
+        if let Some(base) = known.lock().get(&key) {
+            return Ok(base.clone());
+        }
+        let base = Arc::new(Base::make(features, setup)?);
+        Ok(known.lock().entry(key).or_insert(base).clone())
+    }
+}

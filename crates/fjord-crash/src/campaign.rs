@@ -1,0 +1,165 @@
+//! Many workloads on several threads.
+//!
+//! Owns [`Plan`], what to explore under which configurations, and [`run`].
+//!
+//! Invariant: the jobs of a plan come in one order, whatever the number of threads; each
+//! workload of a family gets the next configuration in turn, or all of them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+use parking_lot::Mutex;
+
+use crate::base::Features;
+use crate::explore::{Config, Passed, Report, Workload, explore};
+use crate::minimise::minimise;
+use crate::record::DeviceKind;
+use crate::workloads::Family;
+
+/// What to explore.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Families, in this order; endless ones take turns at the end.
+    pub families: Vec<Family>,
+    /// Feature sets.
+    pub features: Vec<Features>,
+    /// Data modes.
+    pub data: Vec<fjord::DataMode>,
+    /// Devices.
+    pub devices: Vec<DeviceKind>,
+    /// Every workload under every configuration, instead of one each in turn.
+    pub product: bool,
+    /// Everything else.
+    pub config: Config,
+    /// Take only one in so many workloads of each family.
+    pub sample_every: usize,
+    /// At most so many workloads in all.
+    pub workloads_max: Option<usize>,
+    /// Start no workload after this moment.
+    pub deadline: Option<Instant>,
+    /// Threads.
+    pub threads: usize,
+    /// Stop at so many findings.
+    pub findings_max: usize,
+}
+
+impl Plan {
+    /// These families with one configuration.
+    pub fn new(families: &[Family], config: Config) -> Plan {
+        Plan {
+            families: families.to_vec(),
+            features: vec![config.features],
+            data: vec![config.options.data],
+            devices: vec![config.device],
+            product: false,
+            config,
+            sample_every: 1,
+            workloads_max: None,
+            deadline: None,
+            threads: 2,
+            findings_max: 1,
+        }
+    }
+
+    fn configs(&self) -> Vec<Config> {
+        let mut configs = Vec::new();
+        for &device in &self.devices {
+            for &data in &self.data {
+                for &features in &self.features {
+                    let mut config = Config { features, device, ..self.config.clone() };
+                    config.options.data = data;
+                    configs.push(config);
+                }
+            }
+        }
+        configs
+    }
+
+    /// How many jobs there are; `None` if a family is endless.
+    pub fn job_count(&self) -> Option<usize> {
+        let endless = self.families.iter().any(|family| family.is_endless());
+        let count = || {
+            let of = |family: &Family| family.workloads(self.config.seed).count();
+            let all: usize =
+                self.families.iter().map(|f| of(f).div_ceil(self.sample_every.max(1))).sum();
+            all * if self.product { self.configs().len() } else { 1 }
+        };
+        let all = if endless { None } else { Some(count()) };
+        match (all, self.workloads_max) {
+            (Some(all), Some(max)) => Some(all.min(max)),
+            (all, max) => all.or(max),
+        }
+    }
+
+    fn jobs(&self) -> Box<dyn Iterator<Item = (Config, Workload)> + Send> {
+        let seed = self.config.seed;
+        let step = self.sample_every.max(1);
+        let (endless, bounded): (Vec<_>, Vec<_>) =
+            self.families.iter().copied().partition(|family| family.is_endless());
+        let bounded = bounded.into_iter().flat_map(move |f| f.workloads(seed).step_by(step));
+        let mut turns: Vec<_> = endless.into_iter().map(|family| family.workloads(seed)).collect();
+        let mut turn = 0;
+        let endless = std::iter::from_fn(move || {
+            turn = (turn + 1) % turns.len().max(1);
+            turns.get_mut(turn)?.next()
+        });
+        let configs = self.configs();
+        let product = self.product;
+        let jobs = bounded.chain(endless).enumerate().flat_map(move |(index, workload)| {
+            let chosen = if product {
+                configs.clone()
+            } else {
+                vec![configs[index % configs.len()].clone()]
+            };
+            chosen.into_iter().map(move |config| (config, workload.clone()))
+        });
+        match self.workloads_max {
+            Some(max) => Box::new(jobs.take(max)),
+            None => Box::new(jobs),
+        }
+    }
+}
+
+/// Runs a plan; `progress` is called after each workload with the sum so far. Findings are
+/// minimised.
+///
+/// # Errors
+/// The tools do not run, or a base cannot be made.
+pub fn run(plan: &Plan, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report> {
+    let jobs = Mutex::new(plan.jobs());
+    let total = Mutex::new(Report::default());
+    let passed = Passed::default();
+    let stop = AtomicBool::new(false);
+    let work = || -> Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            if plan.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
+            }
+            let Some((config, workload)) = jobs.lock().next() else { break };
+            let mut report = explore(&config, &workload, &passed)?;
+            for finding in &mut report.findings {
+                *finding = minimise(&config, finding.clone())?;
+            }
+            let mut total = total.lock();
+            total.add(report);
+            if total.findings.len() >= plan.findings_max {
+                stop.store(true, Ordering::Relaxed);
+            }
+            progress(&total);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let threads: Vec<_> = (0..plan.threads.max(1)).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            let outcome = thread.join().unwrap_or_else(|_| anyhow::bail!("the explorer panicked"));
+            if outcome.is_err() {
+                stop.store(true, Ordering::Relaxed);
+                outcome?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(total.into_inner())
+}

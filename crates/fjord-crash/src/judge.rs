@@ -1,0 +1,277 @@
+//! Judging one image: recovery, e2fsck, a second recovery, other recoverers.
+//!
+//! Owns [`Judge`], one per thread, with a file in memory that e2fsck reads, and [`Recovered`].
+//!
+//! Invariants: the file holds what `on_file` says, so only changed pieces are written; images
+//! that differ only in times of mounts, the journal's sequence number and its dead log are judged
+//! by e2fsck once per process.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use fjord::{Fs, MountOptions};
+use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
+use fjord_testkit::image::{KernelMount, Scratch};
+use fjord_testkit::tools;
+use parking_lot::Mutex;
+
+use crate::base::quiet;
+use crate::check::{Kind, Problem};
+use crate::image::Image;
+use crate::record::{DeviceKind, Log, RecordingDevice};
+use crate::tree::{Seen, Tree};
+
+/// Where the superblock is, in bytes.
+const SUPERBLOCK_AT: u64 = 1024;
+/// Fields of it that a mount changes (offset, length): mtime, wtime, mount count, kbytes written,
+/// checksum.
+const SUPERBLOCK_VARYING: [(u64, usize); 5] =
+    [(0x2C, 4), (0x30, 4), (0x34, 2), (0x178, 8), (0x3FC, 4)];
+/// Fields of the journal's superblock: sequence, head of fast commits, checksum.
+const JOURNAL_VARYING: [(u64, usize); 3] = [(0x18, 4), (0x58, 4), (0xFC, 4)];
+
+/// An image after recovery and a clean unmount.
+#[derive(Debug)]
+pub struct Recovered {
+    /// The image.
+    pub image: Image,
+    /// What it shows.
+    pub tree: Tree,
+    /// A hash that leaves out what a mount changes without meaning.
+    pub canonical: u64,
+    /// What recovery wrote, when asked for.
+    pub log: Option<Log>,
+}
+
+/// Counts of a judge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JudgeStats {
+    /// Images recovered by the engine, with second recoveries.
+    pub recoveries: u64,
+    /// Runs of `e2fsck -fn`.
+    pub fscks: u64,
+    /// Recoveries by e2fsck and by the kernel, compared.
+    pub compared: u64,
+    /// Images not compared with the kernel's recovery, because the cut tore the superblock.
+    pub torn_superblocks: u64,
+    /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
+    pub torn_commits: u64,
+}
+
+/// Judges images, one after the other.
+pub struct Judge {
+    options: MountOptions,
+    log_extents: Vec<(u64, u64)>,
+    /// Canonical hashes of images that e2fsck has passed.
+    passed: Arc<Mutex<HashSet<u64>>>,
+    scratch: Scratch,
+    file: File,
+    on_file: Image,
+    /// Counts.
+    pub stats: JudgeStats,
+}
+
+impl Judge {
+    /// A judge for images of one base. `passed` is shared between threads.
+    ///
+    /// # Errors
+    /// No place for the file.
+    pub fn new(
+        options: &MountOptions,
+        log_extents: &[(u64, u64)],
+        size_bytes: u64,
+        passed: Arc<Mutex<HashSet<u64>>>,
+    ) -> Result<Judge> {
+        let scratch = Scratch::in_memory("crash")?;
+        let path = scratch.join("image");
+        let file = File::create(&path)?;
+        file.set_len(size_bytes)?;
+        Ok(Judge {
+            // Recovery is judged with flushes, whatever the run did without.
+            options: MountOptions { barrier: true, ..quiet(options) },
+            log_extents: log_extents.to_vec(),
+            passed,
+            scratch,
+            file,
+            on_file: Image::new(size_bytes),
+            stats: JudgeStats::default(),
+        })
+    }
+
+    fn canonical(&self, image: &Image) -> u64 {
+        let mut image = image.clone();
+        for (at, len) in SUPERBLOCK_VARYING {
+            image.zero(SUPERBLOCK_AT + at, len as u64);
+        }
+        if let Some((first, _)) = self.log_extents.first() {
+            // The journal's superblock is the block before; its fields lie in its first bytes.
+            let mut size = [0; 4];
+            image.read(SUPERBLOCK_AT + 0x18, &mut size);
+            let block_bytes = 1024u64 << u32::from_le_bytes(size).min(6);
+            let at = first.saturating_sub(block_bytes);
+            JOURNAL_VARYING.iter().for_each(|(field, len)| image.zero(at + field, *len as u64));
+        }
+        for (start, len) in &self.log_extents {
+            image.zero(*start, *len);
+        }
+        image.hash()
+    }
+
+    /// Mounts, reads everything, unmounts.
+    ///
+    /// # Errors
+    /// The problem, when the engine fails or panics.
+    pub fn recover(&mut self, image: &Image, record: bool) -> Result<Recovered, Problem> {
+        self.stats.recoveries += 1;
+        let kind = DeviceKind::Volatile;
+        let device = Arc::new(if record {
+            RecordingDevice::recording(image.clone(), kind)
+        } else {
+            RecordingDevice::plain(image.clone(), kind)
+        });
+        let mount = || -> Result<Tree> {
+            let fs = Fs::open_device(device.clone(), &self.options).context("mount")?;
+            let tree = Tree::read(&fs)?;
+            fs.unmount().context("unmount")?;
+            Ok(tree)
+        };
+        let failed = |text: String| Problem::new(Kind::RecoveryFailed, text);
+        let tree = std::panic::catch_unwind(AssertUnwindSafe(mount))
+            .map_err(|_| failed("the engine panicked".into()))?
+            .map_err(|error| failed(format!("{error:#}")))?;
+        let log = record.then(|| device.take_log(image.clone()));
+        let image = device.image();
+        let canonical = self.canonical(&image);
+        Ok(Recovered { image, tree, canonical, log })
+    }
+
+    fn put(&mut self, image: &Image) -> Result<std::path::PathBuf> {
+        image.patch_file(&self.file, &self.on_file)?;
+        self.on_file = image.clone();
+        Ok(self.scratch.join("image"))
+    }
+
+    /// e2fsck finds nothing, and a second recovery changes nothing; `Ok(true)` when this image
+    /// was not known before.
+    ///
+    /// # Errors
+    /// Outer: the tools do not run. Inner: the problem.
+    pub fn sound(&mut self, recovered: &Recovered) -> Result<Result<bool, Problem>> {
+        if self.passed.lock().contains(&recovered.canonical) {
+            return Ok(Ok(false));
+        }
+        let path = self.put(&recovered.image)?;
+        self.stats.fscks += 1;
+        let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(&path))?;
+        if said.code != Some(0) {
+            return Ok(Err(Problem::new(Kind::Fsck, said.stdout.trim().to_owned())));
+        }
+        let again = match self.recover(&recovered.image, false) {
+            Ok(again) => again,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        if again.canonical != recovered.canonical || again.tree != recovered.tree {
+            let pieces = again.image.changed_pieces(&recovered.image);
+            let text = format!("a second recovery changed pieces {pieces:?}");
+            return Ok(Err(Problem::new(Kind::NotIdempotent, text)));
+        }
+        self.passed.lock().insert(recovered.canonical);
+        Ok(Ok(true))
+    }
+
+    /// Lets e2fsck and, where it can, the kernel recover the dirty image, and compares the trees.
+    ///
+    /// # Errors
+    /// Outer: the tools do not run. Inner: the problem.
+    pub fn compare(&mut self, dirty: &Image, ours: &Tree) -> Result<Result<(), Problem>> {
+        for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<bool>), ("Linux", by_linux)]
+        {
+            if who == "Linux" && superblock_is_torn(dirty) {
+                // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
+                // backup, fjord the copy in the log.
+                self.stats.torn_superblocks += 1;
+                continue;
+            }
+            let path = self.scratch.join("dirty");
+            dirty.write_to_file(&path)?;
+            match run(&path) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.stats.torn_commits += 1;
+                    continue;
+                }
+                Err(error) => {
+                    let text = format!("{who} does not recover it: {error:#}");
+                    return Ok(Err(Problem::new(Kind::Disagrees, text)));
+                }
+            }
+            self.stats.compared += 1;
+            let theirs = match self.recover(&Image::from_file(&path)?, false) {
+                Ok(theirs) => theirs,
+                Err(problem) => return Ok(Err(problem)),
+            };
+            if theirs.tree != *ours {
+                let text = format!("recovered by {who}: {}", differ(ours, &theirs.tree));
+                return Ok(Err(Problem::new(Kind::Disagrees, text)));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+fn superblock_is_torn(image: &Image) -> bool {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    image.read(SUPERBLOCK_AT, &mut bytes);
+    RawSuperblock::decode(&bytes).is_ok_and(|raw| raw.verify_checksum().is_err())
+}
+
+/// `false` when it gave up a last transaction for a torn commit block. Linux and fjord accept
+/// one whose first sector is whole, e2fsck 1.47.0 does not.
+fn by_e2fsck(path: &Path) -> Result<bool> {
+    let keep = ["-E", "no_optimize_extents"];
+    let mut e2fsck = tools::command("e2fsck")?;
+    let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?.expect_code(&[0, 1])?;
+    let all = said.stdout + &said.stderr;
+    Ok(!all.contains("was corrupt, replay was aborted"))
+}
+
+fn by_linux(path: &Path) -> Result<bool> {
+    KernelMount::new(path, "rw")?.unmount().map(|()| true)
+}
+
+/// The first difference between two trees.
+pub fn differ(ours: &Tree, theirs: &Tree) -> String {
+    let numbers: std::collections::BTreeSet<_> =
+        ours.inodes.keys().chain(theirs.inodes.keys()).collect();
+    for ino in numbers {
+        match (ours.inodes.get(ino), theirs.inodes.get(ino)) {
+            (Some(a), Some(b)) if a == b => {}
+            (Some(a), Some(b)) => {
+                let what = if a.names != b.names {
+                    format!("names {:?} and {:?}", a.names, b.names)
+                } else if a.content != b.content {
+                    let sizes = (a.content.size_bytes(), b.content.size_bytes());
+                    format!("content, of {} and {} bytes", sizes.0, sizes.1)
+                } else if a.attrs != b.attrs {
+                    format!("attributes {:?} and {:?}", a.attrs, b.attrs)
+                } else if a.xattrs != b.xattrs {
+                    let lens = |seen: &Seen| -> Vec<(String, usize)> {
+                        seen.xattrs.iter().map(|(name, v)| (name.clone(), v.len())).collect()
+                    };
+                    format!("extended attributes {:?} and {:?}", lens(a), lens(b))
+                } else {
+                    "target, kind or generation".into()
+                };
+                return format!("inode {ino}: {what}");
+            }
+            (Some(a), None) => return format!("inode {ino} {:?} only here", a.names),
+            (None, Some(b)) => return format!("inode {ino} {:?} only there", b.names),
+            (None, None) => {}
+        }
+    }
+    "no difference".into()
+}

@@ -1,0 +1,36 @@
+//! The crash explorer: records what the engine asks of its device, builds the images that a power
+//! cut could leave, recovers each and judges it.
+//!
+//! - [`ops`], [`model`], [`run`]: workloads, the model that keeps step with them, promises;
+//! - [`record`], [`states`], [`image`]: the recorded device and the images of its cuts;
+//! - [`tree`], [`check`], [`judge`]: what a recovered image shows and what it must show;
+//! - [`explore`]: all of it together for one workload; [`workloads`], [`campaign`],
+//!   [`minimise`]: many.
+//!
+//! ```no_run
+//! use fjord_crash::explore::{Config, Workload, explore};
+//!
+//! let config = Config::new(fjord::MountOptions::default());
+//! let ops = fjord_crash::ops::parse("create /a; append /a 5000; fsync /a")?;
+//! let report = explore(&config, &Workload::new(Vec::new(), ops), &Default::default())?;
+//! assert!(report.findings.is_empty(), "{} states: {}", report.states, report.findings[0]);
+//! # Ok::<(), anyhow::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod base;
+pub mod campaign;
+pub mod check;
+pub mod content;
+pub mod explore;
+pub mod image;
+pub mod judge;
+pub mod minimise;
+pub mod model;
+pub mod ops;
+pub mod record;
+pub mod run;
+pub mod states;
+pub mod tree;
+pub mod workloads;

@@ -1,0 +1,444 @@
+//! The model: what the file system holds, what it held before, and what was promised.
+//!
+//! Owns [`Model`]: objects (inodes) and slots (a name in a directory), each aspect of them with
+//! its [`History`]. A promise pins an aspect: from its moment on, a crash may leave the version of
+//! then or a later one, never an older one.
+//!
+//! What each call promises:
+//! - `fsync` of a file: content, size, mode, owner, group, mtime, attributes, and its set of names;
+//! - `fdatasync`: content and size, and that the file has a name since it was made;
+//! - `fsync` of a directory: its mode, owner, mtime, attributes and each of its entries;
+//! - each of them: that the directories above exist under some name that they had since they
+//!   were made, as far as no rename is on the way that nothing has promised;
+//! - `sync`: everything.
+//!
+//! Invariants: versions are in the order of time; promises only move forward.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fjord::FileKind;
+
+use crate::content::Content;
+use crate::ops::{Op, leaf, parent};
+
+/// An object of a model.
+pub type ObjectId = usize;
+/// A name in a directory.
+pub type Slot = (ObjectId, String);
+/// The root directory's object.
+pub const ROOT: ObjectId = 0;
+
+/// The versions of one aspect.
+#[derive(Clone, Debug)]
+pub struct History<T> {
+    /// When the change to it began, and the value.
+    versions: Vec<(u64, T)>,
+    /// When a promise was made, and the oldest version that it admits.
+    promises: Vec<(u64, usize)>,
+}
+
+impl<T: PartialEq + Clone> History<T> {
+    /// An aspect that begins with this value.
+    pub fn new(value: T) -> Self {
+        History { versions: vec![(0, value)], promises: Vec::new() }
+    }
+
+    /// The value now.
+    pub fn current(&self) -> &T {
+        &self.versions[self.versions.len() - 1].1
+    }
+
+    /// A change that began at `start`.
+    pub fn push(&mut self, start: u64, value: T) {
+        if *self.current() != value {
+            self.versions.push((start, value));
+        }
+    }
+
+    /// At `stamp` the present value was promised.
+    pub fn promise(&mut self, stamp: u64) {
+        self.promise_from(stamp, self.versions.len() - 1);
+    }
+
+    /// At `stamp` the version `index` or a later one was promised.
+    fn promise_from(&mut self, stamp: u64, index: usize) {
+        let index = index.min(self.versions.len() - 1);
+        if self.promises.last().is_none_or(|last| last.1 < index) {
+            self.promises.push((stamp, index));
+        }
+    }
+
+    /// What a cut at `cut` may leave, oldest first; never empty.
+    pub fn admissible(&self, cut: u64) -> impl Iterator<Item = &T> + Clone {
+        let first = self.promises.iter().rfind(|promise| promise.0 < cut).map_or(0, |p| p.1);
+        let begun = self.versions[first + 1..].iter().filter(move |version| version.0 < cut);
+        self.versions[first..=first].iter().chain(begun).map(|version| &version.1)
+    }
+
+    /// All values it ever had.
+    pub fn ever(&self) -> impl Iterator<Item = &T> {
+        self.versions.iter().map(|version| &version.1)
+    }
+
+    /// As [`History::promise`], for the first version that `wanted` accepts, or a later one.
+    fn promise_where(&mut self, stamp: u64, wanted: impl Fn(&T) -> bool) {
+        if let Some(index) = self.versions.iter().position(|version| wanted(&version.1)) {
+            self.promise_from(stamp, index);
+        }
+    }
+
+    /// Whether only the present value is admissible.
+    fn is_fixed(&self) -> bool {
+        self.promises.last().is_some_and(|promise| promise.1 + 1 == self.versions.len())
+    }
+
+    /// Forgets the past; the present is promised from the beginning.
+    fn settle(&mut self) {
+        let value = self.current().clone();
+        *self = History { versions: vec![(0, value)], promises: vec![(0, 0)] };
+    }
+}
+
+/// Attributes that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attrs {
+    /// Permission bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Modification time.
+    pub mtime: fjord::Timespec,
+}
+
+/// Extended attributes by name.
+pub type Xattrs = BTreeMap<String, Vec<u8>>;
+
+/// An inode.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Its number.
+    pub ino: u64,
+    /// Its generation.
+    pub generation: u32,
+    /// Its kind.
+    pub kind: FileKind,
+    /// Where a symbolic link points.
+    pub target: Option<Vec<u8>>,
+    /// Content of a regular file.
+    pub content: History<Content>,
+    /// Attributes.
+    pub attrs: History<Attrs>,
+    /// Extended attributes.
+    pub xattrs: History<Xattrs>,
+    /// Its names. The first version is "none": not made yet.
+    pub names: History<BTreeSet<Slot>>,
+}
+
+/// What the engine says of a new or changed inode.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// Its number.
+    pub ino: u64,
+    /// Its generation.
+    pub generation: u32,
+    /// Its kind.
+    pub kind: FileKind,
+    /// Its attributes.
+    pub attrs: Attrs,
+}
+
+/// The file system as it should be.
+#[derive(Clone, Debug)]
+pub struct Model {
+    objects: Vec<Object>,
+    slots: BTreeMap<Slot, History<Option<ObjectId>>>,
+    /// Counts writes; each has a pattern of its own.
+    pub write_count: u64,
+}
+
+impl Model {
+    /// A model with a root directory only.
+    pub fn new(root: &Made) -> Model {
+        let mut model = Model { objects: Vec::new(), slots: BTreeMap::new(), write_count: 0 };
+        model.add(root, None);
+        model
+    }
+
+    fn add(&mut self, made: &Made, target: Option<Vec<u8>>) -> ObjectId {
+        self.objects.push(Object {
+            ino: made.ino,
+            generation: made.generation,
+            kind: made.kind,
+            target,
+            content: History::new(Content::default()),
+            attrs: History::new(made.attrs),
+            xattrs: History::new(Xattrs::new()),
+            names: History::new(BTreeSet::new()),
+        });
+        self.objects.len() - 1
+    }
+
+    /// All objects that ever were.
+    pub fn objects(&self) -> &[Object] {
+        &self.objects
+    }
+
+    /// All names that ever were.
+    pub fn slots(&self) -> impl Iterator<Item = (&Slot, &History<Option<ObjectId>>)> {
+        self.slots.iter()
+    }
+
+    /// The object at a path now.
+    pub fn resolve(&self, path: &str) -> Option<ObjectId> {
+        path.split('/')
+            .filter(|name| !name.is_empty())
+            .try_fold(ROOT, |dir, name| *self.slots.get(&(dir, name.to_owned()))?.current())
+    }
+
+    fn slot(&self, path: &str) -> Option<Slot> {
+        Some((self.resolve(parent(path))?, leaf(path).to_owned()))
+    }
+
+    fn set_slot(&mut self, start: u64, slot: Slot, object: Option<ObjectId>) {
+        let history = self.slots.entry(slot.clone()).or_insert_with(|| History::new(None));
+        let before = *history.current();
+        history.push(start, object);
+        for (id, add) in [(before, false), (object, true)] {
+            let Some(id) = id else { continue };
+            let mut names = self.objects[id].names.current().clone();
+            if add {
+                names.insert(slot.clone());
+            } else {
+                names.remove(&slot);
+            }
+            self.objects[id].names.push(start, names);
+        }
+    }
+
+    /// Moves names in one step, so that no version shows half of it.
+    fn set_slots(&mut self, start: u64, changes: &[(Slot, Option<ObjectId>)]) {
+        let mut names: BTreeMap<ObjectId, BTreeSet<Slot>> = BTreeMap::new();
+        let now = |objects: &[Object], id: ObjectId| objects[id].names.current().clone();
+        for (slot, object) in changes {
+            let history = self.slots.entry(slot.clone()).or_insert_with(|| History::new(None));
+            if let Some(before) = *history.current() {
+                let set = names.entry(before).or_insert_with(|| now(&self.objects, before));
+                set.remove(slot);
+            }
+            history.push(start, *object);
+        }
+        for (slot, object) in changes {
+            if let Some(id) = *object {
+                let set = names.entry(id).or_insert_with(|| now(&self.objects, id));
+                set.insert(slot.clone());
+            }
+        }
+        for (id, set) in names {
+            self.objects[id].names.push(start, set);
+        }
+    }
+
+    /// A new object under a new name.
+    pub fn made(&mut self, start: u64, path: &str, made: &Made, target: Option<Vec<u8>>) {
+        let id = self.add(made, target);
+        if let Some(slot) = self.slot(path) {
+            self.set_slot(start, slot, Some(id));
+        }
+    }
+
+    /// The engine has carried out an operation that began at `start` and makes no new object;
+    /// `bytes` are what it wrote.
+    pub fn apply(&mut self, start: u64, op: &Op, bytes: &[u8]) {
+        match op {
+            Op::Link(from, to) => {
+                if let (object @ Some(_), Some(slot)) = (self.resolve(from), self.slot(to)) {
+                    self.set_slot(start, slot, object);
+                }
+            }
+            Op::Unlink(path) | Op::Rmdir(path) => {
+                if let Some(slot) = self.slot(path) {
+                    self.set_slot(start, slot, None);
+                }
+            }
+            Op::Rename(from, to) => self.rename(start, from, to, false),
+            Op::Exchange(from, to) => self.rename(start, from, to, true),
+            Op::Truncate(path, size) => self.edit(start, path, |c| c.set_size(*size)),
+            Op::Append(path, _) => self.edit(start, path, |c| c.write(c.size_bytes(), bytes)),
+            Op::Write(path, offset, _) => self.edit(start, path, |c| c.write(*offset, bytes)),
+            Op::Fallocate(path, mode, offset, len) => {
+                self.edit(start, path, |content| allocate(content, *mode, *offset, *len));
+            }
+            Op::SetXattr(path, name, _) => self.xattr(start, path, name, Some(bytes.to_vec())),
+            Op::RemoveXattr(path, name) => self.xattr(start, path, name, None),
+            // Attributes are told by `attrs`; the others change nothing or make objects.
+            _ => {}
+        }
+    }
+
+    fn rename(&mut self, start: u64, from: &str, to: &str, exchange: bool) {
+        let (Some(a), Some(b)) = (self.slot(from), self.slot(to)) else { return };
+        let (old, new) = (self.resolve(from), self.resolve(to));
+        // Two names of one file: nothing happens.
+        if old != new {
+            let back = new.filter(|_| exchange);
+            self.set_slots(start, &[(a, back), (b, old)]);
+        }
+    }
+
+    fn edit(&mut self, start: u64, path: &str, change: impl FnOnce(&mut Content)) {
+        if let Some(id) = self.resolve(path) {
+            let mut content = self.objects[id].content.current().clone();
+            change(&mut content);
+            self.objects[id].content.push(start, content);
+        }
+    }
+
+    fn xattr(&mut self, start: u64, path: &str, name: &str, value: Option<Vec<u8>>) {
+        if let Some(id) = self.resolve(path) {
+            let mut xattrs = self.objects[id].xattrs.current().clone();
+            match value {
+                Some(value) => drop(xattrs.insert(name.to_owned(), value)),
+                None => drop(xattrs.remove(name)),
+            }
+            self.objects[id].xattrs.push(start, xattrs);
+        }
+    }
+
+    /// The attributes of the object at `path` after an operation that began at `start`.
+    pub fn attrs(&mut self, start: u64, path: &str, attrs: Attrs) {
+        if let Some(id) = self.resolve(path) {
+            self.objects[id].attrs.push(start, attrs);
+        }
+    }
+
+    /// A sync call has returned, at `stamp`.
+    pub fn promise(&mut self, stamp: u64, op: &Op) {
+        let (path, data_only) = match op {
+            Op::Fsync(path) => (path, false),
+            Op::Fdatasync(path) => (path, true),
+            Op::Sync => return self.promise_all(stamp),
+            _ => return,
+        };
+        let Some(id) = self.resolve(path) else { return };
+        let object = &mut self.objects[id];
+        object.content.promise(stamp);
+        object.names.promise_where(stamp, |names| !names.is_empty());
+        if !data_only {
+            object.attrs.promise(stamp);
+            object.xattrs.promise(stamp);
+            object.names.promise(stamp);
+            for (slot, history) in &mut self.slots {
+                let own = object.names.current().contains(slot);
+                let entry = object.kind == FileKind::Directory && slot.0 == id;
+                if own || entry {
+                    history.promise(stamp);
+                }
+            }
+        }
+        self.promise_above(stamp, id);
+    }
+
+    /// The directories that must be there because `id` must: as long as only one set of names is
+    /// admissible, those of these names.
+    fn promise_above(&mut self, stamp: u64, id: ObjectId) {
+        let mut todo = vec![id];
+        while let Some(id) = todo.pop() {
+            if !self.objects[id].names.is_fixed() {
+                continue;
+            }
+            for dir in self.objects[id].names.current().clone().into_iter().map(|slot| slot.0) {
+                if dir != ROOT {
+                    self.objects[dir].names.promise_where(stamp, |names| !names.is_empty());
+                    todo.push(dir);
+                }
+            }
+        }
+    }
+
+    fn promise_all(&mut self, stamp: u64) {
+        for object in &mut self.objects {
+            object.content.promise(stamp);
+            object.attrs.promise(stamp);
+            object.xattrs.promise(stamp);
+            object.names.promise(stamp);
+        }
+        self.slots.values_mut().for_each(|history| history.promise(stamp));
+    }
+
+    /// The file system was unmounted: the present is all there is.
+    pub fn settle(&mut self) {
+        for object in &mut self.objects {
+            object.content.settle();
+            object.attrs.settle();
+            object.xattrs.settle();
+            object.names.settle();
+        }
+        self.slots.values_mut().for_each(History::settle);
+    }
+}
+
+/// What fallocate does to the bytes.
+fn allocate(content: &mut Content, mode: fjord::FallocMode, offset: u64, len: u64) {
+    use fjord::FallocMode as Mode;
+    let end = offset + len;
+    if mode.contains(Mode::COLLAPSE_RANGE) {
+        content.collapse(offset, len);
+    } else if mode.contains(Mode::INSERT_RANGE) {
+        content.insert(offset, len);
+    } else {
+        if mode.intersects(Mode::PUNCH_HOLE | Mode::ZERO_RANGE) {
+            content.zero(offset, end);
+        }
+        if !mode.contains(Mode::KEEP_SIZE) && end > content.size_bytes() {
+            content.set_size(end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(ino: u64, kind: FileKind) -> Made {
+        let attrs = Attrs { mode: 0o644, uid: 0, gid: 0, mtime: fjord::Timespec::default() };
+        Made { ino, generation: 0, kind, attrs }
+    }
+
+    #[test]
+    fn a_promise_admits_now_and_later() {
+        let mut history = History::new(1);
+        history.push(10, 2);
+        history.promise(20);
+        history.push(30, 3);
+        let at = |cut| history.admissible(cut).copied().collect::<Vec<_>>();
+        assert_eq!(at(5), [1]);
+        assert_eq!(at(15), [1, 2]);
+        assert_eq!(at(25), [2]);
+        assert_eq!(at(40), [2, 3]);
+    }
+
+    #[test]
+    fn a_rename_is_one_step() {
+        let mut model = Model::new(&made(2, FileKind::Directory));
+        model.made(1, "a", &made(12, FileKind::Regular), None);
+        model.made(2, "b", &made(13, FileKind::Regular), None);
+        model.apply(3, &Op::Rename("a".into(), "b".into()), &[]);
+        let sizes: Vec<_> = model.objects()[1].names.ever().map(BTreeSet::len).collect();
+        assert_eq!(sizes, [0, 1, 1]);
+        assert_eq!(model.resolve("b"), Some(1));
+        assert!(model.objects()[2].names.current().is_empty());
+        assert!(model.slots[&(ROOT, "b".to_owned())].ever().copied().eq([None, Some(2), Some(1)]));
+    }
+
+    #[test]
+    fn fdatasync_promises_some_name() {
+        let mut model = Model::new(&made(2, FileKind::Directory));
+        model.made(1, "a", &made(12, FileKind::Regular), None);
+        model.apply(2, &Op::Rename("a".into(), "b".into()), &[]);
+        model.promise(3, &Op::Fdatasync("b".into()));
+        let names = model.objects()[1].names.admissible(9);
+        assert_eq!(names.map(BTreeSet::len).collect::<Vec<_>>(), [1, 1]);
+    }
+}

@@ -1,0 +1,194 @@
+//! Running operations on an engine while the model keeps step.
+//!
+//! Owns [`Runner`]. Invariant: an operation that the engine refuses as POSIX allows leaves the
+//! model as it is; any other failure ends the run.
+
+use anyhow::{Context, Result, bail};
+use fjord::{Cred, FileKind, Fs, InodeRef, RenameFlags, SetAttr, XattrFlags};
+use fjord_testkit::rng::{mix, pattern_vec};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use crate::model::{Made, Model};
+use crate::ops::{Op, leaf, parent};
+use crate::tree;
+
+/// Outcomes that a workload may meet: the operation does not fit the tree or the features.
+const REFUSALS: [Errno; 11] = [
+    Errno::NODEV,
+    Errno::EXIST,
+    Errno::NOENT,
+    Errno::NOTEMPTY,
+    Errno::NOTDIR,
+    Errno::ISDIR,
+    Errno::INVAL,
+    Errno::OPNOTSUPP,
+    Errno::NODATA,
+    Errno::NOSPC,
+    Errno::PERM,
+];
+
+/// Carries out operations and tells the model. Runners of several threads share a model, each
+/// with a directory of its own, and none calls `sync`.
+pub struct Runner<'a> {
+    fs: &'a Fs,
+    /// The model that keeps step; a leaf lock, never held over a call of the engine.
+    model: &'a Mutex<Model>,
+    clock: &'a dyn Fn() -> u64,
+    held: Vec<InodeRef>,
+}
+
+/// What is known of an inode, for the model.
+pub fn made(inode: &InodeRef) -> Made {
+    let attr = inode.attr();
+    Made {
+        ino: u64::from(inode.ino().0),
+        generation: attr.generation,
+        kind: attr.kind(),
+        attrs: tree::attrs(inode),
+    }
+}
+
+impl<'a> Runner<'a> {
+    /// A runner on a mounted file system whose tree is the model's; `clock` stamps.
+    pub fn new(fs: &'a Fs, model: &'a Mutex<Model>, clock: &'a dyn Fn() -> u64) -> Self {
+        Runner { fs, model, clock, held: Vec::new() }
+    }
+
+    fn resolve(&self, path: &str) -> fjord::Result<InodeRef> {
+        let names = path.split('/').filter(|name| !name.is_empty());
+        names.fold(self.fs.root(), |dir, name| dir?.lookup(name.as_bytes()))
+    }
+
+    /// Carries out one operation; false when it was refused.
+    ///
+    /// # Errors
+    /// Failures of the engine: I/O, damage, or an outcome that no workload may meet.
+    pub fn step(&mut self, op: &Op) -> Result<bool> {
+        let start = (self.clock)();
+        match self.perform(op, start) {
+            Ok(()) => {}
+            Err(fjord::Error::Posix(errno)) if REFUSALS.contains(&errno) => return Ok(false),
+            Err(fjord::Error::Incompatible { .. } | fjord::Error::Usage(_)) => return Ok(false),
+            Err(error) => bail!("{op}: {error}"),
+        }
+        if op.is_sync() {
+            let stamp = (self.clock)();
+            self.model.lock().promise(stamp, op);
+        } else {
+            self.refresh(op, start).with_context(|| format!("after {op}"))?;
+        }
+        Ok(true)
+    }
+
+    /// Tells the model the attributes of what the operation may have changed.
+    fn refresh(&mut self, op: &Op, start: u64) -> Result<()> {
+        let Some(target) = op.target() else { return Ok(()) };
+        let mut paths = vec![target, parent(target)];
+        if let Op::Rename(from, _) | Op::Exchange(from, _) | Op::Link(from, _) = op {
+            paths.extend([from.as_str(), parent(from)]);
+        }
+        for path in paths {
+            if self.model.lock().resolve(path).is_some() {
+                let inode = self.resolve(path).with_context(|| format!("/{path} is not there"))?;
+                let attrs = tree::attrs(&inode);
+                self.model.lock().attrs(start, path, attrs);
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, op: &Op, start: u64) -> fjord::Result<()> {
+        let mut bytes = Vec::new();
+        match op {
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) => return self.make(op, start),
+            Op::Link(from, to) => {
+                let file = self.resolve(from)?;
+                self.resolve(parent(to))?.link(&file, leaf(to).as_bytes())?;
+            }
+            Op::Unlink(path) => self.resolve(parent(path))?.unlink(leaf(path).as_bytes())?,
+            Op::Rmdir(path) => self.resolve(parent(path))?.rmdir(leaf(path).as_bytes())?,
+            Op::Rename(from, to) => self.rename(from, to, RenameFlags::empty())?,
+            Op::Exchange(from, to) => self.rename(from, to, RenameFlags::EXCHANGE)?,
+            Op::Truncate(path, size) => self.set(path, |set| set.size = Some(*size))?,
+            Op::Chmod(path, mode) => self.set(path, |set| set.mode = Some(*mode))?,
+            Op::Chown(path, id) => {
+                self.set(path, |set| (set.uid, set.gid) = (Some(*id), Some(*id)))?
+            }
+            Op::Append(path, len) => {
+                let file = self.resolve(path)?;
+                bytes = self.write(&file, file.attr().size, *len)?;
+            }
+            Op::Write(path, offset, len) => {
+                let file = self.resolve(path)?;
+                bytes = self.write(&file, *offset, *len)?;
+            }
+            Op::Fallocate(path, mode, offset, len) => {
+                self.resolve(path)?.fallocate(*mode, *offset, *len)?;
+            }
+            Op::SetXattr(path, name, len) => {
+                bytes = pattern_vec(self.next_seed(), 0, *len);
+                let inode = self.resolve(path)?;
+                inode.set_xattr(name.as_bytes(), &bytes, XattrFlags::empty())?;
+            }
+            Op::RemoveXattr(path, name) => self.resolve(path)?.remove_xattr(name.as_bytes())?,
+            Op::Hold(path) => {
+                let inode = self.resolve(path)?;
+                self.held.push(inode);
+            }
+            Op::Fsync(path) => self.resolve(path)?.fsync(false)?,
+            Op::Fdatasync(path) => self.resolve(path)?.fsync(true)?,
+            Op::Sync => self.fs.sync()?,
+        }
+        self.model.lock().apply(start, op, &bytes);
+        Ok(())
+    }
+
+    fn make(&mut self, op: &Op, start: u64) -> fjord::Result<()> {
+        let cred = Cred::root();
+        let path = op.target().unwrap_or_default();
+        let (dir, name) = (self.resolve(parent(path))?, leaf(path).as_bytes());
+        let mut target = None;
+        let inode = match op {
+            Op::Mkdir(_) => dir.mkdir(name, 0o755, &cred)?,
+            Op::Symlink(_, len) => {
+                let digit = b'a' + (self.next_seed() % 26) as u8;
+                let text = target.insert(vec![digit; (*len).max(1)]);
+                dir.symlink(name, text, &cred)?
+            }
+            _ => dir.create(name, 0o644, &cred)?,
+        };
+        let made = made(&inode);
+        self.model.lock().made(start, path, &made, target);
+        Ok(())
+    }
+
+    fn rename(&self, from: &str, to: &str, flags: RenameFlags) -> fjord::Result<()> {
+        let (old, new) = (self.resolve(parent(from))?, self.resolve(parent(to))?);
+        old.rename(leaf(from).as_bytes(), &new, leaf(to).as_bytes(), flags, &Cred::root())
+    }
+
+    fn set(&self, path: &str, change: impl FnOnce(&mut SetAttr)) -> fjord::Result<()> {
+        let mut set = SetAttr::default();
+        change(&mut set);
+        self.resolve(path)?.set_attr(&set, &Cred::root()).map(drop)
+    }
+
+    /// The seed of the next pattern, unlike all others of the run.
+    fn next_seed(&self) -> u64 {
+        let mut model = self.model.lock();
+        model.write_count += 1;
+        mix(model.write_count)
+    }
+
+    /// Writes a pattern of this write's own; no byte of it is zero.
+    fn write(&mut self, file: &InodeRef, offset: u64, len: u64) -> fjord::Result<Vec<u8>> {
+        if file.attr().kind() != FileKind::Regular {
+            return Err(Errno::INVAL.into());
+        }
+        let mut bytes = pattern_vec(self.next_seed(), offset, len as usize);
+        let written = file.write(offset, &bytes)?;
+        bytes.truncate(written);
+        Ok(bytes)
+    }
+}

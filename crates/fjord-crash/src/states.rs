@@ -1,0 +1,463 @@
+//! The images that a power cut could leave.
+//!
+//! Owns [`enumerate`], which walks a [`Log`] and gives the legal images at each moment, and
+//! [`Case`], the name of one of them.
+//!
+//! At any moment some writes are *forced* (a completed flush or FUA covers them, or the device
+//! has no cache and they are done); the others are *pending*, and each may be there, missing, or
+//! torn at a sector. A device with native barriers keeps a pending write only if all of earlier
+//! epochs are there. The moments are the submissions (the new write makes new images) and the
+//! moments at which writes become forced (images of before are legal no more).
+//!
+//! Invariants: images are built in the order of submission, so that of two kept writes to one
+//! sector the later wins; every case that is given is legal for its whole window.
+
+use std::ops::ControlFlow;
+
+use fjord_testkit::rng::Rng;
+
+use crate::image::Image;
+use crate::record::{DeviceKind, Effect, Entry, Log};
+
+/// The smallest unit that is written whole.
+pub const SECTOR_BYTES: u64 = 512;
+/// Pending writes up to which all subsets are tried.
+pub const EXHAUSTIVE_MAX: usize = 6;
+/// What a discarded range holds after a power cut.
+const GARBAGE: u8 = 0xDB;
+
+/// How many images a moment gives at the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Subsets of whole writes at each moment; all are tried when there are fewer.
+    pub subsets_max: usize,
+    /// Torn variants at each submission.
+    pub torn_max: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget { subsets_max: 32, torn_max: 2 }
+    }
+}
+
+/// A pending write that a case keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Its index in the log.
+    pub index: usize,
+    /// Which of its sectors; `None` for all.
+    pub sectors: Option<Vec<bool>>,
+}
+
+/// One legal image: the moment and the pending writes that are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// The stamp of the event that the cut follows.
+    pub after: u64,
+    /// Which pending writes are there.
+    pub kept: Vec<Kept>,
+}
+
+impl std::fmt::Display for Case {
+    /// `AFTER:INDEX,INDEX/0110,...`, or `AFTER:-` when nothing pending is kept.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:", self.after)?;
+        if self.kept.is_empty() {
+            return f.write_str("-");
+        }
+        for (position, kept) in self.kept.iter().enumerate() {
+            let comma = if position == 0 { "" } else { "," };
+            write!(f, "{comma}{}", kept.index)?;
+            if let Some(sectors) = &kept.sectors {
+                let bits: String =
+                    sectors.iter().map(|kept| if *kept { '1' } else { '0' }).collect();
+                write!(f, "/{bits}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for Case {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Case> {
+        let bad = || anyhow::anyhow!("{text:?} is no case; they look like 17:3,5/0110");
+        let (after, list) = text.split_once(':').ok_or_else(bad)?;
+        let mut kept = Vec::new();
+        for part in list.split(',').filter(|part| *part != "-" && !part.is_empty()) {
+            let (index, bits) = match part.split_once('/') {
+                Some((index, bits)) => (index, Some(bits)),
+                None => (part, None),
+            };
+            let sectors = bits.map(|bits| bits.chars().map(|bit| bit == '1').collect());
+            kept.push(Kept { index: index.parse().map_err(|_| bad())?, sectors });
+        }
+        Ok(Case { after: after.parse().map_err(|_| bad())?, kept })
+    }
+}
+
+/// A case with its image and the cuts for which it is legal.
+#[derive(Clone, Debug)]
+pub struct CrashState {
+    /// Which one.
+    pub case: Case,
+    /// The image.
+    pub image: Image,
+    /// The first cut: what has a smaller stamp has happened.
+    pub first_cut: u64,
+    /// The last cut.
+    pub last_cut: u64,
+}
+
+/// A moment at which the set of legal images changes.
+#[derive(Debug)]
+struct Moment {
+    stamp: u64,
+    /// The write that was submitted.
+    submitted: Option<usize>,
+    /// The writes that became forced.
+    forced: Vec<usize>,
+}
+
+fn is_write(entry: &Entry) -> bool {
+    !matches!(entry.effect, Effect::Flush)
+}
+
+/// The moments of a log, in order.
+fn moments(log: &Log, kind: DeviceKind) -> Vec<Moment> {
+    let mut events: Vec<(u64, usize, bool)> = Vec::new();
+    for (index, entry) in log.entries.iter().enumerate() {
+        if is_write(entry) {
+            events.push((entry.submitted_at, index, false));
+        }
+        if entry.completed_at != u64::MAX {
+            events.push((entry.completed_at, index, true));
+        }
+    }
+    events.sort_unstable();
+    let mut pending: Vec<usize> = Vec::new();
+    let mut moments = Vec::new();
+    for (stamp, index, completion) in events {
+        if !completion {
+            pending.push(index);
+            moments.push(Moment { stamp, submitted: Some(index), forced: Vec::new() });
+            continue;
+        }
+        let forced = forced_by(log, kind, &pending, index);
+        if !forced.is_empty() {
+            pending.retain(|other| !forced.contains(other));
+            moments.push(Moment { stamp, submitted: None, forced });
+        }
+    }
+    moments
+}
+
+/// Which pending writes the completion of `index` makes durable.
+fn forced_by(log: &Log, kind: DeviceKind, pending: &[usize], index: usize) -> Vec<usize> {
+    let done = &log.entries[index];
+    let direct = |other: usize| match done.effect {
+        Effect::Flush => log.entries[other].completed_at < done.submitted_at,
+        _ => other == index && (done.fua || kind == DeviceKind::NoCache),
+    };
+    let mut forced: Vec<usize> = pending.iter().copied().filter(|other| direct(*other)).collect();
+    if kind == DeviceKind::Barrier
+        && let Some(epoch) = forced.iter().filter_map(|other| log.entries[*other].epoch).max()
+    {
+        let earlier = |other: usize| log.entries[other].epoch.is_some_and(|e| e < epoch);
+        for &other in pending {
+            if earlier(other) && !forced.contains(&other) {
+                forced.push(other);
+            }
+        }
+        forced.sort_unstable();
+    }
+    forced
+}
+
+/// A pending write; `lost` marks sectors that a later, forced write has replaced.
+#[derive(Clone, Debug)]
+struct Pending {
+    index: usize,
+    lost: Option<Vec<bool>>,
+}
+
+/// The device at one moment.
+struct Cache<'a> {
+    log: &'a Log,
+    kind: DeviceKind,
+    durable: Image,
+    pending: Vec<Pending>,
+}
+
+fn sector_count(entry: &Entry) -> usize {
+    entry.effect.extent().1.div_ceil(SECTOR_BYTES) as usize
+}
+
+/// Puts the sectors of a write that `take` names onto an image.
+fn apply(image: &mut Image, entry: &Entry, take: impl Fn(usize) -> bool) {
+    match &entry.effect {
+        Effect::Flush => {}
+        Effect::Write { offset, bufs } => {
+            let mut at = *offset;
+            for buf in bufs {
+                for (index, sector) in buf.chunks(SECTOR_BYTES as usize).enumerate() {
+                    let position = at + index as u64 * SECTOR_BYTES;
+                    if take(((position - offset) / SECTOR_BYTES) as usize) {
+                        image.write(position, sector);
+                    }
+                }
+                at += buf.len() as u64;
+            }
+        }
+        Effect::Zero { offset, len, discard } => {
+            for index in 0..len.div_ceil(SECTOR_BYTES) {
+                let position = offset + index * SECTOR_BYTES;
+                let part = SECTOR_BYTES.min(offset + len - position);
+                if take(index as usize) && *discard {
+                    image.write(position, &[GARBAGE; SECTOR_BYTES as usize][..part as usize]);
+                } else if take(index as usize) {
+                    image.zero(position, part);
+                }
+            }
+        }
+    }
+}
+
+impl Cache<'_> {
+    fn force(&mut self, forced: &[usize]) {
+        for &index in forced {
+            let Some(at) = self.pending.iter().position(|write| write.index == index) else {
+                continue;
+            };
+            let write = self.pending.remove(at);
+            let entry = &self.log.entries[index];
+            apply(&mut self.durable, entry, |sector| {
+                write.lost.as_ref().is_none_or(|lost| !lost[sector])
+            });
+            let (start, len) = entry.effect.extent();
+            for older in self.pending.iter_mut().filter(|older| older.index < index) {
+                lose(older, &self.log.entries[older.index], start, start + len);
+            }
+        }
+    }
+
+    fn build(&self, kept: &[Kept]) -> Image {
+        let mut image = self.durable.clone();
+        for write in &self.pending {
+            let Some(kept) = kept.iter().find(|kept| kept.index == write.index) else { continue };
+            apply(&mut image, &self.log.entries[write.index], |sector| {
+                let there = |bits: &Vec<bool>| bits.get(sector).copied().unwrap_or(false);
+                kept.sectors.as_ref().is_none_or(there) && !write.lost.as_ref().is_some_and(there)
+            });
+        }
+        image
+    }
+
+    /// Drops what this device could not have kept.
+    fn legalise(&self, kept: &mut Vec<Kept>) {
+        if self.kind != DeviceKind::Barrier {
+            return;
+        }
+        let whole = |index: usize| kept.iter().any(|k| k.index == index && k.sectors.is_none());
+        let epoch = |index: usize| self.log.entries[index].epoch;
+        let missing = self.pending.iter().filter(|write| !whole(write.index));
+        if let Some(first) = missing.filter_map(|write| epoch(write.index)).min() {
+            kept.retain(|kept| epoch(kept.index).is_none_or(|epoch| epoch <= first));
+        }
+    }
+}
+
+/// Marks the sectors of `older` inside `start..end` as replaced.
+fn lose(older: &mut Pending, entry: &Entry, start: u64, end: u64) {
+    let (from, len) = entry.effect.extent();
+    if from >= end || from + len <= start {
+        return;
+    }
+    let lost = older.lost.get_or_insert_with(|| vec![false; sector_count(entry)]);
+    for (index, lost) in lost.iter_mut().enumerate() {
+        let at = from + index as u64 * SECTOR_BYTES;
+        *lost |= at >= start && at < end;
+    }
+}
+
+/// Gives every legal image of the log that the budget allows, from `from` on (a stamp).
+///
+/// Images of one moment are given in a fixed order for a given seed. Equal images may be given
+/// more than once, with different windows.
+pub fn enumerate(
+    log: &Log,
+    kind: DeviceKind,
+    budget: &Budget,
+    seed: u64,
+    from: u64,
+    visit: &mut dyn FnMut(CrashState) -> ControlFlow<()>,
+) {
+    let moments = moments(log, kind);
+    let mut cache = Cache { log, kind, durable: log.base.clone(), pending: Vec::new() };
+    // The end of the window of each moment: the next one that forces something.
+    let mut last_cuts = vec![log.end; moments.len()];
+    for index in (1..moments.len()).rev() {
+        let later = &moments[index];
+        last_cuts[index - 1] = if later.forced.is_empty() { last_cuts[index] } else { later.stamp };
+    }
+    for (moment, last_cut) in moments.iter().zip(last_cuts) {
+        cache.force(&moment.forced);
+        if let Some(index) = moment.submitted {
+            cache.pending.push(Pending { index, lost: None });
+        }
+        if moment.stamp < from {
+            continue;
+        }
+        let mut rng = Rng::new(seed ^ moment.stamp);
+        for mut kept in selections(&cache, moment.submitted, budget, &mut rng) {
+            cache.legalise(&mut kept);
+            let image = cache.build(&kept);
+            let case = Case { after: moment.stamp, kept };
+            let state = CrashState { case, image, first_cut: moment.stamp + 1, last_cut };
+            if visit(state).is_break() {
+                return;
+            }
+        }
+    }
+}
+
+/// The state that a case names, if it is legal for this log.
+pub fn find(log: &Log, kind: DeviceKind, case: &Case) -> Option<CrashState> {
+    let mut cache = Cache { log, kind, durable: log.base.clone(), pending: Vec::new() };
+    let moments = moments(log, kind);
+    let at = moments.iter().position(|moment| moment.stamp == case.after)?;
+    for moment in &moments[..=at] {
+        cache.force(&moment.forced);
+        if let Some(index) = moment.submitted {
+            cache.pending.push(Pending { index, lost: None });
+        }
+    }
+    let pending = |kept: &Kept| cache.pending.iter().any(|write| write.index == kept.index);
+    if !case.kept.iter().all(pending) {
+        return None;
+    }
+    let mut legal = case.kept.clone();
+    cache.legalise(&mut legal);
+    if legal != case.kept {
+        return None;
+    }
+    let next = moments[at + 1..].iter().find(|moment| !moment.forced.is_empty());
+    Some(CrashState {
+        image: cache.build(&case.kept),
+        case: case.clone(),
+        first_cut: case.after + 1,
+        last_cut: next.map_or(log.end, |moment| moment.stamp),
+    })
+}
+
+/// Which subsets of the pending writes are tried, the new one in each of them.
+fn selections(
+    cache: &Cache<'_>,
+    newest: Option<usize>,
+    budget: &Budget,
+    rng: &mut Rng,
+) -> Vec<Vec<Kept>> {
+    let others: Vec<usize> =
+        cache.pending.iter().map(|write| write.index).filter(|i| Some(*i) != newest).collect();
+    let mut chosen = subsets(others.len(), budget.subsets_max, rng);
+    let whole = |index: usize| Kept { index, sectors: None };
+    let pick = |subset: &Vec<bool>| -> Vec<Kept> {
+        let others = others.iter().zip(subset).filter(|(_, keep)| **keep);
+        others.map(|(index, _)| *index).chain(newest).map(whole).collect()
+    };
+    let mut selections: Vec<Vec<Kept>> = chosen.iter().map(pick).collect();
+    let Some(newest) = newest else { return selections };
+    let sectors = sector_count(&cache.log.entries[newest]);
+    for round in 0..budget.torn_max {
+        if chosen.is_empty() {
+            break;
+        }
+        let subset = chosen.swap_remove(rng.below(chosen.len() as u64) as usize);
+        let mut kept = pick(&subset);
+        // The new write first, then any of the kept ones.
+        let victim =
+            if round == 0 { kept.len() - 1 } else { rng.below(kept.len() as u64) as usize };
+        let count =
+            if round == 0 { sectors } else { sector_count(&cache.log.entries[kept[victim].index]) };
+        if count < 2 {
+            continue;
+        }
+        kept[victim].sectors = Some(torn(count, rng));
+        selections.push(kept);
+    }
+    selections
+}
+
+/// Some, but not all, of `count` sectors: a prefix, a suffix, or any.
+fn torn(count: usize, rng: &mut Rng) -> Vec<bool> {
+    let at = rng.range(1, count as u64) as usize;
+    match rng.below(3) {
+        0 => (0..count).map(|sector| sector < at).collect(),
+        1 => (0..count).map(|sector| sector >= at).collect(),
+        _ => {
+            let mut sectors: Vec<bool> = (0..count).map(|_| rng.percent(50)).collect();
+            sectors[at - 1] = true;
+            sectors[at] = false;
+            sectors
+        }
+    }
+}
+
+/// Subsets of `count` things: all while they are few; else all, none, each one missing, each one
+/// alone, pairs missing, and random ones, of which the first two are always among the `max`.
+fn subsets(count: usize, max: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
+    if count < EXHAUSTIVE_MAX {
+        let mut all: Vec<Vec<bool>> = (0..1usize << count)
+            .map(|bits| (0..count).map(|at| bits >> at & 1 == 0).collect())
+            .collect();
+        // The first is "all kept", the last "none".
+        if let Some(last) = all.pop().filter(|_| all.len() > 1) {
+            all.insert(1, last);
+        } else if all.is_empty() {
+            all.push(Vec::new());
+        }
+        trim(&mut all, max, rng);
+        return all;
+    }
+    let mut list = vec![vec![true; count], vec![false; count]];
+    for at in 0..count {
+        list.push((0..count).map(|other| other != at).collect());
+        list.push((0..count).map(|other| other == at).collect());
+    }
+    let pairs = count * (count - 1) / 2;
+    for _ in 0..pairs.min(max) {
+        let (a, b) = (rng.below(count as u64) as usize, rng.below(count as u64) as usize);
+        list.push((0..count).map(|other| other != a && other != b).collect());
+    }
+    for _ in 0..max.div_ceil(2) {
+        let percent = *rng.pick(&[20, 50, 80]);
+        list.push((0..count).map(|_| rng.percent(percent)).collect());
+    }
+    trim(&mut list, max, rng);
+    list
+}
+
+/// Leaves the first two and a random choice of the others.
+fn trim<T>(list: &mut Vec<T>, max: usize, rng: &mut Rng) {
+    while list.len() > max.max(2) {
+        let victim = rng.range(2, list.len() as u64) as usize;
+        list.swap_remove(victim);
+    }
+}
+
+/// Counts what [`enumerate`] gives, without building images.
+pub fn count(log: &Log, kind: DeviceKind, budget: &Budget, seed: u64, from: u64, cases: &mut u64) {
+    let mut cache = Cache { log, kind, durable: Image::new(0), pending: Vec::new() };
+    for moment in moments(log, kind) {
+        cache.pending.retain(|write| !moment.forced.contains(&write.index));
+        if let Some(index) = moment.submitted {
+            cache.pending.push(Pending { index, lost: None });
+        }
+        if moment.stamp >= from {
+            let mut rng = Rng::new(seed ^ moment.stamp);
+            *cases += selections(&cache, moment.submitted, budget, &mut rng).len() as u64;
+        }
+    }
+}

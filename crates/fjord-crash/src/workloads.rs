@@ -1,0 +1,377 @@
+//! The workloads.
+//!
+//! Owns [`Family`] and the sequences of each. The bounded ones follow ACE (*Finding
+//! Crash-Consistency Bugs with Bounded Black-Box Crash Testing*, OSDI '18): every sequence of so
+//! many operations on a small tree, each with every way to sync. Others come from the papers on
+//! barrier-enabled I/O and iJournaling, and from a seed.
+//!
+//! Invariant: a family gives the same workloads in the same order for one seed.
+
+use fjord_testkit::rng::Rng;
+
+use crate::explore::Workload;
+use crate::ops::{self, Op, parent};
+
+/// What ACE sequences find: a file in the root, two directories, one with files and a directory.
+const ACE_SETUP: &str = "mkdir /A; mkdir /B; mkdir /A/C; create /foo; append /foo 6000; \
+    create /A/foo; append /A/foo 20000; create /A/bar; append /A/bar 300; \
+    setxattr /A/foo user.x 30; setxattr /A/bar user.x 2000";
+
+/// The operations of ACE sequences.
+const ACE_OPS: &str = "create /bar; create /A/new; create /B/new; mkdir /D; mkdir /A/D; \
+    symlink /B/s 20; symlink /A/t 200; \
+    link /foo /A/l; link /A/foo /B/l; link /A/foo /A/l; \
+    unlink /foo; unlink /A/foo; unlink /A/bar; rmdir /B; rmdir /A/C; \
+    rename /foo /bar; rename /foo /A/foo; rename /A/foo /B/foo; rename /A/foo /A/bar; \
+    rename /A/C /B/C; rename /A/C /B; rename /A/C /E; exchange /foo /A/foo; \
+    truncate /A/foo 0; truncate /A/foo 5000; truncate /A/foo 30000; truncate /foo 100; \
+    append /A/foo 100; append /A/foo 5000; append /foo 8192; append /A/bar 200; \
+    write /A/foo 0 4096; write /A/foo 3000 6000; write /foo 40960 100; write /A/bar 10 50; \
+    fallocate /A/foo plain 16384 20000; fallocate /A/foo keep 16384 20000; \
+    fallocate /A/foo keep+punch 4096 8192; fallocate /A/foo keep+punch 3000 3000; \
+    fallocate /A/foo zero 3000 9000; fallocate /A/foo keep+zero 8192 20000; \
+    fallocate /A/foo collapse 4096 4096; fallocate /A/foo insert 4096 4096; \
+    setxattr /A/foo user.y 20; setxattr /A/foo user.y 2000; setxattr /A user.d 10; \
+    rmxattr /A/foo user.x; rmxattr /A/bar user.x; chmod /A/foo 600; chown /A/foo 7";
+
+/// Sorts of workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// One operation, one sync.
+    Ace1,
+    /// Two operations, the second synced, the first synced or not.
+    Ace2,
+    /// Three operations, syncs in between, by seed; without end.
+    Ace3,
+    /// The barrier paper: a file is moved from the root to a directory.
+    RenameToSub,
+    /// The barrier paper: files are created and deleted.
+    CreateDelete,
+    /// iJournaling: a thousand files, the odd ones synced.
+    ThousandFiles,
+    /// iJournaling: appends of 4 KiB with fsync beyond 1 GiB, so that extents leave the inode.
+    AppendFar,
+    /// iJournaling: fsync of a leaf below several new directories.
+    DeepLeaf,
+    /// iJournaling: ten threads of random mkdir, create, write, truncate, unlink and fsync.
+    TenThreads,
+    /// Long sequences by seed; without end.
+    Random,
+    /// Four threads of the same, with the engine's own threads; without end.
+    Threads,
+}
+
+/// All families.
+pub const FAMILIES: [Family; 11] = [
+    Family::RenameToSub,
+    Family::CreateDelete,
+    Family::DeepLeaf,
+    Family::AppendFar,
+    Family::TenThreads,
+    Family::ThousandFiles,
+    Family::Ace1,
+    Family::Ace2,
+    Family::Random,
+    Family::Ace3,
+    Family::Threads,
+];
+
+impl Family {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Ace1 => "ace1",
+            Family::Ace2 => "ace2",
+            Family::Ace3 => "ace3",
+            Family::RenameToSub => "rename-to-sub",
+            Family::CreateDelete => "create-delete",
+            Family::ThousandFiles => "thousand-files",
+            Family::AppendFar => "append-far",
+            Family::DeepLeaf => "deep-leaf",
+            Family::TenThreads => "ten-threads",
+            Family::Random => "random",
+            Family::Threads => "threads",
+        }
+    }
+
+    /// The family with this name.
+    pub fn by_name(name: &str) -> Option<Family> {
+        FAMILIES.into_iter().find(|family| family.name() == name)
+    }
+
+    /// Whether it never ends.
+    pub fn is_endless(self) -> bool {
+        matches!(self, Family::Ace3 | Family::Random | Family::Threads)
+    }
+
+    /// Its workloads.
+    pub fn workloads(self, seed: u64) -> Box<dyn Iterator<Item = Workload> + Send> {
+        match self {
+            Family::Ace1 => Box::new(ace1()),
+            Family::Ace2 => Box::new(ace2()),
+            Family::Ace3 => Box::new((0u64..).map(move |round| ace3(seed, round))),
+            Family::RenameToSub => Box::new(std::iter::once(rename_to_sub())),
+            Family::CreateDelete => Box::new(std::iter::once(create_delete())),
+            Family::ThousandFiles => Box::new(std::iter::once(thousand_files())),
+            Family::AppendFar => Box::new(std::iter::once(append_far())),
+            Family::DeepLeaf => Box::new((1..=6).map(deep_leaf)),
+            Family::TenThreads => Box::new(std::iter::once(ten_threads(seed))),
+            Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
+            Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
+        }
+    }
+}
+
+/// Parses text of this module.
+fn own(text: &str) -> Vec<Op> {
+    ops::parse(text).expect("the operations of this module are well formed; a test parses them")
+}
+
+/// The ways to sync after an operation: its object, its object's data, the parents, another file,
+/// everything. What no longer exists is left out.
+fn syncs(op: &Op) -> Vec<Op> {
+    let target = op.target().unwrap_or_default().to_owned();
+    let mut list = vec![Op::Fsync(parent(&target).to_owned())];
+    match op {
+        Op::Unlink(_) | Op::Rmdir(_) | Op::Symlink(..) => {}
+        _ => list.extend([Op::Fsync(target.clone()), Op::Fdatasync(target.clone())]),
+    }
+    if let Op::Rename(from, _) | Op::Exchange(from, _) | Op::Link(from, _) = op {
+        list.push(Op::Fsync(parent(from).to_owned()));
+    }
+    let other = if target == "A/bar" { "foo" } else { "A/bar" };
+    list.extend([Op::Fsync(other.into()), Op::Sync]);
+    list.dedup();
+    list
+}
+
+fn ace(ops: Vec<Op>) -> Workload {
+    Workload::new(own(ACE_SETUP), ops)
+}
+
+fn ace1() -> impl Iterator<Item = Workload> + Send {
+    own(ACE_OPS).into_iter().flat_map(|op| {
+        let syncs = syncs(&op);
+        syncs.into_iter().map(move |sync| ace(vec![op.clone(), sync]))
+    })
+}
+
+fn ace2() -> impl Iterator<Item = Workload> + Send {
+    let all = own(ACE_OPS);
+    let firsts = all.clone();
+    firsts.into_iter().flat_map(move |first| {
+        let all = all.clone();
+        all.into_iter().flat_map(move |second| {
+            let first = first.clone();
+            let between = [None, syncs(&first).into_iter().nth(1)];
+            between.into_iter().flat_map(move |sync| {
+                let start: Vec<Op> = [first.clone()].into_iter().chain(sync).collect();
+                let second = second.clone();
+                syncs(&second).into_iter().map(move |last| {
+                    let mut ops = start.clone();
+                    ops.extend([second.clone(), last]);
+                    ace(ops)
+                })
+            })
+        })
+    })
+}
+
+fn ace3(seed: u64, round: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ round.wrapping_mul(0x9E37_79B9));
+    let all = own(ACE_OPS);
+    let mut ops = Vec::new();
+    for step in 0..3 {
+        let op = rng.pick(&all).clone();
+        let syncs = syncs(&op);
+        ops.push(op);
+        if step == 2 || rng.percent(50) {
+            ops.push(rng.pick(&syncs).clone());
+        }
+    }
+    ace(ops)
+}
+
+fn rename_to_sub() -> Workload {
+    let mut text = String::from("mkdir /sub; ");
+    for file in 0..8 {
+        text += &format!("create /f{file}; append /f{file} 5000; fsync /f{file}; ");
+    }
+    for file in 0..8 {
+        text += &format!("rename /f{file} /sub/f{file}; ");
+        text += if file % 2 == 0 { "fsync /sub; " } else { "fsync /; " };
+    }
+    Workload::new(Vec::new(), own(&text))
+}
+
+fn create_delete() -> Workload {
+    let mut text = String::new();
+    for round in 0..10 {
+        text += &format!("create /n{round}; append /n{round} 9000; fsync /n{round}; ");
+        if round >= 2 {
+            text += &format!("unlink /n{}; fsync /; ", round - 2);
+        }
+    }
+    Workload::new(Vec::new(), own(&text))
+}
+
+fn thousand_files() -> Workload {
+    // The file system has 256 inodes; names come around again.
+    let mut text = String::from("mkdir /d; ");
+    for number in 0..1000 {
+        let file = number % 200;
+        if number >= 200 {
+            text += &format!("unlink /d/f{file}; ");
+        }
+        text += &format!("create /d/f{file}; append /d/f{file} {}; ", 100 + number * 7);
+        if number % 2 == 1 {
+            text += &format!("fsync /d/f{file}; ");
+        }
+    }
+    Workload::new(Vec::new(), own(&text))
+}
+
+fn deep_leaf(depth: usize) -> Workload {
+    let mut text = String::new();
+    let mut dir = String::new();
+    for level in 0..depth {
+        dir += &format!("/l{level}");
+        text += &format!("mkdir {dir}; create {dir}/other; ");
+    }
+    text += &format!("create {dir}/leaf; append {dir}/leaf 7000; fsync {dir}/leaf; ");
+    text += &format!("mkdir {dir}/more; create {dir}/more/leaf; fdatasync {dir}/more/leaf; ");
+    text += &format!("rename {dir}/more /moved; append /moved/leaf 100; fsync /moved/leaf");
+    Workload::new(Vec::new(), own(&text))
+}
+
+fn append_far() -> Workload {
+    let mut text = String::from("create /other; create /far; ");
+    // Blocks here and there: more extents than an inode holds.
+    for place in 0..6u64 {
+        text += &format!("write /far {} 4096; ", place * (150 << 20));
+    }
+    text += &format!("truncate /far {}; sync; ", 1u64 << 30);
+    for round in 0..16 {
+        text += "append /far 4096; ";
+        text += if round % 2 == 0 { "fsync /far; " } else { "fdatasync /far; " };
+        if round % 4 == 3 {
+            // The next block goes to another file, so the next append begins an extent.
+            text += "append /other 4096; fsync /other; ";
+        }
+    }
+    let features = Some(crate::base::LARGE);
+    Workload { features, ..Workload::new(Vec::new(), own(&text)) }
+}
+
+fn ten_threads(seed: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ 10);
+    let thread = |number: u64| {
+        let mut ops = Vec::new();
+        for _ in 0..24 {
+            let dir = *rng.pick(&["", "/d0", "/d1"]);
+            let file = format!("T{number}{dir}/f{}", rng.below(4));
+            ops.push(match rng.below(12) {
+                0 | 1 => Op::Mkdir(format!("T{number}/d{}", rng.below(2))),
+                2..=4 => Op::Create(file),
+                5 | 6 => Op::Write(file, rng.below(20_000), 1 + rng.magnitude(9000)),
+                7 => Op::Truncate(file, rng.below(20_000)),
+                8 => Op::Unlink(file),
+                _ => Op::Fsync(file),
+            });
+        }
+        ops
+    };
+    let threads = (0..10).map(thread).collect();
+    let dirs: String = (0..10).map(|number| format!("mkdir /T{number}; ")).collect();
+    Workload::threads(own(&dirs), threads)
+}
+
+/// The operations of random sequences, each thread below a directory of its own.
+fn threads(seed: u64, round: u64) -> Workload {
+    let count = 4u64;
+    let thread = |number: u64| {
+        let below = |path: &str| format!("T{number}/{path}");
+        let ops = random(seed ^ (number << 40), round).ops;
+        let ops = ops.into_iter().filter(|op| *op != Op::Sync);
+        ops.map(|op| op.map_paths(&below)).collect()
+    };
+    let dirs: String = (0..count).map(|number| format!("mkdir /T{number}; ")).collect();
+    Workload::threads(own(&dirs), (0..count).map(thread).collect())
+}
+
+const RANDOM_NAMES: [&str; 4] = ["a", "b", "c", "e"];
+
+fn random(seed: u64, round: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ round.wrapping_mul(0xD134_2543_DE82_EF95));
+    let mut ops = own("mkdir /D; mkdir /D/E");
+    let count = rng.range(20, 80);
+    let path = |rng: &mut Rng| {
+        let dir = *rng.pick(&["", "D/", "D/E/"]);
+        format!("{dir}{}", rng.pick(&RANDOM_NAMES))
+    };
+    for _ in 0..count {
+        let file = path(&mut rng);
+        ops.push(match rng.below(100) {
+            0..12 => Op::Create(file),
+            12..28 => Op::Append(file, 1 + rng.magnitude(30_000)),
+            28..38 => {
+                let offset = rng.below(40_000);
+                Op::Write(file, offset, 1 + rng.magnitude(20_000))
+            }
+            38..44 => Op::Truncate(file, rng.below(40_000)),
+            44..50 => random_fallocate(file, &mut rng),
+            50..55 => Op::Unlink(file),
+            55..60 => Op::Rename(file, path(&mut rng)),
+            60..63 => Op::Link(file, path(&mut rng)),
+            63..65 => Op::Mkdir(file),
+            65..67 => Op::Rmdir(file),
+            67..69 => Op::Symlink(file, 1 + rng.magnitude(300) as usize),
+            69..72 => Op::SetXattr(file, "user.r".into(), 1 + rng.magnitude(2500) as usize),
+            72..74 => Op::RemoveXattr(file, "user.r".into()),
+            74..76 => Op::Hold(file),
+            76..78 => Op::Chmod(file, 0o600 + rng.below(64) as u16),
+            78..90 => Op::Fsync(file),
+            90..95 => Op::Fdatasync(file),
+            95..98 => Op::Fsync((*rng.pick(&["", "D", "D/E"])).to_owned()),
+            _ => Op::Sync,
+        });
+    }
+    Workload::new(Vec::new(), ops)
+}
+
+fn random_fallocate(file: String, rng: &mut Rng) -> Op {
+    let modes = ["plain", "keep", "keep+punch", "zero", "keep+zero", "collapse", "insert"];
+    let mode = *rng.pick(&modes);
+    let aligned = matches!(mode, "collapse" | "insert");
+    let (mut offset, mut len) = (rng.below(30_000), 1 + rng.below(20_000));
+    if aligned {
+        (offset, len) = (offset / 4096 * 4096, len / 4096 * 4096 + 4096);
+    }
+    own(&format!("fallocate /{file} {mode} {offset} {len}")).remove(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_parses_and_repeats() {
+        for family in FAMILIES {
+            let take = || family.workloads(7).take(50).collect::<Vec<_>>();
+            let list = take();
+            assert_eq!(list, take(), "{}", family.name());
+            assert_eq!(Family::by_name(family.name()), Some(family));
+            for workload in list {
+                assert_eq!(own(&ops::format(&workload.ops)), workload.ops);
+            }
+        }
+    }
+
+    #[test]
+    fn ace_is_exhaustive() {
+        let ops = own(ACE_OPS);
+        let single: usize = ops.iter().map(|op| syncs(op).len()).sum();
+        assert_eq!(ace1().count(), single);
+        assert_eq!(ace2().count(), 2 * ops.len() * single);
+    }
+}

@@ -1,0 +1,81 @@
+//! A quick selection of the explorer's workloads, and proof that it bites.
+
+use fjord::{DataMode, MountOptions};
+use fjord_crash::base::FEATURES;
+use fjord_crash::campaign::{self, Plan};
+use fjord_crash::explore::{Config, Report, Workload, explore};
+use fjord_crash::ops;
+use fjord_crash::record::DeviceKind;
+use fjord_crash::workloads::Family;
+
+fn run(config: &Config, text: &str) -> Report {
+    let ops = ops::parse(text).expect("operations");
+    let workload = Workload::new(Vec::new(), ops);
+    explore(config, &workload, &Default::default()).expect("the explorer runs")
+}
+
+const PROMISES: &str = "create /a; append /a 9000; fsync /a; mkdir /d; rename /a /d/b; \
+                        write /d/b 100 6000; fdatasync /d/b; create /c; append /c 3000; \
+                        unlink /d/b; fsync /c; sync";
+
+#[test]
+fn promises_are_kept() {
+    let config =
+        Config { compare_every: 6, inner_every: 3, ..Config::new(MountOptions::default()) };
+    let report = run(&config, PROMISES);
+    println!("{report:?}");
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
+    assert!(
+        report.states > 12 && report.inner_states > 20 && report.judged.compared > 0,
+        "{report:?}"
+    );
+}
+
+/// Without flushes promises must be lost: the explorer bites.
+#[test]
+fn without_flushes_promises_are_lost() {
+    let config = Config::new(MountOptions { barrier: false, ..MountOptions::default() });
+    let report = run(&config, PROMISES);
+    println!("{report:?}");
+    assert!(!report.findings.is_empty(), "nothing found in {} states", report.states);
+}
+
+/// One operation and one sync, every way, on the plainest file system.
+#[test]
+fn ace_of_length_1() {
+    let config =
+        Config { compare_every: 40, inner_every: 12, ..Config::new(MountOptions::default()) };
+    passes(&Plan::new(&[Family::Ace1], config));
+}
+
+/// Two operations: a sample, each under another configuration.
+#[test]
+fn sample_under_all_configurations() {
+    let config =
+        Config { compare_every: 100, inner_every: 16, ..Config::new(MountOptions::default()) };
+    let mut plan = Plan::new(
+        &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace2],
+        config,
+    );
+    plan.features = FEATURES.to_vec();
+    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.devices = DeviceKind::ALL.to_vec();
+    plan.sample_every = 53;
+    passes(&plan);
+}
+
+fn passes(plan: &Plan) {
+    let started = std::time::Instant::now();
+    let report = campaign::run(plan, &|_| ()).expect("the explorer runs");
+    println!(
+        "{} workloads, {} states, {} inside recovery, {:?}, {:.1} s",
+        report.workloads,
+        report.states,
+        report.inner_states,
+        report.judged,
+        started.elapsed().as_secs_f64()
+    );
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
+    assert!(report.states > report.workloads && report.inner_states > 0, "{report:?}");
+    assert!(report.judged.compared > 0, "{report:?}");
+}
