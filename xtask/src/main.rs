@@ -1,9 +1,10 @@
-//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `kill9`,
-//! `bench`.
+//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
+//! `kill9`, `bench`.
 //!
 //! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
 
 mod bench;
+mod crash;
 mod hostile;
 mod images;
 mod mounted;
@@ -33,6 +34,8 @@ enum Task {
     Stress(mounted::StressArgs),
     /// Damage images at random and use them
     Hostile(hostile::HostileArgs),
+    /// Cut the power at every moment of many workloads, recover, judge
+    Crash(crash::CrashArgs),
     /// Measure, and write the figures into docs/benchmarks.md
     Bench(bench::BenchArgs),
     /// Kill the daemon under load, recover, check every promise
@@ -48,6 +51,7 @@ fn main() -> Result<()> {
         Task::Fsx(args) => mounted::fsx(&args),
         Task::Stress(args) => mounted::stress(&args),
         Task::Hostile(args) => hostile::run(&args),
+        Task::Crash(args) => crash::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
     }

@@ -171,7 +171,7 @@ struct TestProgram {
 }
 
 /// Layers from the bottom up: a fault shows first where it is.
-const LAYERS: [&str; 10] = [
+const LAYERS: [&str; 11] = [
     "fjord-format",
     "fjord-block",
     "fjord-journal",
@@ -180,6 +180,7 @@ const LAYERS: [&str; 10] = [
     "fjord-bench",
     "fjord-fuse",
     "fjord-testkit",
+    "fjord-crash",
     "fjord-cli",
     "xtask",
 ];
