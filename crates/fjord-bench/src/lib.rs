@@ -2,9 +2,10 @@
 //!
 //! [`run`] sets every target up, lets them take turns round by round on the same machine at the
 //! same time, and reports rates, latencies and ratios. Absolute figures of two runs do not compare;
-//! ratios of one run do.
+//! ratios of one run do. [`run_figure`] redoes figures of papers on modelled devices.
 
 mod error;
+mod figure;
 mod options;
 mod plot;
 mod report;
@@ -14,6 +15,7 @@ mod workload;
 use std::ops::ControlFlow;
 
 pub use error::{BenchError, Result};
+pub use figure::{Figure, FigureReport, FigureRow, Ordering, run_figure};
 pub use options::{Options, Target, Workload};
 pub use report::{CaseResult, Latency, OpenResult, Report};
 

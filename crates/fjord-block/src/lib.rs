@@ -4,7 +4,8 @@
 //! - [`Device`]: submit requests, get tickets ([`Request`], [`Ticket`], [`ReadTicket`]);
 //! - wrappers: [`epoch`] (order, priorities, merging), [`FaultDevice`] (errors, latency,
 //!   recording);
-//! - backends: [`FileDevice`] (files and block devices), [`MemDevice`];
+//! - backends: [`FileDevice`] (files and block devices), [`MemDevice`], [`sim::SimDevice`] (a model
+//!   of flash devices and a disk);
 //! - buffers: [`AlignedBuf`], [`Buf`] and their pool.
 
 mod buf;
@@ -16,6 +17,7 @@ mod fault;
 mod file;
 mod mem;
 mod pool;
+pub mod sim;
 mod stats;
 mod sticky;
 mod ticket;

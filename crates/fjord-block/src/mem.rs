@@ -273,6 +273,16 @@ pub struct MemImage {
 }
 
 impl MemImage {
+    /// An image of zeroes.
+    pub fn new(size_bytes: u64) -> Self {
+        MemImage { size_bytes, pieces: Pieces::new() }
+    }
+
+    /// The contents of a file.
+    pub fn from_file(path: &Path) -> io::Result<Self> {
+        MemDevice::from_file(path).map(|device| device.snapshot())
+    }
+
     /// Size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -298,6 +308,44 @@ impl MemImage {
             buf.make_mut()[start..start + range.len()].copy_from_slice(&data[range]);
         });
         Ok(())
+    }
+
+    /// As [`MemImage::write_at`] within one piece, sharing `buf` when it is a whole one. The caller
+    /// has checked that it lies on the image.
+    pub(crate) fn put(&mut self, offset: u64, buf: &Buf) {
+        if offset.is_multiple_of(PIECE_BYTES) && buf.len() as u64 == PIECE_BYTES {
+            self.pieces.insert(offset / PIECE_BYTES, buf.clone());
+        } else {
+            let _ = self.write_at(offset, buf);
+        }
+    }
+
+    /// Makes a range read as zeroes; its cost is bounded by what is stored.
+    pub(crate) fn zero(&mut self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        let whole = offset.div_ceil(PIECE_BYTES)..end / PIECE_BYTES;
+        let count = whole.end.saturating_sub(whole.start);
+        if count < self.pieces.len() as u64 {
+            for piece in whole.clone() {
+                self.pieces.remove(&piece);
+            }
+        } else {
+            self.pieces.retain(|piece, _| !whole.contains(piece));
+        }
+        for at in [offset, end.saturating_sub(1)].into_iter().filter(|_| len > 0) {
+            let piece = at / PIECE_BYTES;
+            if let (false, Some(buf)) = (whole.contains(&piece), self.pieces.get_mut(&piece)) {
+                let start = piece * PIECE_BYTES;
+                let from = offset.max(start) - start;
+                let to = end.min(start + PIECE_BYTES) - start;
+                buf.make_mut()[from as usize..to as usize].fill(0);
+            }
+        }
+    }
+
+    /// Whether the piece at `offset` is stored; one that is not reads as zeroes.
+    pub(crate) fn is_stored(&self, offset: u64) -> bool {
+        self.pieces.contains_key(&(offset / PIECE_BYTES))
     }
 
     /// Writes the image to a new sparse file (an existing one is replaced).

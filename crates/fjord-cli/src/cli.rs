@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, stat,
-    tree, umount,
+    bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, sim,
+    stat, tree, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -64,6 +64,8 @@ pub(crate) enum Command {
     Journal(journal::Args),
     /// Measure fjord beside the raw device, the kernel's ext4 and fuse2fs
     Bench(bench::Args),
+    /// Serve a modelled device, slow as the real ones are, and cut its power
+    Sim(sim::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }

@@ -14,6 +14,7 @@ mod in_use;
 mod mount_options;
 mod output;
 mod paths;
+mod signals;
 mod size;
 
 use std::process::ExitCode;

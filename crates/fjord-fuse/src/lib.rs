@@ -6,7 +6,8 @@
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
-//! - [`Server`]: all of it together.
+//! - [`Server`]: all of it together;
+//! - [`sim`]: a modelled device as a file, over the same protocol and session.
 //!
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
 
@@ -17,6 +18,7 @@ pub mod mount;
 pub mod reply;
 pub mod request;
 pub mod session;
+pub mod sim;
 pub mod transport;
 
 mod server;

@@ -137,7 +137,10 @@ fn empty(device: &dyn Device, size_bytes: u64) -> Result<bool> {
             device.set_size(size_bytes)?;
             Ok(true)
         }
-        Err(error) if error.kind == IoErrorKind::Unsupported => {
+        // A file that keeps its size, such as a modelled device, says EPERM.
+        Err(error)
+            if matches!(error.kind, IoErrorKind::Unsupported | IoErrorKind::Os(libc::EPERM)) =>
+        {
             let has = device.size_bytes();
             if has < size_bytes {
                 return Err(error::usage(format!(

@@ -1,4 +1,5 @@
-//! `fjord bench`: fjord beside the raw device, the kernel's ext4 and fuse2fs, in turn in one run.
+//! `fjord bench`: fjord beside the raw device, the kernel's ext4 and fuse2fs, in turn in one run;
+//! and figures of papers on modelled devices.
 
 use std::{
     fs,
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fjord_bench::{BenchError, Options, Report, Target, Workload};
+use fjord_bench::{BenchError, Figure, Options, Report, Target, Workload};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
@@ -30,13 +31,18 @@ Targets:
 Workloads:
   append-fsync overwrite-fdatasync seq-write seq-read untar create-unlink parallel-read open-huge
 
+Figures (virtual time on modelled devices, nothing of this machine is measured):
+  barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
+  barrier-10     the same: queue depth over time (Fig. 10)
+
 Images are made in a new directory in DIR, on the disk to be measured, and removed at the end.
 Targets take turns, so ratios of one run compare; absolute figures of two runs do not.
 
 Examples:
   fjord bench
   fjord bench --threads 1,8 --json result.json --svg latency.svg /srv
-  fjord bench --targets fjord-fuse,kernel --workloads seq-write,seq-read --file-size 4G --size 6G";
+  fjord bench --targets fjord-fuse,kernel --workloads seq-write,seq-read --file-size 4G --size 6G
+  fjord bench --figure barrier-9 --svg figure.svg";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
@@ -72,16 +78,24 @@ pub(crate) struct Args {
     /// Options of fjord's mount, as in `fjord mount -o`
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
+    /// Redo a figure of a paper on modelled devices instead
+    #[arg(long, value_name = "NAME", value_parser = figure)]
+    #[arg(conflicts_with_all = ["targets", "workloads", "dir", "options", "threads"])]
+    figure: Option<Figure>,
     /// Write all figures to this file; - for standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Plot the latency distributions to this file
+    /// Plot the latency distributions, or the figure, to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
 fn target(name: &str) -> Result<Target, String> {
     Target::from_name(name).map_err(|e| e.to_string())
+}
+
+fn figure(name: &str) -> Result<Figure, String> {
+    Figure::from_name(name).map_err(|e| e.to_string())
 }
 
 fn workload(name: &str) -> Result<Workload, String> {
@@ -141,6 +155,9 @@ fn catch_signals() {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if let Some(figure) = args.figure {
+        return show_figure(args, figure);
+    }
     let dir = std::path::absolute(&args.dir)?;
     if !dir.is_dir() {
         return Err(Failure::new(format!(
@@ -179,16 +196,29 @@ fn measure(options: &Options) -> Result<Report> {
     Ok(result?)
 }
 
-fn show(args: &Args, report: &Report) -> Result<()> {
-    match &args.json {
-        Some(path) if path.as_os_str() == "-" => output::print(report.to_json() + "\n")?,
-        Some(path) => {
-            fs::write(path, report.to_json() + "\n")
-                .context(format!("writing {}", path.display()))?;
-            output::print(report.to_table())?;
-        }
-        None => output::print(report.to_table())?,
+fn show_figure(args: &Args, figure: Figure) -> Result<()> {
+    let report = fjord_bench::run_figure(figure)?;
+    put(args.json.as_deref(), report.to_json(), report.to_table())?;
+    if let Some(path) = &args.svg {
+        report.write_svg(path)?;
     }
+    Ok(())
+}
+
+/// Prints the table and writes the JSON where it is wanted.
+fn put(json_path: Option<&Path>, json: String, table: String) -> Result<()> {
+    match json_path {
+        Some(path) if path.as_os_str() == "-" => output::print(json + "\n"),
+        Some(path) => {
+            fs::write(path, json + "\n").context(format!("writing {}", path.display()))?;
+            output::print(table)
+        }
+        None => output::print(table),
+    }
+}
+
+fn show(args: &Args, report: &Report) -> Result<()> {
+    put(args.json.as_deref(), report.to_json(), report.to_table())?;
     if let Some(path) = &args.svg {
         report.write_latency_svg(path)?;
     }

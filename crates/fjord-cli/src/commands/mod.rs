@@ -13,6 +13,7 @@ pub(crate) mod mount;
 pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
+pub(crate) mod sim;
 pub(crate) mod stat;
 pub(crate) mod tree;
 pub(crate) mod umount;
@@ -37,6 +38,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Mkdir(args) => mkdir::run(&args),
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Sim(args) => sim::run(args),
         Command::Completions(args) => completions::run(&args),
     }
 }

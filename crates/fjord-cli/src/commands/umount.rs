@@ -39,6 +39,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let Some(entry) = found else {
         return Err(MountError::NotMounted(dir).into());
     };
+    if entry.is_sim() {
+        mount::unmount_dir(&dir, args.lazy)?;
+        // The image is written back when the device is switched off.
+        return match image_of(&entry) {
+            Some(image) if !args.lazy => wait_for_daemon(&image),
+            _ => Ok(()),
+        };
+    }
     if !entry.is_fjord() {
         return Err(Failure::new(format!(
             "{} is a mount of type {}, not one of fjord's; use umount",
@@ -85,7 +93,7 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
 
 /// The image behind a mount, where it can be told.
 fn image_of(entry: &MountEntry) -> Option<PathBuf> {
-    if entry.fs_type == "fuse.fjord" {
+    if entry.fs_type == "fuse.fjord" || entry.is_sim() {
         return Some(entry.source.clone()).filter(|p| p.is_absolute() && p.exists());
     }
     let backing = mount::loop_backings().into_iter().find(|b| b.device == entry.source);

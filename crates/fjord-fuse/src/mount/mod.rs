@@ -155,7 +155,12 @@ pub fn mount(
     let mountpoint = check_mountpoint(mountpoint)?;
     check_dev_fuse()?;
     if !rustix::process::geteuid().is_root() {
-        return mount_unprivileged(image, mountpoint, options);
+        if options.kind == MountKind::Fuseblk {
+            return Err(MountError::Permission { what: "a fuseblk mount needs root".into() });
+        }
+        let transport = mount_unprivileged("fjord", &fsname(image, options), &mountpoint, options)?;
+        let lost = format!("no fuseblk mount (it needs root): {LOST_WITHOUT_FUSEBLK}");
+        return finish(transport, mountpoint, Some(lost), false);
     }
     let mut why_not = String::from("asked for by the option nofuseblk");
     if options.kind != MountKind::Fuse {
@@ -173,6 +178,28 @@ pub fn mount(
         Some(format!("no fuseblk mount ({why_not}): {LOST_WITHOUT_FUSEBLK}")),
         false,
     )
+}
+
+/// Mounts something that is no image, as type `fuse.SUBTYPE` with `source` as its source. Served
+/// as [`mount`] is.
+///
+/// # Errors
+/// See [`MountError`]; nothing stays mounted.
+pub fn mount_plain(
+    subtype: &str,
+    source: &str,
+    mountpoint: &Path,
+    options: &FuseOptions,
+) -> Result<Mounted, MountError> {
+    let mountpoint = check_mountpoint(mountpoint)?;
+    check_dev_fuse()?;
+    let transport = if rustix::process::geteuid().is_root() {
+        let fs_type = format!("fuse.{subtype}");
+        mount_directly(&fs_type, source, &mountpoint, options, String::new())?
+    } else {
+        mount_unprivileged(subtype, source, &mountpoint, options)?
+    };
+    finish(transport, mountpoint, None, false)
 }
 
 fn finish(
@@ -295,17 +322,13 @@ fn mount_directly(
 }
 
 fn mount_unprivileged(
-    image: &Path,
-    mountpoint: PathBuf,
+    subtype: &str,
+    source: &str,
+    mountpoint: &Path,
     options: &FuseOptions,
-) -> Result<Mounted, MountError> {
-    if options.kind == MountKind::Fuseblk {
-        return Err(MountError::Permission { what: "a fuseblk mount needs root".into() });
-    }
-    let mut list = format!(
-        "default_permissions,subtype=fjord,fsname={}",
-        options::quote(&fsname(image, options))
-    );
+) -> Result<DevFuse, MountError> {
+    let mut list =
+        format!("default_permissions,subtype={subtype},fsname={}", options::quote(source));
     for (flag, name) in [
         (rustix::mount::MountFlags::RDONLY, "ro"),
         (rustix::mount::MountFlags::NOEXEC, "noexec"),
@@ -323,12 +346,11 @@ fn mount_unprivileged(
     if let Some(max_read) = options.max_read {
         list.push_str(&format!(",max_read={max_read}"));
     }
-    let fd: OwnedFd = fusermount::mount(&mountpoint, &list).map_err(|e| match e.kind() {
+    let fd: OwnedFd = fusermount::mount(mountpoint, &list).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => MountError::NoFusermount,
         _ => MountError::Fusermount(e.to_string()),
     })?;
-    let lost = format!("no fuseblk mount (it needs root): {LOST_WITHOUT_FUSEBLK}");
-    finish(DevFuse::new(fd), mountpoint, Some(lost), false)
+    Ok(DevFuse::new(fd))
 }
 
 /// Takes a mount down from outside the session, for instance on SIGTERM.

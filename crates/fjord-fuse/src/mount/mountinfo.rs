@@ -27,6 +27,11 @@ impl MountEntry {
     pub fn is_fjord(&self) -> bool {
         matches!(self.fs_type.as_str(), "fuseblk.fjord" | "fuse.fjord")
     }
+
+    /// Whether it is a modelled device ([`crate::sim`]).
+    pub fn is_sim(&self) -> bool {
+        self.fs_type.strip_prefix("fuse.") == Some(crate::sim::SUBTYPE)
+    }
 }
 
 /// All mounts, bottom first, so that the last entry with a mountpoint is the one to be seen.

@@ -1,0 +1,300 @@
+//! `fjord sim`: serve a modelled device as a file, cut its power, read its counts.
+
+use std::{
+    fs::{self, File},
+    io::{ErrorKind, Read},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use fjord_block::{
+    MemImage,
+    sim::{Profile, SimDevice},
+};
+use fjord_fuse::{
+    mount::{self, MountError},
+    sim::{CONTROL, DISK, IMAGE, STATS, SimReport, SimServer},
+};
+use rustix::fs::FlockOperation;
+
+use crate::{
+    daemon::{self, Side},
+    failure::{Context, Failure, Result},
+    output,
+    signals::Signals,
+    size,
+};
+
+/// Size of a device when neither --size nor an image says otherwise.
+const SIZE_BYTES: u64 = 1 << 30;
+
+const HELP: &str = "\
+Profiles:
+  ufs           mobile storage: queue of 16, 1 channel, barriers by in-order recovery
+  plain-ssd     SATA: queue of 32, 8 channels, barriers by transactional writeback
+  supercap-ssd  SATA: queue of 32, 8 channels, power-loss protection
+  nvme          PCIe: queue of 64, 8 channels, barriers by transactional writeback
+  disk          7,200 turns a minute, write cache, no queue, no barriers
+
+DIR then holds `disk`, which is the device: give it to mkfs, fjord mount or losetup. Its contents
+are in memory; an fsync of it is a flush command. With --image FILE it starts with the contents of
+FILE, which are replaced when DIR is unmounted with the power on.
+
+--cut fails every request from then on, and writes an image that a power cut at that moment may
+have left: everything flushed is there, of the rest what the device's kind allows, chosen by the
+seed. Cutting again gives other images of the same moment.
+
+Examples:
+  fjord sim --profile ufs --size 512M --daemon /tmp/ufs
+  fjord mkfs /tmp/ufs/disk && fjord mount --daemon /tmp/ufs/disk /mnt
+  losetup --direct-io=on --find --show /tmp/ufs/disk
+  fjord sim --stats /tmp/ufs
+  fjord sim --cut /tmp/ufs --out after.img --seed 7 && fjord recover after.img
+  fjord umount /tmp/ufs";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Args {
+    /// Directory to serve the device in
+    #[arg(required_unless_present_any = ["cut", "stats"], conflicts_with_all = ["cut", "stats"])]
+    dir: Option<PathBuf>,
+    /// Which device
+    #[arg(short, long, value_name = "NAME", value_parser = profile)]
+    #[arg(required_unless_present_any = ["cut", "stats"], conflicts_with_all = ["cut", "stats"])]
+    profile: Option<&'static Profile>,
+    /// Size of the device [default: that of the image, or 1G]
+    #[arg(short, long, value_name = "SIZE", value_parser = size::parse, requires = "dir")]
+    size: Option<u64>,
+    /// Start with the contents of this file, and keep them there
+    #[arg(short, long, value_name = "FILE", requires = "dir")]
+    image: Option<PathBuf>,
+    /// Return when it is mounted, and serve in the background
+    #[arg(long, requires = "dir")]
+    daemon: bool,
+    /// Cut the power of the device served in this directory
+    #[arg(long, value_name = "DIR", requires = "out", conflicts_with = "stats")]
+    cut: Option<PathBuf>,
+    /// Where to write the image
+    #[arg(long, value_name = "FILE", requires = "cut")]
+    out: Option<PathBuf>,
+    /// Which of the images that the cut may leave
+    #[arg(long, value_name = "NUMBER", requires = "cut")]
+    seed: Option<u64>,
+    /// Show what the device in this directory did
+    #[arg(long, value_name = "DIR")]
+    stats: Option<PathBuf>,
+    /// Show it as JSON
+    #[arg(long, requires = "stats")]
+    json: bool,
+}
+
+fn profile(name: &str) -> Result<&'static Profile, String> {
+    Profile::from_name(name).ok_or_else(|| {
+        let known = Profile::ALL.map(|profile| profile.name).join(", ");
+        format!("no profile {name:?}; known: {known}")
+    })
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    match (&args.cut, &args.out, &args.stats, &args.dir, args.profile) {
+        (Some(dir), Some(out), ..) => cut(dir, out, args.seed.unwrap_or(0)),
+        (_, _, Some(dir), ..) => show_stats(dir, args.json),
+        (_, _, _, Some(dir), Some(profile)) => serve(&args, dir, profile),
+        _ => Err(Failure::usage("give a profile and a directory; see fjord sim --help")),
+    }
+}
+
+fn serve(args: &Args, dir: &Path, profile: &Profile) -> Result<()> {
+    let dir = std::path::absolute(dir)?;
+    // The daemon changes its directory.
+    let image = args.image.as_ref().map(std::path::absolute).transpose()?;
+    let ready = match args.daemon {
+        false => None,
+        true => match daemon::fork()? {
+            Side::Parent => return Ok(()),
+            Side::Child(ready) => Some(ready),
+        },
+    };
+    let signals = Signals::listen()?;
+    let (started, outcome) = match start(args, &dir, image.as_deref(), profile, &signals) {
+        Ok(started) => (Some(started), Ok(())),
+        Err(e) => (None, Err(e)),
+    };
+    if let Some(ready) = ready {
+        ready.announce(&outcome)?;
+    }
+    outcome?;
+    let Some(Started { server, device, kept }) = started else { return Ok(()) };
+    server.run()?;
+    match kept {
+        Some(kept) if device.is_powered() => kept.save(&device.contents()),
+        _ => Ok(()),
+    }
+}
+
+struct Started {
+    server: SimServer,
+    device: Arc<SimDevice>,
+    /// None without --image.
+    kept: Option<Kept>,
+}
+
+fn start(
+    args: &Args,
+    dir: &Path,
+    image: Option<&Path>,
+    profile: &Profile,
+    signals: &Signals,
+) -> Result<Started> {
+    mount::check_mountpoint(dir)?;
+    let (kept, contents) = match image {
+        Some(path) => {
+            let (kept, contents) = Kept::open(path, args.size)?;
+            (Some(kept), contents)
+        }
+        None => (None, MemImage::new(checked_size(args.size.unwrap_or(SIZE_BYTES))?)),
+    };
+    let device = Arc::new(SimDevice::with_contents(profile, contents));
+    let source = image.map_or_else(|| profile.name.to_owned(), |path| path.display().to_string());
+    let server = SimServer::mount(Arc::clone(&device), &source, dir)?;
+    signals.watch(server.handle());
+    Ok(Started { server, device, kept })
+}
+
+fn checked_size(bytes: u64) -> Result<u64> {
+    // Larger files cannot be addressed by read(2) and write(2).
+    if bytes == 0 || !bytes.is_multiple_of(4096) || i64::try_from(bytes).is_err() {
+        return Err(Failure::usage(format!(
+            "a device cannot have {bytes} bytes; give a multiple of 4K, such as 512M"
+        )));
+    }
+    Ok(bytes)
+}
+
+/// The file behind --image, locked as long as the device runs.
+struct Kept {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Kept {
+    fn open(path: &Path, size: Option<u64>) -> Result<(Kept, MemImage)> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .context(path.display())?;
+        if !file.metadata()?.is_file() {
+            return Err(Failure::new(format!("{} is not a regular file", path.display())));
+        }
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(Failure::in_use(format!(
+                "{} is in use by another process; unmount it there first",
+                path.display()
+            )));
+        }
+        let len = file.metadata()?.len();
+        if len == 0 {
+            file.set_len(checked_size(size.unwrap_or(SIZE_BYTES))?)?;
+        } else if let Some(size) = size.filter(|size| *size != len) {
+            return Err(Failure::usage(format!(
+                "{} has {len} bytes, not {size}; leave --size out",
+                path.display()
+            )));
+        } else {
+            checked_size(len)?;
+        }
+        let contents = MemImage::from_file(path).context(path.display())?;
+        Ok((Kept { path: path.to_owned(), _lock: file }, contents))
+    }
+
+    /// Replaces the file, so that a failure leaves the old one.
+    fn save(&self, contents: &MemImage) -> Result<()> {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(".new");
+        let new = PathBuf::from(name);
+        contents
+            .write_to_file(&new)
+            .and_then(|()| File::open(&new)?.sync_all())
+            .and_then(|()| fs::rename(&new, &self.path))
+            .context(format!("writing {}", self.path.display()))
+    }
+}
+
+/// The directory, if a modelled device is served there.
+fn served(dir: &Path) -> Result<PathBuf> {
+    let dir = fs::canonicalize(dir).context(dir.display())?;
+    match mount::mount_at(&dir).context("/proc/self/mountinfo")? {
+        Some(entry) if entry.is_sim() => Ok(dir),
+        Some(_) => Err(Failure::new(format!(
+            "{} is no modelled device but another mount; name the directory given to fjord sim",
+            dir.display()
+        ))),
+        None => Err(MountError::NotMounted(dir).into()),
+    }
+}
+
+fn cut(dir: &Path, out: &Path, seed: u64) -> Result<()> {
+    let dir = served(dir)?;
+    // Before the power goes: a bad path must not cost the moment.
+    let file =
+        File::options().write(true).create(true).truncate(true).open(out).context(out.display())?;
+    let control = File::options().write(true).open(dir.join(CONTROL));
+    control
+        .and_then(|control| control.write_at(format!("cut {seed}\n").as_bytes(), 0))
+        .context("cutting the power")?;
+    let mut image = File::open(dir.join(IMAGE)).context("reading the image")?;
+    let len = fs::metadata(dir.join(DISK))?.len();
+    file.set_len(len)?;
+    let mut chunk = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < len {
+        let want = chunk.len().min((len - at) as usize);
+        image.read_exact(&mut chunk[..want]).context("reading the image")?;
+        for (index, block) in chunk[..want].chunks(4096).enumerate() {
+            if block.iter().any(|byte| *byte != 0) {
+                file.write_all_at(block, at + index as u64 * 4096)
+                    .context(format!("writing {}", out.display()))?;
+            }
+        }
+        at += want as u64;
+    }
+    Ok(())
+}
+
+fn show_stats(dir: &Path, json: bool) -> Result<()> {
+    let path = served(dir)?.join(STATS);
+    let text = fs::read_to_string(&path).context(path.display())?;
+    if json {
+        return output::print(text);
+    }
+    let report: SimReport = serde_json::from_str(&text)
+        .map_err(|e| std::io::Error::new(ErrorKind::InvalidData, e))
+        .context(path.display())?;
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    let power = if report.powered { "on" } else { "cut" };
+    let mut table = String::new();
+    for (name, value) in [
+        ("profile", report.profile),
+        ("size", size::show(report.size_bytes)),
+        ("power", power.into()),
+        ("running", format!("{:.3} s", seconds(report.elapsed_ns))),
+        ("writes", format!("{} ({})", report.write_count, size::show(report.write_bytes))),
+        ("  with FUA", report.fua_count.to_string()),
+        ("reads", format!("{} ({})", report.read_count, size::show(report.read_bytes))),
+        ("flushes", report.flush_count.to_string()),
+        ("discards", report.discard_count.to_string()),
+        ("programs", format!("{} of {} units", report.program_count, report.programmed_units)),
+        ("waits for cache", format!("{:.3} s", seconds(report.cache_stall_ns))),
+        (
+            "queue depth",
+            format!("{:.2} mean, {} max", report.queue_depth_mean, report.queue_depth_max),
+        ),
+    ] {
+        table.push_str(&format!("{name:<18}{value}\n"));
+    }
+    output::print(table)
+}

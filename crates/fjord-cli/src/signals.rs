@@ -1,0 +1,103 @@
+//! Signals of a serving process: SIGTERM and SIGINT unmount. A busy mount is waited for, then cut
+//! loose, so that whatever is behind it is closed properly in any case when the process ends. A
+//! second signal cuts at once.
+//!
+//! Owns the signals' mask and the thread that takes them.
+
+use std::{sync::Arc, time::Duration};
+
+use fjord_fuse::mount::{MountError, MountHandle};
+use parking_lot::Mutex;
+
+use crate::failure::{Failure, Result};
+
+/// How long a signal waits for a busy mount before it cuts it loose.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// SIGTERM and SIGINT, taken by a thread of their own.
+pub(crate) struct Signals {
+    /// What to unmount; nothing yet while the image is being opened.
+    mount: Arc<Mutex<Option<MountHandle>>>,
+}
+
+impl Signals {
+    /// Starts to listen. Call it before any other thread is started: they inherit the mask.
+    pub(crate) fn listen() -> Result<Signals> {
+        let set = signal_set();
+        // SAFETY: the set is initialised; the old mask is not asked for.
+        let rc =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if rc != 0 {
+            return Err(std::io::Error::from_raw_os_error(rc).into());
+        }
+        let mount = Arc::new(Mutex::new(None));
+        let watched = Arc::clone(&mount);
+        std::thread::Builder::new().name("fjord-signals".into()).spawn(move || serve(&watched))?;
+        Ok(Signals { mount })
+    }
+
+    /// From now on a signal takes this mount down.
+    pub(crate) fn watch(&self, handle: MountHandle) {
+        *self.mount.lock() = Some(handle);
+    }
+}
+
+fn signal_set() -> libc::sigset_t {
+    let mut set = std::mem::MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set, sigaddset changes an initialised one.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        set.assume_init()
+    }
+}
+
+/// Waits for a signal, for ever or for so long. False when none came.
+fn wait_for_signal(patience: Option<Duration>) -> bool {
+    let set = signal_set();
+    let timeout = patience.map(|d| libc::timespec {
+        tv_sec: d.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(d.subsec_nanos()),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: set and timeout are valid for the call; information on the signal is not asked for.
+    unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), timeout) > 0 }
+}
+
+fn serve(mount: &Mutex<Option<MountHandle>>) {
+    loop {
+        if !wait_for_signal(None) {
+            continue;
+        }
+        let Some(handle) = mount.lock().clone() else {
+            // Nothing is served yet, and whatever is on its way to the image is journaled.
+            std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
+        };
+        if let Err(e) = take_down(&handle) {
+            eprintln!("fjord: {}", Failure::from(e));
+        }
+    }
+}
+
+fn take_down(handle: &MountHandle) -> Result<(), MountError> {
+    let busy = match handle.unmount() {
+        Err(MountError::Busy(dir)) => dir,
+        done => return done,
+    };
+    eprintln!(
+        "fjord: {} is in use; waiting {} seconds for it, then cutting it loose (signal again to \
+         cut now)",
+        busy.display(),
+        BUSY_PATIENCE.as_secs()
+    );
+    let step = Duration::from_millis(100);
+    let mut left = BUSY_PATIENCE;
+    while left > step && !wait_for_signal(Some(step)) {
+        match handle.unmount() {
+            Err(MountError::Busy(_)) => left -= step,
+            done => return done,
+        }
+    }
+    handle.unmount_or_cut(Duration::ZERO)
+}

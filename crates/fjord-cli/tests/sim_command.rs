@@ -1,0 +1,243 @@
+//! `fjord sim` as people use it: fjord and the kernel's ext4 on the modelled device, power cuts, and
+//! what is left. Needs root.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    fjord_mount::{FjordMount, is_mounted},
+    image::{self, KernelMount, Scratch},
+    tools::{self, Output},
+};
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_fjord"))
+}
+
+fn fjord(args: &[&str], paths: &[&Path]) -> Result<Output> {
+    tools::run(Command::new(program()).args(args).args(paths).stdin(Stdio::null()))
+}
+
+/// A modelled device that is taken down when dropped.
+struct Sim {
+    dir: PathBuf,
+}
+
+impl Sim {
+    fn new(dir: PathBuf, args: &[&str]) -> Result<Sim> {
+        fs::create_dir_all(&dir)?;
+        let all: Vec<&str> = ["sim", "--daemon"].into_iter().chain(args.iter().copied()).collect();
+        fjord(&all, &[&dir])?.ok()?;
+        Ok(Sim { dir })
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.dir.join("disk")
+    }
+
+    fn cut(&self, out: &Path, seed: u64) -> Result<()> {
+        let seed = seed.to_string();
+        fjord(&["sim", "--seed", &seed, "--out"], &[out, Path::new("--cut"), &self.dir])?.ok()?;
+        Ok(())
+    }
+
+    fn stats(&self) -> Result<serde_json::Value> {
+        let out = fjord(&["sim", "--json", "--stats"], &[&self.dir])?.ok()?;
+        Ok(serde_json::from_str(&out.stdout)?)
+    }
+
+    fn unmount(self) -> Result<()> {
+        fjord(&["umount"], &[&self.dir])?.ok()?;
+        ensure!(!is_mounted(&self.dir)?);
+        Ok(())
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        if is_mounted(&self.dir).unwrap_or(false) {
+            let _ =
+                tools::command("umount").and_then(|mut c| tools::run(c.arg("-l").arg(&self.dir)));
+        }
+    }
+}
+
+fn contents(index: u64) -> Vec<u8> {
+    index.to_le_bytes().repeat(700)
+}
+
+/// Writes files, fsyncs the even ones, and gives the names of those. The odd ones may be lost.
+fn write_files(dir: &Path, count: u64) -> Result<Vec<(String, u64)>> {
+    let mut promised = Vec::new();
+    for index in 0..count {
+        let name = format!("file{index}");
+        let mut file = File::create(dir.join(&name))?;
+        file.write_all(&contents(index))?;
+        if index % 2 == 0 {
+            file.sync_all()?;
+            promised.push((name, index));
+        }
+    }
+    Ok(promised)
+}
+
+#[test]
+fn what_fjord_promised_is_there_after_a_power_cut() -> Result<()> {
+    for (profile, count) in [("ufs", 40), ("plain-ssd", 20), ("supercap-ssd", 40), ("nvme", 40)] {
+        let scratch = Scratch::new("sim-fjord")?;
+        let sim = Sim::new(scratch.join("sim"), &["--size", "64M", "--profile", profile])?;
+        fjord(&["mkfs"], &[&sim.disk()])?.ok()?;
+        let mount = FjordMount::with_program(program(), &sim.disk(), &[])?;
+        let promised = write_files(mount.path(), count)?;
+        let images: Vec<PathBuf> = (0..4).map(|i| scratch.join(&format!("image{i}"))).collect();
+        for (seed, path) in images.iter().enumerate() {
+            sim.cut(path, seed as u64)?;
+        }
+        ensure!(File::create(mount.path().join("late")).and_then(|f| f.sync_all()).is_err());
+        // The daemon reports that it could not close the image, and is to go all the same.
+        drop(mount);
+        for img in &images {
+            fjord(&["recover"], &[img])?.ok().context(profile)?;
+            image::e2fsck_clean(img).context(profile)?;
+            for (name, index) in &promised {
+                let out = scratch.join("out");
+                fjord(&["get"], &[img, Path::new(name), &out])?.ok().context(profile)?;
+                ensure!(fs::read(&out)? == contents(*index), "{profile}: {name}");
+                fs::remove_file(&out)?;
+            }
+        }
+        ensure!(sim.stats()?["powered"] == false);
+        sim.unmount()?;
+    }
+    Ok(())
+}
+
+/// The kernel's ext4 on a loop device over the same file, direct I/O down to the model.
+#[test]
+fn what_linux_promised_is_there_after_a_power_cut() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("sim-linux")?;
+    let sim = Sim::new(scratch.join("sim"), &["--size", "64M", "--profile", "plain-ssd"])?;
+    tools::run(tools::command("mke2fs")?.args(["-Fqt", "ext4"]).arg(sim.disk()))?.ok()?;
+    let losetup = ["--direct-io=on", "--find", "--show"];
+    let device = tools::run(tools::command("losetup")?.args(losetup).arg(sim.disk()))?.ok()?;
+    let device = PathBuf::from(device.stdout.trim());
+    let before = sim.stats()?;
+    let result = linux_until_the_cut(&sim, &device, &scratch.join("image"));
+    tools::run(tools::command("losetup")?.arg("-d").arg(&device))?.ok()?;
+    let promised = result?;
+    let after = sim.stats()?;
+    let grew = |name: &str| after[name].as_u64() > before[name].as_u64();
+    ensure!(grew("write_count") && grew("flush_count"), "{before} {after}");
+    // Linux recovers its own.
+    let mount = KernelMount::new(&scratch.join("image"), "")?;
+    for (name, index) in &promised {
+        ensure!(fs::read(mount.path().join(name))? == contents(*index), "{name}");
+    }
+    mount.unmount()?;
+    image::e2fsck_clean(&scratch.join("image"))?;
+    sim.unmount()
+}
+
+fn linux_until_the_cut(sim: &Sim, device: &Path, img: &Path) -> Result<Vec<(String, u64)>> {
+    let name = device.file_name().context("a device")?.to_string_lossy().into_owned();
+    let dio = fs::read_to_string(format!("/sys/block/{name}/loop/dio"))?;
+    ensure!(dio.trim() == "1", "the loop device goes through the page cache");
+    let dir = tempfile::tempdir()?;
+    tools::run(tools::command("mount")?.args(["-t", "ext4"]).arg(device).arg(dir.path()))?.ok()?;
+    let promised = write_files(dir.path(), 20);
+    let cut = sim.cut(img, 5);
+    // With the device gone it cannot be clean.
+    let unmounted = image::unmount(dir.path());
+    cut?;
+    unmounted?;
+    promised
+}
+
+#[test]
+fn time_and_flushes_are_the_models() -> Result<()> {
+    let scratch = Scratch::new("sim-time")?;
+    let sim = Sim::new(scratch.join("sim"), &["--size", "16M", "--profile", "plain-ssd"])?;
+    let disk = File::options().read(true).write(true).open(sim.disk())?;
+    let started = Instant::now();
+    for index in 0..50_u64 {
+        disk.write_all_at(&contents(index)[..4096], index * 4096)?;
+        disk.sync_data()?;
+    }
+    // 2.3 ms each; a real time that is longer is the machine's.
+    ensure!(started.elapsed() >= Duration::from_millis(110), "{:?}", started.elapsed());
+    let mut back = vec![0; 4096];
+    disk.read_exact_at(&mut back, 7 * 4096)?;
+    ensure!(back == contents(7)[..4096]);
+    let stats = sim.stats()?;
+    ensure!(stats["write_count"] == 50 && stats["flush_count"] == 50, "{stats}");
+    ensure!(disk.write_at(b"x", 16 << 20).is_err() && disk.set_len(1).is_err());
+    let table = fjord(&["sim", "--stats"], &[&sim.dir])?.ok()?.stdout;
+    ensure!(table.contains("plain-ssd") && table.contains("50 (200.0 KiB)"), "{table}");
+    drop(disk);
+    sim.unmount()
+}
+
+#[test]
+fn an_image_is_kept_unless_the_power_was_cut() -> Result<()> {
+    let scratch = Scratch::new("sim-image")?;
+    let img = scratch.join("image");
+    let name = img.to_str().context("a plain name")?;
+    let args = ["--image", name, "--profile", "supercap-ssd"];
+    let sim =
+        Sim::new(scratch.join("sim"), &["--size", "32M", args[0], args[1], args[2], args[3]])?;
+    fjord(&["mkfs"], &[&sim.disk()])?.ok()?;
+    let in_use = fjord(&["sim", "--profile", "ufs", "--image", name], &[scratch.path()])?;
+    ensure!(in_use.code == Some(3), "{in_use:?}");
+    sim.unmount()?;
+    image::e2fsck_clean(&img)?;
+    let before = fs::read(&img)?;
+    let sim = Sim::new(scratch.join("sim"), &args)?;
+    fjord(&["put"], &[&sim.disk(), &PathBuf::from("/etc/hostname"), Path::new("kept")])?.ok()?;
+    sim.cut(&scratch.join("after"), 1)?;
+    sim.unmount()?;
+    ensure!(fs::read(&img)? == before, "the image changed though the power was cut");
+    ensure!(fs::read(scratch.join("after"))? != before);
+    Ok(())
+}
+
+#[test]
+fn bad_use_is_named() -> Result<()> {
+    let scratch = Scratch::new("sim-bad")?;
+    let dir = scratch.path();
+    let absent = dir.join("absent");
+    for (args, path, code, words) in [
+        (&["sim"][..], dir, 2, "--profile"),
+        (&["sim", "--profile", "floppy"], dir, 2, "supercap-ssd"),
+        (&["sim", "--profile", "ufs", "--size", "1000"], dir, 2, "multiple of 4K"),
+        (&["sim", "--profile", "ufs"], &absent, 1, "mkdir"),
+        (&["sim", "--cut"], dir, 2, "--out"),
+        (&["sim", "--profile", "ufs", "--cut"], dir, 2, "cannot be used with"),
+        (&["sim", "--stats"], dir, 1, "nothing is mounted"),
+        (&["sim", "--stats"], Path::new("/proc"), 1, "another mount"),
+        (&["sim", "--out", "/dev/null", "--cut"], dir, 1, "nothing is mounted"),
+    ] {
+        let out = fjord(args, &[path])?;
+        ensure!(out.code == Some(code), "{args:?} ended with {:?}: {}", out.code, out.stderr);
+        ensure!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
+        ensure!(!out.stderr.contains("panicked"), "{}", out.stderr);
+    }
+    let sim = Sim::new(scratch.join("sim"), &["--size", "16M", "--profile", "nvme"])?;
+    let twice = fjord(&["sim", "--profile", "nvme"], &[&sim.dir])?;
+    ensure!(twice.code == Some(3), "{twice:?}");
+    // A path that cannot be written is told before the power goes.
+    let out = fjord(&["sim", "--out", "/absent/x", "--cut"], &[&sim.dir])?;
+    ensure!(out.code == Some(1) && sim.stats()?["powered"] == true, "{out:?}");
+    ensure!(fs::write(sim.dir.join("control"), "explode").is_err());
+    ensure!(fs::read(sim.dir.join("image")).is_err(), "an image before the cut");
+    ensure!(fs::write(sim.dir.join("new"), "x").is_err() && fs::remove_file(sim.disk()).is_err());
+    ensure!(fs::read_dir(&sim.dir)?.count() == 4);
+    sim.unmount()
+}
