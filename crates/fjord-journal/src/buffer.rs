@@ -10,8 +10,11 @@
 //! base    ── for buffers that ask for it: the version before the running one
 //! ```
 //!
-//! Invariants: versions are in transaction order; at most one is `committed`, for a newer one
-//! supersedes it; a version never changes once it is frozen, because a version is a clone of
+//! The running version belongs to a transaction ([`Tid`]), the others to what was logged under
+//! one [`Sequence`]; see the module `transaction`.
+//!
+//! Invariants: versions are in order of their sequence; at most one is `committed`, for a newer
+//! one supersedes it; a version never changes once it is frozen, because a version is a clone of
 //! the [`Buf`] and the next writer copies. `contents` is locked before `state`.
 
 use std::collections::VecDeque;
@@ -21,6 +24,8 @@ use std::sync::Arc;
 use fjord_block::Buf;
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::transaction::Sequence;
 
 /// What a buffer holds; the journal treats both alike and counts them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,9 +55,9 @@ struct Versions {
     /// The transaction whose handles modify the contents now.
     running: Option<Tid>,
     /// Versions being committed, oldest first.
-    frozen: VecDeque<(Tid, Buf)>,
+    frozen: VecDeque<(Sequence, Buf)>,
     /// The newest committed version, until it is home.
-    committed: Option<(Tid, Buf)>,
+    committed: Option<(Sequence, Buf)>,
     /// Contents before the running transaction, when they were clean.
     base: Option<Buf>,
     /// A checkpoint is writing a version home.
@@ -72,9 +77,10 @@ impl Buffer {
         Arc::new(Buffer::build(block, contents, kind, false))
     }
 
-    /// As [`Buffer::new`], for a block of which commits of single groups need
-    /// [`last_committed`](Buffer::last_committed): group descriptors. Costs one more copy of
-    /// the block while a transaction modifies it.
+    /// As [`Buffer::new`], for a block that several parts share entry by entry: group
+    /// descriptors. A commit of parts logs [`last_committed`](Buffer::last_committed) with the
+    /// entries of those parts. Costs one more copy of the block while a transaction modifies
+    /// it.
     pub fn new_keeping_base(block: BlockNo, contents: Buf, kind: BufferKind) -> Arc<Buffer> {
         Arc::new(Buffer::build(block, contents, kind, true))
     }
@@ -87,6 +93,11 @@ impl Buffer {
     /// Where the block lies.
     pub fn block(&self) -> BlockNo {
         self.block
+    }
+
+    /// Whether parts share the block entry by entry: [`Buffer::new_keeping_base`].
+    pub fn is_shared(&self) -> bool {
+        self.keeps_base
     }
 
     /// What it holds.
@@ -169,9 +180,9 @@ impl Buffer {
         was_part
     }
 
-    /// Freezes the current contents as the version of `tid`; all its handles are stopped.
-    /// `None` when the buffer is no longer part of the transaction.
-    pub(crate) fn freeze(&self, tid: Tid) -> Option<Buf> {
+    /// Freezes the current contents of `tid` as the version of `sequence`; all its handles are
+    /// stopped. `None` when the buffer is no longer part of the transaction.
+    pub(crate) fn freeze(&self, tid: Tid, sequence: Sequence) -> Option<Buf> {
         let contents = self.contents.read();
         let mut state = self.state.lock();
         if state.running != Some(tid) {
@@ -179,42 +190,73 @@ impl Buffer {
         }
         state.running = None;
         let version = contents.clone();
-        state.frozen.push_back((tid, version.clone()));
+        state.frozen.push_back((sequence, version.clone()));
         Some(version)
     }
 
-    /// The version of `tid` is committed; it takes the place of an older committed one.
-    /// Without a log it is home as well.
-    pub(crate) fn committed(&self, tid: Tid, home: bool) {
+    /// Freezes, as the version of `sequence`, the newest logged contents with what `copy`
+    /// brings over from the current ones (first argument) into them (second). The buffer stays
+    /// in transaction `tid` unless that is all that changed.
+    pub(crate) fn freeze_entries(
+        &self,
+        tid: Tid,
+        sequence: Sequence,
+        copy: impl FnOnce(&[u8], &mut [u8]),
+    ) -> Entries {
+        let contents = self.contents.read();
         let mut state = self.state.lock();
-        let index = state.frozen.iter().position(|(frozen, _)| *frozen == tid);
-        let Some((tid, version)) = index.and_then(|index| state.frozen.remove(index)) else {
+        if state.running != Some(tid) {
+            return Entries::Left;
+        }
+        let logged = state.frozen.back().or(state.committed.as_ref()).map(|(_, version)| version);
+        let Some(base) = logged.or(state.base.as_ref()) else { return Entries::NoBase };
+        let mut version = base.clone();
+        copy(&contents, version.make_mut());
+        if version[..] == base[..] {
+            return Entries::Unchanged;
+        }
+        let is_all = version[..] == contents[..];
+        if is_all {
+            state.running = None;
+            version = contents.clone();
+        }
+        state.frozen.push_back((sequence, version.clone()));
+        Entries::Frozen { version, is_all }
+    }
+
+    /// The version of `sequence` is committed; it takes the place of an older committed one.
+    /// Without a log it is home as well.
+    pub(crate) fn committed(&self, sequence: Sequence, home: bool) {
+        let mut state = self.state.lock();
+        let index = state.frozen.iter().position(|(frozen, _)| *frozen == sequence);
+        let Some((sequence, version)) = index.and_then(|index| state.frozen.remove(index)) else {
             return;
         };
         if home {
             self.set_base(&mut state, version);
         } else {
             state.base = None;
-            state.committed = Some((tid, version));
+            state.committed = Some((sequence, version));
         }
     }
 
-    /// The block was freed by `tid`, which has committed: versions up to it must not go home
-    /// any more. `false` while a checkpoint is writing one.
-    pub(crate) fn discard_up_to(&self, tid: Tid) -> bool {
+    /// The block was freed by what `sequence` has committed: versions up to it must not go
+    /// home any more. `false` while a checkpoint is writing one.
+    pub(crate) fn discard_up_to(&self, sequence: Sequence) -> bool {
         let mut state = self.state.lock();
-        if state.committed.as_ref().is_some_and(|(committed, _)| tid.at_least(*committed)) {
+        let committed = state.committed.as_ref();
+        if committed.is_some_and(|(committed, _)| sequence.0.at_least(committed.0)) {
             state.committed = None;
         }
         !state.home_write
     }
 
-    /// The version of `tid` for a checkpoint to write home; `None` when a newer committed one
-    /// has superseded it or the block was freed.
-    pub(crate) fn begin_home_write(&self, tid: Tid) -> Option<Buf> {
+    /// The version of `sequence` for a checkpoint to write home; `None` when a newer committed
+    /// one has superseded it or the block was freed.
+    pub(crate) fn begin_home_write(&self, sequence: Sequence) -> Option<Buf> {
         let mut state = self.state.lock();
         match &state.committed {
-            Some((committed, version)) if *committed == tid => {
+            Some((committed, version)) if *committed == sequence => {
                 let version = version.clone();
                 state.home_write = true;
                 Some(version)
@@ -223,11 +265,12 @@ impl Buffer {
         }
     }
 
-    /// The checkpoint's write of `tid`'s version ended.
-    pub(crate) fn end_home_write(&self, tid: Tid, written: bool) {
+    /// The checkpoint's write of `sequence`'s version ended.
+    pub(crate) fn end_home_write(&self, sequence: Sequence, written: bool) {
         let mut state = self.state.lock();
         state.home_write = false;
-        let is_home = written && state.committed.as_ref().is_some_and(|&(newest, _)| newest == tid);
+        let newest = state.committed.as_ref().map(|&(newest, _)| newest);
+        let is_home = written && newest == Some(sequence);
         if let Some((_, version)) = state.committed.take_if(|_| is_home) {
             self.set_base(&mut state, version);
         }
@@ -237,6 +280,24 @@ impl Buffer {
     fn set_base(&self, state: &mut Versions, version: Buf) {
         state.base = (self.keeps_base && !state.is_clean()).then_some(version);
     }
+}
+
+/// What came of freezing the entries of some parts of a shared block.
+pub(crate) enum Entries {
+    /// The transaction does not hold the buffer any more.
+    Left,
+    /// They are as they were.
+    Unchanged,
+    /// What the log gets; `is_all` if it is the current contents, so that the buffer has left
+    /// the transaction.
+    Frozen {
+        /// The version.
+        version: Buf,
+        /// Whether nothing is left for a later commit.
+        is_all: bool,
+    },
+    /// The last committed contents are not known: a bug of this crate.
+    NoBase,
 }
 
 /// The contents of a buffer, shared.

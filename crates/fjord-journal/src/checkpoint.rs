@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use fjord_block::{Buf, Class};
 use fjord_format::jbd2::Incompat;
-use fjord_format::types::{BlockNo, Tid};
+use fjord_format::types::BlockNo;
 
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
@@ -19,7 +19,7 @@ use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
-use crate::transaction::Phase;
+use crate::transaction::{Phase, Sequence};
 
 /// Blocks that one batch of home writes takes at most, so that a freed block or a handle
 /// start never waits for more than this.
@@ -70,7 +70,7 @@ impl Journal {
                 if state.empty_on_disk {
                     return Ok(());
                 }
-                (state.logged.next(), state.head)
+                (state.logged.next().0, state.head)
             };
             self.check_running()?;
             log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
@@ -124,7 +124,7 @@ impl Journal {
     fn commit_oldest(&self) -> Result<()> {
         let oldest = {
             let state = self.inner.state.lock();
-            let committing = state.committing.front().map(|slot| slot.transaction.tid);
+            let committing = state.committing.front().map(|slot| slot.tid);
             committing.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
         };
         oldest.map_or(Ok(()), |tid| self.commit(tid))
@@ -134,14 +134,14 @@ impl Journal {
     /// many blocks it had. The checkpoint lock is held.
     fn checkpoint_oldest(&self, class: Class) -> Result<Option<usize>> {
         self.check_running()?;
-        let (tid, buffers) = {
+        let (sequence, buffers) = {
             let mut state = self.inner.state.lock();
             let Some(oldest) = state.checkpoints.front_mut() else { return Ok(None) };
             oldest.phase = Phase::Checkpointing;
-            (oldest.tid, oldest.buffers.clone())
+            (oldest.sequence, oldest.buffers.clone())
         };
         for batch in buffers.chunks(BATCH_BLOCKS) {
-            if let Err(error) = self.write_home(tid, batch, class) {
+            if let Err(error) = self.write_home(sequence, batch, class) {
                 self.abort(error.clone());
                 return Err(error);
             }
@@ -150,11 +150,16 @@ impl Journal {
         Ok(Some(buffers.len()))
     }
 
-    fn write_home(&self, tid: Tid, buffers: &[Arc<Buffer>], class: Class) -> Result<()> {
+    fn write_home(
+        &self,
+        sequence: Sequence,
+        buffers: &[Arc<Buffer>],
+        class: Class,
+    ) -> Result<()> {
         let mut written: Vec<&Arc<Buffer>> = Vec::with_capacity(buffers.len());
         let mut blocks: Vec<(BlockNo, Buf)> = Vec::with_capacity(buffers.len());
         for buffer in buffers {
-            if let Some(version) = buffer.begin_home_write(tid) {
+            if let Some(version) = buffer.begin_home_write(sequence) {
                 written.push(buffer);
                 blocks.push((buffer.block(), version));
             }
@@ -166,7 +171,7 @@ impl Journal {
         let tickets = self.inner.device.submit(requests);
         let result = wait_all(&tickets, "writing metadata home");
         for buffer in &written {
-            buffer.end_home_write(tid, result.is_ok());
+            buffer.end_home_write(sequence, result.is_ok());
         }
         self.remove_clean(written.into_iter());
         drop(self.inner.home_lock.lock());
@@ -177,19 +182,19 @@ impl Journal {
     /// Moves the tail past transactions that are home. `true` when log space came free. The
     /// checkpoint lock is held.
     fn move_tail(&self, log: &Log) -> Result<bool> {
-        let (tid, start) = {
+        let (sequence, start) = {
             let state = self.inner.state.lock();
-            let (tid, start) = state.oldest_needed();
+            let (sequence, start) = state.oldest_needed();
             if state.empty_on_disk || state.tail == start {
                 return Ok(false);
             }
-            (tid, start)
+            (sequence, start)
         };
         let result = self.inner.flush("flushing a checkpoint").and_then(|()| {
             self.check_running()?;
             log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
                 superblock.s_start = start;
-                superblock.s_sequence = tid;
+                superblock.s_sequence = sequence.0;
             })
         });
         if let Err(error) = result {

@@ -16,8 +16,9 @@ use fjord_format::types::{BlockNo, Tid};
 
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
-use crate::journal::Journal;
-use crate::transaction::Transaction;
+use crate::journal::{Admitted, Journal};
+use crate::part::Part;
+use crate::transaction::{Callback, Transaction};
 
 thread_local! {
     /// Journals (by address) on which this thread has an open handle.
@@ -56,6 +57,10 @@ pub(crate) fn check_no_open_handle(journal: &Journal, what: &str) -> Result<()> 
 pub struct Handle {
     journal: Journal,
     transaction: Arc<Transaction>,
+    /// See [`Handle::generation`].
+    generation: u32,
+    /// What goes to the transaction when the handle stops.
+    collected: RefCell<Collected>,
     /// Blocks it may still add to the transaction.
     credits: Cell<u32>,
     stopped: bool,
@@ -65,14 +70,27 @@ pub struct Handle {
     not_send: PhantomData<Rc<()>>,
 }
 
+/// What a handle gathers: it belongs to all parts that the handle touches, which are known when
+/// it stops.
+#[derive(Default)]
+struct Collected {
+    /// Parts that it touched, each once; empty where the file system has none.
+    parts: Vec<Part>,
+    data: Vec<Ticket>,
+    callbacks: Vec<Callback>,
+}
+
 impl Handle {
-    pub(crate) fn new(journal: Journal, transaction: Arc<Transaction>, credits: u32) -> Handle {
+    pub(crate) fn new(journal: Journal, admitted: Admitted) -> Handle {
         let key = journal.key();
         OPEN.with_borrow_mut(|open| open.push(key));
+        let Admitted { transaction, generation, credits } = admitted;
         let credits = Cell::new(credits);
         Handle {
             journal,
             transaction,
+            generation,
+            collected: RefCell::default(),
             credits,
             stopped: false,
             changed: Cell::new(false),
@@ -83,6 +101,31 @@ impl Handle {
     /// The transaction that the handle belongs to; changes with [`Handle::restart`].
     pub fn tid(&self) -> Tid {
         self.transaction.tid
+    }
+
+    /// How many times parts of its transaction had committed before the handle started: two
+    /// handles that touch the same part commit together if transaction and generation are the
+    /// same.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// What the handle does is of `part` too. Buffers that are got and blocks that are
+    /// forgotten say so by themselves, but for entries of shared blocks. Does nothing where the
+    /// file system has no parts ([`Journal::set_parts`]).
+    pub fn touch_part(&self, part: Part) {
+        if self.journal.parts().is_some() {
+            let parts = &mut self.collected.borrow_mut().parts;
+            if !parts.contains(&part) {
+                parts.push(part);
+            }
+        }
+    }
+
+    fn touch_block(&self, block: BlockNo) {
+        if let Some(parts) = self.journal.parts() {
+            self.touch_part(parts.part_of(block));
+        }
     }
 
     /// Blocks that may still be added.
@@ -98,6 +141,9 @@ impl Handle {
     pub fn get_write<'a>(&'a self, buffer: &'a Arc<Buffer>) -> Result<WriteGuard<'a>> {
         self.journal.check_running()?;
         self.changed.set(true);
+        if !buffer.is_shared() {
+            self.touch_block(buffer.block());
+        }
         let guard = buffer.lock_for_write();
         let tid = self.transaction.tid;
         if buffer.is_part_of(tid) {
@@ -134,6 +180,7 @@ impl Handle {
     /// Takes a credit once per revoke block filled (hundreds of blocks); errs without one.
     pub fn forget(&self, block: BlockNo, buffer: Option<&Arc<Buffer>>) -> Result<()> {
         self.journal.check_running()?;
+        self.touch_block(block);
         let live = self.journal.live_buffer(block).or_else(|| buffer.cloned());
         let mut contents = self.transaction.contents.lock();
         if !contents.revoked.contains(&block) {
@@ -164,27 +211,28 @@ impl Handle {
     /// transaction. What was done so far may be committed without what follows.
     pub fn restart(&mut self, credits: u32) -> Result<Tid> {
         self.stop_now();
-        let (transaction, credits) = self.journal.admit(credits)?;
+        let admitted = self.journal.admit(credits)?;
         let key = self.journal.key();
         OPEN.with_borrow_mut(|open| open.push(key));
-        self.transaction = transaction;
-        self.credits.set(credits);
+        self.transaction = admitted.transaction;
+        self.generation = admitted.generation;
+        self.credits.set(admitted.credits);
         self.stopped = false;
         self.changed.set(false);
         Ok(self.tid())
     }
 
-    /// Calls `callback` once the transaction is durable, or has failed: the place to release
+    /// Calls `callback` once what the handle did is durable, or has failed: the place to release
     /// freed blocks for reuse. It runs on the committing thread, must be quick, and must
     /// neither start a handle nor wait for a commit.
     pub fn on_commit(&self, callback: impl FnOnce(Result<()>) + Send + 'static) {
-        self.transaction.contents.lock().callbacks.push(Box::new(callback));
+        self.collected.borrow_mut().callbacks.push(Box::new(callback));
     }
 
     /// Data whose write is under way and that the transaction's metadata refers to: the
     /// commit waits for it before its flush. A failed write stops the journal.
     pub fn attach_data(&self, ticket: Ticket) {
-        self.transaction.contents.lock().data.push(ticket);
+        self.collected.borrow_mut().data.push(ticket);
     }
 
     /// Ends the change; returns the transaction to pass to [`Journal::commit`].
@@ -212,7 +260,22 @@ impl Handle {
                 open.swap_remove(index);
             }
         });
+        self.hand_over();
         self.journal.release(self.credits.replace(0));
+    }
+
+    /// Gives the transaction what was gathered, before it can commit.
+    fn hand_over(&self) {
+        let Collected { parts, data, callbacks } = self.collected.take();
+        if parts.is_empty() && data.is_empty() && callbacks.is_empty() {
+            return;
+        }
+        // Any of its parts will do, for they commit together.
+        let part = parts.first().copied().unwrap_or(Part::WHOLE);
+        let mut contents = self.transaction.contents.lock();
+        contents.parts.merge(&parts);
+        contents.data.extend(data.into_iter().map(|ticket| (part, ticket)));
+        contents.callbacks.extend(callbacks.into_iter().map(|callback| (part, callback)));
     }
 }
 

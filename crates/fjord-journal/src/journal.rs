@@ -2,7 +2,8 @@
 //! the sticky error.
 //!
 //! Invariants:
-//! - transactions are numbered without gaps and commit in order;
+//! - transactions are numbered without gaps and commit in order; so is, by numbers of its own,
+//!   what they leave in the log (parts of one may have committed before the rest);
 //! - the log space of a running transaction is reserved before its handles may use it, so a
 //!   commit never runs out of log;
 //! - log space is given out again only after the superblock that no longer covers it is
@@ -24,9 +25,10 @@ use crate::error::{JournalError, Result};
 use crate::handle::{Handle, check_no_open_handle};
 use crate::log::Log;
 use crate::map::JournalMap;
+use crate::part::Parts;
 use crate::recovery::{self, RecoveryReport};
 use crate::stats::{self, Counters, JournalStats};
-use crate::transaction::{Checkpoint, Committing, Phase, Running, Transaction};
+use crate::transaction::{Checkpoint, Committing, Phase, Running, Sequence, Transaction};
 
 /// How to open a journal.
 #[derive(Clone, Debug)]
@@ -62,6 +64,9 @@ pub(crate) struct Inner {
     pub(crate) log: Option<Log>,
     pub(crate) barrier: bool,
     transaction_blocks_max: u32,
+    /// How the file system is made of parts, if parts are to commit alone. Set once, while
+    /// no transaction runs.
+    parts: OnceLock<Arc<dyn Parts>>,
     /// Serialises checkpoints. Held over I/O; outermost.
     pub(crate) checkpoint_lock: Mutex<()>,
     pub(crate) state: Mutex<State>,
@@ -94,10 +99,12 @@ pub(crate) struct State {
     pub(crate) committer_busy: bool,
     /// The newest transaction that is durable and whose callbacks have run.
     pub(crate) committed: Tid,
-    /// The newest transaction whose commit block is durable; at most one ahead.
-    pub(crate) logged: Tid,
+    /// The newest commit block that is durable; its callbacks may still have to run.
+    pub(crate) logged: Sequence,
     /// ID that the next transaction gets.
     pub(crate) next_tid: Tid,
+    /// What the next commit bears in the log. Changed by the committer only.
+    pub(crate) next_sequence: Sequence,
     /// Journal block where the next commit writes.
     pub(crate) head: u32,
     /// Journal block where recovery would start. Equal to `head` when the log is empty.
@@ -156,8 +163,9 @@ impl Journal {
             checkpoints: VecDeque::new(),
             committer_busy: false,
             committed: Tid(next_tid.0.wrapping_sub(1)),
-            logged: Tid(next_tid.0.wrapping_sub(1)),
+            logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
             next_tid,
+            next_sequence: Sequence(next_tid),
             head,
             tail: head,
             used_blocks: 0,
@@ -169,6 +177,7 @@ impl Journal {
             log,
             barrier: options.barrier,
             transaction_blocks_max: max,
+            parts: OnceLock::new(),
             checkpoint_lock: Mutex::default(),
             state: Mutex::new(state),
             drained: Condvar::new(),
@@ -190,8 +199,23 @@ impl Journal {
     /// that many blocks, and after the journal stopped.
     pub fn start(&self, credits: u32) -> Result<Handle> {
         check_no_open_handle(self, "starting a handle")?;
-        let (transaction, credits) = self.admit(credits)?;
-        Ok(Handle::new(self.clone(), transaction, credits))
+        let admitted = self.admit(credits)?;
+        Ok(Handle::new(self.clone(), admitted))
+    }
+
+    /// Tells how the file system is made of parts, so that [`Journal::commit_parts`] can commit
+    /// some of them alone. Once, while no transaction runs.
+    pub fn set_parts(&self, parts: Arc<dyn Parts>) -> Result<()> {
+        let state = self.inner.state.lock();
+        if state.running.is_some() || self.inner.parts.set(parts).is_err() {
+            let message = "parts must be set once, and while no transaction runs";
+            return Err(JournalError::Usage(message.into()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn parts(&self) -> Option<&Arc<dyn Parts>> {
+        self.inner.parts.get()
     }
 
     /// Most credits that a handle can start with.
@@ -227,7 +251,7 @@ impl Journal {
             state.committer_busy = true;
             drop(state);
             // Given up also when a callback panics, so that nobody waits for ever.
-            let place = CommitterGuard { inner: &self.inner };
+            let place = CommitterGuard::of(&self.inner);
             let result = self.commit_one();
             drop(place);
             result?;
@@ -277,8 +301,9 @@ impl Journal {
     pub fn phase(&self, tid: Tid) -> Option<Phase> {
         let state = self.inner.state.lock();
         let running = state.running.iter().map(|slot| (slot.transaction.tid, slot.phase));
-        let committing = state.committing.iter().map(|slot| (slot.transaction.tid, slot.phase));
-        let checkpoints = state.checkpoints.iter().map(|slot| (slot.tid, slot.phase));
+        let committing = state.committing.iter().map(|slot| (slot.tid, slot.phase));
+        let whole = state.checkpoints.iter().filter_map(|slot| slot.tid.map(|tid| (tid, slot)));
+        let checkpoints = whole.map(|(tid, slot)| (tid, slot.phase));
         let mut all = running.chain(committing).chain(checkpoints);
         all.find(|&(other, _)| other == tid).map(|(_, phase)| phase)
     }
@@ -381,7 +406,7 @@ impl Journal {
     }
 
     /// Finds or starts a running transaction with room for `credits` and counts a handle in.
-    pub(crate) fn admit(&self, credits: u32) -> Result<(Arc<Transaction>, u32)> {
+    pub(crate) fn admit(&self, credits: u32) -> Result<Admitted> {
         if credits > self.credits_max() {
             return Err(JournalError::Usage(format!(
                 "a handle of {credits} blocks, but a transaction of this journal holds at most {}; \
@@ -422,7 +447,8 @@ impl Journal {
         let running = state.running_or_new();
         running.handles += 1;
         running.reserved_blocks += credits;
-        Ok((running.transaction.clone(), credits))
+        let (transaction, generation) = (running.transaction.clone(), running.generation);
+        Ok(Admitted { transaction, generation, credits })
     }
 
     fn admission(&self, state: &State, credits: u32) -> Admission {
@@ -510,13 +536,13 @@ impl Journal {
     }
 
     /// Log blocks that a transaction takes whose buffers and revoke blocks are `blocks`.
-    fn log_blocks_needed(&self, blocks: u32) -> u32 {
+    pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
         let Some(log) = &self.inner.log else { return 0 };
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
         blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1)
     }
 
-    fn free_blocks(&self, state: &State) -> u32 {
+    pub(crate) fn free_blocks(&self, state: &State) -> u32 {
         // One block stays free so that a full log does not look like an empty one.
         let Some(log) = &self.inner.log else { return u32::MAX };
         log.len().saturating_sub(1).saturating_sub(state.used_blocks)
@@ -548,7 +574,7 @@ impl Inner {
             self.committer_free.wait(&mut state);
         }
         state.committer_busy = true;
-        CommitterGuard { inner: self }
+        CommitterGuard::of(self)
     }
 }
 
@@ -557,11 +583,25 @@ pub(crate) struct CommitterGuard<'a> {
     inner: &'a Inner,
 }
 
+impl CommitterGuard<'_> {
+    /// For a caller who has taken the place.
+    pub(crate) fn of(inner: &Inner) -> CommitterGuard<'_> {
+        CommitterGuard { inner }
+    }
+}
+
 impl Drop for CommitterGuard<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().committer_busy = false;
         self.inner.committer_free.notify_all();
     }
+}
+
+/// What a handle is given.
+pub(crate) struct Admitted {
+    pub(crate) transaction: Arc<Transaction>,
+    pub(crate) generation: u32,
+    pub(crate) credits: u32,
 }
 
 /// Whether a handle may start.
@@ -582,21 +622,16 @@ impl State {
         self.running.get_or_insert_with(|| {
             let tid = *next_tid;
             *next_tid = tid.next();
-            Running {
-                transaction: Transaction::new(tid),
-                phase: Phase::Running,
-                handles: 0,
-                reserved_blocks: 0,
-            }
+            Running::new(tid)
         })
     }
 
-    /// The oldest transaction that recovery still needs and where it starts in the log.
-    pub(crate) fn oldest_needed(&self) -> (Tid, u32) {
+    /// The oldest sequence that recovery still needs and where it starts in the log.
+    pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
         if let Some(checkpoint) = self.checkpoints.front() {
-            (checkpoint.tid, checkpoint.log_start)
+            (checkpoint.sequence, checkpoint.log_start)
         } else if let Some(committing) = self.committing.front() {
-            (committing.transaction.tid, committing.log_start)
+            (committing.sequence, committing.log_start)
         } else {
             (self.logged.next(), self.head)
         }

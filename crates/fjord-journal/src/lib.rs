@@ -4,7 +4,8 @@
 //! together belong to the running transaction. A commit freezes that transaction's buffers
 //! (copy on write, so the next transaction goes on at once), writes them to the log, and ends
 //! with a commit block; only then may a checkpoint write them home. [`Journal::open`] replays
-//! what a crash left behind.
+//! what a crash left behind. [`Journal::commit_parts`] commits a part of the running transaction
+//! before the rest, as a transaction of its own in the log.
 //!
 //! Who does the work: no thread of its own. A caller of [`Journal::commit`] commits itself when
 //! nobody else does; timers and background checkpoints are the engine's threads, calling
@@ -25,15 +26,18 @@ mod handle;
 mod journal;
 mod log;
 mod map;
+mod part;
 pub mod recovery;
 mod stats;
 mod transaction;
 
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
+pub use commit::{PartialCommit, WholeReason};
 pub use error::{JournalError, Result};
 pub use handle::Handle;
 pub use journal::{Journal, JournalOptions};
 pub use map::{JournalExtent, JournalMap};
+pub use part::{Part, PartSet, Parts};
 pub use recovery::{RecoveryReport, recover};
 pub use stats::JournalStats;
 pub use transaction::Phase;

@@ -31,8 +31,10 @@ macro_rules! counters {
 counters! {
     /// Handles started.
     handles,
-    /// Transactions committed.
+    /// Commits: of whole transactions and of parts.
     commits,
+    /// Those that committed parts of a transaction.
+    partial_commits,
     /// Metadata blocks logged (without a log: written home by a commit).
     metadata_blocks,
     /// Blocks of file data logged.

@@ -10,138 +10,184 @@
 //! 5. hand the versions to the checkpoint, run the callbacks, wake the waiters.
 //!
 //! The next transaction runs from the end of step 1. Without a log, steps 2 to 4 write the
-//! blocks home and flush.
+//! blocks home and flush. A commit of parts ([`partial`]) differs in step 1 only: it freezes
+//! what those parts hold, and the transaction runs on.
 //!
-//! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of IDs.
+//! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of sequences.
 //!
 //! [`State::committer_busy`]: crate::journal::State
 
 mod build;
+mod partial;
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
-use fjord_format::types::Tid;
 
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
+use crate::part::Part;
 use crate::stats;
-use crate::transaction::{Checkpoint, Committing, Contents, Phase, Transaction, Version};
+use crate::transaction::{
+    Batch, Checkpoint, Committing, Phase, Sequence, Transaction, Version,
+};
 
 use build::{LogBlocks, LogShape};
+
+pub use partial::{PartialCommit, WholeReason};
+
+/// A running transaction that takes no handles and has no open one.
+struct Locked {
+    transaction: Arc<Transaction>,
+    /// What the commit will bear in the log.
+    sequence: Sequence,
+    /// Parts that somebody waits for.
+    wanted: Vec<Part>,
+}
 
 impl Journal {
     /// Commits the running transaction. The caller has the committer's place. On failure the
     /// journal is stopped and every callback told.
     pub(crate) fn commit_one(&self) -> Result<()> {
         let began = Instant::now();
-        let transaction = self.lock_running()?;
-        let versions = transaction.freeze();
-        let mut contents = std::mem::take(&mut *transaction.contents.lock());
-        let callbacks = std::mem::take(&mut contents.callbacks);
-        self.count_blocks(&versions);
+        let locked = self.lock_running()?;
+        self.commit_whole(&locked, began)
+    }
+
+    fn commit_whole(&self, locked: &Locked, began: Instant) -> Result<()> {
+        self.commit_batch(locked.transaction.freeze(locked.sequence), began)?;
+        self.inner.state.lock().committed = locked.transaction.tid;
+        Ok(())
+    }
+
+    /// Writes what is frozen. Returns how many log blocks that took.
+    fn commit_batch(&self, mut batch: Batch, began: Instant) -> Result<u32> {
+        let callbacks = std::mem::take(&mut batch.callbacks);
+        self.count_blocks(&batch.versions);
         let result = match &self.inner.log {
-            Some(log) => self.commit_to_log(log, &transaction, versions, contents),
-            None => self.commit_home(&transaction, versions, contents),
+            Some(log) => self.commit_to_log(log, batch),
+            None => self.commit_home(batch).map(|()| 0),
         };
         if let Err(error) = &result {
             self.abort(error.clone());
         }
-        let outcome = result.and_then(|()| self.check_running());
+        let outcome = result.and_then(|blocks| self.check_running().map(|()| blocks));
         for callback in callbacks {
-            callback(outcome.clone());
+            callback(outcome.clone().map(drop));
         }
-        outcome?;
-        self.inner.state.lock().committed = transaction.tid;
+        let blocks = outcome?;
         stats::add(&self.inner.counters.commits, 1);
         stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
-        Ok(())
+        Ok(blocks)
     }
 
     /// Locks the running transaction and waits until its handles have stopped.
-    fn lock_running(&self) -> Result<Arc<Transaction>> {
+    fn lock_running(&self) -> Result<Locked> {
         let mut state = self.inner.state.lock();
         loop {
             self.check_running()?;
+            let sequence = state.next_sequence;
             let Some(running) = &mut state.running else {
                 return Err(JournalError::Usage("there is no transaction to commit".into()));
             };
             running.phase = Phase::Locked;
             if running.handles == 0 {
-                return Ok(running.transaction.clone());
+                // Together: who comes from here on is served by a later generation.
+                running.generation += 1;
+                let wanted = std::mem::take(&mut running.wanted);
+                return Ok(Locked { transaction: running.transaction.clone(), sequence, wanted });
             }
             self.inner.drained.wait(&mut state);
         }
     }
 
-    /// The transaction is frozen: gives it `log_blocks` and lets the next one run.
-    fn start_flushing(&self, transaction: &Arc<Transaction>, log_blocks: u32) -> u32 {
+    /// All is frozen: gives the batch `log_blocks` and lets the next transaction, or the rest
+    /// of this one, run.
+    fn start_flushing(&self, batch: &Batch, log_blocks: u32) -> u32 {
         let mut state = self.inner.state.lock();
         let log_start = state.head;
         if let Some(log) = &self.inner.log {
             state.head = log.after(log_start, log_blocks);
             state.used_blocks = state.used_blocks.saturating_add(log_blocks);
         }
-        state.running = None;
-        let transaction = transaction.clone();
-        state.committing.push_back(Committing { transaction, phase: Phase::Flushing, log_start });
+        state.next_sequence = batch.sequence.next();
+        match &mut state.running {
+            Some(running) if batch.parts.is_some() => {
+                running.phase = Phase::Running;
+                let rest = running.reserved_blocks.saturating_sub(batch.reserved_blocks);
+                running.reserved_blocks = rest;
+            }
+            _ => state.running = None,
+        }
+        state.committing.push_back(Committing {
+            tid: batch.tid,
+            sequence: batch.sequence,
+            parts: batch.parts.clone(),
+            phase: Phase::Flushing,
+            log_start,
+        });
         self.inner.unlocked.notify_all();
         log_start
     }
 
-    fn set_phase(&self, tid: Tid, phase: Phase) {
+    fn set_phase(&self, sequence: Sequence, phase: Phase) {
         let mut state = self.inner.state.lock();
-        let slot = state.committing.iter_mut().find(|slot| slot.transaction.tid == tid);
-        if let Some(slot) = slot {
+        if let Some(slot) = state.committing.iter_mut().find(|slot| slot.sequence == sequence) {
             slot.phase = phase;
         }
     }
 
-    fn commit_to_log(
-        &self,
-        log: &Log,
-        transaction: &Arc<Transaction>,
-        versions: Vec<Version>,
-        contents: Contents,
-    ) -> Result<()> {
-        let tid = transaction.tid;
-        let shape = LogShape::new(&log.format, versions.len(), contents.revoked.len());
+    fn commit_to_log(&self, log: &Log, batch: Batch) -> Result<u32> {
+        let sequence = batch.sequence;
+        let shape = LogShape::new(&log.format, batch.versions.len(), batch.revoked.len());
         stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
         stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
-        stats::add(&self.inner.counters.revoke_records, contents.revoked.len());
+        stats::add(&self.inner.counters.revoke_records, batch.revoked.len());
         let body_blocks = shape.blocks() as u32;
-        let log_start = self.start_flushing(transaction, body_blocks + 1);
-        // From here on handles of the next transaction start and modify the same buffers.
-        let blocks = LogBlocks::build(&log.format, tid, &versions, &contents.revoked)?;
-        self.mark_log_in_use(log, tid, log_start, !contents.revoked.is_empty())?;
+        let log_start = self.start_flushing(&batch, body_blocks + 1);
+        // From here on handles start again and modify the same buffers.
+        let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
+        self.mark_log_in_use(log, sequence, log_start, !batch.revoked.is_empty())?;
 
         let requests = log.write_requests(log_start, blocks.bufs)?;
         let tickets = self.inner.device.submit(requests);
-        wait_with_data(&tickets, &contents.data, "writing the log")?;
-        self.set_phase(tid, Phase::Committing);
+        wait_with_data(&tickets, &batch.data, "writing the log")?;
+        self.set_phase(sequence, Phase::Committing);
         self.inner.flush("flushing before the commit block")?;
         // A shutdown that came in between must not find the transaction committed.
         self.check_running()?;
-        self.write_commit_block(log, tid, log.after(log_start, body_blocks), blocks.crc)?;
+        let commit_at = log.after(log_start, body_blocks);
+        self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
 
-        let buffers: Vec<_> = versions.into_iter().map(|(buffer, _)| buffer).collect();
-        self.publish(tid, &buffers, false);
-        self.discard_forgotten(tid, &contents);
+        let buffers: Vec<_> = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
+        self.publish(sequence, &buffers, false);
+        self.discard_forgotten(sequence, &batch.forgotten);
         let mut state = self.inner.state.lock();
-        state.committing.retain(|slot| slot.transaction.tid != tid);
-        state.logged = tid;
-        let phase = Phase::Committed;
-        state.checkpoints.push_back(Checkpoint { tid, phase, log_start, buffers: buffers.into() });
-        Ok(())
+        state.committing.retain(|slot| slot.sequence != sequence);
+        state.logged = sequence;
+        state.checkpoints.push_back(Checkpoint {
+            tid: batch.parts.is_none().then_some(batch.tid),
+            sequence,
+            phase: Phase::Committed,
+            log_start,
+            buffers: buffers.into(),
+        });
+        Ok(body_blocks + 1)
     }
 
     /// Before the first commit into an empty log: says on disk where the log starts. The
     /// flush before the commit block covers this write.
-    fn mark_log_in_use(&self, log: &Log, tid: Tid, log_start: u32, revokes: bool) -> Result<()> {
+    fn mark_log_in_use(
+        &self,
+        log: &Log,
+        sequence: Sequence,
+        log_start: u32,
+        revokes: bool,
+    ) -> Result<()> {
         let empty = std::mem::take(&mut self.inner.state.lock().empty_on_disk);
         let has_revoke = || log.superblock.lock().0.s_feature_incompat.contains(Incompat::REVOKE);
         if !empty && (!revokes || has_revoke()) {
@@ -150,16 +196,22 @@ impl Journal {
         log.write_superblock(&self.inner.counters, false, |superblock| {
             if empty {
                 superblock.s_start = log_start;
-                superblock.s_sequence = tid;
+                superblock.s_sequence = sequence.0;
             }
             superblock.s_feature_incompat |= Incompat::REVOKE;
         })
     }
 
-    fn write_commit_block(&self, log: &Log, tid: Tid, at: u32, crc: u32) -> Result<()> {
+    fn write_commit_block(
+        &self,
+        log: &Log,
+        sequence: Sequence,
+        at: u32,
+        crc: u32,
+    ) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = CommitBlock {
-            sequence: tid,
+            sequence: sequence.0,
             commit_sec: now.as_secs(),
             commit_nsec: now.subsec_nanos(),
             transaction_crc: crc,
@@ -179,15 +231,11 @@ impl Journal {
     }
 
     /// Without a log: blocks go home, then a flush.
-    fn commit_home(
-        &self,
-        transaction: &Arc<Transaction>,
-        versions: Vec<Version>,
-        contents: Contents,
-    ) -> Result<()> {
-        let tid = transaction.tid;
-        self.start_flushing(transaction, 0);
-        let (buffers, blocks): (Vec<_>, Vec<_>) = versions
+    fn commit_home(&self, batch: Batch) -> Result<()> {
+        let sequence = batch.sequence;
+        self.start_flushing(&batch, 0);
+        let (buffers, blocks): (Vec<_>, Vec<_>) = batch
+            .versions
             .into_iter()
             .map(|(buffer, version)| {
                 let block = buffer.block();
@@ -196,35 +244,35 @@ impl Journal {
             .unzip();
         let requests = home_requests(self.inner.block_size, blocks, Class::Sync);
         let tickets = self.inner.device.submit(requests);
-        wait_with_data(&tickets, &contents.data, "writing metadata")?;
-        self.set_phase(tid, Phase::Committing);
+        wait_with_data(&tickets, &batch.data, "writing metadata")?;
+        self.set_phase(sequence, Phase::Committing);
         self.inner.flush("flushing metadata")?;
-        self.publish(tid, &buffers, true);
-        self.discard_forgotten(tid, &contents);
+        self.publish(sequence, &buffers, true);
+        self.discard_forgotten(sequence, &batch.forgotten);
         self.remove_clean(buffers.iter());
         let mut state = self.inner.state.lock();
-        state.committing.retain(|slot| slot.transaction.tid != tid);
-        state.logged = tid;
+        state.committing.retain(|slot| slot.sequence != sequence);
+        state.logged = sequence;
         Ok(())
     }
 
     /// Turns frozen versions into committed ones.
-    fn publish(&self, tid: Tid, buffers: &[Arc<Buffer>], home: bool) {
+    fn publish(&self, sequence: Sequence, buffers: &[Arc<Buffer>], home: bool) {
         for buffer in buffers {
-            buffer.committed(tid, home);
+            buffer.committed(sequence, home);
         }
     }
 
-    /// Blocks that the transaction freed must not be written home any more: their next owner
-    /// may write them as soon as the callbacks have run. Waits for home writes under way.
-    fn discard_forgotten(&self, tid: Tid, contents: &Contents) {
-        for buffer in contents.forgotten.values() {
+    /// Blocks that were freed must not be written home any more: their next owner may write
+    /// them as soon as the callbacks have run. Waits for home writes under way.
+    fn discard_forgotten(&self, sequence: Sequence, forgotten: &[Arc<Buffer>]) {
+        for buffer in forgotten {
             let mut idle = self.inner.home_lock.lock();
-            while !buffer.discard_up_to(tid) {
+            while !buffer.discard_up_to(sequence) {
                 self.inner.home_idle.wait(&mut idle);
             }
         }
-        self.remove_clean(contents.forgotten.values());
+        self.remove_clean(forgotten.iter());
     }
 
     fn count_blocks(&self, versions: &[Version]) {

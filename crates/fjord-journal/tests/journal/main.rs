@@ -4,6 +4,8 @@
 mod basic;
 mod crash;
 mod freed;
+mod parts;
+mod parts_crash;
 mod rig;
 mod threads;
 mod usage;

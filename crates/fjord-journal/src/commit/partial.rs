@@ -1,0 +1,329 @@
+//! The commit of parts: what some parts of the running transaction hold becomes a transaction
+//! of the log by itself; the rest runs on.
+//!
+//! 1. lock the transaction and wait for its handles, as a compound commit does;
+//! 2. close the wanted parts over the handles ([`crate::part`]); if that is nearly everything,
+//!    or holds what is of no single part, or the log is too full for two transactions instead
+//!    of one, commit all;
+//! 3. freeze the closure: its buffers; of shared blocks the last committed version with the
+//!    closure's entries; its revokes, its data tickets, its callbacks. The transaction takes
+//!    handles again;
+//! 4. the rest as in a compound commit. In the log, and to recovery, it is a transaction like
+//!    any other.
+//!
+//! Threads that want parts while a commit is under way leave word ([`Running::wanted`]), and
+//! the next commit of parts takes them all along.
+//!
+//! Invariant: what is logged and what is left share no handle, so either may be lost.
+//!
+//! [`Running::wanted`]: crate::transaction::Running
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use fjord_format::types::{BlockNo, Tid};
+
+use super::Locked;
+use super::build::LogShape;
+use crate::buffer::{Buffer, Entries};
+use crate::error::{JournalError, Result};
+use crate::handle::check_no_open_handle;
+use crate::journal::{CommitterGuard, Journal, State};
+use crate::log::Log;
+use crate::part::{Part, PartSet, Parts};
+use crate::stats;
+use crate::transaction::{Batch, Contents, Phase, Running, Version};
+
+/// When no more than one in so many blocks would be left behind, the whole transaction commits:
+/// it costs hardly more, and the next one starts afresh.
+const NEARLY_ALL: usize = 8;
+
+/// What [`Journal::commit_parts`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartialCommit {
+    /// Nothing: what the parts held was durable.
+    Durable,
+    /// Committed the parts and what has to commit with them.
+    Parts {
+        /// Blocks of the log it took; 0 when another caller's commit took the parts along.
+        log_blocks: u32,
+    },
+    /// Committed the whole transaction.
+    Whole(WholeReason),
+}
+
+/// Why a whole transaction was committed although only parts of it were wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WholeReason {
+    /// There is no log, or nobody said what the parts are.
+    NoParts,
+    /// What has to commit with the wanted parts holds something that is of no single part.
+    WholePart,
+    /// It is (nearly) everything.
+    NearlyAll,
+    /// The log has no room for two transactions instead of one.
+    LogSpace,
+    /// The commit of the whole transaction was under way.
+    UnderWay,
+}
+
+/// What a commit of parts takes.
+struct Plan {
+    closure: PartSet,
+    /// Revoke blocks that the rest of the transaction needs no more.
+    revoke_blocks: u32,
+}
+
+/// What there is to do for a caller.
+enum Need {
+    Nothing,
+    /// Wait until the commits up to this generation are durable; do the last of them if nobody
+    /// else does.
+    Generation(u32),
+    Whole(WholeReason),
+}
+
+impl Journal {
+    /// Makes durable what transaction `tid` holds of `seeds`, and of the parts that share
+    /// handles with those. As [`Journal::commit`] where parts cannot commit alone. Returns at
+    /// once when it is durable already.
+    pub fn commit_parts(&self, tid: Tid, seeds: &[Part]) -> Result<PartialCommit> {
+        check_no_open_handle(self, "a commit")?;
+        let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
+            return self.commit_whole_for(tid, WholeReason::NoParts);
+        };
+        let mut goal = None;
+        let mut state = self.inner.state.lock();
+        loop {
+            self.check_running()?;
+            if state.committed.at_least(tid) {
+                let waited = goal.is_some();
+                let whole = PartialCommit::Whole(WholeReason::UnderWay);
+                return Ok(if waited { whole } else { PartialCommit::Durable });
+            }
+            let Some((running, generation)) = need(&mut state, tid, seeds, goal) else {
+                drop(state);
+                return self.commit_whole_for(tid, WholeReason::UnderWay);
+            };
+            match generation {
+                Need::Nothing => return Ok(PartialCommit::Durable),
+                Need::Whole(reason) => {
+                    drop(state);
+                    return self.commit_whole_for(tid, reason);
+                }
+                Need::Generation(wanted) if running.generations_committed >= wanted => {
+                    return Ok(PartialCommit::Parts { log_blocks: 0 });
+                }
+                Need::Generation(wanted) => goal = Some(wanted),
+            }
+            if state.committer_busy {
+                self.inner.committer_free.wait(&mut state);
+                continue;
+            }
+            state.committer_busy = true;
+            drop(state);
+            // Given up also when a callback panics, so that nobody waits for ever.
+            let _place = CommitterGuard::of(&self.inner);
+            return self.commit_wanted(log, parts);
+        }
+    }
+
+    fn commit_whole_for(&self, tid: Tid, reason: WholeReason) -> Result<PartialCommit> {
+        if self.is_committed(tid) {
+            return Ok(PartialCommit::Durable);
+        }
+        self.commit(tid).map(|()| PartialCommit::Whole(reason))
+    }
+
+    /// Commits what somebody wants of the running transaction. The caller has the committer's
+    /// place.
+    fn commit_wanted(&self, log: &Log, parts: &Arc<dyn Parts>) -> Result<PartialCommit> {
+        let began = Instant::now();
+        let locked = self.lock_running()?;
+        let log_blocks = match self.plan(log, parts, &locked) {
+            Ok(Some(plan)) => {
+                let batch = take_parts(parts, &locked, plan);
+                let batch = batch.inspect_err(|error| self.abort(error.clone()))?;
+                let log_blocks = self.commit_batch(batch, began)?;
+                stats::add(&self.inner.counters.partial_commits, 1);
+                log_blocks
+            }
+            // An earlier commit took what was wanted.
+            Ok(None) => 0,
+            Err(reason) => {
+                self.commit_whole(&locked, began)?;
+                return Ok(PartialCommit::Whole(reason));
+            }
+        };
+        let mut state = self.inner.state.lock();
+        if let Some(running) = &mut state.running {
+            running.phase = Phase::Running;
+            running.generations_committed = running.generation;
+        }
+        self.inner.unlocked.notify_all();
+        Ok(PartialCommit::Parts { log_blocks })
+    }
+
+    /// What to take for those who wait; `None` if that is nothing.
+    fn plan(
+        &self,
+        log: &Log,
+        parts: &Arc<dyn Parts>,
+        locked: &Locked,
+    ) -> Result<Option<Plan>, WholeReason> {
+        let mut contents = locked.transaction.contents.lock();
+        let closure = contents.parts.closure(&locked.wanted);
+        if closure.is_empty() {
+            return Ok(None);
+        }
+        if closure.contains(Part::WHOLE) {
+            return Err(WholeReason::WholePart);
+        }
+        let counts = Counts::of(&contents, parts, &closure);
+        drop(contents);
+        if counts.is_nearly_all() {
+            return Err(WholeReason::NearlyAll);
+        }
+        let per_block = log.format.revokes_per_block().max(1);
+        let rest = counts.all_revokes - counts.revokes;
+        let revoke_blocks = counts.all_revokes.div_ceil(per_block) - rest.div_ceil(per_block);
+        let shape =
+            LogShape::new(&log.format, counts.blocks + counts.shared_blocks, counts.revokes);
+        let state = self.inner.state.lock();
+        let reserved = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
+        let rest = reserved.saturating_sub((counts.blocks + revoke_blocks) as u32);
+        let need = self.log_blocks_needed(rest).saturating_add(shape.blocks() as u32 + 1);
+        if need > self.free_blocks(&state) {
+            return Err(WholeReason::LogSpace);
+        }
+        Ok(Some(Plan { closure, revoke_blocks: revoke_blocks as u32 }))
+    }
+}
+
+/// What a caller needs of the running transaction, which must be `tid`; `None` if it is not, so
+/// that its commit is under way. `goal` is what an earlier call said.
+fn need<'a>(
+    state: &'a mut State,
+    tid: Tid,
+    seeds: &[Part],
+    goal: Option<u32>,
+) -> Option<(&'a mut Running, Need)> {
+    let in_flight = |slot: &crate::transaction::Committing| {
+        slot.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
+    };
+    let in_flight = state.committing.iter().any(in_flight);
+    let running = state.running.as_mut().filter(|running| running.transaction.tid == tid)?;
+    if let Some(goal) = goal {
+        return Some((running, Need::Generation(goal)));
+    }
+    let closure = running.transaction.contents.lock().parts.closure(seeds);
+    let need = if closure.contains(Part::WHOLE) {
+        Need::Whole(WholeReason::WholePart)
+    } else if !closure.is_empty() {
+        running.wanted.extend_from_slice(seeds);
+        Need::Generation(running.generation + 1)
+    } else if in_flight || running.phase == Phase::Locked {
+        // Taken by the last generation, or perhaps being taken just now.
+        Need::Generation(running.generation)
+    } else {
+        Need::Nothing
+    };
+    Some((running, need))
+}
+
+/// How much of a transaction a closure is.
+struct Counts {
+    /// Blocks of the closure; a block that left the transaction and came back counts twice.
+    blocks: usize,
+    /// The same of all parts.
+    all_blocks: usize,
+    /// Blocks that parts share.
+    shared_blocks: usize,
+    revokes: usize,
+    all_revokes: usize,
+    /// Data that only other parts wait for.
+    other_data: usize,
+}
+
+impl Counts {
+    fn of(contents: &Contents, parts: &Arc<dyn Parts>, closure: &PartSet) -> Counts {
+        let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));
+        let shared_blocks = contents.buffers.iter().filter(|buffer| buffer.is_shared()).count();
+        let is_own = |buffer: &&Arc<Buffer>| !buffer.is_shared() && is_chosen(buffer.block());
+        Counts {
+            blocks: contents.buffers.iter().filter(is_own).count(),
+            all_blocks: contents.buffers.len() - shared_blocks,
+            shared_blocks,
+            revokes: contents.revoked.iter().filter(|&&block| is_chosen(block)).count(),
+            all_revokes: contents.revoked.len(),
+            other_data: contents.data.iter().filter(|(part, _)| !closure.contains(*part)).count(),
+        }
+    }
+
+    fn is_nearly_all(&self) -> bool {
+        let rest = self.all_blocks - self.blocks + self.all_revokes - self.revokes;
+        self.other_data == 0 && rest * NEARLY_ALL <= self.all_blocks + self.all_revokes
+    }
+}
+
+/// Freezes what the plan says and takes it out of the transaction, of which no handle is open.
+fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Batch> {
+    let Plan { closure, revoke_blocks } = plan;
+    let (tid, sequence) = (locked.transaction.tid, locked.sequence);
+    let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));
+    // Buffers are locked before the contents of a transaction.
+    let buffers = std::mem::take(&mut locked.transaction.contents.lock().buffers);
+    let mut versions: Vec<Version> = Vec::new();
+    let mut kept = Vec::new();
+    let mut reserved_blocks = revoke_blocks;
+    for buffer in buffers {
+        let block = buffer.block();
+        if buffer.is_shared() {
+            let copy = |current: &[u8], version: &mut [u8]| {
+                parts.copy_entries(block, current, version, &closure);
+            };
+            match buffer.freeze_entries(tid, sequence, copy) {
+                Entries::Left => reserved_blocks += 1,
+                Entries::Unchanged => kept.push(buffer),
+                Entries::Frozen { version, is_all } => {
+                    reserved_blocks += u32::from(is_all);
+                    if !is_all {
+                        kept.push(buffer.clone());
+                    }
+                    versions.push((buffer, version));
+                }
+                Entries::NoBase => {
+                    let message = format!("block {block} has lost its last committed contents");
+                    return Err(JournalError::Usage(message));
+                }
+            }
+        } else if is_chosen(block) {
+            reserved_blocks += 1;
+            let version = buffer.freeze(tid, sequence);
+            versions.extend(version.map(|version| (buffer, version)));
+        } else {
+            kept.push(buffer);
+        }
+    }
+    let mut contents = locked.transaction.contents.lock();
+    let contents = &mut *contents;
+    contents.buffers = kept;
+    contents.parts.remove(&closure);
+    let (revoked, rest) =
+        std::mem::take(&mut contents.revoked).into_iter().partition(|&block| is_chosen(block));
+    contents.revoked = rest;
+    let forgotten = contents.forgotten.extract_if(|&block, _| is_chosen(block));
+    let data = contents.data.extract_if(.., |(part, _)| closure.contains(*part));
+    let callbacks = contents.callbacks.extract_if(.., |(part, _)| closure.contains(*part));
+    Ok(Batch {
+        tid,
+        sequence,
+        reserved_blocks,
+        versions,
+        revoked,
+        forgotten: forgotten.map(|(_, buffer)| buffer).collect(),
+        data: data.map(|(_, ticket)| ticket).collect(),
+        callbacks: callbacks.map(|(_, callback)| callback).collect(),
+        parts: Some(closure),
+    })
+}

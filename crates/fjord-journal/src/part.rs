@@ -1,0 +1,177 @@
+//! Parts: what of the running transaction can commit before the rest.
+//!
+//! A file system that consists of parts which seldom change together (block groups) tells the
+//! journal, once, which part each block is of ([`Parts`]). The journal notes which parts each
+//! handle touched, and [`Journal::commit_parts`](crate::Journal::commit_parts) commits some
+//! parts as a transaction of their own (per-block-group journaling, Kang and Shin).
+//!
+//! Invariants: the parts that one handle touched stay together until they have committed, so
+//! that no handle is torn; and so do, transitively, all parts that share a handle, for a block
+//! has one version for all of its handles. A block that parts share entry by entry (a buffer
+//! made by [`Buffer::new_keeping_base`](crate::Buffer::new_keeping_base)) ties nothing
+//! together: what is logged of it is its last committed version with the entries of the parts
+//! that commit.
+
+use std::collections::{HashMap, HashSet};
+
+use fjord_format::types::BlockNo;
+
+/// A part of the file system, by a number of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part(pub u32);
+
+impl Part {
+    /// What is of no single part: it commits with everything.
+    pub const WHOLE: Part = Part(u32::MAX);
+}
+
+/// How a file system is made of parts.
+pub trait Parts: Send + Sync {
+    /// The part of a block; always the same for the same block. Not asked for blocks whose
+    /// buffer keeps its base.
+    fn part_of(&self, block: BlockNo) -> Part;
+
+    /// For a block that parts share: copies the entries of the parts in `chosen` from
+    /// `current` to `version`, which comes in as the block's last committed contents. Both
+    /// have the length of a block.
+    fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet);
+}
+
+/// Parts that commit together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartSet(HashSet<Part>);
+
+impl PartSet {
+    /// Whether `part` is among them.
+    pub fn contains(&self, part: Part) -> bool {
+        self.0.contains(&part)
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromIterator<Part> for PartSet {
+    fn from_iter<I: IntoIterator<Item = Part>>(parts: I) -> PartSet {
+        PartSet(parts.into_iter().collect())
+    }
+}
+
+/// Which of the parts that a transaction touched have to commit together: disjoint sets with
+/// path halving.
+#[derive(Debug, Default)]
+pub(crate) struct PartUnions {
+    /// Each touched part and another of its set; the root of a set is its own.
+    parent: HashMap<Part, Part>,
+}
+
+impl PartUnions {
+    /// A handle touched `parts`.
+    pub(crate) fn merge(&mut self, parts: &[Part]) {
+        let Some((&first, rest)) = parts.split_first() else { return };
+        let mut root = self.root(first);
+        for &part in rest {
+            let other = self.root(part);
+            self.parent.insert(other, root);
+            root = self.root(root);
+        }
+    }
+
+    /// Whether a handle touched the part since it last committed.
+    pub(crate) fn contains(&self, part: Part) -> bool {
+        self.parent.contains_key(&part)
+    }
+
+    /// Everything that has to commit with `seeds`; empty when nothing touched those.
+    pub(crate) fn closure(&mut self, seeds: &[Part]) -> PartSet {
+        let touched = seeds.iter().copied().filter(|&seed| self.contains(seed));
+        let touched: Vec<Part> = touched.collect();
+        let roots: HashSet<Part> = touched.into_iter().map(|seed| self.root(seed)).collect();
+        let all: Vec<Part> = self.parent.keys().copied().collect();
+        all.into_iter().filter(|&part| roots.contains(&self.root(part))).collect()
+    }
+
+    /// The parts of a closure have been taken.
+    pub(crate) fn remove(&mut self, closure: &PartSet) {
+        self.parent.retain(|&part, _| !closure.contains(part));
+    }
+
+    fn root(&mut self, part: Part) -> Part {
+        let mut at = part;
+        loop {
+            let parent = *self.parent.entry(at).or_insert(at);
+            if parent == at {
+                return at;
+            }
+            let above = self.parent.get(&parent).copied().unwrap_or(parent);
+            self.parent.insert(at, above);
+            at = above;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn set(parts: impl IntoIterator<Item = u32>) -> PartSet {
+        parts.into_iter().map(Part).collect()
+    }
+
+    #[test]
+    fn parts_without_a_common_handle_stay_apart() {
+        let mut unions = PartUnions::default();
+        unions.merge(&[Part(1), Part(2)]);
+        unions.merge(&[Part(3)]);
+        unions.merge(&[]);
+        assert_eq!(unions.closure(&[Part(1)]), set([1, 2]));
+        assert_eq!(unions.closure(&[Part(3)]), set([3]));
+        assert_eq!(unions.closure(&[Part(9)]), set([]));
+        unions.remove(&set([1, 2]));
+        assert!(!unions.contains(Part(2)) && unions.contains(Part(3)));
+    }
+
+    proptest! {
+        /// Against the definition: add what shares a handle until nothing is added.
+        #[test]
+        fn a_closure_is_what_the_handles_say(
+            handles in prop::collection::vec(prop::collection::vec(0u32..12, 0..4), 0..12),
+            seeds in prop::collection::vec(0u32..14, 0..3),
+        ) {
+            let mut unions = PartUnions::default();
+            for handle in &handles {
+                unions.merge(&handle.iter().copied().map(Part).collect::<Vec<_>>());
+            }
+            let touched: HashSet<u32> = handles.iter().flatten().copied().collect();
+            let mut wanted: HashSet<u32> =
+                seeds.iter().copied().filter(|seed| touched.contains(seed)).collect();
+            loop {
+                let before = wanted.len();
+                for handle in &handles {
+                    if handle.iter().any(|part| wanted.contains(part)) {
+                        wanted.extend(handle);
+                    }
+                }
+                if wanted.len() == before {
+                    break;
+                }
+            }
+            let seeds: Vec<Part> = seeds.into_iter().map(Part).collect();
+            let closure = unions.closure(&seeds);
+            prop_assert_eq!(&closure, &set(wanted.iter().copied()));
+            unions.remove(&closure);
+            for part in touched {
+                prop_assert_eq!(unions.contains(Part(part)), !wanted.contains(&part));
+            }
+        }
+    }
+}
