@@ -16,11 +16,13 @@ use fjord_block::{Buf, Device, DeviceExt, MemDevice, Request};
 use fjord_format::jbd2::{ChecksumVersion, MAGIC};
 use fjord_format::types::BlockNo;
 use fjord_journal::{
-    Buffer, BufferKind, Journal, JournalError, JournalExtent, JournalMap, JournalOptions, recover,
-    recovery,
+    Buffer, BufferKind, Journal, JournalError, JournalExtent, JournalMap, JournalOptions, Part,
+    PartSet, PartialCommit, Parts, recover, recovery,
 };
 use fjord_testkit::image::{self, KernelMount, Scratch};
 use fjord_testkit::{dirty, tools};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 /// Runs a debugfs request. Checksums are not verified, for in an image taken while Linux
 /// works the superblock may be older than its checksum.
@@ -322,6 +324,76 @@ impl Target {
         Ok(())
     }
 
+    /// Handles in some of eight parts and now and then in two, commits of parts, checkpoints,
+    /// frees; at last changes of every part, of which one commits.
+    fn log_parts(&mut self, seed: u64) -> Result<()> {
+        let options = JournalOptions {
+            bit64: true,
+            checksum: Some(ChecksumVersion::V3),
+            ..JournalOptions::default()
+        };
+        let (journal, _) =
+            Journal::open(self.device.clone(), self.map.clone(), self.block_size, &options)?;
+        journal.set_parts(Arc::new(InTurn))?;
+        let shared = self.buffer(self.blocks[0])?.snapshot();
+        let shared =
+            Buffer::new_keeping_base(BlockNo(self.blocks[0]), shared, BufferKind::Metadata);
+        let buffers = self.blocks[1..].iter().map(|&block| self.buffer(block));
+        let buffers: Vec<_> = buffers.collect::<Result<_>>()?;
+        let mut rng = StdRng::seed_from_u64(seed);
+        // What each part holds since it last committed.
+        let mut pending: BTreeMap<u32, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
+        let mut partial = 0;
+        for round in 0..600u32 {
+            let fill = round as u8;
+            let handle = journal.start(2)?;
+            let buffer = &buffers[rng.random_range(0..buffers.len())];
+            let part = InTurn.part_of(buffer.block()).0;
+            let mut guard = handle.get_write(buffer)?;
+            guard.fill(fill);
+            pending.entry(part).or_default().insert(buffer.block().0, guard.to_vec());
+            drop(guard);
+            handle.touch_part(Part(part));
+            handle.get_write(&shared)?[InTurn::entry(part, self.block_size)].fill(fill);
+            let tid = handle.stop();
+            let wanted = rng.random_range(0..InTurn::PARTS);
+            match rng.random_range(0..12) {
+                0 => drop(journal.checkpoint_some(9)?),
+                1..5 => match journal.commit_parts(tid, &[Part(wanted)])? {
+                    PartialCommit::Durable => {}
+                    PartialCommit::Parts { .. } => {
+                        partial += 1;
+                        self.committed(pending.remove(&wanted), wanted, &shared);
+                    }
+                    PartialCommit::Whole(_) => {
+                        for (part, blocks) in std::mem::take(&mut pending) {
+                            self.committed(Some(blocks), part, &shared);
+                        }
+                    }
+                },
+                _ => {}
+            }
+        }
+        ensure!(partial > 20 && pending.len() > 1, "{partial} commits of parts, {pending:?}");
+        journal.shutdown();
+        Ok(())
+    }
+
+    /// What `part` held has committed.
+    fn committed(
+        &mut self,
+        blocks: Option<BTreeMap<u64, Vec<u8>>>,
+        part: u32,
+        shared: &Arc<Buffer>,
+    ) {
+        if let Some(blocks) = blocks {
+            self.wanted.extend(blocks);
+            let entry = InTurn::entry(part, self.block_size);
+            let version = self.wanted.entry(shared.block().0).or_default();
+            version[entry.clone()].copy_from_slice(&shared.read()[entry]);
+        }
+    }
+
     fn change(
         &mut self,
         journal: &Journal,
@@ -393,6 +465,53 @@ fn logs_written_by_fjord_are_replayed_by_e2fsck_and_linux() -> Result<()> {
         let ours = load(&target.dirty_image("fjord.img")?)?;
         let report = recover(&ours, &target.map, target.block_size)?;
         ensure!(report.revoked_blocks > 0, "{}: {report:?}", context());
+        target.check(&ours, "fjord").with_context(context)?;
+    }
+    Ok(())
+}
+
+/// Parts by block number, and a shared block with an entry of each.
+struct InTurn;
+
+impl InTurn {
+    const PARTS: u32 = 8;
+
+    fn entry(part: u32, block_size: usize) -> std::ops::Range<usize> {
+        let bytes = block_size / Self::PARTS as usize;
+        part as usize * bytes..(part as usize + 1) * bytes
+    }
+}
+
+impl Parts for InTurn {
+    fn part_of(&self, block: BlockNo) -> Part {
+        Part((block.0 % u64::from(Self::PARTS)) as u32)
+    }
+
+    fn copy_entries(&self, _: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet) {
+        for part in (0..Self::PARTS).filter(|&part| chosen.contains(Part(part))) {
+            let entry = InTurn::entry(part, current.len());
+            version[entry.clone()].copy_from_slice(&current[entry]);
+        }
+    }
+}
+
+#[test]
+fn commits_of_parts_are_replayed_by_e2fsck_and_linux() -> Result<()> {
+    tools::require_root()?;
+    for seed in 0..6 {
+        let context = || format!("seed {seed}");
+        let block_size = if seed % 2 == 0 { "4096" } else { "1024" };
+        let mut target = Target::new(&["-t", "ext4", "-b", block_size])?;
+        target.log_parts(seed).with_context(context)?;
+        let checked = target.dirty_image("e2fsck.img")?;
+        let said = said(&image::e2fsck_repair(&checked).with_context(context)?);
+        ensure!(said.contains("recovering journal"), "{}: {said}", context());
+        target.check(&load(&checked)?, "e2fsck").with_context(context)?;
+        let mounted = target.dirty_image("linux.img")?;
+        KernelMount::new(&mounted, "rw").with_context(context)?.unmount()?;
+        target.check(&load(&mounted)?, "Linux").with_context(context)?;
+        let ours = load(&target.dirty_image("fjord.img")?)?;
+        recover(&ours, &target.map, target.block_size)?;
         target.check(&ours, "fjord").with_context(context)?;
     }
     Ok(())
