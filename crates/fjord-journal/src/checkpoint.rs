@@ -150,12 +150,7 @@ impl Journal {
         Ok(Some(buffers.len()))
     }
 
-    fn write_home(
-        &self,
-        sequence: Sequence,
-        buffers: &[Arc<Buffer>],
-        class: Class,
-    ) -> Result<()> {
+    fn write_home(&self, sequence: Sequence, buffers: &[Arc<Buffer>], class: Class) -> Result<()> {
         let mut written: Vec<&Arc<Buffer>> = Vec::with_capacity(buffers.len());
         let mut blocks: Vec<(BlockNo, Buf)> = Vec::with_capacity(buffers.len());
         for buffer in buffers {

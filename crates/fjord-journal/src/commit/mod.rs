@@ -32,9 +32,7 @@ use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::part::Part;
 use crate::stats;
-use crate::transaction::{
-    Batch, Checkpoint, Committing, Phase, Sequence, Transaction, Version,
-};
+use crate::transaction::{Batch, Checkpoint, Committing, Phase, Sequence, Transaction, Version};
 
 use build::{LogBlocks, LogShape};
 
@@ -202,13 +200,7 @@ impl Journal {
         })
     }
 
-    fn write_commit_block(
-        &self,
-        log: &Log,
-        sequence: Sequence,
-        at: u32,
-        crc: u32,
-    ) -> Result<()> {
+    fn write_commit_block(&self, log: &Log, sequence: Sequence, at: u32, crc: u32) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = CommitBlock {
             sequence: sequence.0,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fjord_block::{Buf, Ticket};
+use fjord_block::{Buf, DeviceExt, Request, Ticket};
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::{BlockNo, Tid};
 use fjord_journal::{
@@ -287,8 +287,16 @@ fn a_free_is_revoked_by_the_commit_of_its_part() {
     assert_eq!(bench.journal.stats().revoke_records, 1);
     let (blocks, _) = bench.recovered();
     assert_eq!((blocks[0], blocks[1]), (0, 1));
+    // Data now, which no checkpoint may overwrite with the old version.
+    let mut contents = Buf::zeroed(BLOCK_SIZE);
+    set_value(contents.make_mut(), 9);
+    bench.rig.device.submit_one(Request::write(0, vec![contents])).wait().unwrap();
+    bench.journal.checkpoint_all().unwrap();
+    assert_eq!(bench.rig.value(&bench.rig.device.image(), 0), 9);
+    assert_eq!(bench.recovered().0[0], 9);
     bench.journal.commit(tid).unwrap();
-    assert_eq!(bench.recovered().0[1], 0);
+    assert_eq!(bench.recovered().0[0], 9);
+    assert_eq!(bench.journal.stats().revoke_records, 2);
 }
 
 #[test]

@@ -29,13 +29,16 @@ const FIRST_SEQUENCE: u32 = 2;
 #[derive(Clone, Debug)]
 enum Op {
     /// One handle that writes some blocks and, with `entries`, the entries of their parts.
-    Write { blocks: Vec<u64>, entries: bool },
+    Write {
+        blocks: Vec<u64>,
+        entries: bool,
+    },
     /// One handle that changes what is of no part, and a block.
     OfAll(u64),
     /// One handle that frees a block.
     Free(u64),
-    /// A data write to a block whose free has committed.
-    Data(u64),
+    /// A data write to one of the blocks whose free has committed.
+    Data(usize),
     CommitParts(Vec<u32>),
     Commit,
     Checkpoint,
@@ -49,7 +52,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         10 => write.prop_map(|(blocks, entries)| Op::Write { blocks, entries }),
         1 => block.clone().prop_map(Op::OfAll),
         3 => block.clone().prop_map(Op::Free),
-        3 => block.prop_map(Op::Data),
+        3 => (0..100usize).prop_map(Op::Data),
         8 => prop::collection::vec(0..PARTS, 1..3).prop_map(Op::CommitParts),
         1 => Just(Op::Commit),
         2 => Just(Op::Checkpoint),
@@ -132,7 +135,7 @@ impl History {
             Op::Write { blocks, entries } => self.write(blocks, *entries, false),
             Op::OfAll(block) => self.write(&[*block], false, true),
             Op::Free(block) => self.free(*block),
-            Op::Data(block) => self.data(*block),
+            Op::Data(choice) => self.data(*choice),
             Op::CommitParts(parts) => self.commit_parts(parts),
             Op::Commit => {
                 self.journal.commit_running().unwrap();
@@ -207,11 +210,14 @@ impl History {
         self.handles.push([part_of(block)].into());
     }
 
-    fn data(&mut self, block: u64) {
-        let State::Free(flag) = &self.now.blocks[&block] else { return };
-        if !flag.load(Ordering::SeqCst) {
-            return;
-        }
+    fn data(&mut self, choice: usize) {
+        let is_free = |state: &State| match state {
+            State::Free(flag) => flag.load(Ordering::SeqCst),
+            _ => false,
+        };
+        let free = self.now.blocks.iter().filter(|(_, state)| is_free(state));
+        let free: Vec<u64> = free.map(|(&block, _)| block).collect();
+        let Some(&block) = free.get(choice % free.len().max(1)) else { return };
         let mut contents = Buf::zeroed(BLOCK_SIZE);
         set_value(contents.make_mut(), self.counter);
         let index = self.rig.device.event_count();
@@ -378,10 +384,7 @@ fn many_threads_commit_their_parts_at_once() {
                     let mut rng = StdRng::seed_from_u64(u64::from(part));
                     for round in 1..=ROUNDS {
                         let handle = journal.start(4).unwrap();
-                        set_value(
-                            &mut handle.get_write(&buffers[part as usize]).unwrap(),
-                            round,
-                        );
+                        set_value(&mut handle.get_write(&buffers[part as usize]).unwrap(), round);
                         set_entry(&handle, shared, part, round);
                         if rng.random_range(0..4) == 0 {
                             let first = (part & !1) as usize;
