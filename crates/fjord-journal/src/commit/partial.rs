@@ -32,7 +32,7 @@ use crate::journal::{CommitterGuard, Journal, State};
 use crate::log::Log;
 use crate::part::{Part, PartSet, Parts};
 use crate::stats;
-use crate::transaction::{Batch, Contents, Phase, Running, Version};
+use crate::transaction::{Batch, Committing, Contents, Phase, Version};
 
 /// When no more than one in so many blocks would be left behind, the whole transaction commits:
 /// it costs hardly more, and the next one starts afresh.
@@ -41,9 +41,11 @@ const NEARLY_ALL: usize = 8;
 /// What [`Journal::commit_parts`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartialCommit {
-    /// Nothing: what the parts held was durable.
+    /// Nothing: what the parts held was durable, or on its way, and has been waited for. No
+    /// flush needs to have started since the call.
     Durable,
-    /// Committed the parts and what has to commit with them.
+    /// Committed the parts and what has to commit with them, by a flush that started since the
+    /// call.
     Parts {
         /// Blocks of the log it took; 0 when another caller's commit took the parts along.
         log_blocks: u32,
@@ -59,7 +61,9 @@ pub enum WholeReason {
     NoParts,
     /// What has to commit with the wanted parts holds something that is of no single part.
     WholePart,
-    /// It is (nearly) everything.
+    /// It is everything there is.
+    Everything,
+    /// It is nearly everything.
     NearlyAll,
     /// The log has no room for two transactions instead of one.
     LogSpace,
@@ -75,11 +79,13 @@ struct Plan {
 }
 
 /// What there is to do for a caller.
+#[derive(Clone, Copy)]
 enum Need {
     Nothing,
-    /// Wait until the commits up to this generation are durable; do the last of them if nobody
-    /// else does.
-    Generation(u32),
+    /// Wait until the commits up to this generation are durable.
+    InFlight(u32),
+    /// The same; and do the last of them if nobody else does.
+    Commit(u32),
     Whole(WholeReason),
 }
 
@@ -92,7 +98,7 @@ impl Journal {
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
             return self.commit_whole_for(tid, WholeReason::NoParts);
         };
-        let mut goal = None;
+        let mut goal: Option<Need> = None;
         let mut state = self.inner.state.lock();
         loop {
             self.check_running()?;
@@ -101,20 +107,25 @@ impl Journal {
                 let whole = PartialCommit::Whole(WholeReason::UnderWay);
                 return Ok(if waited { whole } else { PartialCommit::Durable });
             }
-            let Some((running, generation)) = need(&mut state, tid, seeds, goal) else {
+            if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
                 drop(state);
                 return self.commit_whole_for(tid, WholeReason::UnderWay);
-            };
-            match generation {
+            }
+            let need = *goal.get_or_insert_with(|| need(&mut state, seeds));
+            let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
+            match need {
                 Need::Nothing => return Ok(PartialCommit::Durable),
                 Need::Whole(reason) => {
                     drop(state);
                     return self.commit_whole_for(tid, reason);
                 }
-                Need::Generation(wanted) if running.generations_committed >= wanted => {
+                Need::InFlight(wanted) if committed >= wanted => {
+                    return Ok(PartialCommit::Durable);
+                }
+                Need::Commit(wanted) if committed >= wanted => {
                     return Ok(PartialCommit::Parts { log_blocks: 0 });
                 }
-                Need::Generation(wanted) => goal = Some(wanted),
+                Need::InFlight(_) | Need::Commit(_) => {}
             }
             if state.committer_busy {
                 self.inner.committer_free.wait(&mut state);
@@ -181,8 +192,8 @@ impl Journal {
         }
         let counts = Counts::of(&contents, parts, &closure);
         drop(contents);
-        if counts.is_nearly_all() {
-            return Err(WholeReason::NearlyAll);
+        if let Some(reason) = counts.are_nearly_all() {
+            return Err(reason);
         }
         let per_block = log.format.revokes_per_block().max(1);
         let rest = counts.all_revokes - counts.revokes;
@@ -200,35 +211,25 @@ impl Journal {
     }
 }
 
-/// What a caller needs of the running transaction, which must be `tid`; `None` if it is not, so
-/// that its commit is under way. `goal` is what an earlier call said.
-fn need<'a>(
-    state: &'a mut State,
-    tid: Tid,
-    seeds: &[Part],
-    goal: Option<u32>,
-) -> Option<(&'a mut Running, Need)> {
-    let in_flight = |slot: &crate::transaction::Committing| {
+/// What a caller needs of the running transaction, of which there is one.
+fn need(state: &mut State, seeds: &[Part]) -> Need {
+    let in_flight = |slot: &Committing| {
         slot.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
     };
     let in_flight = state.committing.iter().any(in_flight);
-    let running = state.running.as_mut().filter(|running| running.transaction.tid == tid)?;
-    if let Some(goal) = goal {
-        return Some((running, Need::Generation(goal)));
-    }
+    let Some(running) = &mut state.running else { return Need::Nothing };
     let closure = running.transaction.contents.lock().parts.closure(seeds);
-    let need = if closure.contains(Part::WHOLE) {
+    if closure.contains(Part::WHOLE) {
         Need::Whole(WholeReason::WholePart)
     } else if !closure.is_empty() {
         running.wanted.extend_from_slice(seeds);
-        Need::Generation(running.generation + 1)
+        Need::Commit(running.generation + 1)
     } else if in_flight || running.phase == Phase::Locked {
         // Taken by the last generation, or perhaps being taken just now.
-        Need::Generation(running.generation)
+        Need::InFlight(running.generation)
     } else {
         Need::Nothing
-    };
-    Some((running, need))
+    }
 }
 
 /// How much of a transaction a closure is.
@@ -260,9 +261,11 @@ impl Counts {
         }
     }
 
-    fn is_nearly_all(&self) -> bool {
+    fn are_nearly_all(&self) -> Option<WholeReason> {
         let rest = self.all_blocks - self.blocks + self.all_revokes - self.revokes;
-        self.other_data == 0 && rest * NEARLY_ALL <= self.all_blocks + self.all_revokes
+        let is_little = rest * NEARLY_ALL <= self.all_blocks + self.all_revokes;
+        let reason = if rest == 0 { WholeReason::Everything } else { WholeReason::NearlyAll };
+        (self.other_data == 0 && is_little).then_some(reason)
     }
 }
 
