@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
     bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, sim,
-    stat, tree, umount,
+    stat, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Mkfs(mkfs::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
+    /// Change the parameters of an unmounted image
+    Tune(tune::Args),
     /// Show superblock, features and journal, as dumpe2fs -h does
     Info(info::Args),
     /// List a directory of an unmounted image

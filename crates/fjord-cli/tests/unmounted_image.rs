@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use fjord_testkit::{
-    image::{self, Scratch},
+    image::{self, KernelMount, Scratch},
     tools::{self, Output},
 };
 
@@ -117,5 +117,54 @@ fn completions_and_help() -> Result<()> {
     }
     let help = run(Command::new(program).args(["mount", "--help"]))?.stdout;
     ensure!(help.contains("Examples:") && help.contains("fstab"), "{help}");
+    Ok(())
+}
+
+/// What `dumpe2fs -h` says is free.
+fn free_blocks(img: &Path) -> Result<String> {
+    let dump = run(tools::command("dumpe2fs")?.arg("-h").arg(img))?.stdout;
+    let line = dump.lines().find(|line| line.starts_with("Free blocks:"));
+    Ok(line.unwrap_or_default().to_owned())
+}
+
+#[test]
+fn areas_come_and_go_and_nobody_else_minds() -> Result<()> {
+    let scratch = Scratch::new("tune")?;
+    let img = scratch.join("image");
+    for features in ["", "^extent,^64bit", "^metadata_csum,orphan_file"] {
+        run(tools::command("mke2fs")?
+            .args(["-q", "-F", "-t", "ext4", "-O", features])
+            .arg(&img)
+            .arg("64M"))?;
+        fjord(&["mkdir"], &img, &["/dir"])?;
+        let before = free_blocks(&img)?;
+        let info = || -> Result<serde_json::Value> {
+            Ok(serde_json::from_str(&fjord(&["info", "--json"], &img, &[])?)?)
+        };
+        ensure!(info()?["journal"]["ijournal_areas"] == 0);
+        for (areas, count) in [("3x1M", 3), ("8x64K", 8), ("1x9M", 1)] {
+            let told = fjord(&["tune", "--json", "--ijournal", areas], &img, &[])?;
+            let told: serde_json::Value = serde_json::from_str(&told)?;
+            ensure!(told["ijournal_areas"] == count, "{told}");
+            image::e2fsck_clean(&img)?;
+            ensure!(info()?["journal"]["ijournal_areas"] == count);
+            ensure!(free_blocks(&img)? != before);
+            let mount = KernelMount::new(&img, "")?;
+            fs::write(mount.path().join("dir/file"), b"from Linux")?;
+            mount.unmount()?;
+            ensure!(fjord(&["cat"], &img, &["/dir/file"])? == "from Linux");
+            ensure!(info()?["journal"]["ijournal_areas"] == count, "Linux left them alone");
+            fjord(&["rm"], &img, &["/dir/file"])?;
+        }
+        fjord(&["tune", "--ijournal", "0"], &img, &[])?;
+        image::e2fsck_clean(&img)?;
+        ensure!(info()?["journal"]["ijournal_areas"] == 0);
+        ensure!(free_blocks(&img)? == before);
+        for wrong in ["1x8K", "300x1M", "2x40M", "many"] {
+            ensure!(fjord(&["tune", "--ijournal", wrong], &img, &[]).is_err(), "{wrong}");
+        }
+        image::e2fsck_clean(&img)?;
+        ensure!(free_blocks(&img)? == before);
+    }
     Ok(())
 }

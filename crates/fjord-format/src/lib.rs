@@ -19,6 +19,7 @@ pub mod geometry;
 pub mod group;
 pub mod hash;
 pub mod htree;
+pub mod ijournal;
 pub mod inline_data;
 pub mod inode;
 pub mod jbd2;

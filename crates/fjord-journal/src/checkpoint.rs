@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use fjord_block::{Buf, Class};
-use fjord_format::jbd2::Incompat;
+use fjord_format::jbd2::{IjournalMark, Incompat};
 use fjord_format::types::BlockNo;
 
 use crate::buffer::Buffer;
@@ -62,23 +62,23 @@ impl Journal {
             let _checkpoint = self.inner.checkpoint_lock.lock();
             // Nobody commits from here on, so the log stays as it is.
             let _committer = self.inner.lock_committer();
-            let (sequence, head) = {
+            let (sequence, head, empty) = {
                 let state = self.inner.state.lock();
                 if !state.checkpoints.is_empty() {
                     continue;
                 }
-                if state.empty_on_disk {
-                    return Ok(());
-                }
-                (state.logged.next().0, state.head)
+                (state.logged.next().0, state.head, state.empty_on_disk)
             };
             self.check_running()?;
-            log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
+            let done = self.write_rest(log, empty, |superblock| {
                 superblock.s_start = 0;
                 superblock.s_sequence = sequence;
                 superblock.s_head = head;
                 superblock.s_feature_incompat.remove(Incompat::FAST_COMMIT);
             })?;
+            if !done {
+                continue;
+            }
             self.inner.state.lock().empty_on_disk = true;
             return Ok(());
         }
@@ -190,6 +190,11 @@ impl Journal {
             log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
                 superblock.s_start = start;
                 superblock.s_sequence = sequence.0;
+                // A recovery's own transaction is home, so `s_sequence` says it all again.
+                let mark = superblock.ijournal();
+                superblock.set_ijournal(
+                    mark.map(|mark| IjournalMark { recovering_after: None, ..mark }),
+                );
             })
         });
         if let Err(error) = result {

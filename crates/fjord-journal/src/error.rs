@@ -55,6 +55,15 @@ pub enum JournalError {
         /// The last full transaction.
         last: Tid,
     },
+    /// The areas hold fsynced changes that only the engine can apply.
+    #[error(
+        "the journal holds {count} i-transactions, fsynced changes that the log does not have; \
+         run `fjord recover` on the image, then try again"
+    )]
+    NeedsIjournalReplay {
+        /// How many there are.
+        count: usize,
+    },
     /// The mapping of the journal given by the caller has holes or overlaps.
     #[error("the journal inode is corrupt: {0}; run e2fsck -fy")]
     BadMap(String),

@@ -16,10 +16,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use fjord_block::{Device, DeviceExt};
-use fjord_format::jbd2::ChecksumVersion;
+use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Condvar, Mutex};
 
+use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
 use crate::handle::{Handle, check_no_open_handle};
@@ -43,11 +44,20 @@ pub struct JournalOptions {
     pub checksum: Option<ChecksumVersion>,
     /// Largest transaction in log blocks; `None` for a third of the log.
     pub transaction_blocks_max: Option<u32>,
+    /// The caller applies i-transactions that a crash left ([`Journal::take_pending`]). Without
+    /// it a journal that holds some is refused.
+    pub replays_ijournal: bool,
 }
 
 impl Default for JournalOptions {
     fn default() -> JournalOptions {
-        JournalOptions { barrier: true, bit64: false, checksum: None, transaction_blocks_max: None }
+        JournalOptions {
+            barrier: true,
+            bit64: false,
+            checksum: None,
+            transaction_blocks_max: None,
+            replays_ijournal: false,
+        }
     }
 }
 
@@ -62,6 +72,8 @@ pub(crate) struct Inner {
     pub(crate) block_size: usize,
     /// None for a file system without a journal.
     pub(crate) log: Option<Log>,
+    /// Areas behind the log, if there are any.
+    pub(crate) areas: Option<Areas>,
     pub(crate) barrier: bool,
     transaction_blocks_max: u32,
     /// How the file system is made of parts, if parts are to commit alone. Set once, while
@@ -125,15 +137,31 @@ impl Journal {
         block_size: usize,
         options: &JournalOptions,
     ) -> Result<(Journal, RecoveryReport)> {
-        let report = recovery::recover(&device, &map, block_size)?;
+        let plan = recovery::scan(&device, &map, block_size)?;
+        let table = plan.area_table()?;
+        let pending = plan.i_transactions()?;
+        if !pending.is_empty() && !options.replays_ijournal {
+            return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
+        }
+        let mut report = plan.apply()?;
+        report.i_transactions = pending.len();
+        // The recovery's own transaction is then at least as new as all of them, so that
+        // they are dead when it has committed.
+        for tid in pending.iter().map(|transaction| transaction.tid) {
+            if tid.newer_than(report.next_tid) {
+                report.next_tid = tid;
+            }
+        }
         let (mut superblock, block) = recovery::read_superblock(&device, &map, block_size)?;
+        let areas = table.map(|table| Areas::new(table, &superblock, pending));
         let before = superblock.encode();
         recovery::apply_features(&mut superblock, options);
         let changed = before != superblock.encode();
         let log = Log::new(device.clone(), map, superblock, block);
         let next_tid = report.next_tid;
         let first = log.first;
-        let journal = Journal::build(device, block_size, Some(log), options, next_tid, first);
+        let journal =
+            Journal::build(device, block_size, Some(log), areas, options, next_tid, first);
         if changed {
             let log = journal.inner.log_or_usage()?;
             log.write_superblock(&journal.inner.counters, options.barrier, |_| ())?;
@@ -144,13 +172,14 @@ impl Journal {
     /// For a file system without a journal (ext2): the same handles, but a commit writes the
     /// blocks home and flushes. A crash in between leaves what a crash leaves of ext2.
     pub fn without_log(device: Arc<dyn Device>, block_size: usize) -> Journal {
-        Journal::build(device, block_size, None, &JournalOptions::default(), Tid(1), 0)
+        Journal::build(device, block_size, None, None, &JournalOptions::default(), Tid(1), 0)
     }
 
     fn build(
         device: Arc<dyn Device>,
         block_size: usize,
         log: Option<Log>,
+        areas: Option<Areas>,
         options: &JournalOptions,
         next_tid: Tid,
         head: u32,
@@ -175,6 +204,7 @@ impl Journal {
             device,
             block_size,
             log,
+            areas,
             barrier: options.barrier,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
@@ -366,6 +396,11 @@ impl Journal {
     /// What the journal did so far.
     pub fn stats(&self) -> JournalStats {
         self.inner.counters.snapshot()
+    }
+
+    /// The journal superblock as last written; `None` without a log.
+    pub fn superblock(&self) -> Option<Superblock> {
+        self.inner.log.as_ref().map(|log| log.superblock.lock().0.clone())
     }
 
     /// Identity for the table of open handles.

@@ -11,13 +11,15 @@
 //! nobody else does; timers and background checkpoints are the engine's threads, calling
 //! [`Journal::commit_running`] and [`Journal::checkpoint_some`].
 //!
-//! Lock ranks, outermost first (`docs/locking.md`, section "Journal"): checkpoint lock,
-//! journal-superblock lock (both may be held over I/O), transaction state, buffer contents,
+//! Lock ranks, outermost first (`docs/locking.md`, section "Journal"): checkpoint lock, the
+//! areas' mark, journal-superblock lock (all may be held over I/O), ring of an area, transaction
+//! state, buffer contents,
 //! table of live buffers, buffer state. Nothing held over I/O is needed to start a handle
 //! unless the log is full.
 
 #![forbid(unsafe_code)]
 
+mod area;
 mod buffer;
 mod checkpoint;
 mod commit;
@@ -31,6 +33,7 @@ pub mod recovery;
 mod stats;
 mod transaction;
 
+pub use area::{AreaStats, AreaWrite, AreaWriter, Submitted, write_table};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use commit::{PartialCommit, WholeReason};
 pub use error::{JournalError, Result};

@@ -10,6 +10,7 @@ use fjord_format::dirent::{self, DirFormat, FileType};
 use fjord_format::extent::{self, Extent, ExtentIndex, ExtentNodeMut, NodeKind};
 use fjord_format::features::{Compat, Incompat};
 use fjord_format::geometry::Geometry;
+use fjord_format::ijournal::{AREA_BLOCKS_MIN, AREA_COUNT_MAX, AreaTable};
 use fjord_format::inode::{self, DiskInode, InodeFlags, S_IFDIR, S_IFREG};
 use fjord_format::jbd2;
 use fjord_format::mmp::{self, MmpBlock};
@@ -20,13 +21,21 @@ use fjord_format::types::{BlockNo, GroupNo, InodeNo, LogicalBlock};
 
 use crate::blockmap::map_blocks;
 use crate::error::{Result, usage};
-use crate::options::{JournalSize, MkfsOptions};
+use crate::options::{IjournalAreas, JournalSize, MkfsOptions};
 use crate::space::{BlockRun, Space};
 
 const LOST_FOUND: InodeNo = InodeNo::GOOD_OLD_FIRST;
 const ORPHAN_FILE: InodeNo = InodeNo(LOST_FOUND.0 + 1);
 const LOST_FOUND_BYTES: u64 = 16 * 1024;
 const FAST_COMMIT_SHARE: u32 = 64;
+/// Most areas that a new image gets by itself.
+const AUTO_AREAS_MAX: u32 = 16;
+/// All areas together take one part in this many of the journal's length,
+const AUTO_JOURNAL_SHARE: u64 = 8;
+/// each at most so much,
+const AUTO_AREA_BYTES_MAX: u64 = 4 << 20;
+/// and there are none where they would be more than one part in this many of the image.
+const AUTO_IMAGE_SHARE: u64 = 32;
 
 /// What the special files put on the image.
 pub(crate) struct Files<'a> {
@@ -40,8 +49,10 @@ pub(crate) struct Files<'a> {
     pub(crate) zeroes: Vec<BlockRun>,
     /// Inodes in use, reserved ones included: the first ones of group 0.
     pub(crate) inodes_used: u32,
-    /// Blocks of the journal, 0 without one.
+    /// Blocks of the journal, 0 without one; areas not counted.
     pub(crate) journal_blocks: u32,
+    /// Areas behind the journal's log.
+    pub(crate) areas: Option<AreaTable>,
 }
 
 impl<'a> Files<'a> {
@@ -66,6 +77,7 @@ impl<'a> Files<'a> {
             zeroes: Vec::new(),
             inodes_used,
             journal_blocks: 0,
+            areas: None,
         };
         files.make_directories(options, space)?;
         if geometry.features.compat.contains(Compat::RESIZE_INODE) {
@@ -279,9 +291,11 @@ impl<'a> Files<'a> {
             return Ok(());
         };
         let count = log + fast_commit;
-        let size = u64::from(count) * u64::from(self.geometry.block_size);
+        let areas = area_table(options, self.geometry, count, sb.s_uuid)?;
+        let with_areas = u64::from(count) + areas.map_or(0, |areas| areas.total_blocks());
+        let size = with_areas * u64::from(self.geometry.block_size);
         let mut inode = self.new_inode(S_IFREG | 0o600, size);
-        let runs = space.allocate(space.journal_goal(), u64::from(count))?;
+        let runs = space.allocate(space.journal_goal(), with_areas)?;
         self.map(InodeNo::JOURNAL, &mut inode, &runs, space)?;
         self.put_inode(InodeNo::JOURNAL, &inode)?;
         let mut head = jbd2::Superblock::new(self.geometry.block_size, count, sb.s_uuid);
@@ -290,8 +304,16 @@ impl<'a> Files<'a> {
         let bytes = head.encode();
         block[..bytes.len()].copy_from_slice(&bytes);
         self.blocks.insert(runs[0].start, block);
+        if let Some(areas) = &areas {
+            let place = each_block(&runs).nth(count as usize);
+            let place = place.ok_or_else(|| usage("the journal has too few blocks"))?;
+            let mut block = vec![0; self.block_size()];
+            areas.encode(&mut block)?;
+            self.blocks.insert(place, block);
+        }
         self.zeroes.extend(runs);
         self.journal_blocks = count;
+        self.areas = areas;
 
         sb.s_journal_inum.set(InodeNo::JOURNAL.0);
         // e2fsck finds the journal by this copy when the inode is lost.
@@ -363,6 +385,45 @@ pub(crate) fn journal_blocks(
     };
     let has_fast_commit = geometry.features.compat.contains(Compat::FAST_COMMIT);
     Ok(Some((log, if has_fast_commit { log / FAST_COMMIT_SHARE } else { 0 })))
+}
+
+/// The table of the areas that the options call for, behind a journal of `journal` blocks.
+fn area_table(
+    options: &MkfsOptions,
+    geometry: &Geometry,
+    journal: u32,
+    uuid: [u8; 16],
+) -> Result<Option<AreaTable>> {
+    let block_size = u64::from(geometry.block_size);
+    let min = u64::from(AREA_BLOCKS_MIN);
+    let (area_count, area_blocks) = match options.ijournal {
+        IjournalAreas::None => return Ok(None),
+        IjournalAreas::Areas { count, area_bytes } => (count, area_bytes / block_size),
+        IjournalAreas::Auto => {
+            let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
+            let count = (cores as u64).min(u64::from(AUTO_AREAS_MAX));
+            let share = u64::from(journal) / AUTO_JOURNAL_SHARE / count;
+            let blocks = share.min(AUTO_AREA_BYTES_MAX / block_size).max(min);
+            if (count * blocks).saturating_mul(AUTO_IMAGE_SHARE) > geometry.block_count {
+                return Ok(None);
+            }
+            (count as u32, blocks)
+        }
+    };
+    let fits = (1..=AREA_COUNT_MAX).contains(&area_count)
+        && area_blocks >= min
+        && area_blocks.saturating_mul(u64::from(area_count)) <= geometry.block_count / 2;
+    if !fits {
+        return Err(usage(format!(
+            "{area_count} areas of {} bytes: take 1 to {AREA_COUNT_MAX} areas of at least {} \
+             bytes, together at most half of the image",
+            area_blocks * block_size,
+            min * block_size
+        )));
+    }
+    // At most half of the image's blocks, which have 32 bits here.
+    let area_blocks = u32::try_from(area_blocks).map_err(|_| usage("the areas are too long"))?;
+    Ok(Some(AreaTable { uuid, area_count, area_blocks }))
 }
 
 /// As mke2fs picks it, by the number of blocks.

@@ -39,7 +39,7 @@ use fjord_format::types::GroupNo;
 
 pub use error::{MkfsError, Result};
 pub use estimate::Contents;
-pub use options::{JournalSize, MkfsOptions, supported_features};
+pub use options::{IjournalAreas, JournalSize, MkfsOptions, supported_features};
 pub use populate::{Populated, Source, populate};
 
 use files::Files;
@@ -63,6 +63,10 @@ pub struct Report {
     pub group_count: u32,
     /// Blocks of the journal, fast-commit area included; 0 without one.
     pub journal_blocks: u32,
+    /// Areas of the i-journal.
+    pub area_count: u32,
+    /// Blocks of each area.
+    pub area_blocks: u32,
     /// Names of the features.
     pub features: Vec<String>,
     /// UUID.
@@ -108,6 +112,8 @@ pub fn format(device: &dyn Device, options: &MkfsOptions) -> Result<Report> {
         inode_count: geometry.inode_count,
         group_count: geometry.group_count,
         journal_blocks: files.journal_blocks,
+        area_count: files.areas.map_or(0, |areas| areas.area_count),
+        area_blocks: files.areas.map_or(0, |areas| areas.area_blocks),
         features: sb.features().names(),
         uuid: sb.s_uuid,
         bytes_written: writer.bytes_written,

@@ -27,7 +27,26 @@ pub enum JournalSize {
     Bytes(u64),
 }
 
-/// What to make. [`MkfsOptions::default`] is what `mke2fs -t ext4` makes.
+/// The areas of the i-journal, behind the log in the journal inode. Other tools than fjord do
+/// not look there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IjournalAreas {
+    /// One for each core of this machine, of a size that goes with the journal's.
+    #[default]
+    Auto,
+    /// None, as mke2fs.
+    None,
+    /// These.
+    Areas {
+        /// How many.
+        count: u32,
+        /// Bytes of each, rounded down to blocks.
+        area_bytes: u64,
+    },
+}
+
+/// What to make. [`MkfsOptions::default`] is what `mke2fs -t ext4` makes, and areas for
+/// fsync by i-transactions.
 #[derive(Clone, Debug)]
 pub struct MkfsOptions {
     /// Size in bytes; `None` takes the device as it is. A file is set to this size.
@@ -53,6 +72,8 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Length of the journal.
     pub journal: JournalSize,
+    /// Areas behind the journal's log.
+    pub ijournal: IjournalAreas,
     /// Seconds since 1970 for all times; `None` for now.
     pub time_seconds: Option<u64>,
     /// Seed of the directory hash; `None` for a random one.
@@ -73,6 +94,7 @@ impl Default for MkfsOptions {
             reserved_percent: 5.0,
             root_owner: (0, 0),
             journal: JournalSize::Auto,
+            ijournal: IjournalAreas::Auto,
             time_seconds: None,
             hash_seed: None,
         }
@@ -176,6 +198,10 @@ fn check_agreement(features: &Features, options: &MkfsOptions) -> Result<()> {
         (
             ro.contains(RoCompat::PROJECT) && !large_inodes,
             "project needs inodes of 256 bytes or more",
+        ),
+        (
+            matches!(options.ijournal, IjournalAreas::Areas { .. }) && !journal,
+            "areas of the i-journal need has_journal",
         ),
         (
             matches!(options.journal, JournalSize::Bytes(_)) && !journal,

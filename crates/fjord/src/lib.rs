@@ -22,6 +22,7 @@
 mod acl;
 mod alloc;
 mod api;
+mod areas;
 pub mod attr;
 mod cache;
 mod dir;
@@ -41,6 +42,7 @@ mod vfs;
 mod xattr;
 
 pub use api::{File, OpenOptions, OwnedDirEntry, ReadDir};
+pub use areas::AreaLayout;
 pub use attr::{Attr, Cred, FileKind, SetAttr, SetTime, StatFs, Timespec};
 pub use error::{Error, Result};
 pub use file::fallocate::FallocMode;

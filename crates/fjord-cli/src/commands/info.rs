@@ -67,6 +67,12 @@ struct JournalInfo {
     sequence: u32,
     start: u32,
     transactions: usize,
+    ijournal_areas: u32,
+    ijournal_area_blocks: u32,
+    /// The journal bears the mark that keeps Linux and e2fsck from dropping i-transactions.
+    ijournal_marked: bool,
+    /// I-transactions that recovery would apply.
+    i_transactions: usize,
 }
 
 /// Reads and decodes the superblock, whatever state the image is in.
@@ -100,11 +106,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // An image in use changes while one looks: its log would be nonsense.
     let journal = match mounted_on {
         Some(_) => None,
-        None => image::log(&args.image).ok().flatten().map(|plan| JournalInfo {
-            blocks: plan.superblock().s_maxlen,
-            sequence: plan.superblock().s_sequence.0,
-            start: plan.superblock().s_start,
-            transactions: plan.transactions().len(),
+        None => image::log(&args.image).ok().flatten().map(|plan| {
+            let areas = plan.area_table().ok().flatten();
+            JournalInfo {
+                blocks: plan.superblock().s_maxlen,
+                sequence: plan.superblock().s_sequence.0,
+                start: plan.superblock().s_start,
+                transactions: plan.transactions().len(),
+                ijournal_areas: areas.map_or(0, |areas| areas.area_count),
+                ijournal_area_blocks: areas.map_or(0, |areas| areas.area_blocks),
+                ijournal_marked: plan.superblock().ijournal().is_some(),
+                i_transactions: plan.i_transactions().map_or(0, |found| found.len()),
+            }
         }),
     };
     let info = gather(&sb, mounted_on, journal);
@@ -196,6 +209,14 @@ fn text(i: &Info) -> String {
         rows.push(("Journal sequence", j.sequence.to_string()));
         rows.push(("Journal start", j.start.to_string()));
         rows.push(("Journal transactions", format!("{} to replay", j.transactions)));
+        if j.ijournal_areas > 0 {
+            let each = bytes(u64::from(j.ijournal_area_blocks));
+            rows.push(("Journal areas", format!("{} of {each}", j.ijournal_areas)));
+        }
+        if j.ijournal_marked {
+            let text = format!("{} to apply; run fjord recover", j.i_transactions);
+            rows.push(("Journal i-transactions", text));
+        }
     }
     if let Some(dir) = &i.mounted_on {
         rows.push(("Mounted on", format!("{} (the figures may be stale)", dir.display())));

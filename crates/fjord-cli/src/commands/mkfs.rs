@@ -8,10 +8,10 @@ use std::{
 };
 
 use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{Contents, JournalSize, MkfsError, MkfsOptions, Populated, Report, Source};
+use fjord_mkfs::{Contents, IjournalAreas, JournalSize, MkfsError, MkfsOptions, Populated, Report, Source};
 use serde::Serialize;
 
-use super::info;
+use super::{info, tune};
 use crate::{
     failure::{Context, Failure, Result},
     image, in_use, output, size,
@@ -79,6 +79,10 @@ struct Layout {
     /// Size of the journal, or none
     #[arg(short = 'J', long, value_name = "SIZE|none", value_parser = parse_journal)]
     journal: Option<JournalSize>,
+    /// Number and size of the areas for i-transactions, such as 4x2M, or none; when not given,
+    /// one for each core, of a size that goes with the journal's
+    #[arg(long, value_name = "NxSIZE|none", value_parser = tune::parse_areas)]
+    ijournal: Option<tune::Areas>,
     /// Owner of the root directory
     #[arg(long, value_name = "UID:GID", value_parser = super::put::parse_owner)]
     owner: Option<(u32, u32)>,
@@ -97,6 +101,13 @@ impl Layout {
             reserved_percent: self.reserved,
             root_owner: self.owner.unwrap_or_default(),
             journal: self.journal.unwrap_or_default(),
+            ijournal: match self.ijournal {
+                None => IjournalAreas::Auto,
+                Some(tune::Areas::None) => IjournalAreas::None,
+                Some(tune::Areas::Some { count, area_bytes }) => {
+                    IjournalAreas::Areas { count, area_bytes }
+                }
+            },
             ..MkfsOptions::default()
         }
     }
@@ -133,6 +144,8 @@ struct Made {
     inode_count: u32,
     group_count: u32,
     journal_blocks: u32,
+    ijournal_areas: u32,
+    ijournal_area_blocks: u32,
     features: Vec<String>,
     uuid: String,
     bytes_written: u64,
@@ -198,6 +211,8 @@ fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()>
         inode_count: report.inode_count,
         group_count: report.group_count,
         journal_blocks: report.journal_blocks,
+        ijournal_areas: report.area_count,
+        ijournal_area_blocks: report.area_blocks,
         features: report.features,
         uuid: output::uuid(&report.uuid),
         bytes_written: report.bytes_written,
@@ -221,6 +236,12 @@ fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()>
         made.uuid,
         made.features.join(" "),
     );
+    if made.ijournal_areas > 0 {
+        text += &format!(
+            "Journal areas {} of {} blocks\n",
+            made.ijournal_areas, made.ijournal_area_blocks
+        );
+    }
     if let Some(contents) = &made.contents {
         text += &format!("Contents {} entries, {}\n", contents.entries, size::show(contents.bytes));
         for what in contents.skipped.iter().take(SKIPPED_SHOWN) {

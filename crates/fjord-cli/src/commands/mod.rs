@@ -16,6 +16,7 @@ pub(crate) mod rm;
 pub(crate) mod sim;
 pub(crate) mod stat;
 pub(crate) mod tree;
+pub(crate) mod tune;
 pub(crate) mod umount;
 
 use crate::{cli::Command, failure::Result};
@@ -32,6 +33,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Cat(args) => cat::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Tree(args) => tree::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Put(args) => put::run(&args),
         Command::Get(args) => get::run(&args),
         Command::Rm(args) => rm::run(&args),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::{
-    failure::{Context, Result},
+    failure::{Context, Failure, Result},
     image, in_use, output,
 };
 
@@ -27,6 +27,7 @@ struct Outcome {
     transactions: u32,
     replayed_blocks: usize,
     revoked_blocks: usize,
+    i_transactions: usize,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -38,6 +39,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         transactions: report.map_or(0, |r| r.transactions),
         replayed_blocks: report.map_or(0, |r| r.replayed_blocks),
         revoked_blocks: report.map_or(0, |r| r.revoked_blocks),
+        i_transactions: found.as_ref().map_or(Ok(0), |plan| {
+            let found = plan.i_transactions().map_err(|e| Failure::new(e.to_string()));
+            found.map(|found| found.len())
+        })?,
     };
     drop(found);
     let fs = image::open_to_write(&args.image)?;
@@ -45,9 +50,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::json(&outcome);
     }
-    output::print(if outcome.was_dirty {
+    output::print(if outcome.was_dirty || outcome.i_transactions > 0 {
+        let fsyncs = match outcome.i_transactions {
+            0 => String::new(),
+            count => format!(", {count} i-transactions applied"),
+        };
         format!(
-            "{}: recovered: {} transactions, {} blocks replayed; clean\n",
+            "{}: recovered: {} transactions, {} blocks replayed{fsyncs}; clean\n",
             args.image.display(),
             outcome.transactions,
             outcome.replayed_blocks

@@ -21,7 +21,7 @@ pub use descriptor::{DescriptorBuilder, Tag, TagFlags, data_checksum, parse_tags
 pub use fast_commit::{FastCommitScan, HEAD_TAG_BYTES};
 pub use revoke::{RevokeBuilder, parse_revokes};
 pub use superblock::{
-    DEFAULT_FAST_COMMIT_BLOCKS, MIN_JOURNAL_BLOCKS, SUPERBLOCK_BYTES, Superblock, Version,
+    DEFAULT_FAST_COMMIT_BLOCKS, IjournalMark, MIN_JOURNAL_BLOCKS, SUPERBLOCK_BYTES, Superblock, Version,
 };
 
 use bitflags::bitflags;
@@ -65,8 +65,8 @@ bitflags! {
         const CSUM_V3 = 0x10;
         /// The tail of the journal is a fast-commit area.
         const FAST_COMMIT = 0x20;
-        /// fjord's own: i-transactions may live behind `s_maxlen`. Not supported here yet;
-        /// Linux and e2fsck refuse it by design.
+        /// fjord's own: i-transactions may live behind `s_maxlen` (see [`crate::ijournal`]),
+        /// so Linux and e2fsck must refuse the image, and do, rather than drop them.
         const FJORD_IJOURNAL = 0x4000_0000;
         const _ = !0;
     }
@@ -84,7 +84,8 @@ impl Incompat {
         .union(Incompat::ASYNC_COMMIT)
         .union(Incompat::CSUM_V2)
         .union(Incompat::CSUM_V3)
-        .union(Incompat::FAST_COMMIT);
+        .union(Incompat::FAST_COMMIT)
+        .union(Incompat::FJORD_IJOURNAL);
 }
 
 /// Which checksums a log carries.

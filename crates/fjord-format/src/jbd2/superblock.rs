@@ -5,7 +5,7 @@
 //! known. Bytes without a meaning here are kept as they were read.
 
 use super::{
-    BlockHeader, BlockType, ChecksumVersion, Compat, Incompat, LogFormat, be32, put, put_be32,
+    BlockHeader, BlockType, ChecksumVersion, Compat, Incompat, LogFormat, be32, be64, put, put_be32,
 };
 use crate::checksum;
 use crate::error::{FormatError, Result};
@@ -32,11 +32,27 @@ const NR_USERS: usize = 0x40;
 const CHECKSUM_TYPE: usize = 0x50;
 const NUM_FC_BLKS: usize = 0x54;
 const HEAD: usize = 0x58;
+// fjord's own, at the end of `s_padding`, while FJORD_IJOURNAL is set; else zero.
+const IJOURNAL_NONCE: usize = 0xe0;
+const IJOURNAL_FLAGS: usize = 0xe8;
+const IJOURNAL_FLOOR: usize = 0xec;
+/// `IJOURNAL_FLOOR` counts.
+const IJOURNAL_RECOVERING: u32 = 1;
 const CHECKSUM: usize = 0xfc;
 
 /// `JBD2_CRC32C_CHKSUM`, the type that v2 and v3 require.
 const TYPE_CRC32C: u8 = 4;
 const STRUCTURE: &str = "journal superblock";
+
+/// The mark of a journal whose i-transactions may be live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IjournalMark {
+    /// Random number that ties i-transactions to this use of the areas.
+    pub nonce: u64,
+    /// Set while a recovery is under way: the last transaction that had committed before it.
+    /// A transaction in the log is then the recovery's own, and covers all i-transactions.
+    pub recovering_after: Option<Tid>,
+}
 
 /// Version of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -245,6 +261,30 @@ impl Superblock {
         self.log_end().saturating_add(1).min(self.s_maxlen)..self.s_maxlen
     }
 
+    /// The mark of live i-transactions, if the journal has it.
+    pub fn ijournal(&self) -> Option<IjournalMark> {
+        if !self.s_feature_incompat.contains(Incompat::FJORD_IJOURNAL) {
+            return None;
+        }
+        let recovering = be32(&*self.image, IJOURNAL_FLAGS) & IJOURNAL_RECOVERING != 0;
+        Some(IjournalMark {
+            nonce: be64(&*self.image, IJOURNAL_NONCE),
+            recovering_after: recovering.then(|| Tid(be32(&*self.image, IJOURNAL_FLOOR))),
+        })
+    }
+
+    /// Sets the mark or takes it off, and leaves no trace of it then. All of it lies in the
+    /// first sector, so that a power cut leaves the old mark or the new one.
+    pub fn set_ijournal(&mut self, mark: Option<IjournalMark>) {
+        self.s_feature_incompat.set(Incompat::FJORD_IJOURNAL, mark.is_some());
+        let floor = mark.and_then(|mark| mark.recovering_after);
+        let flags = if floor.is_some() { IJOURNAL_RECOVERING } else { 0 };
+        let nonce = mark.map_or(0, |mark| mark.nonce);
+        put(&mut *self.image, IJOURNAL_NONCE, &nonce.to_be_bytes());
+        put_be32(&mut *self.image, IJOURNAL_FLAGS, flags);
+        put_be32(&mut *self.image, IJOURNAL_FLOOR, floor.map_or(0, |tid| tid.0));
+    }
+
     /// Checks the geometry against the file system: its block size in bytes, and the blocks
     /// that the journal inode really has.
     pub fn check(&self, block_size_bytes: u32, mapped_blocks: u64) -> Result<()> {
@@ -286,13 +326,6 @@ impl Superblock {
     fn check_features(&self) -> Result<()> {
         let refuse = |feature: String| Err(FormatError::Incompatible { feature });
         let unknown = self.s_feature_incompat.difference(Incompat::KNOWN);
-        if unknown.contains(Incompat::FJORD_IJOURNAL) {
-            return refuse(
-                "the journal feature fjord_ijournal (run `fjord recover` of a \
-                           version that has it)"
-                    .into(),
-            );
-        }
         if !unknown.is_empty() {
             return refuse(format!("journal feature bits {:#x} (incompat)", unknown.bits()));
         }

@@ -154,8 +154,6 @@ fn features_are_refused_by_name() {
         superblock.s_feature_incompat = incompat;
         Superblock::decode(&superblock.encode()).map(drop)
     };
-    let error = with(Incompat::FJORD_IJOURNAL).unwrap_err().to_string();
-    assert!(error.contains("fjord_ijournal"), "{error}");
     let error = with(Incompat::from_bits_retain(0x80)).unwrap_err().to_string();
     assert!(error.contains("0x80"), "{error}");
     assert!(matches!(
@@ -166,6 +164,25 @@ fn features_are_refused_by_name() {
     shared.s_nr_users = 2;
     let error = Superblock::decode(&shared.encode()).unwrap_err().to_string();
     assert!(error.contains("external journal"), "{error}");
+}
+
+#[test]
+fn the_mark_of_i_transactions() {
+    for checksum in [ChecksumVersion::None, ChecksumVersion::V3] {
+        let mut superblock = Superblock::new(4096, 8192, UUID);
+        superblock.set_checksum_version(checksum);
+        let plain = superblock.encode();
+        assert_eq!(superblock.ijournal(), None);
+        for recovering_after in [None, Some(Tid(0)), Some(Tid(77))] {
+            let mark = Some(IjournalMark { nonce: 0xfeed_0123_4567_89ab, recovering_after });
+            superblock.set_ijournal(mark);
+            let bytes = superblock.encode();
+            assert!(bytes[512..] == plain[512..]);
+            assert_eq!(Superblock::decode(&bytes).unwrap().ijournal(), mark);
+        }
+        superblock.set_ijournal(None);
+        assert!(superblock.encode() == plain);
+    }
 }
 
 #[test]

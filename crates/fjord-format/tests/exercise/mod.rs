@@ -6,6 +6,7 @@
 //! else that panics is a bug of the parser itself.
 
 pub mod directory;
+pub mod ijournal;
 pub mod journal;
 pub mod metadata;
 pub mod xattrs;

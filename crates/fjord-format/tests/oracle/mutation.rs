@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fjord_format::acl::{Acl, AclEntry, AclTag};
+use fjord_format::ijournal::{AreaTable, Builder};
+use fjord_format::{BlockNo, InodeNo, Tid};
 use fjord_testkit::image::{Scratch, debugfs_write};
 use fjord_testkit::tools::{command, run};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
-use crate::exercise::{Env, directory, journal, metadata, xattrs};
+use crate::exercise::{Env, directory, ijournal, journal, metadata, xattrs};
 use crate::fs_image::{FsImage, mke2fs};
 
 /// Mutated inputs per parser; each takes microseconds.
@@ -306,7 +308,8 @@ fn export(name: &str, seeds: &[(Env, Vec<u8>)]) -> Result<()> {
 }
 
 /// Targets whose input does not begin with the choice of a file system.
-const FIXED: [&str; 5] = ["superblock", "bitmap", "acl", "jbd2_superblock", "jbd2_log_block"];
+const FIXED: [&str; 6] =
+    ["superblock", "bitmap", "acl", "jbd2_superblock", "jbd2_log_block", "i_transaction"];
 
 /// Runs a parser on the seeds as they are, then on mutations of them.
 fn mutate(name: &str, seeds: &[(Env, Vec<u8>)], exercise: fn(&Env, &[u8])) -> Result<()> {
@@ -364,4 +367,24 @@ mutation_tests! {
     acl: acl => |_, bytes| xattrs::acl(bytes);
     jbd2_superblock: journal_superblock => |_, bytes| journal::superblock(bytes);
     jbd2_log_block: log => |_, bytes| journal::log_block(bytes);
+}
+
+/// Only fjord writes these, so the seeds are built.
+#[test]
+fn i_transaction() -> Result<()> {
+    let mut builder = Builder::new(&ijournal::FORMAT, Tid(7), 1, InodeNo(12));
+    builder.inode(InodeNo(12), &[3; 256])?;
+    builder.entry(InodeNo::ROOT, InodeNo(12), 1, b"name")?;
+    builder.superseded(BlockNo(70), 2)?;
+    let block = [4; 1024];
+    builder.extent_block(BlockNo(80), &block)?;
+    builder.data(BlockNo(90), &block)?;
+    builder.data(BlockNo(91), &[0; 1024])?;
+    let seed = [builder.finish()?, block.to_vec(), block.to_vec()].concat();
+    ijournal::i_transaction(&seed);
+    let table = AreaTable { uuid: ijournal::FORMAT.uuid, area_count: 2, area_blocks: 64 };
+    let mut block = vec![0; 1024];
+    table.encode(&mut block)?;
+    let seeds = [(Env::made_up(0), seed), (Env::made_up(0), block)];
+    mutate("i_transaction", &seeds, |_, bytes| ijournal::i_transaction(bytes))
 }

@@ -39,8 +39,12 @@ pub struct RecoveryReport {
     pub transactions: u32,
     /// The last of them, if any: later fine-grained commits must be newer.
     pub last_tid: Option<Tid>,
+    /// The newest transaction of which everything is home after the replay, now or earlier.
+    pub committed: Tid,
     /// ID that the next transaction gets.
     pub next_tid: Tid,
+    /// I-transactions newer than `committed`, which the engine applies.
+    pub i_transactions: usize,
     /// Blocks to write home (each once, the newest copy).
     pub replayed_blocks: usize,
     /// Copies in the log that a revoke kept from being replayed.

@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fjord_block::{Buf, Class, Device, DeviceExt};
-use fjord_format::jbd2::{MAGIC, Superblock};
+use fjord_format::ijournal::{AreaTable, ITransaction};
+use fjord_format::jbd2::{IjournalMark, MAGIC, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 
 use super::RecoveryReport;
+use crate::area;
 use super::reader::LogReader;
 use crate::error::{JournalError, Result};
 use crate::log::{Log, home_requests, wait_all};
@@ -74,6 +76,26 @@ impl Plan {
         &self.superblock
     }
 
+    /// The areas behind the log, if there are any. Reads the device.
+    pub fn area_table(&self) -> Result<Option<AreaTable>> {
+        area::read_table(&self.device, &self.map, &self.superblock)
+    }
+
+    /// The i-transactions newer than the last commit, by sub-transaction ID. Reads the device
+    /// if the journal has the mark of such.
+    pub fn i_transactions(&self) -> Result<Vec<ITransaction>> {
+        if self.superblock.ijournal().is_none() {
+            return Ok(Vec::new());
+        }
+        let Some(table) = self.area_table()? else {
+            return Err(JournalError::BadMap(
+                "its superblock tells of i-transactions, but there are no areas for them".into(),
+            ));
+        };
+        let committed = self.report.committed;
+        area::scan(&self.device, &self.map, &self.superblock, &table, committed)
+    }
+
     /// The contents that replay would give a block, if it would write it. Read-only mounts
     /// ask this before they read the device.
     pub fn read(&self, home: BlockNo) -> Result<Option<Buf>> {
@@ -85,7 +107,14 @@ impl Plan {
     /// Writes the blocks home and marks the log empty, both durably. Can be repeated after a
     /// failure or a crash at any point.
     pub fn apply(self) -> Result<RecoveryReport> {
-        if !self.report.was_dirty {
+        let committed = self.report.committed;
+        // Beginning the recovery of i-transactions is written down: its own transaction gets a
+        // later ID, and without it in the log what counts is what had committed before.
+        let mark = self
+            .superblock
+            .ijournal()
+            .map(|mark| IjournalMark { recovering_after: Some(committed), ..mark });
+        if !self.report.was_dirty && mark == self.superblock.ijournal() {
             return Ok(self.report);
         }
         let block_size = self.superblock.s_blocksize as usize;
@@ -105,6 +134,7 @@ impl Plan {
         log.write_superblock(&Counters::default(), true, |superblock| {
             superblock.s_start = 0;
             superblock.s_sequence = sequence;
+            superblock.set_ijournal(mark);
         })?;
         Ok(self.report)
     }

@@ -103,6 +103,7 @@ impl<'a> Scan<'a> {
         if self.superblock.s_start == 0 {
             self.note(Case::Clean);
             self.report.next_tid = self.tid.next();
+            self.report.committed = self.committed();
             return Ok(self.into_plan(BTreeMap::new()));
         }
         self.report.was_dirty = true;
@@ -116,11 +117,22 @@ impl<'a> Scan<'a> {
             self.note(Case::EmptyLog);
         }
         self.check_fast_commits()?;
+        self.report.committed = self.committed();
         let replay = self.resolve()?;
         // Linux leaves the ID of the torn transaction unused, so that none of its blocks can
         // pass for a part of the next.
         self.report.next_tid = self.tid.next();
         Ok(self.into_plan(replay))
+    }
+
+    /// The newest transaction that needs no i-transaction any more. While a recovery of those
+    /// is under way, an empty log starts with the recovery's own transaction.
+    fn committed(&self) -> Tid {
+        let before_recovery = self.superblock.ijournal().and_then(|mark| mark.recovering_after);
+        match before_recovery {
+            Some(tid) if self.complete.is_empty() => tid,
+            _ => Tid(self.tid.0.wrapping_sub(1)),
+        }
     }
 
     /// Reads transactions until the log ends.

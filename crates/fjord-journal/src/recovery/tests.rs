@@ -185,7 +185,7 @@ fn superblock_row(case: Case) -> Option<Forge> {
             forge.block_mut(0)[0x30] ^= 1;
         }),
         Case::UnknownFeature => forged(Plain, |forge| {
-            forge.superblock.s_feature_incompat |= Incompat::FJORD_IJOURNAL;
+            forge.superblock.s_feature_incompat |= Incompat::from_bits_retain(0x80);
         }),
         Case::BadGeometry => forged(Plain, |forge| forge.superblock.s_start = LEN),
         Case::VersionOne => forged(Plain, |forge| {

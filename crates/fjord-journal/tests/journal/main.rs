@@ -1,6 +1,7 @@
 //! The journal against models, crashes and real tools. One binary, so that the rig is
 //! compiled once.
 
+mod areas;
 mod basic;
 mod crash;
 mod freed;

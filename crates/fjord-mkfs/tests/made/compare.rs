@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fjord_block::{Device, DeviceExt, MemDevice};
-use fjord_mkfs::{JournalSize, MkfsError, MkfsOptions, format};
+use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, format};
 
 use crate::support::{check, make, run, utf8};
 
@@ -65,7 +65,9 @@ fn block_size(block_size: u32) -> MkfsOptions {
 
 fn compare(case: Case) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let options = MkfsOptions { size_bytes: Some(case.size_bytes), ..case.options };
+    // mke2fs makes none.
+    let ijournal = IjournalAreas::None;
+    let options = MkfsOptions { size_bytes: Some(case.size_bytes), ijournal, ..case.options };
     println!("{} {:?}", case.size, case.args);
     let (ours, report) = make(dir.path(), "ours", &options);
     check(&ours);
@@ -307,5 +309,45 @@ fn smallest_images_are_clean() {
         let (path, report) = make(dir.path(), "image", &options);
         assert_eq!(report.journal_blocks != 0, report.block_count >= 2048);
         check(&path);
+    }
+}
+
+/// Linux and e2fsck find nothing behind the log, and all of it is in use.
+#[test]
+fn areas_behind_the_log() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for (name, size_bytes, ijournal) in [
+        ("auto", 64 << 20, IjournalAreas::Auto),
+        ("auto-4k", 1 << 30, IjournalAreas::Auto),
+        ("one", 64 << 20, IjournalAreas::Areas { count: 1, area_bytes: 64 << 10 }),
+        ("many", 256 << 20, IjournalAreas::Areas { count: 64, area_bytes: 1 << 20 }),
+    ] {
+        for features in ["", "^extent,^64bit", "^metadata_csum"] {
+            let features = features.to_owned();
+            let options = MkfsOptions {
+                size_bytes: Some(size_bytes),
+                ijournal,
+                features,
+                ..MkfsOptions::default()
+            };
+            let (path, report) = make(dir.path(), name, &options);
+            check(&path);
+            assert!(report.area_count > 0 && report.area_blocks >= 16, "{name}: {report:?}");
+            let found = fjord::inspect::log(&path).expect("the image is readable");
+            let table = found.expect("a journal").area_table().expect("a table").expect("areas");
+            assert_eq!((table.area_count, table.area_blocks), (report.area_count, report.area_blocks));
+            let told = fields(&path);
+            assert_eq!(told["Total journal blocks"], report.journal_blocks.to_string());
+        }
+    }
+    for ijournal in [
+        IjournalAreas::Areas { count: 0, area_bytes: 1 << 20 },
+        IjournalAreas::Areas { count: 1, area_bytes: 1000 },
+        IjournalAreas::Areas { count: 8, area_bytes: 1 << 30 },
+    ] {
+        let options =
+            MkfsOptions { size_bytes: Some(64 << 20), ijournal, ..MkfsOptions::default() };
+        let refused = format(&MemDevice::new(64 << 20), &options);
+        assert!(matches!(refused, Err(MkfsError::Usage(_))), "{ijournal:?}");
     }
 }

@@ -215,6 +215,11 @@ impl Groups {
         Ok(())
     }
 
+    /// Lets the journal inode's blocks change, for the rest of the mount.
+    pub(crate) fn open_journal(&self) {
+        self.zones.open_journal();
+    }
+
     /// The cell of a group.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! so that one binary search answers; the list is fixed once mount is over.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// System zones of a file system.
 #[derive(Debug, Default)]
@@ -12,6 +13,8 @@ pub(crate) struct Zones {
     fixed: Vec<(u64, u64)>,
     /// The same for the journal's blocks; set once by mount.
     journal: OnceLock<Vec<(u64, u64)>>,
+    /// The journal inode is being changed: its blocks are not protected meanwhile.
+    journal_is_open: AtomicBool,
 }
 
 /// Sorts zones and merges those that touch.
@@ -48,12 +51,17 @@ fn overlaps(zones: &[(u64, u64)], start: u64, end: u64) -> bool {
 impl Zones {
     /// From start and end of each zone, in any order.
     pub(crate) fn new(zones: Vec<(u64, u64)>) -> Self {
-        Self { fixed: normalise(zones), journal: OnceLock::new() }
+        Self { fixed: normalise(zones), ..Self::default() }
     }
 
     /// Sets the journal's blocks; a second call changes nothing.
     pub(crate) fn set_journal(&self, zones: Vec<(u64, u64)>) {
         let _ = self.journal.set(normalise(zones));
+    }
+
+    /// Lets the journal inode be changed, until the end of the mount.
+    pub(crate) fn open_journal(&self) {
+        self.journal_is_open.store(true, Ordering::Release);
     }
 
     /// The parts of all zones that lie in `start..end`, the journal's last.
@@ -76,7 +84,8 @@ impl Zones {
 
     /// Whether one of the blocks `start..end` belongs to the journal.
     pub(crate) fn overlaps_journal(&self, start: u64, end: u64) -> bool {
-        self.journal.get().is_some_and(|zones| overlaps(zones, start, end))
+        !self.journal_is_open.load(Ordering::Acquire)
+            && self.journal.get().is_some_and(|zones| overlaps(zones, start, end))
     }
 
     /// Count of blocks in the fixed zones.

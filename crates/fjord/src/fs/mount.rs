@@ -307,6 +307,7 @@ fn open_journal(
         bit64: geo.features.incompat.contains(Incompat::BIT64),
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
+        replays_ijournal: false,
     };
     let block_size = geo.block_size as usize;
     let (journal, report) =

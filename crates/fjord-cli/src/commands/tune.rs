@@ -1,0 +1,94 @@
+//! `fjord tune`: change the parameters of an image that is not mounted.
+
+use std::path::PathBuf;
+
+use fjord::AreaLayout;
+use serde::Serialize;
+
+use crate::{
+    failure::{Context, Failure, Result},
+    image, output, size,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Areas hold the i-transactions that fsync writes with --fsync ijournal. They \
+lie in the journal behind the log, where Linux and e2fsck do not look, and take space of the \
+image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img")]
+pub(crate) struct Args {
+    /// Number and size of the i-journal's areas, such as 4x2M; 0 removes them
+    #[arg(long, value_name = "NxSIZE|0", value_parser = parse_areas)]
+    ijournal: Option<Areas>,
+    /// Image file or block device
+    image: PathBuf,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--ijournal` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Areas {
+    None,
+    Some { count: u32, area_bytes: u64 },
+}
+
+/// Reads `NxSIZE` or `0`.
+pub(super) fn parse_areas(text: &str) -> Result<Areas, String> {
+    if matches!(text, "0" | "none") {
+        return Ok(Areas::None);
+    }
+    let wrong = || "the number of areas and the size of each, such as 4x2M, or 0".to_owned();
+    let (count, bytes) = text.split_once(['x', 'X', '×']).ok_or_else(wrong)?;
+    let count = count.parse().map_err(|_| wrong())?;
+    Ok(Areas::Some { count, area_bytes: size::parse(bytes)? })
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    ijournal_areas: u32,
+    ijournal_area_bytes: u64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let Some(areas) = args.ijournal else {
+        return Err(Failure::usage("say what to change, such as --ijournal 4x2M"));
+    };
+    let layout = match areas {
+        Areas::None => None,
+        Areas::Some { count, area_bytes } => Some(AreaLayout { count, area_bytes }),
+    };
+    image::change(&args.image, |fs| {
+        fs.set_ijournal_areas(layout).context("changing the areas of the journal failed")
+    })?;
+    let now = image::change(&args.image, |fs| Ok(fs.ijournal_areas()))?;
+    let outcome = Outcome {
+        ijournal_areas: now.map_or(0, |areas| areas.count),
+        ijournal_area_bytes: now.map_or(0, |areas| areas.area_bytes),
+    };
+    if args.json {
+        return output::json(&outcome);
+    }
+    let image = args.image.display();
+    output::print(match now {
+        Some(areas) => {
+            format!("{image}: {} areas of {}\n", areas.count, size::show(areas.area_bytes))
+        }
+        None => format!("{image}: no areas\n"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas() {
+        assert_eq!(parse_areas("0"), Ok(Areas::None));
+        let areas = Areas::Some { count: 4, area_bytes: 2 << 20 };
+        assert_eq!(parse_areas("4x2M"), Ok(areas));
+        assert_eq!(parse_areas("4×2M"), Ok(areas));
+        for wrong in ["", "4", "x2M", "4x", "ax2M", "4x2Q"] {
+            assert!(parse_areas(wrong).is_err(), "{wrong}");
+        }
+    }
+}

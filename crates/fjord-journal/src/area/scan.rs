@@ -1,0 +1,134 @@
+//! Finds the i-transactions that count after a crash.
+//!
+//! An area is searched from its first block to its last, whatever the head was: where a
+//! block starts an i-transaction of this use of the areas, and all checksums match, it counts
+//! if it is newer than the last commit. Where they do not match a power cut tore the write,
+//! or a later one went over a part of it; nobody was promised anything for the former, and
+//! the latter was dead.
+
+use std::sync::Arc;
+
+use fjord_block::{Device, DeviceExt};
+use fjord_format::FormatError;
+use fjord_format::ijournal::{AreaFormat, AreaTable, Header, ITransaction};
+use fjord_format::jbd2::Superblock;
+use fjord_format::types::Tid;
+
+use crate::error::{JournalError, Result};
+use crate::map::JournalMap;
+
+/// Reads the table behind the log. `None` when the journal ends with the log or something
+/// else lies there.
+pub(crate) fn read_table(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    superblock: &Superblock,
+) -> Result<Option<AreaTable>> {
+    let at = superblock.s_maxlen;
+    if map.blocks() <= at {
+        return Ok(None);
+    }
+    let block_size = superblock.s_blocksize as usize;
+    let (start, _) = map.run(at)?;
+    let block = device
+        .read_buf(start.0.saturating_mul(block_size as u64), block_size)
+        .map_err(JournalError::io("reading the area table"))?;
+    let table = match AreaTable::decode(&block, &superblock.s_uuid) {
+        Ok(table) => table,
+        // Without the mark nothing in the areas counts, so a table that cannot be read only
+        // means that there are none to use.
+        Err(error) if superblock.ijournal().is_none() => {
+            if AreaTable::is_table(&block) {
+                tracing::warn!(%error, "the journal's areas are not used");
+            }
+            return Ok(None);
+        }
+        Err(source) => return Err(JournalError::Format { at, source }),
+    };
+    if u64::from(map.blocks()) < u64::from(at) + table.total_blocks() {
+        let detail = format!("{} areas do not fit into the journal", table.area_count);
+        return Err(JournalError::Format {
+            at,
+            source: FormatError::corrupt("i-journal area table", detail),
+        });
+    }
+    Ok(Some(table))
+}
+
+/// The i-transactions newer than `committed`, by sub-transaction ID.
+pub(crate) fn scan(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    superblock: &Superblock,
+    table: &AreaTable,
+    committed: Tid,
+) -> Result<Vec<ITransaction>> {
+    let Some(mark) = superblock.ijournal() else { return Ok(Vec::new()) };
+    let format = AreaFormat {
+        block_size: superblock.s_blocksize as usize,
+        uuid: superblock.s_uuid,
+        nonce: mark.nonce,
+    };
+    let mut found = Vec::new();
+    for area in 0..table.area_count {
+        // Bounds were checked by `read_table`.
+        let first = superblock.s_maxlen + 1 + area * table.area_blocks;
+        let bytes = read_blocks(device, map, format.block_size, first, table.area_blocks)?;
+        scan_area(&format, first, &bytes, committed, &mut found)?;
+    }
+    found.sort_by_key(|transaction| transaction.sub_id);
+    Ok(found)
+}
+
+fn scan_area(
+    format: &AreaFormat,
+    first: u32,
+    bytes: &[u8],
+    committed: Tid,
+    found: &mut Vec<ITransaction>,
+) -> Result<()> {
+    let block_size = format.block_size;
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &bytes[at..];
+        let header = Header::decode(format, rest).filter(|header| header.tid.newer_than(committed));
+        let Some(header) = header else {
+            at += block_size;
+            continue;
+        };
+        match ITransaction::decode(format, rest) {
+            Ok(transaction) => {
+                found.push(transaction);
+                at += header.total_blocks as usize * block_size;
+            }
+            Err(FormatError::Checksum { .. } | FormatError::Truncated { .. }) => at += block_size,
+            Err(source) => {
+                let at = first + (at / block_size) as u32;
+                return Err(JournalError::Format { at, source });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_blocks(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+    first: u32,
+    count: u32,
+) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; count as usize * block_size];
+    let mut done = 0;
+    while done < count {
+        let (start, mapped) = map.run(first + done)?;
+        let run = mapped.min(count - done);
+        let from = done as usize * block_size;
+        let part = &mut bytes[from..from + run as usize * block_size];
+        device
+            .read_exact_at(start.0.saturating_mul(block_size as u64), part)
+            .map_err(JournalError::io("reading an area"))?;
+        done += run;
+    }
+    Ok(bytes)
+}
