@@ -192,9 +192,8 @@ impl Journal {
                 superblock.s_sequence = sequence.0;
                 // A recovery's own transaction is home, so `s_sequence` says it all again.
                 let mark = superblock.ijournal();
-                superblock.set_ijournal(
-                    mark.map(|mark| IjournalMark { recovering_after: None, ..mark }),
-                );
+                superblock
+                    .set_ijournal(mark.map(|mark| IjournalMark { recovering_after: None, ..mark }));
             })
         });
         if let Err(error) = result {

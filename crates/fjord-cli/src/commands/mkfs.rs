@@ -8,7 +8,9 @@ use std::{
 };
 
 use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{Contents, IjournalAreas, JournalSize, MkfsError, MkfsOptions, Populated, Report, Source};
+use fjord_mkfs::{
+    Contents, IjournalAreas, JournalSize, MkfsError, MkfsOptions, Populated, Report, Source,
+};
 use serde::Serialize;
 
 use super::{info, tune};

@@ -11,9 +11,11 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Areas hold the i-transactions that fsync writes with --fsync ijournal. They \
+#[command(
+    after_help = "Areas hold the i-transactions that fsync writes with --fsync ijournal. They \
 lie in the journal behind the log, where Linux and e2fsck do not look, and take space of the \
-image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img")]
+image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img"
+)]
 pub(crate) struct Args {
     /// Number and size of the i-journal's areas, such as 4x2M; 0 removes them
     #[arg(long, value_name = "NxSIZE|0", value_parser = parse_areas)]

@@ -21,7 +21,8 @@ pub use descriptor::{DescriptorBuilder, Tag, TagFlags, data_checksum, parse_tags
 pub use fast_commit::{FastCommitScan, HEAD_TAG_BYTES};
 pub use revoke::{RevokeBuilder, parse_revokes};
 pub use superblock::{
-    DEFAULT_FAST_COMMIT_BLOCKS, IjournalMark, MIN_JOURNAL_BLOCKS, SUPERBLOCK_BYTES, Superblock, Version,
+    DEFAULT_FAST_COMMIT_BLOCKS, IjournalMark, MIN_JOURNAL_BLOCKS, SUPERBLOCK_BYTES, Superblock,
+    Version,
 };
 
 use bitflags::bitflags;

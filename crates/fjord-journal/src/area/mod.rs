@@ -363,4 +363,3 @@ pub fn write_table(
     };
     device.submit_one(request).wait().map_err(JournalError::io("writing the area table"))
 }
-

@@ -175,8 +175,7 @@ fn power_cuts() {
 }
 
 fn survival(rng: &mut StdRng) -> Survival {
-    [Survival::All, Survival::None, Survival::Sectors, Survival::Requests]
-        [rng.random_range(0..4)]
+    [Survival::All, Survival::None, Survival::Sectors, Survival::Requests][rng.random_range(0..4)]
 }
 
 fn committed_of(rig: &Rig, image: &[u8]) -> Tid {

@@ -277,7 +277,8 @@ fn bad_parameters_are_refused_before_anything_is_written() {
 #[test]
 fn sixteen_tebibytes_take_little() {
     let device = MemDevice::new(0);
-    let options = MkfsOptions { size_bytes: Some(1 << 44), ..MkfsOptions::default() };
+    let ijournal = IjournalAreas::None;
+    let options = MkfsOptions { size_bytes: Some(1 << 44), ijournal, ..MkfsOptions::default() };
     let report = format(&device, &options).expect("formats");
     assert_eq!(report.block_count, 1 << 32);
     assert_eq!(report.inode_count, 268_435_456);
@@ -335,7 +336,10 @@ fn areas_behind_the_log() {
             assert!(report.area_count > 0 && report.area_blocks >= 16, "{name}: {report:?}");
             let found = fjord::inspect::log(&path).expect("the image is readable");
             let table = found.expect("a journal").area_table().expect("a table").expect("areas");
-            assert_eq!((table.area_count, table.area_blocks), (report.area_count, report.area_blocks));
+            assert_eq!(
+                (table.area_count, table.area_blocks),
+                (report.area_count, report.area_blocks)
+            );
             let told = fields(&path);
             assert_eq!(told["Total journal blocks"], report.journal_blocks.to_string());
         }
