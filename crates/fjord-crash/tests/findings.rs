@@ -18,6 +18,18 @@ fn passes(setup: &str, text: &str) {
     }
 }
 
+/// The size was stored at once, what lies below it was still only in memory: zeros in place of
+/// data, or what a truncation had taken away.
+#[test]
+fn a_size_does_not_show_what_is_not_there_yet() {
+    let setup = "create /a; append /a 9000";
+    passes(setup, "truncate /a 5000; truncate /a 8100; create /b; fsync /b");
+    passes(setup, "append /a 20000; truncate /a 40000; create /b; fsync /b");
+    passes(setup, "append /a 20000; truncate /a 15000; create /b; fsync /b");
+    passes(setup, "append /a 6000; fallocate /a plain 20480 20000; create /b; fsync /b");
+    passes(setup, "truncate /a 5000; fallocate /a zero 20480 20000; create /b; fsync /b");
+}
+
 /// An overwrite in place went to blocks that the committed tree still showed elsewhere.
 #[test]
 fn a_shifted_range_is_committed_before_it_is_overwritten() {

@@ -160,9 +160,9 @@ fn settle_tail(
 }
 
 /// The same for a write that came in after [`settle_tail`]: what it added is zeros from now on.
-fn keep_size(state: &mut InodeState, end: u64) {
+fn keep_size(inode: &Inode, state: &mut InodeState, end: u64) {
     if end >= state.size {
-        state.disk.size = state.disk.size.max(state.size);
+        truncate::settle_size(inode, state);
     }
 }
 
@@ -196,7 +196,7 @@ fn punch(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span) -> Result<()> {
         return touch(fs, inode, &mut state);
     }
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
-    keep_size(&mut state, span.end);
+    keep_size(inode, &mut state, span.end);
     truncate::discard_prealloc(fs, &mut state);
     truncate::remove_blocks(fs, inode, &mut state, span.inner_start, span.inner_end, false)
 }
@@ -214,9 +214,13 @@ fn touch(fs: &FsInner, inode: &Inode, state: &mut InodeState) -> Result<()> {
 
 fn zero_range(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span, mode: FallocMode) -> Result<()> {
     let mut state = inode.state.write();
+    let grows = !mode.contains(FallocMode::KEEP_SIZE) && span.end > state.size;
+    if grows && write::zero_old_tail(fs, inode, &state, span.start)? {
+        fs.dirty_inodes.add(inode);
+    }
     zero_edges(fs, inode, &mut state, span)?;
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
-    keep_size(&mut state, span.end);
+    keep_size(inode, &mut state, span.end);
     // Holes become unwritten blocks, written blocks lose their content by the flag alone.
     fill_holes(fs, inode, &mut state, span.outer_start, span.outer_end)?;
     let mut lblk = span.inner_start;
@@ -244,7 +248,7 @@ fn extend_size(
 ) -> Result<()> {
     if !mode.contains(FallocMode::KEEP_SIZE) && end > state.size {
         state.size = end;
-        state.disk.size = end;
+        truncate::settle_size(inode, state);
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     inode.touch_tid(handle.tid(), true);

@@ -3,7 +3,8 @@
 //! Owns the order in which pages, size and blocks go. Invariants: a truncation that
 //! does not fit one transaction is on the orphan list from its first transaction to its
 //! last, so that recovery completes it; nothing of the file is in flight while blocks
-//! are taken away.
+//! are taken away; the on-disk size never shows what is still only in memory
+//! ([`settle_size`]).
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use crate::orphan;
 pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Result<()> {
     let mut in_flight = inode.writeback.lock();
     writeback::drain(fs, inode, &mut in_flight)?;
-    let grows_over_tail = {
+    {
         let mut state = inode.state.write();
         if size > fs.max_file_size(&state) {
             return Err(Errno::FBIG.into());
@@ -40,19 +41,18 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
         if size <= state.size {
             return shrink(fs, inode, &mut state, size);
         }
-        zero_old_tail(fs, inode, &state, size)?
-    };
-    if grows_over_tail {
-        // The zeros must be on the device before a size that shows them commits.
-        writeback::write_locked(
-            fs,
-            inode,
-            &mut in_flight,
-            0..u64::MAX,
-            writeback::Mode::Background,
-        )?;
+        if zero_old_tail(fs, inode, &state, size)? {
+            fs.dirty_inodes.add(inode);
+        }
     }
     grow(fs, inode, &mut in_flight, size)
+}
+
+/// Gives the file on disk the size that it has in memory, or as much of it as it had: while pages
+/// are dirty, the size follows with them, or a crash would show what lies in their place.
+pub(crate) fn settle_size(inode: &Inode, state: &mut InodeState) {
+    let whole = !inode.pages.has_dirty();
+    state.disk.size = if whole { state.size } else { state.disk.size.min(state.size) };
 }
 
 fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u64) -> Result<()> {
@@ -61,8 +61,7 @@ fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u
     let handle = fs.start(disk::STORE_CREDITS)?;
     if size > state.size {
         state.size = size;
-        // Delayed data below must not be hidden behind a smaller size later on.
-        state.disk.size = size;
+        settle_size(inode, &mut state);
     }
     finish(fs, &handle, inode, &mut state)
 }
@@ -89,7 +88,7 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     drop_pages(fs, inode, state, keep..u64::MAX);
     discard_prealloc(fs, state);
     state.size = size;
-    state.disk.size = size;
+    settle_size(inode, state);
     remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
 }
 
