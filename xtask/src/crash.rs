@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord::{DataMode, FsyncPolicyKind, MountOptions};
-use fjord_crash::base::{FEATURES, Features, LARGE};
+use fjord_crash::base::{FEATURES, Features, SPECIAL};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{CasePath, Config, Report, Workload, data_name, explore, replay};
 use fjord_crash::minimise::minimise;
@@ -55,6 +55,9 @@ pub(crate) struct CrashArgs {
     /// Leave flushes out, as `-o nobarrier` does: promises are lost then
     #[arg(long)]
     no_barrier: bool,
+    /// Discard freed blocks
+    #[arg(long)]
+    discard: bool,
     /// Where choices come from
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -79,6 +82,9 @@ pub(crate) struct CrashArgs {
     /// Of the states, one in so many is recovered by e2fsck and Linux too; 0 for none
     #[arg(long, default_value_t = 400)]
     compare_every: u64,
+    /// Of the states, one in so many also gets a wrong bit in its log; 0 for none
+    #[arg(long, default_value_t = 100)]
+    damage_every: u64,
     /// Threads
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -127,12 +133,14 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
     let policies: Vec<_> = POLICIES.to_vec();
     let policy = choose("fsync policy", std::slice::from_ref(&args.policy), &policies, |p| p.0)?;
     let fsync = policy.first().context("a policy")?.1;
-    let options = MountOptions { fsync, barrier: !args.no_barrier, ..MountOptions::default() };
+    let (barrier, discard) = (!args.no_barrier, args.discard);
+    let options = MountOptions { fsync, barrier, discard, ..MountOptions::default() };
     let mut config = Config::new(options);
     config.seed = args.seed;
     config.budget.subsets_max = args.subsets;
     config.budget.torn_max = 1;
     (config.inner_every, config.compare_every) = (args.inner_every, args.compare_every);
+    config.damage_every = args.damage_every;
     let deadline = match args.hours {
         None => None,
         Some(hours) => {
@@ -163,9 +171,9 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
     })
 }
 
-/// The feature sets asked for; [`LARGE`] only by name.
+/// The feature sets asked for; [`SPECIAL`] ones only by name.
 fn features(args: &CrashArgs) -> Result<Vec<Features>> {
-    let known: Vec<Features> = FEATURES.into_iter().chain([LARGE]).collect();
+    let known: Vec<Features> = FEATURES.into_iter().chain(SPECIAL).collect();
     if args.features.is_empty() {
         return Ok(FEATURES.to_vec());
     }
@@ -232,7 +240,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
     println!(
         "seed {seed}: {} workloads, {} requests, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
-         Linux ({} torn superblocks and {} torn commit blocks left out), {} operations refused, {} findings; {:.0} s, {:.0} states/s",
+         Linux ({} torn superblocks and {} torn commit blocks left out), {} logs with a wrong bit ({} \
+         refused), {} operations refused, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
         report.cases,
@@ -243,6 +252,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.compared,
         report.judged.torn_superblocks,
         report.judged.torn_commits,
+        report.judged.damaged,
+        report.judged.refused,
         report.refused,
         report.findings.len(),
         time.as_secs_f64(),

@@ -25,14 +25,15 @@ pub struct Features {
     pub name: &'static str,
     mke2fs: &'static [&'static str],
     size_bytes: u64,
+    inodes: u32,
 }
 
 const fn set(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
-    Features { name, mke2fs, size_bytes: 16 << 20 }
+    Features { name, mke2fs, size_bytes: 16 << 20, inodes: 256 }
 }
 
 /// All feature sets, the plainest first.
-pub const FEATURES: [Features; 10] = [
+pub const FEATURES: [Features; 11] = [
     set("default", &["-b", "4096"]),
     set("block-1k", &["-b", "1024"]),
     set("no-extents", &["-b", "4096", "-O", "^extents,^64bit"]),
@@ -43,16 +44,28 @@ pub const FEATURES: [Features; 10] = [
     set("fast_commit", &["-b", "4096", "-O", "fast_commit"]),
     set("ea_inode", &["-b", "4096", "-O", "ea_inode"]),
     set("no-dir_index", &["-b", "1024", "-O", "^dir_index,^64bit"]),
+    set("meta_bg", &["-b", "1024", "-O", "meta_bg,^resize_inode"]),
 ];
 
 /// Room for files beyond 1 GiB; only for workloads that need it.
-pub const LARGE: Features =
-    Features { name: "large", mke2fs: &["-b", "4096", "-J", "size=4"], size_bytes: 3 << 30 };
+pub const LARGE: Features = Features {
+    name: "large",
+    mke2fs: &["-b", "4096", "-J", "size=4"],
+    size_bytes: 3 << 30,
+    inodes: 256,
+};
+
+/// Room for more than a thousand files; only for workloads that need it.
+pub const MANY: Features =
+    Features { name: "many-inodes", mke2fs: &["-b", "4096"], size_bytes: 16 << 20, inodes: 1200 };
+
+/// What only some workloads need; not part of campaigns otherwise.
+pub const SPECIAL: [Features; 2] = [LARGE, MANY];
 
 impl Features {
-    /// The set with this name, [`LARGE`] among them.
+    /// The set with this name, [`SPECIAL`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
-        FEATURES.into_iter().chain([LARGE]).find(|set| set.name == name)
+        FEATURES.into_iter().chain(SPECIAL).find(|set| set.name == name)
     }
 
     fn make(&self) -> Result<(Image, Vec<(u64, u64)>)> {
@@ -63,7 +76,10 @@ impl Features {
         let uuid = "5f6a0c1e-7d3b-4a2f-9c58-0123456789ab";
         let fixed = ["-U", uuid, "-E", &format!("hash_seed={uuid},lazy_itable_init=0")];
         let mut mke2fs = tools::command("mke2fs")?;
-        mke2fs.args(["-q", "-F", "-t", "ext4", "-N", "256"]).args(fixed).args(self.mke2fs);
+        mke2fs
+            .args(["-q", "-F", "-t", "ext4", "-N", &self.inodes.to_string()])
+            .args(fixed)
+            .args(self.mke2fs);
         tools::run(mke2fs.arg(&path))?.ok()?;
         Ok((Image::from_file(&path)?, log_extents(&path)?))
     }

@@ -70,6 +70,8 @@ pub struct Config {
     pub inner_every: u64,
     /// Of the distinct states, one in so many is also recovered by e2fsck and Linux; 0 for none.
     pub compare_every: u64,
+    /// Of the distinct states, one in so many also gets a wrong bit in its log; 0 for none.
+    pub damage_every: u64,
     /// Stop after so many findings.
     pub findings_max: usize,
 }
@@ -85,6 +87,7 @@ impl Config {
             seed: 1,
             inner_every: 16,
             compare_every: 0,
+            damage_every: 16,
             findings_max: 1,
         }
     }
@@ -144,6 +147,9 @@ impl Finding {
         );
         if !self.options.barrier {
             line += " --no-barrier";
+        }
+        if self.options.discard {
+            line += " --discard";
         }
         if !self.workload.setup.is_empty() {
             line += &format!(" --setup '{}'", ops::format(&self.workload.setup));
@@ -208,6 +214,8 @@ impl Report {
         self.judged.compared += other.judged.compared;
         self.judged.torn_commits += other.judged.torn_commits;
         self.judged.torn_superblocks += other.judged.torn_superblocks;
+        self.judged.damaged += other.judged.damaged;
+        self.judged.refused += other.judged.refused;
         self.findings.extend(other.findings);
     }
 
@@ -300,6 +308,7 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
         config,
         workload,
         model: &recorded.model,
+        base: &base.image,
         judge,
         known: HashMap::new(),
         lot: lot(config, workload),
@@ -326,13 +335,14 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
 struct Known {
     recovered: Arc<Recovered>,
     /// Cuts that were compared with the model.
-    last_cuts: Vec<u64>,
+    cuts: Vec<u64>,
 }
 
 struct Explorer<'a> {
     config: &'a Config,
     workload: &'a Workload,
     model: &'a Model,
+    base: &'a Image,
     judge: Judge,
     known: HashMap<u64, Known>,
     /// Decides which states get the dearer checks: of the seed and the operations.
@@ -361,11 +371,17 @@ impl Explorer<'_> {
         let hash = state.image.hash();
         let case = || CasePath(vec![state.case.clone()]);
         if let Some(known) = self.known.get_mut(&hash) {
-            if !known.last_cuts.contains(&state.last_cut) {
-                known.last_cuts.push(state.last_cut);
-                let tree = &known.recovered.tree;
-                let judged = check(tree, self.model, state.last_cut, self.config.options.data);
-                judged.err().into_iter().for_each(|problem| self.found(problem, Some(case())));
+            for cut in state.cuts() {
+                if known.cuts.contains(&cut) {
+                    continue;
+                }
+                known.cuts.push(cut);
+                let judged =
+                    check(&known.recovered.tree, self.model, cut, self.config.options.data);
+                if let Err(problem) = judged {
+                    self.found(problem, Some(case()));
+                    break;
+                }
             }
             return Ok(());
         }
@@ -374,7 +390,8 @@ impl Explorer<'_> {
         let mut lot = Rng::new(self.lot ^ self.report.states);
         let mut one_in = |n: u64| n != 0 && lot.below(n) == 0;
         let (inner, compare) = (one_in(self.config.inner_every), one_in(self.config.compare_every));
-        match self.judge_state(&state.image, state.last_cut, inner)? {
+        let damage = one_in(self.config.damage_every);
+        match self.judge_state(&state.image, &state.cuts(), inner)? {
             Err(problem) => self.found(problem, Some(case())),
             Ok(recovered) => {
                 if compare
@@ -382,11 +399,17 @@ impl Explorer<'_> {
                 {
                     self.found(problem, Some(case()));
                 }
+                if damage
+                    && let Err(problem) =
+                        self.judge.damaged(&state.image, self.base, &recovered, &mut lot)
+                {
+                    self.found(problem, Some(case()));
+                }
                 if inner {
                     self.inside(&state, &recovered)?;
                 }
                 let recovered = Arc::new(recovered);
-                self.known.insert(hash, Known { recovered, last_cuts: vec![state.last_cut] });
+                self.known.insert(hash, Known { recovered, cuts: state.cuts().into() });
             }
         }
         Ok(())
@@ -395,15 +418,18 @@ impl Explorer<'_> {
     fn judge_state(
         &mut self,
         image: &Image,
-        cut: u64,
+        cuts: &[u64],
         record: bool,
     ) -> Result<Result<Recovered, Problem>> {
         let recovered = match self.judge.recover(image, record) {
             Ok(recovered) => recovered,
             Err(problem) => return Ok(Err(problem)),
         };
-        if let Err(problem) = check(&recovered.tree, self.model, cut, self.config.options.data) {
-            return Ok(Err(problem));
+        for &cut in cuts {
+            let judged = check(&recovered.tree, self.model, cut, self.config.options.data);
+            if let Err(problem) = judged {
+                return Ok(Err(problem));
+            }
         }
         Ok(self.judge.sound(&recovered)?.map(|_| recovered))
     }
@@ -483,12 +509,13 @@ pub fn replay(config: &Config, workload: &Workload, path: &CasePath) -> Result<R
     let report = Report { workloads: 1, states: 1, cases: 1, ..Report::default() };
     let (model, known) = (&recorded.model, HashMap::new());
     let lot = lot(config, workload);
-    let mut explorer = Explorer { config, workload, model, judge, known, lot, report };
+    let image = &base.image;
+    let mut explorer = Explorer { config, workload, model, base: image, judge, known, lot, report };
     let Some((first, inner)) = path.0.split_first() else { bail!("no case is named") };
     let unknown = |case: &Case| format!("{case} is no case of this workload");
     let state = states::find(&recorded.log, config.device, first);
     let state = state.with_context(|| unknown(first))?;
-    let mut judged = explorer.judge_state(&state.image, state.last_cut, true)?;
+    let mut judged = explorer.judge_state(&state.image, &state.cuts(), true)?;
     if inner.is_empty()
         && let Ok(recovered) = &judged
         && let Err(problem) = explorer.judge.compare(&state.image, &recovered.tree)?

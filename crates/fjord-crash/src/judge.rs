@@ -14,14 +14,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use fjord::{Fs, MountOptions};
+use fjord_format::features::RoCompat;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
 use fjord_testkit::image::{KernelMount, Scratch};
+use fjord_testkit::rng::Rng;
 use fjord_testkit::tools;
 use parking_lot::Mutex;
 
 use crate::base::quiet;
 use crate::check::{Kind, Problem};
-use crate::image::Image;
+use crate::image::{Image, PIECE_BYTES};
 use crate::record::{DeviceKind, Log, RecordingDevice};
 use crate::tree::{Seen, Tree};
 
@@ -60,6 +62,10 @@ pub struct JudgeStats {
     pub torn_superblocks: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
+    /// Images with a wrong bit in the log, and how many of them were refused.
+    pub damaged: u64,
+    /// See `damaged`.
+    pub refused: u64,
 }
 
 /// Judges images, one after the other.
@@ -126,6 +132,12 @@ impl Judge {
     /// # Errors
     /// The problem, when the engine fails or panics.
     pub fn recover(&mut self, image: &Image, record: bool) -> Result<Recovered, Problem> {
+        self.attempt(image, record).map_err(|failure| match failure {
+            Failure::Mount(text) | Failure::Later(text) => Problem::new(Kind::RecoveryFailed, text),
+        })
+    }
+
+    fn attempt(&mut self, image: &Image, record: bool) -> Result<Recovered, Failure> {
         self.stats.recoveries += 1;
         let kind = DeviceKind::Volatile;
         let device = Arc::new(if record {
@@ -133,20 +145,72 @@ impl Judge {
         } else {
             RecordingDevice::plain(image.clone(), kind)
         });
-        let mount = || -> Result<Tree> {
-            let fs = Fs::open_device(device.clone(), &self.options).context("mount")?;
-            let tree = Tree::read(&fs)?;
-            fs.unmount().context("unmount")?;
+        let mount = || -> Result<Tree, Failure> {
+            let fs = Fs::open_device(device.clone(), &self.options)
+                .map_err(|error| Failure::Mount(format!("mount: {error}")))?;
+            let later = |error: anyhow::Error| Failure::Later(format!("{error:#}"));
+            let tree = Tree::read(&fs).map_err(later)?;
+            fs.unmount().context("unmount").map_err(later)?;
             Ok(tree)
         };
-        let failed = |text: String| Problem::new(Kind::RecoveryFailed, text);
         let tree = std::panic::catch_unwind(AssertUnwindSafe(mount))
-            .map_err(|_| failed("the engine panicked".into()))?
-            .map_err(|error| failed(format!("{error:#}")))?;
+            .unwrap_or_else(|_| Err(Failure::Later("the engine panicked".into())))?;
         let log = record.then(|| device.take_log(image.clone()));
         let image = device.image();
         let canonical = self.canonical(&image);
         Ok(Recovered { image, tree, canonical, log })
+    }
+
+    /// Turns one bit of the log that was written since `base`: the mount must be refused, or the
+    /// bit must not matter. The first words of a block are spared: without them the log ends there,
+    /// and nothing tells that it went on. Does nothing where logged blocks have no checksums.
+    ///
+    /// # Errors
+    /// The problem.
+    pub fn damaged(
+        &mut self,
+        dirty: &Image,
+        base: &Image,
+        ours: &Recovered,
+        rng: &mut Rng,
+    ) -> Result<(), Problem> {
+        const SPARED_BYTES: u64 = 64;
+        let in_log = |at: u64| {
+            self.log_extents.iter().any(|(start, len)| (*start..start + len).contains(&at))
+        };
+        let written =
+            dirty.changed_pieces(base).into_iter().map(|piece| piece * PIECE_BYTES as u64);
+        // A piece may hold several blocks, the last of them the first behind the log.
+        let pieces: Vec<u64> = written.filter(|at| in_log(*at)).collect();
+        if pieces.is_empty() || !has_checksums(dirty) {
+            return Ok(());
+        }
+        // Blocks have 1024 bytes or more.
+        let inside = rng.below(PIECE_BYTES as u64 / 1024) * 1024 + rng.range(SPARED_BYTES, 1024);
+        let at = rng.pick(&pieces) + inside;
+        if !in_log(at) {
+            return Ok(());
+        }
+        let bit = 1u8 << rng.below(8);
+        let mut image = dirty.clone();
+        let mut byte = [0];
+        image.read(at, &mut byte);
+        image.write(at, &[byte[0] ^ bit]);
+        self.stats.damaged += 1;
+        let wrong = |text: String| {
+            let text = format!("bit {bit:#04x} of byte {at} turned in the log: {text}");
+            Err(Problem::new(Kind::DamageReplayed, text))
+        };
+        match self.attempt(&image, false) {
+            Err(Failure::Mount(_)) => {
+                self.stats.refused += 1;
+                Ok(())
+            }
+            Err(Failure::Later(text)) => wrong(text),
+            Ok(again) if again.tree != ours.tree => wrong(differ(&ours.tree, &again.tree)),
+            Ok(again) if again.canonical != ours.canonical => wrong("another image".into()),
+            Ok(_) => Ok(()),
+        }
     }
 
     fn put(&mut self, image: &Image) -> Result<std::path::PathBuf> {
@@ -190,9 +254,10 @@ impl Judge {
     pub fn compare(&mut self, dirty: &Image, ours: &Tree) -> Result<Result<(), Problem>> {
         for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<bool>), ("Linux", by_linux)]
         {
-            if who == "Linux" && superblock_is_torn(dirty) {
+            let torn = superblock_is_torn(dirty);
+            if who == "Linux" && torn {
                 // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
-                // backup, fjord the copy in the log.
+                // backup where it finds one, fjord the copy in the log.
                 self.stats.torn_superblocks += 1;
                 continue;
             }
@@ -202,6 +267,10 @@ impl Judge {
                 Ok(true) => {}
                 Ok(false) => {
                     self.stats.torn_commits += 1;
+                    continue;
+                }
+                Err(_) if torn => {
+                    self.stats.torn_superblocks += 1;
                     continue;
                 }
                 Err(error) => {
@@ -221,6 +290,21 @@ impl Judge {
         }
         Ok(Ok(()))
     }
+}
+
+/// How a recovery fails.
+enum Failure {
+    /// The image is refused.
+    Mount(String),
+    /// It is not, but then cannot be read or unmounted, or the engine panics.
+    Later(String),
+}
+
+fn has_checksums(image: &Image) -> bool {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    image.read(SUPERBLOCK_AT, &mut bytes);
+    let has = |raw: RawSuperblock| raw.features().ro_compat.contains(RoCompat::METADATA_CSUM);
+    RawSuperblock::decode(&bytes).is_ok_and(has)
 }
 
 fn superblock_is_torn(image: &Image) -> bool {

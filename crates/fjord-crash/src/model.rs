@@ -14,7 +14,7 @@
 //!
 //! Invariants: versions are in the order of time; promises only move forward.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fjord::FileKind;
 
@@ -73,6 +73,11 @@ impl<T: PartialEq + Clone> History<T> {
         let first = self.promises.iter().rfind(|promise| promise.0 < cut).map_or(0, |p| p.1);
         let begun = self.versions[first + 1..].iter().filter(move |version| version.0 < cut);
         self.versions[first..=first].iter().chain(begun).map(|version| &version.1)
+    }
+
+    /// As [`History::admissible`], in a list.
+    pub fn admissible_list(&self, cut: u64) -> Vec<&T> {
+        self.admissible(cut).collect()
     }
 
     /// All values it ever had.
@@ -153,6 +158,8 @@ pub struct Made {
 #[derive(Clone, Debug)]
 pub struct Model {
     objects: Vec<Object>,
+    /// Objects that ever had an inode number.
+    by_number: HashMap<u64, Vec<ObjectId>>,
     slots: BTreeMap<Slot, History<Option<ObjectId>>>,
     /// Counts writes; each has a pattern of its own.
     pub write_count: u64,
@@ -161,12 +168,18 @@ pub struct Model {
 impl Model {
     /// A model with a root directory only.
     pub fn new(root: &Made) -> Model {
-        let mut model = Model { objects: Vec::new(), slots: BTreeMap::new(), write_count: 0 };
+        let mut model = Model {
+            objects: Vec::new(),
+            by_number: HashMap::new(),
+            slots: BTreeMap::new(),
+            write_count: 0,
+        };
         model.add(root, None);
         model
     }
 
     fn add(&mut self, made: &Made, target: Option<Vec<u8>>) -> ObjectId {
+        self.by_number.entry(made.ino).or_default().push(self.objects.len());
         self.objects.push(Object {
             ino: made.ino,
             generation: made.generation,
@@ -183,6 +196,11 @@ impl Model {
     /// All objects that ever were.
     pub fn objects(&self) -> &[Object] {
         &self.objects
+    }
+
+    /// All objects that ever had this inode number.
+    pub fn by_number(&self, ino: u64) -> &[ObjectId] {
+        self.by_number.get(&ino).map_or(&[], Vec::as_slice)
     }
 
     /// All names that ever were.
@@ -267,6 +285,7 @@ impl Model {
             Op::Truncate(path, size) => self.edit(start, path, |c| c.set_size(*size)),
             Op::Append(path, _) => self.edit(start, path, |c| c.write(c.size_bytes(), bytes)),
             Op::Write(path, offset, _) => self.edit(start, path, |c| c.write(*offset, bytes)),
+            Op::Magic(path, offset) => self.edit(start, path, |c| c.write(*offset, bytes)),
             Op::Fallocate(path, mode, offset, len) => {
                 self.edit(start, path, |content| allocate(content, *mode, *offset, *len));
             }

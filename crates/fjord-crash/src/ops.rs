@@ -38,6 +38,8 @@ pub enum Op {
     Append(Path, u64),
     /// Writes at an offset, so many bytes.
     Write(Path, u64, u64),
+    /// Writes 4096 bytes at an offset, with the journal's magic number as their first word.
+    Magic(Path, u64),
     /// fallocate: mode bits, offset, length in bytes.
     Fallocate(Path, FallocMode, u64, u64),
     /// Sets an attribute to a new value of so many bytes.
@@ -77,6 +79,7 @@ impl Op {
             | Op::Truncate(path, _)
             | Op::Append(path, _)
             | Op::Write(path, ..)
+            | Op::Magic(path, _)
             | Op::Fallocate(path, ..)
             | Op::SetXattr(path, ..)
             | Op::RemoveXattr(path, _)
@@ -102,6 +105,7 @@ impl Op {
             | Op::Truncate(path, _)
             | Op::Append(path, _)
             | Op::Write(path, ..)
+            | Op::Magic(path, _)
             | Op::Fallocate(path, ..)
             | Op::SetXattr(path, ..)
             | Op::RemoveXattr(path, _)
@@ -162,6 +166,7 @@ impl fmt::Display for Op {
             Op::Truncate(p, size) => write!(f, "truncate {} {size}", path(p)),
             Op::Append(p, len) => write!(f, "append {} {len}", path(p)),
             Op::Write(p, offset, len) => write!(f, "write {} {offset} {len}", path(p)),
+            Op::Magic(p, offset) => write!(f, "magic {} {offset}", path(p)),
             Op::Fallocate(p, mode, offset, len) => {
                 write!(f, "fallocate {} {} {offset} {len}", path(p), mode_text(*mode))
             }
@@ -197,6 +202,7 @@ impl FromStr for Op {
             "truncate" => Op::Truncate(path()?, word()?.parse()?),
             "append" => Op::Append(path()?, word()?.parse()?),
             "write" => Op::Write(path()?, word()?.parse()?, word()?.parse()?),
+            "magic" => Op::Magic(path()?, word()?.parse()?),
             "fallocate" => {
                 let path = path()?;
                 Op::Fallocate(path, parse_mode(word()?)?, word()?.parse()?, word()?.parse()?)
@@ -251,11 +257,11 @@ mod tests {
     #[test]
     fn text_and_back() {
         let text = "create /a; mkdir /d; symlink /d/s 70; link /a /d/b; unlink /a; rmdir /d; \
-                    rename /d/b /c; exchange /c /d; truncate /c 5; append /c 9; write /c 1 2; \
+                    rename /d/b /c; exchange /c /d; truncate /c 5; append /c 9; write /c 1 2; magic /c 0; \
                     fallocate /c keep+punch 0 4096; fallocate /c plain 0 1; setxattr /c user.x 7; \
                     rmxattr /c user.x; chmod /c 640; chown /c 7; hold /c; fsync /; fdatasync /c; sync";
         let ops = parse(text).unwrap();
-        assert_eq!(ops.len(), 21);
+        assert_eq!(ops.len(), 22);
         assert_eq!(parse(&format(&ops)).unwrap(), ops);
     }
 

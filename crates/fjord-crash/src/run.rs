@@ -117,11 +117,14 @@ impl<'a> Runner<'a> {
             }
             Op::Append(path, len) => {
                 let file = self.resolve(path)?;
-                bytes = self.write(&file, file.attr().size, *len)?;
+                bytes = self.write(&file, file.attr().size, *len, &[])?;
             }
             Op::Write(path, offset, len) => {
-                let file = self.resolve(path)?;
-                bytes = self.write(&file, *offset, *len)?;
+                bytes = self.write(&self.resolve(path)?, *offset, *len, &[])?;
+            }
+            Op::Magic(path, offset) => {
+                let magic = fjord_format::jbd2::MAGIC.to_be_bytes();
+                bytes = self.write(&self.resolve(path)?, *offset, 4096, &magic)?;
             }
             Op::Fallocate(path, mode, offset, len) => {
                 self.resolve(path)?.fallocate(*mode, *offset, *len)?;
@@ -181,12 +184,13 @@ impl<'a> Runner<'a> {
         mix(model.write_count)
     }
 
-    /// Writes a pattern of this write's own; no byte of it is zero.
-    fn write(&mut self, file: &InodeRef, offset: u64, len: u64) -> fjord::Result<Vec<u8>> {
+    /// Writes a pattern of this write's own that begins with `head`; no byte of it is zero.
+    fn write(&self, file: &InodeRef, offset: u64, len: u64, head: &[u8]) -> fjord::Result<Vec<u8>> {
         if file.attr().kind() != FileKind::Regular {
             return Err(Errno::INVAL.into());
         }
         let mut bytes = pattern_vec(self.next_seed(), offset, len as usize);
+        bytes[..head.len()].copy_from_slice(head);
         let written = file.write(offset, &bytes)?;
         bytes.truncate(written);
         Ok(bytes)

@@ -111,6 +111,14 @@ pub struct CrashState {
     pub last_cut: u64,
 }
 
+impl CrashState {
+    /// The first and the last cut: the most promises are due at the last, the fewest changes have
+    /// begun at the first.
+    pub fn cuts(&self) -> [u64; 2] {
+        [self.first_cut, self.last_cut]
+    }
+}
+
 /// A moment at which the set of legal images changes.
 #[derive(Debug)]
 struct Moment {

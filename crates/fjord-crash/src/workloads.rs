@@ -26,7 +26,7 @@ const ACE_OPS: &str = "create /bar; create /A/new; create /B/new; mkdir /D; mkdi
     rename /A/C /B/C; rename /A/C /B; rename /A/C /E; exchange /foo /A/foo; \
     truncate /A/foo 0; truncate /A/foo 5000; truncate /A/foo 30000; truncate /foo 100; \
     append /A/foo 100; append /A/foo 5000; append /foo 8192; append /A/bar 200; \
-    write /A/foo 0 4096; write /A/foo 3000 6000; write /foo 40960 100; write /A/bar 10 50; \
+    write /A/foo 0 4096; magic /A/foo 4096; write /A/foo 3000 6000; write /foo 40960 100; write /A/bar 10 50; \
     fallocate /A/foo plain 16384 20000; fallocate /A/foo keep 16384 20000; \
     fallocate /A/foo keep+punch 4096 8192; fallocate /A/foo keep+punch 3000 3000; \
     fallocate /A/foo zero 3000 9000; fallocate /A/foo keep+zero 8192 20000; \
@@ -216,19 +216,15 @@ fn create_delete() -> Workload {
 }
 
 fn thousand_files() -> Workload {
-    // The file system has 256 inodes; names come around again.
     let mut text = String::from("mkdir /d; ");
-    for number in 0..1000 {
-        let file = number % 200;
-        if number >= 200 {
-            text += &format!("unlink /d/f{file}; ");
-        }
-        text += &format!("create /d/f{file}; append /d/f{file} {}; ", 100 + number * 7);
-        if number % 2 == 1 {
+    for file in 0..1000 {
+        text += &format!("create /d/f{file}; append /d/f{file} {}; ", 100 + file * 7);
+        if file % 2 == 1 {
             text += &format!("fsync /d/f{file}; ");
         }
     }
-    Workload::new(Vec::new(), own(&text))
+    let features = Some(crate::base::MANY);
+    Workload { features, ..Workload::new(Vec::new(), own(&text)) }
 }
 
 fn deep_leaf(depth: usize) -> Workload {
@@ -314,7 +310,8 @@ fn random(seed: u64, round: u64) -> Workload {
         ops.push(match rng.below(100) {
             0..12 => Op::Create(file),
             12..28 => Op::Append(file, 1 + rng.magnitude(30_000)),
-            28..38 => {
+            28..30 => Op::Magic(file, rng.below(8) * 4096),
+            30..38 => {
                 let offset = rng.below(40_000);
                 Op::Write(file, offset, 1 + rng.magnitude(20_000))
             }
