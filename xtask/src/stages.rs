@@ -90,7 +90,10 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             totals.stage("format", |_| cargo(&root, &["fmt", "--all", "--check"]));
             totals.stage("lints", |_| {
                 let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--"];
-                cargo(&root, &[&lints[..], &["-D", "warnings"]].concat())
+                cargo(&root, &[&lints[..], &["-D", "warnings"]].concat())?;
+                let planted = ["clippy", "--package", "fjord-crash", "--features", "plant"];
+                let rest = ["--all-targets", "--quiet", "--", "-D", "warnings"];
+                cargo(&root, &[&planted[..], &rest].concat())
             });
         }
         run_tests(&root, args, &env, &mut totals);
@@ -185,16 +188,26 @@ const LAYERS: [&str; 11] = [
     "xtask",
 ];
 
+/// The test program whose bugs are planted; see docs/crash-model.md.
+const PLANTED: &str = "fjord-crash: planted";
+
 fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut Totals) {
     let mut programs = Vec::new();
     totals.stage("build", |_| {
-        programs = build_tests(root)?;
+        programs = build_tests(root, &["--workspace"])?;
         Ok(())
     });
-    for test in &programs {
-        if !args.only.is_empty() && !args.only.iter().any(|part| test.name.contains(part)) {
-            continue;
-        }
+    let wanted =
+        |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part));
+    if wanted(PLANTED) {
+        // A build of its own, so that no other test meets a switch for bugs.
+        totals.stage("build with planted bugs", |_| {
+            let own = ["--package", "fjord-crash", "--features", "plant", "--test", "planted"];
+            programs.extend(build_tests(root, &own)?);
+            Ok(())
+        });
+    }
+    for test in programs.iter().filter(|test| wanted(&test.name)) {
         totals.stage(&test.name, |totals| {
             let mut command = Command::new(&test.program);
             command.current_dir(&test.package_dir).envs(env.iter().copied());
@@ -210,10 +223,13 @@ fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut T
     }
 }
 
-/// Builds all tests and lists their programs, bottom layer first, unit tests before the others.
-fn build_tests(root: &Path) -> Result<Vec<TestProgram>> {
+/// Builds the tests that `which` names and lists their programs, bottom layer first, unit tests
+/// before the others.
+fn build_tests(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
     let mut child = Command::new(env!("CARGO"))
-        .args(["test", "--workspace", "--no-run", "--quiet", "--message-format", "json"])
+        .arg("test")
+        .args(which)
+        .args(["--no-run", "--quiet", "--message-format", "json"])
         .current_dir(root)
         .stdout(Stdio::piped())
         .spawn()?;

@@ -16,6 +16,7 @@ mod error;
 mod fault;
 mod file;
 mod mem;
+pub mod plant;
 mod pool;
 pub mod sim;
 mod stats;

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
 use fjord_format::jbd2::{IjournalMark, Incompat};
 use fjord_format::types::BlockNo;
@@ -156,7 +157,8 @@ impl Journal {
         for buffer in buffers {
             if let Some(version) = buffer.begin_home_write(sequence) {
                 written.push(buffer);
-                blocks.push((buffer.block(), version));
+                let running = planted(Bug::RunningGoesHome).then(|| buffer.snapshot());
+                blocks.push((buffer.block(), running.unwrap_or(version)));
             }
         }
         let counters = &self.inner.counters;
@@ -185,9 +187,14 @@ impl Journal {
             }
             (sequence, start)
         };
-        let result = self.inner.flush("flushing a checkpoint").and_then(|()| {
+        let flushed = match planted(Bug::TailBeforeHome) {
+            true => Ok(()),
+            false => self.inner.flush("flushing a checkpoint"),
+        };
+        let durable = self.inner.barrier && !planted(Bug::TailNotDurable);
+        let result = flushed.and_then(|()| {
             self.check_running()?;
-            log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
+            log.write_superblock(&self.inner.counters, durable, |superblock| {
                 superblock.s_start = start;
                 superblock.s_sequence = sequence.0;
                 // A recovery's own transaction is home, so `s_sequence` says it all again.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::{LogFormat, SUPERBLOCK_BYTES, Superblock};
 use fjord_format::types::BlockNo;
@@ -58,7 +59,9 @@ impl Log {
     /// at most the log's length.
     pub(crate) fn after(&self, from: u32, count: u32) -> u32 {
         let offset = u64::from(from - self.first) + u64::from(count);
-        self.first + (offset % u64::from(self.len())) as u32
+        let len = u64::from(self.len());
+        let skipped = u32::from(planted(Bug::WrapOffByOne) && offset >= len);
+        self.first + (offset % len) as u32 + skipped
     }
 
     /// How many blocks lie from `from` to `to`, round the end of the log.

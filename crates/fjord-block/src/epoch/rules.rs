@@ -9,6 +9,7 @@ use std::hash::Hash;
 
 use super::types::{Io, IoKind};
 use crate::device::{Capabilities, Order};
+use crate::plant::{Bug, planted};
 
 /// What the rules need to know of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +55,7 @@ pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
     /// its parts; `last` says that no other write of its epoch is left and the epoch is closed.
     fn leaves_as(self, asked: Order, last: bool) -> Order {
         match (asked, last) {
+            (asked, _) if planted(Bug::BarrierNotReassigned) => asked,
             (Order::Orderless, _) => Order::Orderless,
             (_, true) => Order::Barrier,
             (_, false) => Order::Ordered,

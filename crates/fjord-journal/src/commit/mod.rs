@@ -23,6 +23,7 @@ mod partial;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
 
@@ -151,15 +152,22 @@ impl Journal {
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
         self.mark_log_in_use(log, sequence, log_start, !batch.revoked.is_empty())?;
 
+        let commit_at = log.after(log_start, body_blocks);
         let requests = log.write_requests(log_start, blocks.bufs)?;
         let tickets = self.inner.device.submit(requests);
+        if planted(Bug::CommitBeforeBlocks) {
+            self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
+        }
         wait_with_data(&tickets, &batch.data, "writing the log")?;
         self.set_phase(sequence, Phase::Committing);
-        self.inner.flush("flushing before the commit block")?;
+        if !planted(Bug::NoFlushBeforeCommit) {
+            self.inner.flush("flushing before the commit block")?;
+        }
         // A shutdown that came in between must not find the transaction committed.
         self.check_running()?;
-        let commit_at = log.after(log_start, body_blocks);
-        self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
+        if !planted(Bug::CommitBeforeBlocks) {
+            self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
+        }
 
         let buffers: Vec<_> = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
         self.publish(sequence, &buffers, false);
@@ -215,7 +223,7 @@ impl Journal {
             offset: log.offset(home),
             bufs: vec![block],
             order: Order::Barrier,
-            fua: self.inner.barrier,
+            fua: self.inner.barrier && !planted(Bug::CommitNotDurable),
             class: Class::Sync,
         };
         let ticket = self.inner.device.submit_one(request);
@@ -277,6 +285,9 @@ impl Journal {
 
 /// Waits for the transaction's own blocks and for the file data attached to it.
 fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result<()> {
+    if planted(Bug::DataAfterCommit) {
+        return wait_all(own, what);
+    }
     if !data.is_empty() {
         // Side by side: a ticket may leave its work to whoever waits for it.
         own.iter().for_each(Ticket::start);

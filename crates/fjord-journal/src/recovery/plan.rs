@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Device, DeviceExt};
 use fjord_format::ijournal::{AreaTable, ITransaction};
 use fjord_format::jbd2::{IjournalMark, MAGIC, Superblock};
@@ -128,7 +129,9 @@ impl Plan {
             let requests = home_requests(block_size, blocks, Class::Sync);
             wait_all(&self.device.submit(requests), "replaying the journal")?;
         }
-        self.device.flush().map_err(JournalError::io("flushing replayed blocks"))?;
+        if !planted(Bug::ReplayNotFlushed) {
+            self.device.flush().map_err(JournalError::io("flushing replayed blocks"))?;
+        }
         let sequence = self.report.next_tid;
         let log = Log::new(self.device, self.map, self.superblock, self.superblock_block);
         log.write_superblock(&Counters::default(), true, |superblock| {
@@ -147,7 +150,7 @@ impl Plan {
 
 fn load(reader: &mut LogReader<'_>, source: &LoggedBlock) -> Result<Buf> {
     let mut contents = Buf::from_slice(reader.block(source.at)?);
-    if source.escaped {
+    if source.escaped && !planted(Bug::EscapeNotUndone) {
         contents.make_mut()[..4].copy_from_slice(&MAGIC.to_be_bytes());
     }
     Ok(contents)

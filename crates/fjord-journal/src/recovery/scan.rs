@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Device};
 use fjord_format::jbd2::{
     self, BlockHeader, BlockType, ChecksumVersion, CommitBlock, FastCommitScan, HEADER_BYTES,
@@ -142,7 +143,9 @@ impl<'a> Scan<'a> {
             let here = self.at;
             let block = self.next_block()?;
             let header = match header_of(&block) {
-                Ok(header) if header.sequence == self.tid => header,
+                Ok(header) if header.sequence == self.tid || planted(Bug::SequenceNotChecked) => {
+                    header
+                }
                 Ok(_) => return self.end(Case::StaleSequence, &pending),
                 Err(case) => return self.end(case, &pending),
             };
@@ -191,7 +194,8 @@ impl<'a> Scan<'a> {
                 if with_crc {
                     pending.crc = jbd2::crc32_be(pending.crc, &copy);
                 }
-                if !tag.matches(&self.format, self.tid, &copy) {
+                let verify = !planted(Bug::ChecksumsNotVerified);
+                if verify && !tag.matches(&self.format, self.tid, &copy) {
                     pending.bad_data.insert(at);
                 }
             } else {
@@ -353,7 +357,7 @@ impl<'a> Scan<'a> {
     }
 
     fn is_revoked(&mut self, revoked: &HashMap<BlockNo, Tid>, home: BlockNo, tid: Tid) -> bool {
-        match revoked.get(&home) {
+        match revoked.get(&home).filter(|_| !planted(Bug::RevokesIgnored)) {
             Some(&by) if tid.newer_than(by) => {
                 self.note(Case::RevokedBefore);
                 false

@@ -4,6 +4,7 @@
 //! transaction that also changes who points to it; freed blocks are busy before their bit
 //! is clear, so that no moment lets somebody pick them.
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, InodeNo};
 use fjord_journal::Handle;
 
@@ -130,7 +131,9 @@ impl FsInner {
             let mut guard = cell.lock.lock();
             self.change_block_bits(h, group, cell, bits.clone(), false)?;
             let overlay = guard.get_or_insert_default();
-            overlay.busy.insert(bits.clone(), self.geo.clusters_per_group);
+            if !planted(Bug::BlockReuse) {
+                overlay.busy.insert(bits.clone(), self.geo.clusters_per_group);
+            }
         }
         self.groups.account.freed(run.len);
         self.list_freed_blocks(h, group, bits.start, run.len);

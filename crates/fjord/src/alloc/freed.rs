@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Request, Ticket};
-use fjord_format::types::{GroupNo, Tid};
+use fjord_format::types::{BlockNo, GroupNo, Tid};
 use fjord_journal::Handle;
 use parking_lot::Mutex;
 
@@ -86,6 +87,12 @@ impl FsInner {
     /// Lists a freed run of blocks of a group under the handle's transaction. The run is
     /// busy already; the caller holds no group's lock.
     pub(super) fn list_freed_blocks(&self, h: &Handle, group: GroupNo, first: u32, len: u32) {
+        if planted(Bug::DiscardBeforeCommit) && self.options.discard {
+            let at = self.geo.group_first_block(group).0 + u64::from(first);
+            let (offset, len) = (self.byte_offset(BlockNo(at)), u64::from(len));
+            let len = len * u64::from(self.geo.block_size);
+            drop(self.device.submit(vec![Request::Discard { offset, len }]));
+        }
         self.list_freed(h, |freed| match freed.blocks.last_mut() {
             // Truncation frees from the end, so runs often grow at either end.
             Some(last) if last.0 == group && first.checked_add(len) == Some(last.1) => {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
@@ -365,6 +366,9 @@ fn with_quiet_tail(
 /// Commits a shift before anything is written to the blocks that moved: after a crash the old
 /// mapping would show it at another offset. The caller holds the writeback lock.
 fn commit_shift(fs: &FsInner, inode: &Inode) -> Result<()> {
+    if planted(Bug::ShiftNotCommitted) {
+        return Ok(());
+    }
     match inode.sync_tid.get().filter(|&tid| !fs.journal().is_committed(tid)) {
         Some(tid) if fs.has_log() => Ok(fs.journal().commit(tid)?),
         _ => Ok(()),

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
@@ -51,7 +52,7 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
 /// Gives the file on disk the size that it has in memory, or as much of it as it had: while pages
 /// are dirty, the size follows with them, or a crash would show what lies in their place.
 pub(crate) fn settle_size(inode: &Inode, state: &mut InodeState) {
-    let whole = !inode.pages.has_dirty();
+    let whole = !inode.pages.has_dirty() || planted(Bug::StaleTail);
     state.disk.size = if whole { state.size } else { state.disk.size.min(state.size) };
 }
 

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf};
 use rustix::io::Errno;
 
@@ -71,6 +72,9 @@ pub(crate) fn write(
     };
     let end = offset + written as u64;
     state.size = state.size.max(end);
+    if planted(Bug::SizeBeforeData) {
+        state.disk.size = state.size;
+    }
     if !options.from_cache {
         disk_times(&mut state, fs.now());
     }

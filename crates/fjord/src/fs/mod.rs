@@ -118,6 +118,13 @@ impl FsInner {
         Ok(self.journal().start(credits)?)
     }
 
+    /// Ends a change in the middle and commits its first half: what a planted bug does.
+    pub(crate) fn split_change(&self, half: Handle) -> Result<Handle> {
+        let credits = half.credits();
+        self.journal().commit(half.stop())?;
+        self.start(credits)
+    }
+
     /// Makes dirty metadata clean, so that the cache can drop it. No handle is open.
     fn bring_metadata_home(&self) -> Result<()> {
         let journal = self.journal();

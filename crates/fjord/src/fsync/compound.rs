@@ -13,6 +13,8 @@
 //! A crash before 5 is complete leaves the file as of its last commit, after it the new
 //! state. There is no fallback: this is what the others fall back to.
 
+use fjord_block::plant::{Bug, planted};
+
 use crate::error::Result;
 use crate::file::writeback;
 use crate::fs::FsInner;
@@ -28,6 +30,7 @@ impl FsyncPolicy for Compound {
     }
 
     fn commit(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
+        let datasync = datasync || planted(Bug::FsyncAsFdatasync);
         let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
         let owed = inode.in_place.owed();
         if owed.is_some() {
@@ -37,7 +40,7 @@ impl FsyncPolicy for Compound {
         }
         match wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) {
             Some(tid) => fs.journal().commit(tid)?,
-            None if owed.is_some() => fs.flush_device()?,
+            None if owed.is_some() && !planted(Bug::OverwriteNotFlushed) => fs.flush_device()?,
             None => {}
         }
         if let Some(mark) = owed {

@@ -4,6 +4,7 @@
 //! and verified before use; a stored inode carries a right checksum; the next pointer of
 //! the orphan list is always taken from [`crate::orphan`].
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::inode::{self, DiskInode, InodeFlags};
 use fjord_format::time::Timestamp;
@@ -118,10 +119,12 @@ pub(crate) fn store_new(
     state: &mut InodeState,
 ) -> Result<()> {
     settle_times(fs, &mut state.disk);
-    change_bytes(fs, h, inode.ino, |bytes| {
-        bytes.fill(0);
-        Ok(state.disk.encode(bytes, &fs.geo)?)
-    })?;
+    if !planted(Bug::EntryBeforeInode) {
+        change_bytes(fs, h, inode.ino, |bytes| {
+            bytes.fill(0);
+            Ok(state.disk.encode(bytes, &fs.geo)?)
+        })?;
+    }
     state.dirty = false;
     inode.touch_tid(h.tid(), true);
     Ok(())

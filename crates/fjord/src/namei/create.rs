@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
@@ -166,7 +167,7 @@ fn make_once(
     if is_dir && links_full(fs, &dir_state) {
         return Err(Errno::MLINK.into());
     }
-    let h = fs.start(credits_add_entry(fs) + credits_new_inode(fs))?;
+    let mut h = fs.start(credits_add_entry(fs) + credits_new_inode(fs))?;
     let inode = new::allocate(fs, &h, dir, &dir_state, wanted)?;
     {
         let mut state = inode.state.write();
@@ -179,6 +180,9 @@ fn make_once(
         if let Err(error) = done {
             new::take_back(fs, &h, &inode, &mut state)?;
             return Err(error);
+        }
+        if planted(Bug::EntryBeforeInode) {
+            h = fs.split_change(h)?;
         }
         disk::store(fs, &h, &inode, &mut state)?;
         if is_dir {

@@ -25,6 +25,7 @@ mod rename;
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::dirent::FileType;
 use fjord_format::htree::LINK_COUNT_MAX;
@@ -227,8 +228,11 @@ fn drop_link(
     let links = if state.is_dir() { 0 } else { state.disk.links_count.saturating_sub(1) };
     state.disk.links_count = links;
     attr::set_ctime(&mut state.disk, time);
-    if links == 0 {
+    if links == 0 && !planted(Bug::OrphanTooLate) {
         orphan::add(fs, h, inode, state)?;
+    }
+    if links == 0 && planted(Bug::InodeReuse) {
+        fs.free_inode(h, inode.ino, state.is_dir())?;
     }
     disk::store(fs, h, inode, state)
 }

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::dirent::FileType;
 use fjord_format::inode::InodeFlags;
@@ -302,7 +303,7 @@ impl Call<'_> {
         new: Option<&Found>,
     ) -> Result<()> {
         let fs = self.fs;
-        let h = fs.start(self.credits())?;
+        let mut h = fs.start(self.credits())?;
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
             true => Some(self.make_whiteout(&h, dirs.of_old())?),
             false => None,
@@ -312,6 +313,9 @@ impl Call<'_> {
                 new::take_back(fs, &h, whiteout, &mut whiteout.state.write())?;
             }
             return Err(error);
+        }
+        if planted(Bug::RenameInTwo) {
+            h = fs.split_change(h)?;
         }
         self.leave_old_name(&h, dirs, whiteout.as_ref())?;
         let time = fs.now();

@@ -1,0 +1,153 @@
+//! Planted bugs: mistakes that the crash explorer must find, switched on by its tests.
+//!
+//! Owns [`Bug`], their names, and the switch. Without the feature `plant` [`planted`] is a
+//! constant, and so is every branch that asks it. The names of all layers are here, in the lowest
+//! crate with a bug, so that there is one switch.
+//!
+//! Invariant: one bug at a time in a process; a [`Planting`] owns the switch while it lives.
+
+/// A mistake in the order of storage or in recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Bug {
+    /// Scheduler: the barrier of an epoch stays on the write that it came with.
+    BarrierNotReassigned,
+    /// Commit: the commit block is written before the blocks that it commits.
+    CommitBeforeBlocks,
+    /// Commit: no flush between the blocks and the commit block.
+    NoFlushBeforeCommit,
+    /// Commit: the commit block stays in the device's cache; the only flush was before it.
+    CommitNotDurable,
+    /// Commit: the file data of data=ordered is not waited for.
+    DataAfterCommit,
+    /// Commit: freed metadata blocks are not revoked.
+    NoRevoke,
+    /// Log: behind its end it goes on at its second block.
+    WrapOffByOne,
+    /// Checkpoint: the tail moves without a flush of what was written home.
+    TailBeforeHome,
+    /// Checkpoint: log space is used again before the superblock with the new tail is durable.
+    TailNotDurable,
+    /// Checkpoint: contents of the running transaction go home.
+    RunningGoesHome,
+    /// Recovery: revoke records are ignored.
+    RevokesIgnored,
+    /// Recovery: the first word of an escaped block stays zero.
+    EscapeNotUndone,
+    /// Recovery: blocks of any transaction are taken for the next one's.
+    SequenceNotChecked,
+    /// Recovery: checksums of logged blocks are not verified.
+    ChecksumsNotVerified,
+    /// Recovery: the log is marked empty before the replayed blocks are durable.
+    ReplayNotFlushed,
+    /// Allocator: freed blocks are picked again before their transaction has committed.
+    BlockReuse,
+    /// Allocator: an inode's number is free as soon as its last name is gone, while its deletion
+    /// is still to come.
+    InodeReuse,
+    /// Allocator: freed blocks are discarded before their transaction has committed.
+    DiscardBeforeCommit,
+    /// Names: a new entry commits before the inode that it names.
+    EntryBeforeInode,
+    /// Names: a rename is two transactions.
+    RenameInTwo,
+    /// Orphans: a file without names is recorded only when it is closed.
+    OrphanTooLate,
+    /// Orphans: nothing is done about them at mount.
+    OrphansNotProcessed,
+    /// Files: the size is stored before delayed data has blocks.
+    SizeBeforeData,
+    /// Files: growth shows what a truncation left in the last block.
+    StaleTail,
+    /// Files: a shifted range is written to before the shift has committed.
+    ShiftNotCommitted,
+    /// Writeback: metadata follows data that was sent, but is not there yet.
+    WritebackNotAwaited,
+    /// Fsync: does no more than fdatasync.
+    FsyncAsFdatasync,
+    /// Fsync: an overwrite in place is waited for, but not flushed.
+    OverwriteNotFlushed,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 28] = [
+        Bug::BarrierNotReassigned,
+        Bug::CommitBeforeBlocks,
+        Bug::NoFlushBeforeCommit,
+        Bug::CommitNotDurable,
+        Bug::DataAfterCommit,
+        Bug::NoRevoke,
+        Bug::WrapOffByOne,
+        Bug::TailBeforeHome,
+        Bug::TailNotDurable,
+        Bug::RunningGoesHome,
+        Bug::RevokesIgnored,
+        Bug::EscapeNotUndone,
+        Bug::SequenceNotChecked,
+        Bug::ChecksumsNotVerified,
+        Bug::ReplayNotFlushed,
+        Bug::BlockReuse,
+        Bug::InodeReuse,
+        Bug::DiscardBeforeCommit,
+        Bug::EntryBeforeInode,
+        Bug::RenameInTwo,
+        Bug::OrphanTooLate,
+        Bug::OrphansNotProcessed,
+        Bug::SizeBeforeData,
+        Bug::StaleTail,
+        Bug::ShiftNotCommitted,
+        Bug::WritebackNotAwaited,
+        Bug::FsyncAsFdatasync,
+        Bug::OverwriteNotFlushed,
+    ];
+}
+
+#[cfg(not(feature = "plant"))]
+/// Whether the bug is switched on: never in this build.
+#[inline(always)]
+pub const fn planted(_: Bug) -> bool {
+    false
+}
+
+#[cfg(feature = "plant")]
+pub use switch::{Planting, planted};
+
+#[cfg(feature = "plant")]
+mod switch {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use parking_lot::{Mutex, MutexGuard};
+
+    use super::Bug;
+
+    const NONE: u8 = u8::MAX;
+    /// The bug that is on; changed under `OWNER`.
+    static ON: AtomicU8 = AtomicU8::new(NONE);
+    static OWNER: Mutex<()> = Mutex::new(());
+
+    /// Whether the bug is switched on.
+    pub fn planted(bug: Bug) -> bool {
+        ON.load(Ordering::Relaxed) == bug as u8
+    }
+
+    /// The switch, in the hands of one test; others wait for it.
+    #[derive(Debug)]
+    pub struct Planting {
+        _owner: MutexGuard<'static, ()>,
+    }
+
+    impl Planting {
+        /// Switches `bug` on, or none, until this is dropped.
+        pub fn new(bug: Option<Bug>) -> Planting {
+            let owner = OWNER.lock();
+            ON.store(bug.map_or(NONE, |bug| bug as u8), Ordering::SeqCst);
+            Planting { _owner: owner }
+        }
+    }
+
+    impl Drop for Planting {
+        fn drop(&mut self) {
+            ON.store(NONE, Ordering::SeqCst);
+        }
+    }
+}

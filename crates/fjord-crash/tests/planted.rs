@@ -1,0 +1,349 @@
+//! The explorer bites: each planted bug is found, and without it the same workload passes.
+//!
+//! `cargo test -p fjord-crash --features plant --test planted -- --nocapture` prints the table of
+//! docs/crash-model.md.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use fjord::{DataMode, MountOptions};
+use fjord_block::epoch::EpochDevice;
+use fjord_block::plant::{Bug, Planting};
+use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
+use fjord_crash::check::Kind;
+use fjord_crash::explore::{Config, Report, Workload, explore};
+use fjord_crash::image::Image;
+use fjord_crash::ops;
+use fjord_crash::record::{DeviceKind, Log, RecordingDevice};
+use fjord_crash::states::{self, Budget};
+
+/// A workload that a bug shows in.
+struct Plant {
+    bug: Bug,
+    config: Config,
+    workload: Workload,
+}
+
+/// Creates, writes, overwrites, renames and removes, all synced.
+const PLAIN: &str = "create /b; append /b 9000; fsync /b; write /a 100 5000; fsync /a; mkdir /d; \
+                     rename /b /d/c; fsync /d/c; create /e; append /e 5000; unlink /a; sync";
+
+impl Plant {
+    fn new(bug: Bug) -> Plant {
+        let mut config = Config::new(MountOptions::default());
+        (config.inner_every, config.damage_every) = (0, 0);
+        let parse = |text| ops::parse(text).expect("operations");
+        let workload = Workload::new(parse("create /a; append /a 9000"), parse(PLAIN));
+        Plant { bug, config, workload }
+    }
+
+    fn setup(mut self, text: &str) -> Plant {
+        self.workload.setup = ops::parse(text).expect("operations");
+        self
+    }
+
+    fn ops(mut self, text: &str) -> Plant {
+        self.workload.ops = ops::parse(text).expect("operations");
+        self
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Config)) -> Plant {
+        change(&mut self.config);
+        self
+    }
+
+    fn data(self, data: DataMode) -> Plant {
+        self.with(|config| config.options.data = data)
+    }
+
+    fn run(&self, bug: Option<Bug>) -> Report {
+        let _planting = Planting::new(bug);
+        explore(&self.config, &self.workload, &Default::default()).expect("the explorer runs")
+    }
+
+    /// Without the bug there is no finding; with it the first one is of one of these kinds.
+    fn is_found(&self, kinds: &[Kind]) {
+        let sound = self.run(None);
+        assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
+        let report = self.run(Some(self.bug));
+        let (bug, tried, all) = (self.bug, report.all_states(), sound.all_states());
+        let Some(finding) = report.findings.first() else {
+            panic!("{bug:?} was not found in {tried} states ({all} without it)");
+        };
+        println!("| `{bug:?}` | `{:?}` | {tried} | {all} |", finding.problem.kind);
+        println!("    {finding}");
+        assert!(kinds.contains(&finding.problem.kind), "{bug:?}: {finding}");
+        assert!(finding.case.is_some(), "{bug:?} was found without a power cut: {finding}");
+    }
+}
+
+#[test]
+fn commit_before_blocks() {
+    let kinds = [Kind::RecoveryFailed, Kind::PromiseLost, Kind::ForeignBytes];
+    Plant::new(Bug::CommitBeforeBlocks).is_found(&kinds);
+}
+
+#[test]
+fn no_flush_before_commit() {
+    Plant::new(Bug::NoFlushBeforeCommit).is_found(&[Kind::PromiseLost, Kind::RecoveryFailed]);
+}
+
+#[test]
+fn commit_not_durable() {
+    Plant::new(Bug::CommitNotDurable).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn data_after_commit() {
+    Plant::new(Bug::DataAfterCommit).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+/// A directory's block is logged, freed, and then holds a file's data.
+const BLOCK_CHANGES_OWNER: &str = "create /d/y; fsync /d; unlink /d/y; rmdir /d; sync; \
+                                   create /f; append /f 40000; fsync /f; write /f 0 40000; fsync /f";
+
+#[test]
+fn no_revoke() {
+    let plant = Plant::new(Bug::NoRevoke).setup("mkdir /d").ops(BLOCK_CHANGES_OWNER);
+    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn revokes_ignored() {
+    let plant = Plant::new(Bug::RevokesIgnored).setup("mkdir /d").ops(BLOCK_CHANGES_OWNER);
+    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+/// Goes round the log: 1024 blocks, of which each sync takes some 240.
+const ROUND_THE_LOG: &str = "create /b; append /b 900000; fsync /b; write /b 0 900000; fsync /b; \
+    write /b 0 900000; fsync /b; create /c; fsync /c; write /b 0 900000; fsync /b; create /e; \
+    append /e 3000; fsync /e; write /b 0 900000; mkdir /f; fsync /b; create /g; fsync /g";
+
+fn round_the_log(bug: Bug) -> Plant {
+    Plant::new(bug).data(DataMode::Journal).ops(ROUND_THE_LOG)
+}
+
+#[test]
+fn wrap_off_by_one() {
+    round_the_log(Bug::WrapOffByOne).is_found(&[Kind::PromiseLost, Kind::RecoveryFailed]);
+}
+
+#[test]
+fn tail_before_home() {
+    Plant::new(Bug::TailBeforeHome).is_found(&[Kind::PromiseLost, Kind::Fsck]);
+}
+
+#[test]
+fn tail_not_durable() {
+    round_the_log(Bug::TailNotDurable).is_found(&[Kind::PromiseLost, Kind::Fsck]);
+}
+
+/// The oldest transaction has a directory's block that the running one changes, too, when the log
+/// is full.
+#[test]
+fn running_goes_home() {
+    let plant = Plant::new(Bug::RunningGoesHome).data(DataMode::Journal);
+    let plant = plant.setup("mkdir /d; create /b; append /b 900000");
+    let ops = "create /d/x; fsync /d/x; write /b 0 900000; fsync /b; write /b 0 900000; fsync /b; \
+               write /b 0 900000; fsync /b; write /b 0 900000; fsync /b; create /d/y; \
+               write /b 0 900000; fsync /b";
+    plant.ops(ops).is_found(&[Kind::Fsck, Kind::Invented, Kind::RecoveryFailed]);
+}
+
+#[test]
+fn escape_not_undone() {
+    let plant = Plant::new(Bug::EscapeNotUndone).data(DataMode::Journal);
+    plant.ops("magic /a 0; fsync /a").is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn sequence_not_checked() {
+    let plant = Plant::new(Bug::SequenceNotChecked);
+    let setup =
+        "create /a; append /a 9000; sync; create /x; sync; create /y; sync; create /z; sync";
+    plant.setup(setup).is_found(&[Kind::RecoveryFailed, Kind::PromiseLost, Kind::Fsck]);
+}
+
+#[test]
+fn checksums_not_verified() {
+    let plant = Plant::new(Bug::ChecksumsNotVerified).with(|config| config.damage_every = 1);
+    plant.is_found(&[Kind::DamageReplayed]);
+}
+
+#[test]
+fn replay_not_flushed() {
+    let plant = Plant::new(Bug::ReplayNotFlushed).with(|config| config.inner_every = 1);
+    plant.is_found(&[Kind::NotIdempotent]);
+}
+
+#[test]
+fn block_reuse() {
+    let plant = Plant::new(Bug::BlockReuse);
+    let ops = "truncate /a 0; create /b; append /b 9000; fsync /b";
+    plant.ops(ops).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn inode_reuse() {
+    let plant = Plant::new(Bug::InodeReuse);
+    let ops = "hold /a; unlink /a; sync; create /b; append /b 100; fsync /b";
+    plant.ops(ops).is_found(&[Kind::Fsck, Kind::RecoveryFailed, Kind::PromiseLost]);
+}
+
+#[test]
+fn discard_before_commit() {
+    let plant = Plant::new(Bug::DiscardBeforeCommit).with(|config| config.options.discard = true);
+    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn entry_before_inode() {
+    Plant::new(Bug::EntryBeforeInode).is_found(&[Kind::Fsck, Kind::RecoveryFailed]);
+}
+
+#[test]
+fn rename_in_two() {
+    Plant::new(Bug::RenameInTwo).is_found(&[Kind::Invented, Kind::Fsck]);
+}
+
+const OPEN_WITHOUT_NAMES: &str = "hold /a; unlink /a; create /b; fsync /b; append /b 100; sync";
+
+#[test]
+fn orphan_too_late() {
+    Plant::new(Bug::OrphanTooLate).ops(OPEN_WITHOUT_NAMES).is_found(&[Kind::Fsck]);
+}
+
+#[test]
+fn orphans_not_processed() {
+    let kinds = [Kind::Fsck, Kind::RecoveryFailed];
+    Plant::new(Bug::OrphansNotProcessed).ops(OPEN_WITHOUT_NAMES).is_found(&kinds);
+}
+
+#[test]
+fn size_before_data() {
+    let plant = Plant::new(Bug::SizeBeforeData);
+    let ops = "append /a 20000; chmod /a 600; create /b; fsync /b";
+    plant.ops(ops).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn stale_tail() {
+    let plant = Plant::new(Bug::StaleTail);
+    let ops = "truncate /a 5000; truncate /a 8100; create /b; fsync /b";
+    plant.ops(ops).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn shift_not_committed() {
+    let plant = Plant::new(Bug::ShiftNotCommitted).setup("create /a; append /a 20000");
+    let ops = "fallocate /a insert 4096 4096; write /a 3000 6000; fdatasync /a";
+    plant.ops(ops).is_found(&[Kind::ForeignBytes, Kind::PromiseLost]);
+}
+
+#[test]
+fn writeback_not_awaited() {
+    Plant::new(Bug::WritebackNotAwaited).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn fsync_as_fdatasync() {
+    Plant::new(Bug::FsyncAsFdatasync).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn overwrite_not_flushed() {
+    Plant::new(Bug::OverwriteNotFlushed)
+        .ops("write /a 0 5000; fdatasync /a")
+        .is_found(&[Kind::PromiseLost]);
+}
+
+/// The scheduler above a device with native barriers, every epoch a batch of writes of which the
+/// barrier's goes to the lowest address, and so leaves the queue first.
+struct Epochs {
+    log: Log,
+}
+
+const EPOCHS: u64 = 4;
+const WRITES: u64 = 3;
+const BLOCK: u64 = 4096;
+
+/// Where write `number` of `epoch` goes; not adjacent, so that nothing is merged.
+fn place(epoch: u64, number: u64) -> u64 {
+    (epoch * WRITES + number) * 2 * BLOCK
+}
+
+impl Epochs {
+    fn run() -> Epochs {
+        let base = Image::new(1 << 20);
+        let inner = Arc::new(RecordingDevice::recording(base.clone(), DeviceKind::Barrier));
+        let device = EpochDevice::new(inner.clone());
+        let mut tickets = Vec::new();
+        for epoch in 0..EPOCHS {
+            let write = |number| Request::Write {
+                offset: place(epoch, number),
+                bufs: vec![Buf::from_slice(&[0xE0 | epoch as u8 + 1; BLOCK as usize])],
+                order: if number == 0 { Order::Barrier } else { Order::Ordered },
+                fua: false,
+                class: Class::Sync,
+            };
+            tickets.extend(device.submit((0..WRITES).rev().map(write).collect()));
+        }
+        Ticket::wait_all(&tickets).expect("the device works");
+        device.flush().expect("the device works");
+        Epochs { log: inner.take_log(base) }
+    }
+
+    /// How many states were judged, and the first in which a write of an epoch is there, but not
+    /// all of the epochs before.
+    fn judge(&self) -> (u64, Option<String>) {
+        let (mut seen, mut wrong) = (HashSet::new(), None);
+        let budget = Budget::default();
+        states::enumerate(&self.log, DeviceKind::Barrier, &budget, 1, 0, &mut |state| {
+            if seen.insert(state.image.hash()) && !in_order(&state.image) {
+                wrong = Some(state.case.to_string());
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        });
+        (seen.len() as u64, wrong)
+    }
+}
+
+fn in_order(image: &Image) -> bool {
+    let there = |epoch: u64| -> Vec<usize> {
+        let bytes = |number| {
+            let mut block = [0; BLOCK as usize];
+            image.read(place(epoch, number), &mut block);
+            block.iter().filter(|byte| **byte != 0).count()
+        };
+        (0..WRITES).map(bytes).collect()
+    };
+    (1..EPOCHS).all(|epoch| {
+        let begun = there(epoch).iter().any(|count| *count > 0);
+        !begun || (0..epoch).flat_map(there).all(|count| count == BLOCK as usize)
+    })
+}
+
+#[test]
+fn barrier_not_reassigned() {
+    let run = |bug| {
+        let _planting = Planting::new(bug);
+        Epochs::run().judge()
+    };
+    let (all, sound) = run(None);
+    assert!(all > 30 && sound.is_none(), "without the bug, in {all} states: {sound:?}");
+    let (tried, wrong) = run(Some(Bug::BarrierNotReassigned));
+    assert!(wrong.is_some(), "not found in {tried} states");
+    println!("| `BarrierNotReassigned` | order of epochs | {tried} | {all} |");
+}
+
+/// The planted list and this file do not drift apart.
+#[test]
+fn every_bug_has_a_test() {
+    let tests = include_str!("planted.rs");
+    for bug in Bug::ALL {
+        let own = [format!("(Bug::{bug:?})"), format!("(Some(Bug::{bug:?}))")];
+        assert!(own.iter().any(|own| tests.contains(own)), "{bug:?} has no test");
+    }
+}
