@@ -71,6 +71,7 @@ impl Journal {
                 (state.logged.next().0, state.head, state.empty_on_disk)
             };
             self.check_running()?;
+            self.wait_for_wipe()?;
             let done = self.write_rest(log, empty, |superblock| {
                 superblock.s_start = 0;
                 superblock.s_sequence = sequence;

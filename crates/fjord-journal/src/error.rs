@@ -44,17 +44,12 @@ pub enum JournalError {
         /// What is wrong.
         detail: String,
     },
-    /// The fast-commit area holds fsynced changes that only ext4's own replay understands.
+    /// The fast commits of a log are to be applied as one transaction, which does not fit it.
     #[error(
-        "the journal holds {commits} fast commits after transaction {last}, which fjord cannot \
-         replay; mount the image once with Linux or run e2fsck -fy, then try again"
+        "the fast commits do not fit one transaction of this journal; mount the image once with \
+         Linux or run e2fsck -fy"
     )]
-    NeedsFastCommitReplay {
-        /// How many complete fast commits there are.
-        commits: u32,
-        /// The last full transaction.
-        last: Tid,
-    },
+    ReplayTooLarge,
     /// The areas hold fsynced changes that only the engine can apply.
     #[error(
         "the journal holds {count} i-transactions, fsynced changes that the log does not have; \

@@ -13,6 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fjord_block::{Device, DeviceExt};
@@ -23,6 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
+use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
 use crate::log::Log;
 use crate::map::JournalMap;
@@ -42,6 +44,8 @@ pub struct JournalOptions {
     /// Which checksums the log is to carry from now on; `None` leaves it as it is. Linux uses
     /// v3 for file systems with `metadata_csum` and none otherwise.
     pub checksum: Option<ChecksumVersion>,
+    /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if it has room.
+    pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
     pub transaction_blocks_max: Option<u32>,
     /// The caller applies i-transactions that a crash left ([`Journal::take_pending`]). Without
@@ -55,6 +59,7 @@ impl Default for JournalOptions {
             barrier: true,
             bit64: false,
             checksum: None,
+            fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,
         }
@@ -74,11 +79,15 @@ pub(crate) struct Inner {
     pub(crate) log: Option<Log>,
     /// Areas behind the log, if there are any.
     pub(crate) areas: Option<Areas>,
+    /// None without the feature, or without room for it.
+    pub(crate) area: Option<Area>,
     pub(crate) barrier: bool,
     transaction_blocks_max: u32,
     /// How the file system is made of parts, if parts are to commit alone. Set once, while
     /// no transaction runs.
     parts: OnceLock<Arc<dyn Parts>>,
+    /// One transaction may use the whole log, and nobody commits to make room.
+    pub(crate) whole_log: AtomicBool,
     /// Serialises checkpoints. Held over I/O; outermost.
     pub(crate) checkpoint_lock: Mutex<()>,
     pub(crate) state: Mutex<State>,
@@ -131,6 +140,9 @@ impl Journal {
     /// Opens the journal of a file system: replays it if it is dirty, then leaves it empty.
     /// `map` says where the journal inode's blocks lie. Writes to the device, unless it is
     /// clean and the features stay as they are.
+    ///
+    /// When the report has [`RecoveryReport::fast_commit_records`], the caller must apply them in
+    /// the first transaction that it commits: see [`Journal::whole_log`].
     pub fn open(
         device: Arc<dyn Device>,
         map: JournalMap,
@@ -155,13 +167,18 @@ impl Journal {
         let (mut superblock, block) = recovery::read_superblock(&device, &map, block_size)?;
         let areas = table.map(|table| Areas::new(table, &superblock, pending));
         let before = superblock.encode();
-        recovery::apply_features(&mut superblock, options);
+        let pending = !report.fast_commit_records.is_empty();
+        recovery::apply_features(&mut superblock, options, pending);
         let changed = before != superblock.encode();
+        let start = superblock.s_start;
         let log = Log::new(device.clone(), map, superblock, block);
+        if !pending {
+            fast_commit::wipe_stale_head(&log)?;
+        }
         let next_tid = report.next_tid;
-        let first = log.first;
-        let journal =
-            Journal::build(device, block_size, Some(log), areas, options, next_tid, first);
+        let head = if pending { start } else { log.first };
+        let journal = Journal::build(device, block_size, Some(log), areas, options, next_tid, head);
+        journal.inner.state.lock().empty_on_disk = !pending;
         if changed {
             let log = journal.inner.log_or_usage()?;
             log.write_superblock(&journal.inner.counters, options.barrier, |_| ())?;
@@ -200,11 +217,18 @@ impl Journal {
             used_blocks: 0,
             empty_on_disk: true,
         };
+        // Fast commits that are still to be applied end with the first full commit.
+        let area = log.as_ref().and_then(|log| {
+            let pending = log.superblock.lock().0.s_start != 0;
+            Area::new(log, pending)
+        });
         let inner = Inner {
             device,
             block_size,
             log,
             areas,
+            area,
+            whole_log: AtomicBool::new(false),
             barrier: options.barrier,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
@@ -250,7 +274,7 @@ impl Journal {
 
     /// Most credits that a handle can start with.
     pub fn credits_max(&self) -> u32 {
-        let max = self.inner.transaction_blocks_max;
+        let max = self.transaction_blocks_max();
         let Some(log) = &self.inner.log else { return max };
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
         max.saturating_sub(2 + max / per_descriptor)
@@ -459,6 +483,9 @@ impl Journal {
                     waiting_since.get_or_insert_with(Instant::now);
                     self.inner.unlocked.wait(&mut state);
                 }
+                Admission::TransactionFull(_) | Admission::LogFull if self.is_whole_log() => {
+                    return Err(JournalError::ReplayTooLarge);
+                }
                 Admission::TransactionFull(tid) => {
                     waiting_since.get_or_insert_with(Instant::now);
                     drop(state);
@@ -493,7 +520,7 @@ impl Journal {
             None => 0,
         };
         let need = self.log_blocks_needed(reserved.saturating_add(credits));
-        if need > self.inner.transaction_blocks_max {
+        if need > self.transaction_blocks_max() {
             return match &state.running {
                 Some(running) => Admission::TransactionFull(running.transaction.tid),
                 None => Admission::Now,
@@ -514,7 +541,7 @@ impl Journal {
         let Some(running) = &mut state.running else { return false };
         let wanted = running.reserved_blocks.saturating_add(credits);
         let need = self.log_blocks_needed(wanted);
-        if need > self.inner.transaction_blocks_max || need > free {
+        if need > self.transaction_blocks_max() || need > free {
             return false;
         }
         running.reserved_blocks = wanted;
@@ -575,6 +602,17 @@ impl Journal {
         let Some(log) = &self.inner.log else { return 0 };
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
         blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1)
+    }
+
+    fn is_whole_log(&self) -> bool {
+        self.inner.whole_log.load(Ordering::Acquire)
+    }
+
+    fn transaction_blocks_max(&self) -> u32 {
+        match &self.inner.log {
+            Some(log) if self.is_whole_log() => log.len().saturating_sub(1),
+            _ => self.inner.transaction_blocks_max,
+        }
     }
 
     pub(crate) fn free_blocks(&self, state: &State) -> u32 {

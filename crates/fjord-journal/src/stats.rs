@@ -61,6 +61,12 @@ counters! {
     commit_waits,
     /// Time spent in commits by the threads that did them, in nanoseconds.
     commit_nanoseconds,
+    /// Fast commits written.
+    fast_commits,
+    /// Requests that fast commits made durable: several may share one.
+    fast_commit_requests,
+    /// Blocks of fast commits.
+    fast_commit_blocks,
     /// Handle starts that had to make room in the log themselves.
     log_full,
 }

@@ -36,6 +36,7 @@ mod map;
 mod namei;
 mod options;
 mod orphan;
+mod replay;
 #[cfg(test)]
 mod testing;
 mod vfs;

@@ -180,11 +180,11 @@ pub(crate) fn load_file(fs: &FsInner) -> Result<()> {
     Ok(())
 }
 
-/// Completes what a crash interrupted: deletes orphans without links, truncates others.
-/// Returns how many there were.
-pub(crate) fn process(fs: &Arc<FsInner>) -> Result<usize> {
+/// Reads the records of orphans: from then on the table knows them. Called once at mount,
+/// before anything changes.
+pub(crate) fn load(fs: &Arc<FsInner>) -> Result<Vec<Arc<Inode>>> {
     if planted(Bug::OrphansNotProcessed) {
-        return Ok(0);
+        return Ok(Vec::new());
     }
     let listed = collect_list(fs)?;
     let filed = collect_file(fs)?;
@@ -201,10 +201,12 @@ pub(crate) fn process(fs: &Arc<FsInner>) -> Result<usize> {
         fs.orphans.state.lock().slots.insert(ino.0, place);
         inodes.push(inode);
     }
-    for inode in &inodes {
-        complete(fs, inode)?;
-    }
-    Ok(inodes.len())
+    Ok(inodes)
+}
+
+/// Completes what a crash interrupted: deletes orphans without links, truncates others.
+pub(crate) fn complete_all(fs: &Arc<FsInner>, inodes: &[Arc<Inode>]) -> Result<()> {
+    inodes.iter().try_for_each(|inode| complete(fs, inode))
 }
 
 /// An inode that recovery is to delete or truncate, which a wrong number must not reach.

@@ -1,5 +1,5 @@
-//! JBD2: the journal's superblock and its log blocks (descriptor, commit, revoke), and
-//! enough of the fast-commit area to know whether it must be replayed.
+//! JBD2: the journal's superblock, its log blocks (descriptor, commit, revoke) and the
+//! fast-commit area.
 //!
 //! All fields are big-endian except those of the fast-commit area. What a log block looks
 //! like depends on the features in the journal superblock; [`LogFormat`] is that knowledge
@@ -12,13 +12,12 @@
 
 mod commit;
 mod descriptor;
-mod fast_commit;
+pub mod fast_commit;
 mod revoke;
 mod superblock;
 
 pub use commit::{CommitBlock, crc32_be};
 pub use descriptor::{DescriptorBuilder, Tag, TagFlags, data_checksum, parse_tags};
-pub use fast_commit::{FastCommitScan, HEAD_TAG_BYTES};
 pub use revoke::{RevokeBuilder, parse_revokes};
 pub use superblock::{
     DEFAULT_FAST_COMMIT_BLOCKS, IjournalMark, MIN_JOURNAL_BLOCKS, SUPERBLOCK_BYTES, Superblock,

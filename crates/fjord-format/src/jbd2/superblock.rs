@@ -247,6 +247,15 @@ impl Superblock {
         }
     }
 
+    /// Whether the journal is long enough for a log and, with the feature, an area.
+    pub fn has_fast_commit_room(&self) -> bool {
+        let blocks = match self.s_num_fc_blks {
+            0 => DEFAULT_FAST_COMMIT_BLOCKS,
+            blocks => blocks,
+        };
+        self.s_maxlen.checked_sub(MIN_JOURNAL_BLOCKS).is_some_and(|rest| rest >= blocks)
+    }
+
     /// Journal block just past the log, where it wraps to `s_first`.
     pub fn log_end(&self) -> u32 {
         self.s_maxlen.saturating_sub(self.fast_commit_blocks())

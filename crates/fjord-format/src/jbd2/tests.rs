@@ -226,34 +226,6 @@ fn geometry_is_checked() {
     assert_eq!(fast.fast_commit_area(), 8192 - 255..8192);
 }
 
-fn fast_commit_block(tid: u32, features: u32, good_crc: bool) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend([9, 0, 8, 0]);
-    bytes.extend(features.to_le_bytes());
-    bytes.extend(tid.to_le_bytes());
-    bytes.extend([7, 0, 3, 0, 0, 0, 0]);
-    bytes.extend([8, 0, 8, 0]);
-    bytes.extend(tid.to_le_bytes());
-    let crc = checksum::crc32c(0, &bytes);
-    bytes.extend((if good_crc { crc } else { !crc }).to_le_bytes());
-    bytes.resize(1024, 0);
-    bytes
-}
-
-#[test]
-fn fast_commits_count_only_with_a_valid_tail() {
-    let count = |block: &[u8]| {
-        let mut scan = FastCommitScan::new(Tid(5));
-        scan.push_block(block);
-        scan.commit_count()
-    };
-    assert_eq!(count(&fast_commit_block(5, 0, true)), 1);
-    assert_eq!(count(&fast_commit_block(4, 0, true)), 0);
-    assert_eq!(count(&fast_commit_block(5, 1, true)), 0);
-    assert_eq!(count(&fast_commit_block(5, 0, false)), 0);
-    assert_eq!(count(&[0; 1024]), 0);
-}
-
 proptest! {
     #[test]
     fn hostile_blocks_never_panic(
@@ -266,7 +238,7 @@ proptest! {
         }
         let _ = Superblock::decode(&bytes).map(|sb| (sb.check(4096, 9999), sb.fast_commit_area()));
         let _ = BlockHeader::decode(&bytes);
-        FastCommitScan::new(Tid(1)).push_block(&bytes);
+        let _ = fast_commit::FastCommitScan::new(Tid(1)).push_block(&bytes);
         for format in formats() {
             prop_assert!(parse_tags(&format, &bytes).len() <= bytes.len() / 8);
             let _ = parse_revokes(&format, &bytes);

@@ -46,10 +46,10 @@ pub fn log_block(bytes: &[u8]) {
         let _ = jbd2::CommitBlock::verify(&format, bytes, pick(bytes, 1));
     }
     let _ = jbd2::CommitBlock::decode(bytes);
-    let mut scan = jbd2::FastCommitScan::new(Tid(pick(bytes, 2)));
-    let more = scan.push_block(bytes);
-    if more {
-        scan.push_block(bytes);
+    let mut scan = jbd2::fast_commit::FastCommitScan::new(Tid(pick(bytes, 2)));
+    if matches!(scan.push_block(bytes), Ok(true)) {
+        let _ = scan.push_block(bytes);
     }
     assert!(scan.commit_count() as usize <= bytes.len());
+    assert!(scan.into_records().len() <= bytes.len());
 }

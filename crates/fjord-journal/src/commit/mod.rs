@@ -168,6 +168,7 @@ impl Journal {
         if !planted(Bug::CommitBeforeBlocks) {
             self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
         }
+        self.end_fast_commits(log)?;
 
         let buffers: Vec<_> = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
         self.publish(sequence, &buffers, false);
@@ -205,6 +206,8 @@ impl Journal {
                 superblock.s_sequence = sequence.0;
             }
             superblock.s_feature_incompat |= Incompat::REVOKE;
+            let has_area = self.inner.area.is_some();
+            superblock.s_feature_incompat.set(Incompat::FAST_COMMIT, has_area);
         })
     }
 

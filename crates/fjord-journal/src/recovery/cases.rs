@@ -123,10 +123,12 @@ cases! {
     "A revoke block of a committed transaction claims more bytes than it has.";
     32 NoFastCommit Continue
     "The fast-commit area has no complete fast commit that follows the last transaction.";
-    33 FastCommit Refuse
-    "The fast-commit area holds fsynced changes that only ext4's own replay understands; replaying the log alone would lose them.";
+    33 FastCommit Continue
+    "The fast-commit area holds complete fast commits of the transaction that would come next: the caller is handed their records and applies them as that transaction.";
     34 Complete Continue
     "Descriptors, blocks and commit block are whole: the transaction is replayed.";
+    35 BadFastCommit Refuse
+    "Fast commits of the transaction that would come next bear unknown features: dropping them would lose fsynced changes.";
 }
 
 /// A refusal and the row it follows from.

@@ -4,6 +4,10 @@
 //! writes the surviving blocks home, flushes, and marks the log empty. A crash in between
 //! changes nothing, for the log stays until the mark is durable.
 //!
+//! Where the fast-commit area holds something to apply, only the caller can: the log is then
+//! left without transactions, but not marked clean, so that the area stays valid until the
+//! transaction that applies it has committed.
+//!
 //! Every decision is a row of the table in [`Case`]; `recovery/tests.rs` walks all rows.
 //! Where fjord is stricter than Linux (it refuses before it has written anything, where Linux
 //! replays a part and then refuses), the row says so.
@@ -18,6 +22,7 @@ mod tests;
 use std::sync::Arc;
 
 use fjord_block::{Buf, Device, DeviceExt};
+use fjord_format::jbd2::fast_commit::Record;
 use fjord_format::jbd2::{Incompat, Superblock};
 use fjord_format::types::Tid;
 
@@ -47,6 +52,11 @@ pub struct RecoveryReport {
     pub i_transactions: usize,
     /// Blocks to write home (each once, the newest copy).
     pub replayed_blocks: usize,
+    /// Complete fast commits that follow the last transaction.
+    pub fast_commits: u32,
+    /// What these fast commits say, in order. Unless it is empty, the caller must apply it in the
+    /// first transaction that it commits, and in no other.
+    pub fast_commit_records: Vec<Record>,
     /// Copies in the log that a revoke kept from being replayed.
     pub revoked_blocks: usize,
     /// Revoke records read.
@@ -139,8 +149,9 @@ fn check_map(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> R
 }
 
 /// What opening changes in the superblock of an empty log: version 2, the features that the
-/// caller wants, and none that only recovery has to understand.
-pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptions) {
+/// caller wants, and none that only recovery has to understand. `pending`: fast commits of the
+/// area have not been applied.
+pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptions, pending: bool) {
     superblock.upgrade_to_v2();
     if options.bit64 {
         superblock.s_feature_incompat |= Incompat::BIT64;
@@ -148,5 +159,7 @@ pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptio
     if let Some(version) = options.checksum {
         superblock.set_checksum_version(version);
     }
-    superblock.s_feature_incompat.remove(Incompat::ASYNC_COMMIT | Incompat::FAST_COMMIT);
+    superblock.s_feature_incompat.remove(Incompat::ASYNC_COMMIT);
+    let fast_commit = pending || (options.fast_commit && superblock.has_fast_commit_room());
+    superblock.s_feature_incompat.set(Incompat::FAST_COMMIT, fast_commit);
 }

@@ -59,6 +59,8 @@ pub struct Plan {
     pub(super) transactions: Vec<LoggedTransaction>,
     pub(super) replay: BTreeMap<BlockNo, LoggedBlock>,
     pub(super) report: RecoveryReport,
+    /// Journal block behind the last complete transaction.
+    pub(super) log_end: u32,
 }
 
 impl Plan {
@@ -106,7 +108,8 @@ impl Plan {
     }
 
     /// Writes the blocks home and marks the log empty, both durably. Can be repeated after a
-    /// failure or a crash at any point.
+    /// failure or a crash at any point. With fast commits to be applied the log is not marked
+    /// clean: it then starts where the transaction that applies them will stand.
     pub fn apply(self) -> Result<RecoveryReport> {
         let committed = self.report.committed;
         // Beginning the recovery of i-transactions is written down: its own transaction gets a
@@ -133,9 +136,11 @@ impl Plan {
             self.device.flush().map_err(JournalError::io("flushing replayed blocks"))?;
         }
         let sequence = self.report.next_tid;
+        let pending = !self.report.fast_commit_records.is_empty();
+        let start = if pending { self.log_end } else { 0 };
         let log = Log::new(self.device, self.map, self.superblock, self.superblock_block);
         log.write_superblock(&Counters::default(), true, |superblock| {
-            superblock.s_start = 0;
+            superblock.s_start = start;
             superblock.s_sequence = sequence;
             superblock.set_ijournal(mark);
         })?;

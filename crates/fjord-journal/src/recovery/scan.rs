@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Device};
+use fjord_format::jbd2::fast_commit::FastCommitScan;
 use fjord_format::jbd2::{
-    self, BlockHeader, BlockType, ChecksumVersion, CommitBlock, FastCommitScan, HEADER_BYTES,
-    Incompat, LogFormat, MAGIC, Superblock, TagFlags, Version,
+    self, BlockHeader, BlockType, ChecksumVersion, CommitBlock, HEADER_BYTES, Incompat, LogFormat,
+    MAGIC, Superblock, TagFlags, Version,
 };
 use fjord_format::types::{BlockNo, Tid};
 
@@ -41,6 +42,8 @@ pub(super) struct Scan<'a> {
     complete: Vec<(LoggedTransaction, HashSet<u32>)>,
     /// A transaction whose checksum was wrong under async commit.
     async_failed: Option<Tid>,
+    /// Journal block behind the last complete transaction.
+    log_end: u32,
     report: RecoveryReport,
 }
 
@@ -87,6 +90,7 @@ impl<'a> Scan<'a> {
             tid: superblock.s_sequence,
             complete: Vec::new(),
             async_failed: None,
+            log_end: superblock.s_start,
             report: RecoveryReport::default(),
             superblock,
             superblock_block,
@@ -121,8 +125,9 @@ impl<'a> Scan<'a> {
         self.report.committed = self.committed();
         let replay = self.resolve()?;
         // Linux leaves the ID of the torn transaction unused, so that none of its blocks can
-        // pass for a part of the next.
-        self.report.next_tid = self.tid.next();
+        // pass for a part of the next. The transaction that applies fast commits must bear it.
+        let pending = !self.report.fast_commit_records.is_empty();
+        self.report.next_tid = if pending { self.tid } else { self.tid.next() };
         Ok(self.into_plan(replay))
     }
 
@@ -252,6 +257,7 @@ impl<'a> Scan<'a> {
             return Err(self.corrupt(Case::BadRevokeCount, *at, detail.clone()));
         }
         self.note(Case::Complete);
+        self.log_end = self.at;
         let mut done = std::mem::replace(pending, Pending::new(self.tid, self.at));
         done.transaction.committed_at = (commit.commit_sec, commit.commit_nsec);
         self.complete.push((done.transaction, done.bad_data));
@@ -301,6 +307,7 @@ impl<'a> Scan<'a> {
         let torn = self.complete.pop_if(|(_, bad_data)| !bad_data.is_empty());
         if let Some((torn, _)) = torn {
             self.tid = torn.tid;
+            self.log_end = torn.start;
             self.note(Case::AsyncCommitTorn);
         }
     }
@@ -313,17 +320,19 @@ impl<'a> Scan<'a> {
         let mut scan = FastCommitScan::new(self.tid);
         for at in area {
             let block = self.reader.block(at).map_err(read_error)?;
-            if !scan.push_block(block) {
+            let more = scan.push_block(block).map_err(|source| Refusal {
+                case: Case::BadFastCommit,
+                error: JournalError::Format { at, source },
+            })?;
+            if !more {
                 break;
             }
         }
-        if scan.commit_count() == 0 {
-            self.note(Case::NoFastCommit);
-            return Ok(());
-        }
-        let last = Tid(self.tid.0.wrapping_sub(1));
-        let error = JournalError::NeedsFastCommitReplay { commits: scan.commit_count(), last };
-        Err(Refusal { case: Case::FastCommit, error })
+        self.report.fast_commits = scan.commit_count();
+        let records = scan.into_records();
+        self.note(if records.is_empty() { Case::NoFastCommit } else { Case::FastCommit });
+        self.report.fast_commit_records = records;
+        Ok(())
     }
 
     /// Applies revokes and keeps the newest copy of each block.
@@ -442,6 +451,7 @@ impl<'a> Scan<'a> {
             transactions: self.complete.into_iter().map(|(transaction, _)| transaction).collect(),
             replay,
             report: self.report,
+            log_end: self.log_end,
         }
     }
 }

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use fjord_block::{Device, DeviceExt, MemDevice};
+use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record};
 use fjord_format::jbd2::{
     BlockHeader, BlockType, ChecksumVersion, CommitBlock, DescriptorBuilder, Incompat, LogFormat,
     MAGIC, RevokeBuilder, Superblock, crc32_be, data_checksum,
 };
-use fjord_format::types::{BlockNo, Tid};
+use fjord_format::types::{BlockNo, InodeNo, LogicalBlock, Tid};
 
 use super::{Case, Outcome, scan_cases};
 use crate::error::JournalError;
@@ -159,14 +160,10 @@ fn with_async(forge: &mut Forge) {
 }
 
 fn fast_commit(tid: Tid) -> Vec<u8> {
-    let mut bytes = vec![9, 0, 8, 0, 0, 0, 0, 0];
-    bytes.extend(tid.0.to_le_bytes());
-    bytes.extend([8, 0, 8, 0]);
-    bytes.extend(tid.0.to_le_bytes());
-    let crc = fjord_format::checksum::crc32c(0, &bytes);
-    bytes.extend(crc.to_le_bytes());
-    bytes.resize(BLOCK_SIZE, 0);
-    bytes
+    let mut writer = FastCommitWriter::new(BLOCK_SIZE, tid, true);
+    let len = 3;
+    writer.push(&Record::DelRange { ino: InodeNo(12), logical: LogicalBlock(1), len }).unwrap();
+    writer.finish().unwrap()
 }
 
 /// Rows about the superblock. The forge is sealed afterwards unless the row is about a
@@ -351,13 +348,16 @@ fn content_row(case: Case) -> Option<Forge> {
             forge.block_mut(at)[12..16].copy_from_slice(&5000u32.to_be_bytes());
             forge.commit();
         }),
-        Case::NoFastCommit | Case::FastCommit => forged(V3, |forge| {
+        Case::NoFastCommit | Case::FastCommit | Case::BadFastCommit => forged(V3, |forge| {
             forge.superblock.s_feature_incompat |= Incompat::FAST_COMMIT;
             forge.good(&[(3, 1)]);
-            let wanted = case == Case::FastCommit;
-            let tid = if wanted { forge.tid } else { Tid(forge.tid.0 - 1) };
+            let stale = case == Case::NoFastCommit;
+            let tid = if stale { Tid(forge.tid.0 - 1) } else { forge.tid };
             let at = forge.superblock.fast_commit_area().start;
             forge.block_mut(at).copy_from_slice(&fast_commit(tid));
+            if case == Case::BadFastCommit {
+                forge.block_mut(at)[4] = 1;
+            }
         }),
         _ => return None,
     })
@@ -410,6 +410,13 @@ fn every_row_of_the_table_is_reached_and_does_what_it_says() {
             assert_eq!(contents[..5], [&MAGIC.to_be_bytes()[..], &[5]].concat());
         }
         let again = scan_cases(&device, &map(), BLOCK_SIZE).unwrap();
+        if case == Case::FastCommit {
+            // Still there, and now all that the log has.
+            assert_eq!(report.fast_commit_records.len(), 1);
+            assert_eq!(again.report().fast_commit_records, report.fast_commit_records);
+            assert_eq!((again.report().transactions, again.report().next_tid), (0, forge.tid));
+            continue;
+        }
         assert!(!again.report().was_dirty, "{case:?}");
         // No ID that the log has seen, finished or torn, is used again.
         let fresh = again.report().next_tid.newer_than(forge.tid);

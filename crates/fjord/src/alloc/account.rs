@@ -151,6 +151,12 @@ impl Account {
         self.pending.fetch_add(i64::from(count), Ordering::AcqRel);
     }
 
+    /// `count` blocks that a transaction freed are in use after all, before it committed.
+    pub(crate) fn unfreed(&self, count: u32) {
+        self.free_blocks.fetch_sub(i64::from(count), Ordering::AcqRel);
+        self.pending.fetch_sub(i64::from(count), Ordering::AcqRel);
+    }
+
     /// The transaction that freed `count` blocks has committed.
     pub(crate) fn free_committed(&self, count: u64) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);

@@ -141,15 +141,56 @@ impl FsInner {
             return Ok(None);
         };
         let Some(ino) = self.geo.inode_at(group, bit) else { return Ok(None) };
-        let fresh_block = self.unused_table_block(&desc, &found, overlay, bit);
+        self.take_inode_bit(h, (group, cell), overlay, (&mut desc, found), bit, is_dir)?;
+        cell.free_inodes.fetch_sub(1, Ordering::Relaxed);
+        Ok(Some(ino))
+    }
+
+    /// Takes the inode number at `bit` of a group; `false` if it is in use. One that was freed
+    /// before its transaction committed can be taken.
+    pub(super) fn take_inode_number(
+        &self,
+        h: &Handle,
+        group: GroupNo,
+        bit: u32,
+        is_dir: bool,
+    ) -> Result<bool> {
+        let cell = self.groups.cell(group)?;
+        let mut guard = cell.lock.lock();
+        let overlay = guard.get_or_insert_default();
+        let mut desc = self.read_desc(group)?;
+        let found = self.inode_bitmap(group, cell, &desc)?;
+        if bitmap::test(&found.contents(), bit) {
+            return Ok(false);
+        }
+        self.take_inode_bit(h, (group, cell), overlay, (&mut desc, found), bit, is_dir)?;
+        if overlay.busy_inodes.remove(bit..bit.saturating_add(1)) == 0 {
+            let less = |free: u32| Some(free.saturating_sub(1));
+            let _ = cell.free_inodes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+        Ok(true)
+    }
+
+    /// Sets the bit of an inode number that is free, with all that goes with it but the count of
+    /// numbers that can be allocated. The group's lock is held.
+    fn take_inode_bit(
+        &self,
+        h: &Handle,
+        (group, cell): (GroupNo, &Cell),
+        overlay: &Overlay,
+        (desc, found): (&mut GroupDesc, Bitmap),
+        bit: u32,
+        is_dir: bool,
+    ) -> Result<()> {
+        let fresh_block = self.unused_table_block(desc, &found, overlay, bit);
         let Some(free_inodes) = desc.free_inodes.checked_sub(1) else {
             return Err(Error::corrupt(
                 "group descriptor",
-                format!("group {group} counts no free inodes, but inode {ino} is free"),
+                format!("group {group} counts no free inodes, but its inode {bit} is free"),
             ));
         };
-        self.change_inode_bit(h, found, &mut desc, bit, true)?;
-        self.init_block_bitmap(h, group, cell, &mut desc)?;
+        self.change_inode_bit(h, found, desc, bit, true)?;
+        self.init_block_bitmap(h, group, cell, desc)?;
         let used = desc.itable_used(&self.geo);
         if self.geo.features.has_group_csum() && bit >= used {
             desc.itable_unused = self.geo.inodes_per_group.saturating_sub(bit.saturating_add(1));
@@ -157,16 +198,15 @@ impl FsInner {
         desc.flags.remove(GroupFlags::INODE_UNINIT);
         desc.free_inodes = free_inodes;
         desc.used_dirs = desc.used_dirs.saturating_add(u32::from(is_dir));
-        self.write_desc(h, group, &desc)?;
+        self.write_desc(h, group, desc)?;
         if let Some(block) = fresh_block {
             let buffer = self.meta.create(block);
             // Comes back as zeros.
             drop(h.get_create(&buffer)?);
         }
-        cell.free_inodes.fetch_sub(1, Ordering::Relaxed);
         cell.used_dirs.fetch_add(u32::from(is_dir), Ordering::Relaxed);
         self.groups.account.change_inodes(-1);
-        Ok(Some(ino))
+        Ok(())
     }
 
     fn free_inode_bit(&self, group: GroupNo, found: &Bitmap, overlay: &Overlay) -> Option<u32> {

@@ -32,6 +32,7 @@
 //! atomics.
 
 mod account;
+mod adopt;
 mod bits;
 mod blocks;
 mod freed;

@@ -112,6 +112,12 @@ impl Cell {
         }
     }
 
+    /// Counts blocks out that can no longer be picked. The caller holds the lock.
+    pub(super) fn take_free(&self, count: u32) {
+        let less = |free: u32| Some(free.saturating_sub(count));
+        let _ = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     /// Lets blocks be picked again: those of `first..first + len` that are busy. The caller
     /// holds the lock. Returns their count.
     pub(super) fn unpin(&self, overlay: &mut Overlay, first: u32, len: u32) -> u32 {

@@ -12,6 +12,7 @@ use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::jbd2::ChecksumVersion;
+use fjord_format::jbd2::fast_commit::Record;
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_format::{BlockNo, FormatError, InodeNo};
 use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
@@ -29,6 +30,7 @@ use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
 use crate::options::{DataMode, MountOptions};
 use crate::orphan::{self, OrphanTable};
+use crate::replay;
 
 /// Smallest cache that still makes progress, in bytes.
 const CACHE_MIN_BYTES: u64 = 8 << 20;
@@ -113,30 +115,38 @@ fn load(
         return Err(damage.clone());
     }
     let fs = build(device, raw, geo, options, mmp, groups);
-    let mut aborted = false;
+    let (mut aborted, mut fast_commits) = (false, Vec::new());
     if let Some(opened) = journal {
         fs.groups.protect_journal(opened.runs)?;
         fs.set_journal(opened.journal);
-        aborted = opened.aborted;
+        (aborted, fast_commits) = (opened.aborted, opened.fast_commits);
     }
     if !fs.options.read_only {
-        start_writing(&fs, &raw, aborted)?;
+        start_writing(&fs, &raw, aborted, fast_commits)?;
     }
     Ok(fs)
 }
 
-fn start_writing(fs: &Arc<FsInner>, raw: &RawSuperblock, aborted: bool) -> Result<()> {
+fn start_writing(
+    fs: &Arc<FsInner>,
+    raw: &RawSuperblock,
+    aborted: bool,
+    fast_commits: Vec<Record>,
+) -> Result<()> {
     if raw.state().contains(FsState::ERROR) || aborted {
         tracing::warn!("the image bears the mark of an earlier error; run e2fsck -f when you can");
     }
+    orphan::load_file(fs)?;
+    let orphans = orphan::load(fs)?;
+    replay::fast_commit::apply(fs, fast_commits)?;
     fs.write_mounted_superblock(aborted)?;
     if aborted {
         // The superblock has the mark now, where e2fsck looks for it.
         fs.journal().clear_errno()?;
     }
-    orphan::load_file(fs)?;
-    let completed = orphan::process(fs)?;
-    if completed > 0 {
+    orphan::complete_all(fs, &orphans)?;
+    if !orphans.is_empty() {
+        let completed = orphans.len();
         tracing::info!(completed, "completed deletions and truncations of orphans");
     }
     threads::Threads::start(fs);
@@ -272,6 +282,8 @@ struct OpenedJournal {
     runs: Vec<(BlockNo, u64)>,
     /// Its last user stopped it because of an error.
     aborted: bool,
+    /// What is to be applied before anything else.
+    fast_commits: Vec<Record>,
 }
 
 /// Opens the journal, replaying it if need be. `None` for images without one and for
@@ -306,12 +318,14 @@ fn open_journal(
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
+        fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: false,
     };
     let block_size = geo.block_size as usize;
-    let (journal, report) =
+    let (journal, mut report) =
         Journal::open(device.clone(), journal_map, block_size, &journal_options)?;
+    let fast_commits = std::mem::take(&mut report.fast_commit_records);
     if geo.features.incompat.contains(Incompat::RECOVER) {
         tracing::info!(?report, "journal replayed");
     }
@@ -319,7 +333,7 @@ fn open_journal(
         let detail = "the log is too short for any change".to_owned();
         return Err(Error::corrupt("journal", detail));
     }
-    Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some() }))
+    Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some(), fast_commits }))
 }
 
 /// Blocks of a transaction stay in memory until it is home: a running and a committing one

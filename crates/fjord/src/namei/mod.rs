@@ -239,7 +239,7 @@ fn drop_link(
 
 /// Metadata blocks that adding one entry can dirty: a new block per index level and for the
 /// leaf, each with its allocation, the index blocks and leaf that were there, the inode.
-fn credits_add_entry(fs: &FsInner) -> u32 {
+pub(crate) fn credits_add_entry(fs: &FsInner) -> u32 {
     const NEW_BLOCKS: u32 = 3;
     const OLD_BLOCKS: u32 = 5;
     NEW_BLOCKS * (map::credits_insert(fs, 1) + 1) + OLD_BLOCKS + disk::STORE_CREDITS
@@ -256,6 +256,6 @@ fn credits_new_inode(fs: &FsInner) -> u32 {
 }
 
 /// Metadata blocks that removing one entry can dirty, its inode included.
-fn credits_remove_entry() -> u32 {
+pub(crate) fn credits_remove_entry() -> u32 {
     2 + 3 * disk::STORE_CREDITS + orphan::CREDITS + xattr::CREDITS_INLINE
 }

@@ -1,0 +1,337 @@
+//! The fast-commit area of an open journal: a stream of records that follows the last full commit.
+//!
+//! A caller hands over what it wants logged ([`Journal::fast_commit`]); whoever gets the
+//! committer's place writes what all have handed over so far as one fast commit, so concurrent
+//! callers share a write and a flush. A full commit ends the stream: recovery takes only fast
+//! commits that bear the ID of the transaction that would have come next.
+//!
+//! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if some of it
+//! must not be missing behind what is logged; 3. write the blocks **with FUA** (or write and
+//! **flush**, when data wants one anyway). The checksum covers all blocks, so no order is needed
+//! among them. A crash before 3 is complete leaves the fast commits before.
+//!
+//! Invariants:
+//! - a fast commit is written under the committer's place, with its transaction running, so the
+//!   full commit that ends the stream is neither under way nor done;
+//! - the area's last block stays unused: Linux and e2fsck look one block further than the last
+//!   one in use, and fail past the end;
+//! - the first block is wiped after a full commit and when a journal is opened: e2fsck 1.47 drops
+//!   the whole log when it finds the head of another transaction there.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
+use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
+use fjord_format::types::Tid;
+use parking_lot::Mutex;
+
+use crate::error::{JournalError, Result};
+use crate::handle::check_no_open_handle;
+use crate::journal::{CommitterGuard, Journal};
+use crate::log::{Log, wait_all};
+use crate::stats;
+
+/// What the file data of a request asks of the fast commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DataNeeds {
+    /// All of it is durable, or there is none.
+    Nothing,
+    /// Complete writes are to be durable when the fast commit is.
+    FlushAfter,
+    /// Complete writes must be durable before the fast commit counts.
+    FlushBefore,
+}
+
+/// What a caller wants logged.
+#[derive(Clone, Debug)]
+pub struct FastCommitRequest {
+    /// The newest transaction that holds what the records say.
+    pub tid: Tid,
+    /// The records, in the order in which they are to be replayed. None: to be told when the
+    /// requests before are durable.
+    pub records: Vec<Record>,
+    /// What the file data asks.
+    pub data: DataNeeds,
+    /// Whom the blocks belong to that the records add.
+    pub owner: u32,
+    /// The records add blocks to their owner.
+    pub adds_blocks: bool,
+    /// Replay will allocate blocks of its own choice for the owner; no other owner may add blocks
+    /// behind that, for replay could have chosen them.
+    pub allocates: bool,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FastCommitOutcome {
+    /// It is durable by a fast commit.
+    Logged,
+    /// A full commit made its transaction durable meanwhile.
+    Committed,
+    /// The area is full: a full commit is needed.
+    Full,
+    /// The records could not be replayed behind those that are in the area.
+    Conflict,
+    /// There is no area, or the log has no full commit yet that it could follow.
+    Unavailable,
+}
+
+/// A request that waits.
+pub(crate) struct Waiting {
+    request: FastCommitRequest,
+    /// Set once, by whoever wrote it; a leaf lock.
+    outcome: Mutex<Option<Result<FastCommitOutcome>>>,
+}
+
+/// The area.
+pub(crate) struct Area {
+    /// Journal blocks that can be used.
+    blocks: Range<u32>,
+    /// Requests that nobody has taken yet, oldest first. A leaf lock.
+    queue: Mutex<Vec<Arc<Waiting>>>,
+    /// Changed by the holder of the committer's place.
+    stream: Mutex<Stream>,
+}
+
+/// The fast commits of the transaction that would come next.
+#[derive(Default)]
+struct Stream {
+    /// Blocks written.
+    used: u32,
+    /// There is a head on disk, of this transaction or an earlier one.
+    has_head: bool,
+    /// Replay will allocate blocks for this owner.
+    allocates: Option<u32>,
+    /// The write that wiped the head of the last stream.
+    wipe: Option<Ticket>,
+}
+
+impl Area {
+    /// The area of a journal that has one; `has_head` if its first block must be wiped by the
+    /// first full commit.
+    pub(crate) fn new(log: &Log, has_head: bool) -> Option<Area> {
+        let range = log.superblock.lock().0.fast_commit_area();
+        let blocks = range.start..range.end.saturating_sub(1);
+        let stream = Mutex::new(Stream { has_head, ..Stream::default() });
+        (!blocks.is_empty()).then(|| Area { blocks, queue: Mutex::default(), stream })
+    }
+}
+
+impl Journal {
+    /// How many blocks of fast commits the area takes between two full commits; 0 without one.
+    pub fn fast_commit_blocks(&self) -> u32 {
+        self.inner.area.as_ref().map_or(0, |area| area.blocks.len() as u32)
+    }
+
+    /// Makes a request durable by a fast commit, together with those of other threads, or says
+    /// why a full commit is needed.
+    ///
+    /// # Errors
+    /// I/O errors, which stop the journal; the call from a thread with an open handle.
+    pub fn fast_commit(&self, request: FastCommitRequest) -> Result<FastCommitOutcome> {
+        check_no_open_handle(self, "a fast commit")?;
+        let (Some(area), Some(log)) = (&self.inner.area, &self.inner.log) else {
+            return Ok(FastCommitOutcome::Unavailable);
+        };
+        let mine = Arc::new(Waiting { request, outcome: Mutex::default() });
+        area.queue.lock().push(mine.clone());
+        let mut state = self.inner.state.lock();
+        loop {
+            if let Some(outcome) = mine.outcome.lock().take() {
+                return outcome;
+            }
+            self.check_running()?;
+            if state.committer_busy {
+                self.inner.committer_free.wait(&mut state);
+                continue;
+            }
+            state.committer_busy = true;
+            drop(state);
+            let place = CommitterGuard::of(&self.inner);
+            let batch = std::mem::take(&mut *area.queue.lock());
+            self.write_batch(log, area, &batch);
+            drop(place);
+            state = self.inner.state.lock();
+        }
+    }
+
+    /// Decides about each request and writes those that can be logged. The caller has the
+    /// committer's place.
+    fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) {
+        let (committed, next, empty) = {
+            let state = self.inner.state.lock();
+            (state.committed, state.logged.next().0, state.empty_on_disk)
+        };
+        let mut stream = area.stream.lock();
+        let first = stream.used == 0;
+        let mut writer = FastCommitWriter::new(self.inner.block_size, next, first);
+        let mut allocates = stream.allocates;
+        let (mut logged, mut data) = (Vec::new(), DataNeeds::Nothing);
+        for waiting in batch {
+            let request = &waiting.request;
+            let other = allocates.is_some_and(|owner| owner != request.owner);
+            let outcome = if committed.at_least(request.tid) {
+                FastCommitOutcome::Committed
+            } else if empty {
+                FastCommitOutcome::Unavailable
+            } else if other && (request.adds_blocks || request.allocates) {
+                FastCommitOutcome::Conflict
+            } else if !push_all(&mut writer, &request.records) {
+                FastCommitOutcome::Full
+            } else {
+                data = data.max(request.data);
+                if request.allocates {
+                    allocates = Some(request.owner);
+                }
+                logged.push(waiting);
+                continue;
+            };
+            *waiting.outcome.lock() = Some(Ok(outcome));
+        }
+        let outcome = self.write_stream(log, area, &mut stream, writer, &logged, data);
+        if outcome == Ok(FastCommitOutcome::Logged) {
+            stream.allocates = allocates;
+        }
+        drop(stream);
+        if let Err(error) = &outcome {
+            self.abort(error.clone());
+        }
+        for waiting in logged {
+            *waiting.outcome.lock() = Some(outcome.clone());
+        }
+    }
+
+    fn write_stream(
+        &self,
+        log: &Log,
+        area: &Area,
+        stream: &mut Stream,
+        writer: FastCommitWriter,
+        logged: &[&Arc<Waiting>],
+        data: DataNeeds,
+    ) -> Result<FastCommitOutcome> {
+        if logged.iter().all(|waiting| waiting.request.records.is_empty()) {
+            // Nothing to write; what came before is durable, for whoever had the place before
+            // has left it.
+            if data != DataNeeds::Nothing {
+                self.inner.flush("flushing file data")?;
+            }
+            return Ok(FastCommitOutcome::Logged);
+        }
+        let bytes = match writer.finish() {
+            Ok(bytes) => bytes,
+            Err(_) => return Ok(FastCommitOutcome::Full),
+        };
+        let bufs: Vec<Buf> = bytes.chunks(self.inner.block_size).map(Buf::from_slice).collect();
+        let count = bufs.len() as u32;
+        if count > area.blocks.len() as u32 - stream.used {
+            return Ok(FastCommitOutcome::Full);
+        }
+        if let Some(wipe) = stream.wipe.take() {
+            wipe.wait().map_err(JournalError::io("wiping the fast-commit area"))?;
+        }
+        if data == DataNeeds::FlushBefore {
+            self.inner.flush("flushing file data before a fast commit")?;
+        }
+        let flush_after = data == DataNeeds::FlushAfter;
+        let fua = self.inner.barrier && !flush_after;
+        let requests = area_requests(log, area.blocks.start + stream.used, bufs, fua)?;
+        stream.has_head = true;
+        let tickets = self.inner.device.submit(requests);
+        wait_all(&tickets, "writing a fast commit")?;
+        if flush_after {
+            self.inner.flush("flushing a fast commit")?;
+        }
+        // A shutdown in between: whether it counts is for recovery to find out.
+        self.check_running()?;
+        stream.used += count;
+        stats::add(&self.inner.counters.fast_commits, 1);
+        stats::add(&self.inner.counters.fast_commit_requests, logged.len());
+        stats::add(&self.inner.counters.fast_commit_blocks, count as usize);
+        Ok(FastCommitOutcome::Logged)
+    }
+
+    /// A full commit is durable: what the area holds means nothing any more. The caller has the
+    /// committer's place.
+    pub(crate) fn end_fast_commits(&self, log: &Log) -> Result<()> {
+        let Some(area) = &self.inner.area else { return Ok(()) };
+        let mut stream = area.stream.lock();
+        if !std::mem::take(&mut stream.has_head) {
+            return Ok(());
+        }
+        (stream.used, stream.allocates) = (0, None);
+        let zeros = vec![Buf::zeroed(self.inner.block_size)];
+        let requests = area_requests(log, area.blocks.start, zeros, false)?;
+        stream.wipe = self.inner.device.submit(requests).pop();
+        if let Some(wipe) = &stream.wipe {
+            wipe.start();
+        }
+        Ok(())
+    }
+
+    /// Waits for the wipe of the area. The caller has the committer's place.
+    pub(crate) fn wait_for_wipe(&self) -> Result<()> {
+        let Some(area) = &self.inner.area else { return Ok(()) };
+        let wipe = area.stream.lock().wipe.take();
+        let done = wipe.map_or(Ok(()), |wipe| wipe.wait());
+        done.map_err(JournalError::io("wiping the fast-commit area"))
+    }
+
+    /// Lets one transaction use the whole log, and makes a handle that does not fit an error
+    /// rather than a reason to commit: what is done until this is switched off again is one
+    /// transaction. For a caller that is alone, such as one that applies
+    /// [`RecoveryReport::fast_commit_records`](crate::RecoveryReport::fast_commit_records).
+    pub fn whole_log(&self, on: bool) {
+        self.inner.whole_log.store(on, Ordering::Release);
+    }
+}
+
+/// Wipes the first block of the area if it holds the head of fast commits that do not count; to
+/// be durable before the feature is switched on.
+pub(crate) fn wipe_stale_head(log: &Log) -> Result<()> {
+    let range = log.superblock.lock().0.fast_commit_area();
+    if range.is_empty() {
+        return Ok(());
+    }
+    let (home, _) = log.map.run(range.start)?;
+    let size = log.format.block_size;
+    let block = log.device.read_buf(log.offset(home), size);
+    let block = block.map_err(JournalError::io("reading the fast-commit area"))?;
+    if !starts_with_head(&block) {
+        return Ok(());
+    }
+    let requests = area_requests(log, range.start, vec![Buf::zeroed(size)], false)?;
+    wait_all(&log.device.submit(requests), "wiping the fast-commit area")?;
+    log.device.flush().map_err(JournalError::io("flushing the fast-commit area"))
+}
+
+/// Adds all records or none that fits.
+fn push_all(writer: &mut FastCommitWriter, records: &[Record]) -> bool {
+    let before = writer.clone();
+    let pushed = records.iter().all(|record| writer.push(record).is_ok());
+    if !pushed {
+        *writer = before;
+    }
+    pushed
+}
+
+/// Requests that write blocks to the area, which does not wrap.
+fn area_requests(log: &Log, mut at: u32, bufs: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
+    let mut requests = Vec::new();
+    let mut bufs = bufs.into_iter().peekable();
+    while bufs.peek().is_some() {
+        let (start, mapped) = log.map.run(at)?;
+        let run: Vec<Buf> = bufs.by_ref().take(mapped as usize).collect();
+        at = at.saturating_add(run.len() as u32);
+        requests.push(Request::Write {
+            offset: log.offset(start),
+            bufs: run,
+            order: Order::Ordered,
+            fua,
+            class: Class::Sync,
+        });
+    }
+    Ok(requests)
+}
