@@ -167,7 +167,7 @@ fn tables(root: &Path, number: usize, run: &mut KernelExecutor) -> std::io::Resu
 }
 
 /// Copies a live image; again when the device wrote meanwhile.
-fn copy_quiet(live: &Path, copy: &Path, device: &str) -> Result<()> {
+pub(crate) fn copy_quiet(live: &Path, copy: &Path, device: &str) -> Result<()> {
     let stat = format!("/sys/block/{device}/stat");
     let writes = || -> Result<String> {
         let text = std::fs::read_to_string(&stat).with_context(|| format!("reading {stat}"))?;

@@ -6,6 +6,7 @@
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
 //! - [`fsx`]: a model checker for one file.
+//! - [`fast_commits`]: images with fast commits, left by the kernel.
 //! - [`hostile`]: damaged images and what the engine does with them.
 //! - [`model`], [`stress`]: a file system in memory, and many threads compared with it.
 //!
@@ -13,6 +14,7 @@
 
 pub mod dirty;
 pub mod engine_file;
+pub mod fast_commits;
 pub mod features;
 pub mod fjord_mount;
 pub mod fsx;

@@ -151,7 +151,7 @@ impl Log {
     fn apply(&self, fs: &Arc<FsInner>) -> Result<()> {
         let mut subdirs: BTreeMap<InodeNo, i64> = BTreeMap::new();
         for ((parent, name), ino) in self.names.removed() {
-            if self.is_dir(fs, ino)? {
+            if self.was_dir(fs, ino)? {
                 *subdirs.entry(*parent).or_default() -= 1;
             }
             replay::remove_entry(fs, &replay::directory(fs, *parent)?, name)?;
@@ -171,9 +171,10 @@ impl Log {
         self.count_links(fs, &alive, &subdirs)
     }
 
-    fn is_dir(&self, fs: &Arc<FsInner>, ino: InodeNo) -> Result<bool> {
+    /// Whether what an entry of the file system names is a directory.
+    fn was_dir(&self, fs: &Arc<FsInner>, ino: InodeNo) -> Result<bool> {
         match self.nodes.known(ino) {
-            Some(node) => Ok(node.is_dir),
+            Some(node) => Ok(node.was_dir),
             None => Ok(table::get(fs, ino)?.state.read().is_dir()),
         }
     }

@@ -23,8 +23,10 @@ pub(super) struct Node {
     pub(super) deleted: bool,
     /// It is on the record of orphans: what is done about it there is enough.
     pub(super) is_orphan: bool,
-    /// It is a directory.
+    /// It is a directory, if it was deleted and made anew the new one.
     pub(super) is_dir: bool,
+    /// What the inode table has is a directory.
+    pub(super) was_dir: bool,
     /// Links in the inode table, while it exists.
     base_links: u16,
     /// Names added less names taken away.
@@ -124,6 +126,7 @@ fn look(fs: &Arc<FsInner>, ino: InodeNo) -> Result<Node> {
         exists: true,
         is_orphan: state.orphan.is_some(),
         is_dir: state.is_dir(),
+        was_dir: state.is_dir(),
         base_links: state.disk.links_count,
         ..Node::default()
     })

@@ -1,0 +1,99 @@
+//! Fast commits left by Linux: fjord, Linux and e2fsck recover the same tree.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use fjord::{Fs, MountOptions};
+use fjord_format::jbd2::fast_commit::Record;
+use fjord_testkit::fast_commits::{self, RECIPES, without_directory_times};
+use fjord_testkit::image::{self, KernelMount, Scratch};
+use fjord_testkit::manifest::{Compare, Manifest};
+use fjord_testkit::{dirty, rng};
+
+/// Times of change differ where the replay of one recoverer counts as a change.
+const ALIKE: Compare = Compare { ctime: false, ..Compare::SAME_IMAGE };
+
+fn tree(image: &Path) -> Result<Manifest> {
+    let mount = KernelMount::new(image, "ro")?;
+    let manifest = Manifest::from_directory(mount.path())?;
+    mount.unmount()?;
+    Ok(without_directory_times(manifest))
+}
+
+/// What an image had.
+struct Checked {
+    /// Complete fast commits.
+    commits: u32,
+    /// e2fsck recovered it too.
+    by_e2fsck: bool,
+}
+
+/// Whether a file is deleted: e2fsck 1.47.0 removes its name and leaves the inode to lost+found,
+/// or to a new file with the same number.
+fn deletes(records: &[Record]) -> bool {
+    let mut moved = HashSet::new();
+    records.iter().any(|record| match record {
+        Record::Link(entry) => {
+            moved.insert(entry.ino);
+            false
+        }
+        Record::Unlink(entry) => !moved.remove(&entry.ino),
+        _ => false,
+    })
+}
+
+/// Recovers copies by all three and compares.
+fn check(dirty: &Path) -> Result<Checked> {
+    let scratch = Scratch::in_memory("recover")?;
+    let plan = fjord::inspect::log(dirty)?.context("the image has a journal")?;
+    let commits = plan.report().fast_commits;
+    let ours = scratch.join("by-fjord.img");
+    image::copy_sparse(dirty, &ours)?;
+    let fs = Fs::open(&ours, &MountOptions::default()).context("fjord recovering")?;
+    fs.unmount().context("fjord unmounting")?;
+    image::e2fsck_clean(&ours).context("after fjord's recovery")?;
+    let ours = tree(&ours)?;
+    let linux = dirty::recovered_by_linux(dirty, &scratch)?.context("Linux refuses the image")?;
+    // Its replay leaves link counts of directories to e2fsck.
+    image::e2fsck_repair(&linux)?;
+    tree(&linux)?.diff(&ours, &ALIKE).ok("Linux", "fjord")?;
+    let copy = scratch.join("by-e2fsck.img");
+    image::copy_sparse(dirty, &copy)?;
+    let said = image::e2fsck_repair(&copy)?;
+    // 1.47.0 gives the whole log up where the area begins with an older transaction's head.
+    let gives_up = said.stderr.contains("while recovering journal");
+    if gives_up || deletes(&plan.report().fast_commit_records) {
+        return Ok(Checked { commits, by_e2fsck: false });
+    }
+    tree(&copy)?.diff(&ours, &ALIKE).ok("e2fsck", "fjord")?;
+    Ok(Checked { commits, by_e2fsck: true })
+}
+
+#[test]
+fn fast_commits_of_linux_recover_alike() -> Result<()> {
+    let seed = rng::seed_from_env("fast_commits_of_linux_recover_alike", 1);
+    let mut all_by_e2fsck = 0;
+    let (mut bad, mut images, mut all) = (Vec::new(), 0, 0);
+    for (number, recipe) in RECIPES.iter().enumerate() {
+        let scratch = Scratch::in_memory("fast-commits")?;
+        let (mut commits, mut by_e2fsck) = (0, 0);
+        let seed = rng::mix(seed ^ number as u64);
+        for dirty in fast_commits::make(recipe, seed, 12, scratch.path())? {
+            images += 1;
+            match check(&dirty) {
+                Ok(checked) => {
+                    commits += checked.commits;
+                    by_e2fsck += u32::from(checked.by_e2fsck);
+                }
+                Err(error) => bad.push(format!("{}: {error:#}", dirty.display())),
+            }
+        }
+        println!("{}: {commits} fast commits; {by_e2fsck} images by e2fsck too", recipe.name);
+        all += commits;
+        all_by_e2fsck += by_e2fsck;
+    }
+    ensure!(all > 40 && all_by_e2fsck > 10, "only {all} fast commits, {all_by_e2fsck} by e2fsck");
+    ensure!(bad.is_empty(), "{} of {images} images:\n{}", bad.len(), bad.join("\n"));
+    Ok(())
+}
