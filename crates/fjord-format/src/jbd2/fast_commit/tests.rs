@@ -35,7 +35,7 @@ fn written(block_size: usize, tid: u32, first: bool, records: &[Record]) -> Vec<
     }
     let blocks = writer.block_count();
     let bytes = writer.finish().unwrap();
-    assert!(bytes.len() % block_size == 0 && bytes.len() / block_size >= blocks);
+    assert!(bytes.len().is_multiple_of(block_size) && bytes.len() / block_size >= blocks);
     bytes
 }
 
