@@ -37,10 +37,10 @@ pub(crate) fn settle(options: &mut Options) {
 
 /// The fsync policy of this name.
 pub(crate) fn fsync_policy(name: &str) -> Result<FsyncPolicyKind, String> {
-    match name {
-        "compound" => Ok(FsyncPolicyKind::Compound),
-        _ => Err(format!("{name:?} is no fsync policy; there is: compound")),
-    }
+    FsyncPolicyKind::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
+        format!("{name:?} is no fsync policy; there are: {}", known.join(", "))
+    })
 }
 
 fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()> {

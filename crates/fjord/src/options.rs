@@ -26,6 +26,23 @@ pub enum FsyncPolicyKind {
     Compound,
 }
 
+impl FsyncPolicyKind {
+    /// All there are.
+    pub const ALL: &'static [FsyncPolicyKind] = &[FsyncPolicyKind::Compound];
+
+    /// Its name on the command line and in statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            FsyncPolicyKind::Compound => "compound",
+        }
+    }
+
+    /// The policy of a name.
+    pub fn from_name(name: &str) -> Option<FsyncPolicyKind> {
+        FsyncPolicyKind::ALL.iter().copied().find(|policy| policy.name() == name)
+    }
+}
+
 /// When reading a file updates its access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimeMode {
