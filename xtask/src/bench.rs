@@ -13,6 +13,22 @@ use fjord_testkit::tools;
 /// What stands before and behind the figures in the document.
 const MARKS: [&str; 2] = ["<!-- figures: written by cargo xtask bench -->\n", "<!-- end -->\n"];
 
+/// The same for the figures about fsync.
+const FSYNC_MARKS: [&str; 2] =
+    ["<!-- fsync: written by cargo xtask bench --fsync -->\n", "<!-- end of fsync -->\n"];
+
+/// Those figures, in the order of the document.
+const FSYNC_FIGURES: [&str; 8] = [
+    "ijournaling-6",
+    "ijournaling-7",
+    "ijournaling-8",
+    "ijournaling-9",
+    "pbg-2",
+    "pbg-3",
+    "fastcommit-table",
+    "neighbours",
+];
+
 /// The runs: a name, and the arguments of `fjord bench`.
 const RUNS: [(&str, &str); 4] = [
     ("fsync", "--workloads append-fsync,overwrite-fdatasync --threads 1,8 --rounds 7"),
@@ -35,7 +51,10 @@ pub(crate) struct BenchArgs {
     /// Directory on the disk to be measured, with 22 GiB free
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// Only these runs (fsync, large, files, open); the document is not changed then
+    /// The figures about fsync instead, half an hour
+    #[arg(long)]
+    fsync: bool,
+    /// Only these runs (fsync, large, files, open; or figures); the document is not changed then
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
 }
@@ -51,27 +70,44 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     ensure!(build.success(), "fjord does not build");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
     let program = target.join("release/fjord");
+    let is_wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    let docs = root.join("docs");
     let mut text = machine()?;
-    for (name, arguments) in RUNS {
-        if !args.only.is_empty() && !args.only.iter().any(|only| only == name) {
-            continue;
+    if args.fsync {
+        for name in FSYNC_FIGURES.into_iter().filter(|name| is_wanted(name)) {
+            let svg = args.only.is_empty().then(|| docs.join(format!("{name}.svg")));
+            text.push_str(&measure(&program, &format!("--figure {name}"), svg, &args.dir)?);
+            if args.only.is_empty() {
+                text.push_str(&format!("\n![{name}]({name}.svg)\n"));
+            }
         }
-        eprintln!("== {name}: fjord bench {arguments}");
-        let mut command = Command::new(&program);
-        command.arg("bench").args(arguments.split_whitespace());
-        if name == "fsync" && args.only.is_empty() {
-            command.arg("--svg").arg(root.join("docs/benchmarks-latency.svg"));
+    } else {
+        for (name, arguments) in RUNS.into_iter().filter(|(name, _)| is_wanted(name)) {
+            let draw = name == "fsync" && args.only.is_empty();
+            let svg = draw.then(|| docs.join("benchmarks-latency.svg"));
+            text.push_str(&measure(&program, arguments, svg, &args.dir)?);
         }
-        let output = command.arg(&args.dir).stderr(std::process::Stdio::inherit()).output()?;
-        let table = String::from_utf8(output.stdout)?;
-        ensure!(output.status.success(), "fjord bench failed: {table}");
-        print!("{table}");
-        text.push_str(&format!("\n    fjord bench {arguments}\n\n```\n{}\n```\n", table.trim()));
     }
     if args.only.is_empty() {
-        put(&root.join("docs/benchmarks.md"), &text)?;
+        let marks = if args.fsync { FSYNC_MARKS } else { MARKS };
+        put(&docs.join("benchmarks.md"), marks, &text)?;
     }
     Ok(())
+}
+
+/// One run of `fjord bench`; gives the command and its table for the document.
+fn measure(program: &Path, arguments: &str, svg: Option<PathBuf>, dir: &Path) -> Result<String> {
+    eprintln!("== fjord bench {arguments}");
+    let mut command = Command::new(program);
+    command.arg("bench").args(arguments.split_whitespace());
+    if let Some(svg) = svg {
+        command.arg("--svg").arg(svg);
+    }
+    let output = command.arg(dir).stderr(std::process::Stdio::inherit()).output()?;
+    let table = String::from_utf8(output.stdout)?;
+    ensure!(output.status.success(), "fjord bench failed: {table}");
+    print!("{table}");
+    Ok(format!("\n    fjord bench {arguments}\n\n```\n{}\n```\n", table.trim()))
 }
 
 /// Which machine this is, in a sentence.
@@ -82,11 +118,11 @@ fn machine() -> Result<String> {
 }
 
 /// Replaces what stands between the marks.
-fn put(document: &Path, figures: &str) -> Result<()> {
+fn put(document: &Path, marks: [&str; 2], figures: &str) -> Result<()> {
     let text = fs::read_to_string(document)?;
-    let (before, rest) = text.split_once(MARKS[0]).context("the document has no first mark")?;
-    let (_, after) = rest.split_once(MARKS[1]).context("the document has no second mark")?;
-    fs::write(document, format!("{before}{}\n{figures}\n{}{after}", MARKS[0], MARKS[1]))?;
+    let (before, rest) = text.split_once(marks[0]).context("the document has no first mark")?;
+    let (_, after) = rest.split_once(marks[1]).context("the document has no second mark")?;
+    fs::write(document, format!("{before}{}\n{figures}\n{}{after}", marks[0], marks[1]))?;
     println!("{} has the figures", document.display());
     Ok(())
 }

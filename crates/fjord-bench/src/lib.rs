@@ -2,9 +2,12 @@
 //!
 //! [`run`] sets every target up, lets them take turns round by round on the same machine at the
 //! same time, and reports rates, latencies and ratios. Absolute figures of two runs do not compare;
-//! ratios of one run do. [`run_figure`] redoes figures of papers on modelled devices.
+//! ratios of one run do. [`run_experiment`] measures figures of papers about fsync in the same way;
+//! [`run_figure`] redoes others in virtual time.
 
+mod chart;
 mod error;
+mod experiment;
 mod figure;
 mod options;
 mod plot;
@@ -15,9 +18,11 @@ mod workload;
 use std::ops::ControlFlow;
 
 pub use error::{BenchError, Result};
+pub use experiment::{Experiment, ExperimentOptions, ExperimentReport, Mean, Row, run_experiment};
 pub use figure::{Figure, FigureReport, FigureRow, Ordering, run_figure};
 pub use options::{Options, Target, Workload};
 pub use report::{CaseResult, Latency, OpenResult, Report};
+pub use target::DeviceKind;
 
 use target::Stand;
 use workload::{Case, Sample};
@@ -62,7 +67,9 @@ pub fn run(
     callback: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Report> {
     options.check()?;
-    check_space(options)?;
+    let image_count =
+        options.targets.iter().filter(|target| !matches!(target, Target::Directory(_))).count();
+    check_space(options, image_count)?;
     let cases = Case::all(options);
     let turns_per_case = options.targets.len() as u64 * u64::from(options.round_count);
     let total_count = options.targets.len() as u64 + cases.len() as u64 * turns_per_case;
@@ -124,12 +131,10 @@ fn run_case(
     Ok(samples)
 }
 
-fn check_space(options: &Options) -> Result<()> {
+fn check_space(options: &Options, image_count: usize) -> Result<()> {
     let io = || BenchError::io(format!("use {}", options.dir.display()));
     std::fs::create_dir_all(&options.dir).map_err(io())?;
     let statfs = rustix::fs::statvfs(&options.dir).map_err(|errno| io()(errno.into()))?;
-    let image_count =
-        options.targets.iter().filter(|target| !matches!(target, Target::Directory(_))).count();
     let needed_bytes = options.image_size_bytes * image_count as u64 + (256 << 20);
     let free_bytes = statfs.f_bavail * statfs.f_frsize;
     if free_bytes < needed_bytes {

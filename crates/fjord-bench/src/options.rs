@@ -3,22 +3,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fjord::FsyncPolicyKind;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Result};
 
 /// Where a workload runs.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// O_DIRECT pwrite and fdatasync on a preallocated file: the floor for fsync. Its reads go one
     /// by one without readahead, so that the cached targets may well be faster there.
     Raw,
     /// The same through fjord's block layer.
     Block,
-    /// fjord as a library, on an image file.
-    Library,
+    /// fjord as a library, on an image file, with an fsync policy or the default one.
+    Library(Option<FsyncPolicyKind>),
     /// fjord mounted, by the fjord program.
-    Fuse,
+    Fuse(Option<FsyncPolicyKind>),
     /// The kernel's ext4 on a loop device.
     Kernel,
     /// The same with the fast_commit feature.
@@ -34,8 +35,8 @@ impl Target {
     pub const ALL: [Target; 7] = [
         Target::Raw,
         Target::Block,
-        Target::Library,
-        Target::Fuse,
+        Target::Library(None),
+        Target::Fuse(None),
         Target::Kernel,
         Target::KernelFastCommit,
         Target::Fuse2fs,
@@ -46,8 +47,8 @@ impl Target {
         match self {
             Target::Raw => "raw".into(),
             Target::Block => "fjord-block".into(),
-            Target::Library => "fjord-library".into(),
-            Target::Fuse => "fjord-fuse".into(),
+            Target::Library(policy) => with_policy("fjord-library", *policy),
+            Target::Fuse(policy) => with_policy("fjord-fuse", *policy),
             Target::Kernel => "kernel".into(),
             Target::KernelFastCommit => "kernel-fc".into(),
             Target::Fuse2fs => "fuse2fs".into(),
@@ -55,18 +56,38 @@ impl Target {
         }
     }
 
-    /// The target of a name; an absolute path is a directory.
+    /// The target of a name; an absolute path is a directory. The fsync policy of fjord stands
+    /// behind a colon: `fjord-library:compound`.
     pub fn from_name(name: &str) -> Result<Target> {
         if name.starts_with('/') {
             return Ok(Target::Directory(name.into()));
         }
-        let known = || Target::ALL.map(|target| target.name()).join(", ");
-        Target::ALL.into_iter().find(|target| target.name() == name).ok_or_else(|| {
-            BenchError::Usage(format!(
+        let (plain, policy) = match name.split_once(':') {
+            Some((plain, policy)) => (plain, Some(policy_from_name(policy)?)),
+            None => (name, None),
+        };
+        let target = Target::ALL.into_iter().find(|target| target.name() == plain);
+        match (target, policy) {
+            (Some(Target::Library(_)), policy) => Ok(Target::Library(policy)),
+            (Some(Target::Fuse(_)), policy) => Ok(Target::Fuse(policy)),
+            (Some(target), None) => Ok(target),
+            (Some(target), Some(_)) => Err(BenchError::Usage(format!(
+                "{} has no fsync policies; only fjord-library and fjord-fuse have",
+                target.name()
+            ))),
+            (None, _) => Err(BenchError::Usage(format!(
                 "no target {name:?}; known: {}, or an absolute path",
-                known()
-            ))
-        })
+                Target::ALL.map(|target| target.name()).join(", ")
+            ))),
+        }
+    }
+
+    /// The fsync policy, where fjord is asked for one.
+    pub(crate) fn policy(&self) -> Option<FsyncPolicyKind> {
+        match self {
+            Target::Library(policy) | Target::Fuse(policy) => *policy,
+            _ => None,
+        }
     }
 
     /// Whether it has directories and many files (not only bytes at offsets).
@@ -78,6 +99,25 @@ impl Target {
     pub(crate) fn needs_root(&self) -> bool {
         matches!(self, Target::Kernel | Target::KernelFastCommit)
     }
+}
+
+fn with_policy(name: &str, policy: Option<FsyncPolicyKind>) -> String {
+    policy.map_or(name.into(), |policy| format!("{name}:{}", policy.name()))
+}
+
+/// The policies that stand for themselves: `auto` is always another one.
+pub(crate) fn policies() -> impl Iterator<Item = FsyncPolicyKind> {
+    FsyncPolicyKind::ALL.iter().copied().filter(|policy| policy.name() != "auto")
+}
+
+fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
+    FsyncPolicyKind::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
+        BenchError::Usage(format!(
+            "fjord has no fsync policy {name:?}; there are: {}",
+            known.join(", ")
+        ))
+    })
 }
 
 /// What is done.

@@ -112,7 +112,7 @@ fn a_missing_program_is_named_and_left_out() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         fjord_program: "/nonexistent/fjord".into(),
-        ..options(dir.path(), &[Target::Raw, Target::Fuse], &[Workload::AppendFsync])
+        ..options(dir.path(), &[Target::Raw, Target::Fuse(None)], &[Workload::AppendFsync])
     };
     let report = run(&options, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(report.skipped.len(), 1);

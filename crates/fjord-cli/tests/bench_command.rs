@@ -83,12 +83,253 @@ fn chosen_workloads_go_through_the_mount() -> Result<()> {
     Ok(())
 }
 
+/// Runs a figure in its quick form and gives its JSON. Every row has the numbers named, gains over
+/// the kernel and over compound commits, and nothing is left out.
+fn quick_figure(name: &str, args: &[&str], numbers: &[&str]) -> Result<serde_json::Value> {
+    let scratch = Scratch::new(&format!("bench-{name}"))?;
+    let dir = scratch.join("work");
+    fs::create_dir(&dir)?;
+    let (json, svg) = (scratch.join("out.json"), scratch.join("out.svg"));
+    let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .args(["bench", "--quick", "--figure", name])
+        .args(args)
+        .args([format!("--json={}", json.display()), format!("--svg={}", svg.display())])
+        .arg(&dir)
+        .stdin(Stdio::null())
+        .output()?;
+    let (table, _) = ended(&output, 0)?;
+    println!("{table}");
+    ensure_empty(&dir)?;
+    ensure_no_devices(&dir)?;
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json)?)?;
+    ensure!(report["figure"] == name && report["left_out"] == serde_json::json!([]), "{report}");
+    for row in rows(&report)? {
+        for name in numbers {
+            ensure!(row["numbers"][name].as_f64().is_some_and(|n| n > 0.0), "{name} in {row}");
+        }
+        for gain in ["gain_over_kernel", "gain_over_compound"] {
+            let is_floor = row["target"] == "raw" && gain == "gain_over_compound";
+            ensure!(is_floor || row[gain].as_f64().is_some_and(|n| n > 0.0), "{gain} in {row}");
+        }
+        let target = row["target"].as_str().context("no target")?;
+        if target == "kernel" || target.ends_with(":compound") {
+            ensure!(row["gain_over_compound"] == 1.0, "{row}");
+        }
+        ensure!(table.contains(target), "{table}");
+    }
+    let svg = fs::read_to_string(svg)?;
+    ensure!(svg.contains("<polyline") && svg.contains("kernel-fc"), "{name}: an empty picture");
+    Ok(report)
+}
+
+fn rows(report: &serde_json::Value) -> Result<&Vec<serde_json::Value>> {
+    report["rows"].as_array().context("no rows")
+}
+
+/// Neither loop devices nor RAM devices of a run are left.
+fn ensure_no_devices(dir: &Path) -> Result<()> {
+    let dir = dir.display().to_string();
+    for entry in fs::read_dir("/sys/block")?.flatten() {
+        let backing = fs::read_to_string(entry.path().join("loop/backing_file"));
+        ensure!(!backing.is_ok_and(|file| file.contains(&dir)), "{}", entry.path().display());
+    }
+    Ok(())
+}
+
+/// The rows are those of each device with each of its settings and each target, in order.
+fn ensure_rows(
+    report: &serde_json::Value,
+    points: &[(&str, &[&str])],
+    more: &[&str],
+) -> Result<()> {
+    let mut expected = Vec::new();
+    for (device, settings) in points {
+        for setting in *settings {
+            for target in more.iter().copied().chain(["kernel", "kernel-fc"]).map(String::from) {
+                expected.push((*device, *setting, target));
+            }
+            for front in ["fjord-library", "fjord-fuse"] {
+                for policy in policies() {
+                    expected.push((*device, *setting, format!("{front}:{policy}")));
+                }
+            }
+        }
+    }
+    let name = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let of = |row: &serde_json::Value| {
+        (name(&row["device"]), name(&row["setting"]), name(&row["target"]))
+    };
+    // A policy may have settings of its own.
+    let measured = rows(report)?.iter().map(of).filter(|(_, setting, _)| !setting.contains(", "));
+    let measured: Vec<_> = measured.collect();
+    let expected: Vec<_> =
+        expected.into_iter().map(|(d, s, t)| (d.to_owned(), s.to_owned(), t)).collect();
+    ensure!(measured == expected, "{measured:?} instead of {expected:?}");
+    Ok(())
+}
+
+/// As the engine has them, but for `auto`, which is one of the others.
+fn policies() -> Vec<&'static str> {
+    let all = fjord::FsyncPolicyKind::ALL.iter().map(|policy| policy.name());
+    all.filter(|name| *name != "auto").collect()
+}
+
+const LATENCY: [&str; 7] =
+    ["fsync_count", "mean_ms", "p50_ms", "p95_ms", "p99_9_ms", "max_ms", "background_mb_per_s"];
+
+#[test]
+fn the_distribution_beside_a_writer_on_every_device() -> Result<()> {
+    let devices = "--devices=disk,zram,ufs,plain-ssd,supercap-ssd,nvme";
+    let report = quick_figure("ijournaling-6", &[devices], &LATENCY)?;
+    let fast: &[&str] = &["400 MB/s"];
+    ensure_rows(
+        &report,
+        &[
+            ("disk", fast),
+            ("zram", fast),
+            ("ufs", &["50 MB/s"]),
+            ("plain-ssd", fast),
+            ("supercap-ssd", &["75 MB/s"]),
+            ("nvme", fast),
+        ],
+        &[],
+    )?;
+    let kernel = rows(&report)?.iter().find(|row| row["target"] == "kernel");
+    ensure!(kernel.context("no kernel")?["paper"] == "p95 > 3500 ms");
+    // The time of the model shows in every row: no fsync without a flush of some milliseconds.
+    for row in rows(&report)?.iter().filter(|row| row["device"] == "plain-ssd") {
+        ensure!(row["numbers"]["p50_ms"].as_f64() > Some(0.8), "no flush: {row}");
+    }
+    Ok(())
+}
+
+#[test]
+fn latency_by_bandwidth_and_by_allocation() -> Result<()> {
+    let report = quick_figure("ijournaling-7", &["--devices=disk"], &LATENCY)?;
+    ensure_rows(&report, &[("disk", &["100 MB/s", "200 MB/s"])], &[])?;
+    let report = quick_figure("ijournaling-8", &["--devices=disk"], &LATENCY)?;
+    ensure_rows(&report, &[("disk", &["delalloc", "nodelalloc"])], &[])?;
+    let first = &rows(&report)?[0];
+    let points = first["series"].as_array().context("no latencies over time")?;
+    ensure!(points.len() as f64 == first["numbers"]["fsync_count"].as_f64().unwrap_or(0.0));
+    Ok(())
+}
+
+#[test]
+fn bandwidth_by_threads_on_disk_and_ram() -> Result<()> {
+    let numbers = ["mb_per_s", "fsyncs_per_s", "p50_ms", "p99_ms"];
+    let report = quick_figure("ijournaling-9", &[], &numbers)?;
+    let threads: &[&str] = &["1 thread", "2 threads"];
+    ensure_rows(&report, &[("disk", threads), ("zram", threads)], &["raw"])
+}
+
+#[test]
+fn beside_a_copy_with_small_and_large_flex_groups() -> Result<()> {
+    let settings: &[&str] = &["flex group of 1", "flex group of 16"];
+    for figure in ["pbg-2", "pbg-3"] {
+        let report = quick_figure(figure, &["--devices=disk"], &LATENCY)?;
+        ensure_rows(&report, &[("disk", settings)], &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_table_of_fs_mark_has_the_patchs_numbers_and_a_mean() -> Result<()> {
+    let numbers = ["mb_per_s", "fsyncs_per_s", "p50_ms"];
+    let report = quick_figure("fastcommit-table", &["--devices=disk"], &numbers)?;
+    let cells: &[&str] = &["4 KiB to 32 KiB", "8 KiB to 32 KiB", "32 KiB to 32 KiB"];
+    ensure_rows(&report, &[("disk", cells)], &[])?;
+    let of = |target: &str| {
+        rows(&report)
+            .map(|rows| rows.iter().filter(|row| row["target"] == target).collect::<Vec<_>>())
+    };
+    ensure!(
+        of("kernel")?[1]["paper"] == "0.45 MB/s" && of("kernel-fc")?[2]["paper"] == "1.80 MB/s"
+    );
+    let gains: Vec<f64> =
+        of("kernel-fc")?.iter().filter_map(|row| row["gain_over_compound"].as_f64()).collect();
+    let mean = gains.iter().sum::<f64>() / gains.len() as f64;
+    let means = report["means"].as_array().context("no means")?;
+    let told = means.iter().find(|mean| mean["target"] == "kernel-fc").context("no mean")?;
+    ensure!((told["gain_over_compound"].as_f64().unwrap_or(0.0) - mean).abs() < 1e-9, "{told}");
+    ensure!(told["paper"].as_str().is_some_and(|paper| paper.contains("280")), "{told}");
+    Ok(())
+}
+
+#[test]
+fn a_probe_alone_and_beside_neighbours() -> Result<()> {
+    let numbers = [
+        "idle_p50_ms",
+        "idle_p99_ms",
+        "p50_ms",
+        "p99_ms",
+        "max_ms",
+        "p50_times_idle",
+        "p99_times_idle",
+        "background_mb_per_s",
+    ];
+    let report = quick_figure("neighbours", &["--devices=disk"], &numbers)?;
+    ensure_rows(&report, &[("disk", &["eight writers"])], &[])?;
+    for row in rows(&report)? {
+        let number = |name: &str| row["numbers"][name].as_f64().unwrap_or(0.0);
+        let times = number("p99_ms") / number("idle_p99_ms");
+        ensure!((times / number("p99_times_idle") - 1.0).abs() < 1e-6, "{row}");
+    }
+    Ok(())
+}
+
+/// The name alone is enough, and a directory of one's own is a target on the disk.
+#[test]
+fn neighbours_by_name_and_a_directory_as_target() -> Result<()> {
+    let scratch = Scratch::new("bench-neighbours")?;
+    let own = tempfile::tempdir()?;
+    let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .args(["bench", "neighbours", "--quick", "--devices=disk,ufs", "--targets"])
+        .arg(format!("{},fjord-library:compound", own.path().display()))
+        .current_dir(scratch.path())
+        .output()?;
+    let (table, _) = ended(&output, 0)?;
+    ensure_empty(scratch.path())?;
+    ensure!(fs::read_dir(own.path())?.next().is_none());
+    ensure!(table.matches("fjord-library:compound").count() == 2, "{table}");
+    ensure!(table.matches(&own.path().display().to_string()).count() == 1, "{table}");
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_measured_is_named_and_the_rest_is_shown() -> Result<()> {
+    let scratch = Scratch::new("bench-left-out")?;
+    // An option that only fjord's mount sees, and refuses.
+    let args = ["--quick", "--figure=neighbours", "--devices=disk", "-o", "frobnicate"];
+    let targets = "--targets=fjord-fuse:compound,fjord-library:compound";
+    let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .arg("bench")
+        .args(args)
+        .arg(targets)
+        .arg(scratch.path())
+        .output()?;
+    let (table, err) = ended(&output, 1)?;
+    ensure!(
+        table.contains("left out: disk, fjord-fuse:compound")
+            && table.contains("fjord-library:compound ")
+    );
+    ensure!(err.contains("frobnicate"), "{err}");
+    ensure_empty(scratch.path())
+}
+
 #[test]
 fn bad_use_is_named() -> Result<()> {
     let scratch = Scratch::new("bench-bad")?;
     let dir = scratch.path();
     for (args, code, words) in [
         (&["--targets=floppy"][..], 2, "kernel-fc"),
+        (&["--targets=fjord-fuse:magic"], 2, "there are: compound"),
+        (&["--targets=kernel:compound"], 2, "no fsync policies"),
+        (&["--figure=doodle"], 2, "ijournaling-6"),
+        (&["--figure=pbg-2", "--devices=floppy"], 2, "supercap-ssd"),
+        (&["--figure=pbg-2", "--size=64M"], 2, "256 MiB"),
+        (&["--figure=barrier-9", "--targets=raw"], 2, "virtual time"),
+        (&["--quick"], 2, "--figure"),
         (&["--workloads=nap"], 2, "append-fsync"),
         (&["--threads=0"], 2, "at least 1"),
         (&["--seconds=-1"], 2, "no time"),

@@ -3,7 +3,7 @@
 //! A "file" here is a region of the preallocated file; writes wrap around at its end.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -122,8 +122,9 @@ pub(super) struct RawFs;
 impl RawFs {
     pub(super) fn open(path: &Path) -> Result<impl BenchFs + use<>> {
         let path = path.to_owned();
-        let size_bytes =
-            path.metadata().map_err(BenchError::io(format!("stat {}", path.display())))?.len();
+        // The end, and not the length of the metadata, which block devices do not have.
+        let end = File::open(&path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+        let size_bytes = end.map_err(BenchError::io(format!("open {}", path.display())))?;
         Ok(Regions { size_bytes, next: AtomicU64::new(0), open: move || DirectFile::open(&path) })
     }
 }

@@ -12,8 +12,8 @@ use crate::error::{BenchError, Result};
 pub(crate) struct LibraryFs(Fs);
 
 impl LibraryFs {
-    pub(crate) fn open(image: &Path) -> Result<LibraryFs> {
-        let opened = Fs::open(image, &MountOptions::default()).map_err(io_error);
+    pub(crate) fn open(image: &Path, options: &MountOptions) -> Result<LibraryFs> {
+        let opened = Fs::open(image, options).map_err(io_error);
         Ok(LibraryFs(opened.map_err(BenchError::io(format!("open {}", image.display())))?))
     }
 }

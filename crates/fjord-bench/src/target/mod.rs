@@ -5,6 +5,7 @@
 //! it, also when a run ends early by an error.
 
 mod bytes;
+mod device;
 mod library;
 mod mount;
 mod posix;
@@ -15,12 +16,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub(crate) use bytes::DirectFile;
+pub(crate) use device::Device;
+pub use device::DeviceKind;
 pub(crate) use library::LibraryFs;
-pub(crate) use mount::{Mount, run_program};
+pub(crate) use mount::{KernelMount, Medium, Mount, run_program};
 pub(crate) use posix::PosixFs;
+
+use fjord::MountOptions;
 
 use crate::error::{BenchError, Result};
 use crate::options::{Options, Target};
+
+/// Size of each area for i-transactions that an image gets.
+const AREA_BYTES: u64 = 4 << 20;
 
 /// An open file of a target.
 pub(crate) trait BenchFile: Send {
@@ -41,6 +49,21 @@ pub(crate) trait BenchFs: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// How an image is made and mounted, where not by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Setup {
+    /// What the kernel mounts.
+    pub(crate) medium: Medium,
+    /// Blocks are allocated by write, not by writeback.
+    pub(crate) no_delalloc: bool,
+    /// Bytes of fjord's cache, and of dirty data in the kernel's.
+    pub(crate) cache_bytes: Option<u64>,
+    /// Areas for i-transactions; one per processor when not given.
+    pub(crate) area_count: Option<usize>,
+    /// Groups of a flex group; mke2fs decides when not given.
+    pub(crate) flex_group_count: Option<u32>,
+}
+
 /// A target ready to be measured.
 pub(crate) struct Stand {
     pub(crate) target: Target,
@@ -48,14 +71,50 @@ pub(crate) struct Stand {
     fs: Option<Arc<dyn BenchFs>>,
     /// Unmounts when dropped; declared after `fs`, so that files close first.
     mount: Option<Mount>,
-    /// The image, removed with the stand.
+    /// None for directories.
     image: Option<PathBuf>,
+    /// The image was made for the stand and goes with it.
+    owns_image: bool,
+    setup: Setup,
     options: Options,
 }
 
 impl Stand {
     /// Makes the image of `target`, and mounts or opens it.
     pub(crate) fn new(target: &Target, options: &Options) -> Result<Stand> {
+        let mut stand = Stand::bare(target, Setup::default(), options)?;
+        if !matches!(target, Target::Directory(_)) {
+            let image = options.dir.join(format!("{}.img", file_name(target)));
+            (stand.image, stand.owns_image) = (Some(image.clone()), true);
+            make_file(&image, options.image_size_bytes)?;
+            if target.has_names() {
+                stand.format(&image, false)?;
+            }
+        }
+        stand.attach()?;
+        Ok(stand)
+    }
+
+    /// Formats `device` for `target`, and mounts or opens it.
+    pub(crate) fn on(
+        target: &Target,
+        device: &Device,
+        setup: &Setup,
+        options: &Options,
+    ) -> Result<Stand> {
+        let setup = Setup { medium: device.medium(), ..setup.clone() };
+        let mut stand = Stand::bare(target, setup, options)?;
+        if !matches!(target, Target::Directory(_)) {
+            stand.image = Some(device.path().to_owned());
+            if target.has_names() {
+                stand.format(device.path(), device.is_memory())?;
+            }
+        }
+        stand.attach()?;
+        Ok(stand)
+    }
+
+    fn bare(target: &Target, setup: Setup, options: &Options) -> Result<Stand> {
         if target.needs_root() && !rustix::process::geteuid().is_root() {
             return Err(BenchError::NotRoot { target: target.name() });
         }
@@ -64,22 +123,43 @@ impl Stand {
             fs: None,
             mount: None,
             image: None,
+            owns_image: false,
+            setup,
             options: options.clone(),
         };
         if let Target::Directory(path) = target {
             stand.fs = Some(Arc::new(PosixFs::in_new_dir(path)?));
-            return Ok(stand);
         }
-        let image = options.dir.join(format!("{}.img", target.name()));
-        stand.image = Some(image.clone());
-        make_file(&image, options.image_size_bytes)?;
-        if target.has_names() {
-            let fast_commit: &[&str] =
-                if *target == Target::KernelFastCommit { &["-O", "fast_commit"] } else { &[] };
-            format(&image, fast_commit)?;
-        }
-        stand.attach()?;
         Ok(stand)
+    }
+
+    /// Formats the image with what the target's policy needs.
+    fn format(&self, image: &Path, discard: bool) -> Result<()> {
+        let policy = self.target.policy().map_or("", |policy| policy.name());
+        let mut args: Vec<String> = Vec::new();
+        if self.target == Target::KernelFastCommit || policy == "fast-commit" {
+            args.extend(["-O".into(), "fast_commit".into()]);
+        }
+        if let Some(count) = self.setup.flex_group_count {
+            args.extend(["-G".into(), count.to_string()]);
+        }
+        // What is discarded reads as zeroes, so nothing need be written there.
+        let extended = if discard {
+            "discard,lazy_itable_init=0,lazy_journal_init=1"
+        } else {
+            "nodiscard,lazy_itable_init=0,lazy_journal_init=0"
+        };
+        let mut all = vec!["-q", "-F", "-t", "ext4", "-b", "4096", "-E", extended];
+        all.extend(args.iter().map(String::as_str));
+        run_program("mke2fs", &all, &[image])?;
+        if policy == "ijournal" {
+            let processor_count = std::thread::available_parallelism().map_or(1, usize::from);
+            let area_count = self.setup.area_count.unwrap_or(processor_count);
+            let areas = format!("{area_count}x{AREA_BYTES}");
+            let program = self.options.fjord_program.display().to_string();
+            run_program(&program, &["tune", "--ijournal", &areas], &[image])?;
+        }
+        Ok(())
     }
 
     /// The calls of the target.
@@ -104,29 +184,59 @@ impl Stand {
 
     fn attach(&mut self) -> Result<()> {
         let Some(image) = &self.image else { return Ok(()) };
-        let dir = self.options.dir.join(format!("{}.mnt", self.target.name()));
-        let mut mounted = |mount: Result<Mount>| -> Result<Arc<dyn BenchFs>> {
-            let mount = mount?;
-            let fs = PosixFs::new(mount.dir());
-            self.mount = Some(mount);
-            Ok(Arc::new(fs))
-        };
-        let fs: Arc<dyn BenchFs> = match &self.target {
-            Target::Raw => Arc::new(bytes::RawFs::open(image)?),
-            Target::Block => Arc::new(bytes::BlockFs::open(image)?),
-            Target::Library => Arc::new(LibraryFs::open(image)?),
-            Target::Kernel | Target::KernelFastCommit => mounted(Mount::kernel(image, &dir))?,
-            Target::Fuse2fs => mounted(Mount::fuse2fs(image, &dir))?,
-            Target::Fuse => mounted(Mount::fjord(
-                &self.options.fjord_program,
-                &self.options.fjord_mount_args,
-                image,
-                &dir,
-            ))?,
+        let dir = self.options.dir.join(format!("{}.mnt", file_name(&self.target)));
+        let setup = &self.setup;
+        let mount = match &self.target {
+            Target::Raw => return self.serve(bytes::RawFs::open(image)?),
+            Target::Block => return self.serve(bytes::BlockFs::open(image)?),
+            Target::Library(_) => {
+                return self.serve(LibraryFs::open(image, &self.engine_options())?);
+            }
             Target::Directory(_) => return Ok(()),
+            Target::Kernel | Target::KernelFastCommit => {
+                let how = KernelMount {
+                    medium: setup.medium,
+                    no_delalloc: setup.no_delalloc,
+                    dirty_bytes_max: setup.cache_bytes,
+                };
+                Mount::kernel(image, &dir, &how)?
+            }
+            Target::Fuse2fs => Mount::fuse2fs(image, &dir)?,
+            Target::Fuse(_) => {
+                Mount::fjord(&self.options.fjord_program, &self.fuse_args(), image, &dir)?
+            }
         };
-        self.fs = Some(fs);
+        self.serve(PosixFs::new(mount.dir()))?;
+        self.mount = Some(mount);
         Ok(())
+    }
+
+    fn serve(&mut self, fs: impl BenchFs + 'static) -> Result<()> {
+        self.fs = Some(Arc::new(fs));
+        Ok(())
+    }
+
+    /// Options of the engine inside this process.
+    fn engine_options(&self) -> MountOptions {
+        let default = MountOptions::default();
+        MountOptions {
+            fsync: self.target.policy().unwrap_or(default.fsync),
+            delalloc: !self.setup.no_delalloc,
+            cache_size_bytes: self.setup.cache_bytes.unwrap_or(default.cache_size_bytes),
+            ..default
+        }
+    }
+
+    /// The same as arguments of `fjord mount`, before those of the caller.
+    fn fuse_args(&self) -> Vec<String> {
+        let mut words: Vec<String> = Vec::new();
+        words.extend(self.target.policy().map(|policy| format!("fsync={}", policy.name())));
+        words.extend(self.setup.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
+        words.extend(self.setup.no_delalloc.then(|| "nodelalloc".into()));
+        let mut args =
+            if words.is_empty() { Vec::new() } else { vec!["-o".into(), words.join(",")] };
+        args.extend(self.options.fjord_mount_args.iter().cloned());
+        args
     }
 
     fn detach(&mut self) -> Result<()> {
@@ -147,7 +257,7 @@ impl Drop for Stand {
     fn drop(&mut self) {
         // The error that ended the run is the one to tell.
         let _ = self.detach();
-        if let Some(image) = &self.image {
+        if let Some(image) = self.image.as_ref().filter(|_| self.owns_image) {
             let _ = fs::remove_file(image);
         }
     }
@@ -161,12 +271,9 @@ fn make_file(path: &Path, size_bytes: u64) -> Result<()> {
     file.fill(size_bytes).map_err(failed())
 }
 
-/// Formats an image as mke2fs does by default, keeping its blocks.
-pub(crate) fn format(image: &Path, more: &[&str]) -> Result<()> {
-    let mut args =
-        vec!["-q", "-F", "-t", "ext4", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"];
-    args.extend(more);
-    run_program("mke2fs", &args, &[image])
+/// The target's name without what is awkward in names of files.
+fn file_name(target: &Target) -> String {
+    target.name().replace([':', '/'], "-")
 }
 
 /// Drops the page cache of the host, as far as we may.

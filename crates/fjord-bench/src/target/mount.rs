@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +15,8 @@ use crate::error::{BenchError, Result};
 
 /// How long a server may take to mount, and to end after its unmount.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a mount may be busy after its last file was closed.
+const BUSY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs a program to its end; its standard error becomes the error.
 pub(crate) fn run_program(program: &str, args: &[&str], paths: &[&Path]) -> Result<()> {
@@ -42,22 +45,90 @@ pub(crate) struct Mount {
     mounted: bool,
     loop_device: Option<PathBuf>,
     server: Option<Child>,
+    /// Where the limit of dirty data was set: it would outlive the mount.
+    limited: Option<PathBuf>,
+}
+
+/// What an image lies on, as the kernel sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// A file behind a loop device that goes through the page cache, as `mount -o loop` makes it.
+    #[default]
+    BufferedFile,
+    /// A file behind a loop device with direct I/O.
+    DirectFile,
+    /// A block device.
+    BlockDevice,
+}
+
+/// How the kernel mounts an image.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KernelMount {
+    pub(crate) medium: Medium,
+    /// Without delayed allocation.
+    pub(crate) no_delalloc: bool,
+    /// None leaves the limits as they are.
+    pub(crate) dirty_bytes_max: Option<u64>,
 }
 
 impl Mount {
     fn new(dir: &Path) -> Result<Mount> {
         fs::create_dir_all(dir).map_err(BenchError::io(format!("create {}", dir.display())))?;
-        Ok(Mount { dir: dir.to_owned(), mounted: false, loop_device: None, server: None })
+        Ok(Mount {
+            dir: dir.to_owned(),
+            mounted: false,
+            loop_device: None,
+            server: None,
+            limited: None,
+        })
     }
 
-    /// The kernel's ext4 on a loop device, as `mount -o loop` does it.
-    pub(crate) fn kernel(image: &Path, dir: &Path) -> Result<Mount> {
+    /// The kernel's ext4.
+    pub(crate) fn kernel(image: &Path, dir: &Path, how: &KernelMount) -> Result<Mount> {
         let mut mount = Mount::new(dir)?;
-        let device = PathBuf::from(output_of("losetup", &["--find", "--show"], &[image])?);
-        mount.loop_device = Some(device.clone());
-        run_program("mount", &["-t", "ext4"], &[&device, dir])?;
+        let device = match how.medium {
+            Medium::BlockDevice => image.to_owned(),
+            Medium::BufferedFile | Medium::DirectFile => {
+                let mut args = vec!["--find", "--show"];
+                if how.medium == Medium::DirectFile {
+                    args.push("--direct-io=on");
+                }
+                let device = PathBuf::from(output_of("losetup", &args, &[image])?);
+                mount.loop_device = Some(device.clone());
+                device
+            }
+        };
+        let options = if how.no_delalloc { "nodelalloc" } else { "defaults" };
+        run_program("mount", &["-t", "ext4", "-o", options], &[&device, dir])?;
         mount.mounted = true;
+        if let Some(bytes) = how.dirty_bytes_max {
+            mount.limit_dirty(bytes)?;
+        }
         Ok(mount)
+    }
+
+    /// Lets the device of the mount have so much dirty data in the page cache and no more: the
+    /// kernel's own limits are shares of the machine's memory, which no experiment of seconds
+    /// reaches on a large machine.
+    fn limit_dirty(&mut self, bytes: u64) -> Result<()> {
+        let failed = || BenchError::io(format!("limit the dirty data of {}", self.dir.display()));
+        let device = fs::metadata(&self.dir).map_err(failed())?.dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let bdi = PathBuf::from(format!("/sys/class/bdi/{major}:{minor}"));
+        let set = |name: &str, value: String| fs::write(bdi.join(name), value).map_err(failed());
+        set("max_bytes", bytes.to_string())?;
+        set("strict_limit", "1".into())?;
+        self.limited = Some(bdi);
+        Ok(())
+    }
+
+    /// A modelled device, served by the fjord program as the file `disk` in `dir`.
+    pub(crate) fn sim(program: &Path, profile: &str, size_bytes: u64, dir: &Path) -> Result<Mount> {
+        let size = size_bytes.to_string();
+        let mut args: Vec<&OsStr> =
+            ["sim", "--profile", profile, "--size", &size].map(OsStr::new).into();
+        args.push(dir.as_os_str());
+        Mount::served(program.as_os_str(), &args, dir)
     }
 
     /// fuse2fs, journal and all.
@@ -140,10 +211,27 @@ impl Mount {
         self.take_down()
     }
 
+    /// Unmounts; loop devices and requests let go of their files a moment after they have ended.
+    fn unmount_soon(&self) -> Result<()> {
+        let deadline = Instant::now() + BUSY_PATIENCE;
+        loop {
+            let result = run_program("umount", &[], &[&self.dir]);
+            if result.is_ok() || Instant::now() > deadline {
+                return result;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     fn take_down(&mut self) -> Result<()> {
         let mut result = Ok(());
+        if let Some(bdi) = self.limited.take() {
+            // As a device has it when it is new.
+            let _ = fs::write(bdi.join("strict_limit"), "0");
+            let _ = fs::write(bdi.join("max_ratio"), "100");
+        }
         if std::mem::take(&mut self.mounted) {
-            result = run_program("umount", &[], &[&self.dir]);
+            result = self.unmount_soon();
             if result.is_err() {
                 // A file left open must not keep the mount for ever.
                 let _ = run_program("umount", &["--lazy"], &[&self.dir]);

@@ -4,10 +4,12 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Instant;
 
+use fjord::MountOptions;
+
 use crate::error::{BenchError, Result};
 use crate::options::{Options, Target};
 use crate::report::OpenResult;
-use crate::target::{LibraryFs, Mount, run_program};
+use crate::target::{KernelMount, LibraryFs, Mount, run_program};
 
 /// The largest file that ext4 below holds, rounded down to a GiB.
 const HUGE_BYTES: u64 = (16 << 40) - (1 << 30);
@@ -57,18 +59,18 @@ fn open_on(target: &Target, options: &Options, image: &Path) -> Result<Option<Op
         let before_bytes = rss_bytes();
         let began = Instant::now();
         let mount = match target {
-            Target::Library => {
-                let fs = LibraryFs::open(image)?;
+            Target::Library(_) => {
+                let fs = LibraryFs::open(image, &MountOptions::default())?;
                 milliseconds = milliseconds.min(began.elapsed().as_secs_f64() * 1e3);
                 // What a first open left with the allocator serves the later ones.
                 resident_bytes.get_or_insert(rss_bytes().saturating_sub(before_bytes));
                 drop(fs);
                 continue;
             }
-            Target::Fuse => {
+            Target::Fuse(_) => {
                 Mount::fjord(&options.fjord_program, &options.fjord_mount_args, image, &dir)?
             }
-            Target::Kernel => Mount::kernel(image, &dir)?,
+            Target::Kernel => Mount::kernel(image, &dir, &KernelMount::default())?,
             Target::Fuse2fs => Mount::fuse2fs(image, &dir)?,
             Target::Raw | Target::Block | Target::KernelFastCommit | Target::Directory(_) => {
                 return Ok(None);

@@ -104,7 +104,7 @@ pub(crate) fn run_turn(
 }
 
 /// Runs `op` from each thread until the time is over; `start` makes a thread's state, untimed.
-fn run_timed<S: Send>(
+pub(crate) fn run_timed<S: Send>(
     thread_count: usize,
     turn: Duration,
     mut start: impl FnMut(usize) -> io::Result<S>,
@@ -143,14 +143,14 @@ fn run_timed<S: Send>(
 }
 
 /// A small generator, so that every target sees the same sequence (xorshift64*).
-struct Sequence(u64);
+pub(crate) struct Sequence(u64);
 
 impl Sequence {
-    fn new(seed: u64) -> Sequence {
+    pub(crate) fn new(seed: u64) -> Sequence {
         Sequence(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

@@ -1,5 +1,5 @@
 //! `fjord bench`: fjord beside the raw device, the kernel's ext4 and fuse2fs, in turn in one run;
-//! and figures of papers on modelled devices.
+//! and figures of papers, measured or in virtual time.
 
 use std::{
     fs,
@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use fjord_bench::{BenchError, Figure, Options, Report, Target, Workload};
+use fjord_bench::{
+    BenchError, DeviceKind, Experiment, ExperimentOptions, ExperimentReport, Figure, Options,
+    Progress, Report, Target, Workload,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
@@ -22,7 +25,7 @@ Targets:
   raw            O_DIRECT pwrite and fdatasync on a preallocated file: the floor
   fjord-block    the same through fjord's block layer
   fjord-library  fjord inside the program, on an image file
-  fjord-fuse     fjord mounted
+  fjord-fuse     fjord mounted; both with an fsync policy where wanted: fjord-fuse:compound
   kernel         the kernel's ext4 on a loop device (root)
   kernel-fc      the same with fast_commit (root)
   fuse2fs        where it is installed
@@ -31,9 +34,21 @@ Targets:
 Workloads:
   append-fsync overwrite-fdatasync seq-write seq-read untar create-unlink parallel-read open-huge
 
-Figures (virtual time on modelled devices, nothing of this machine is measured):
+Figures in virtual time on modelled devices, nothing of this machine is measured:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
   barrier-10     the same: queue depth over time (Fig. 10)
+
+Figures that are measured, every fsync policy beside the kernel's ext4:
+  ijournaling-6     fsync latency beside a sequential writer (ATC '17, Fig. 6)
+  ijournaling-7     … by the writer's bandwidth (Fig. 7)
+  ijournaling-8     … with and without delayed allocation (Fig. 8)
+  ijournaling-9     append and fsync by threads (Fig. 9)
+  pbg-2, pbg-3      fsync beside a copy in another directory, mean and over time
+  fastcommit-table  fs_mark with an fsync after every write
+  neighbours        a probe alone and beside eight writers
+
+Devices of these: disk (an image file in DIR), zram (root), and the modelled ufs, plain-ssd,
+supercap-ssd and nvme, in real time. --targets fjord-library stands for all its policies.
 
 Images are made in a new directory in DIR, on the disk to be measured, and removed at the end.
 Targets take turns, so ratios of one run compare; absolute figures of two runs do not.
@@ -42,7 +57,9 @@ Examples:
   fjord bench
   fjord bench --threads 1,8 --json result.json --svg latency.svg /srv
   fjord bench --targets fjord-fuse,kernel --workloads seq-write,seq-read --file-size 4G --size 6G
-  fjord bench --figure barrier-9 --svg figure.svg";
+  fjord bench --figure barrier-9 --svg figure.svg
+  fjord bench --figure ijournaling-6 --devices disk,plain-ssd --seconds 20 --json - /srv
+  fjord bench neighbours";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
@@ -53,22 +70,22 @@ pub(crate) struct Args {
     /// Targets, in the order of the table; all that this machine has when not given
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = target)]
     targets: Vec<Target>,
-    /// What to measure
-    #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = workload)]
-    #[arg(default_value = "append-fsync,overwrite-fdatasync")]
-    workloads: Vec<Workload>,
+    /// What to measure [default: append-fsync,overwrite-fdatasync]
+    #[arg(short, long, value_name = "LIST", value_delimiter = ',')]
+    workloads: Vec<String>,
     /// Thread counts of the fsync workloads and of parallel-read [default: 1; 1,2,4 for reads]
     #[arg(short = 'j', long, value_name = "LIST", value_delimiter = ',')]
     threads: Vec<usize>,
-    /// How often each target takes its turn; medians are shown
-    #[arg(short, long, value_name = "COUNT", default_value_t = 5)]
-    rounds: u32,
-    /// How long a turn of the fsync workloads lasts
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    seconds: f64,
-    /// Size of each image; every target has one
-    #[arg(short, long, value_parser = size::parse, default_value = "512M")]
-    size: u64,
+    /// How often each target takes its turn; medians are shown [default: 5; 1 for figures]
+    #[arg(short, long, value_name = "COUNT")]
+    rounds: Option<u32>,
+    /// How long a turn of the fsync workloads lasts, or a point of a figure [default: 1; figures
+    /// have their own]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Size of each image; every target has one [default: 512M; 2G for figures, one per device]
+    #[arg(short, long, value_parser = size::parse)]
+    size: Option<u64>,
     /// Size of the file of seq-write and seq-read
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
     file_size: u64,
@@ -78,10 +95,19 @@ pub(crate) struct Args {
     /// Options of fjord's mount, as in `fjord mount -o`
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
-    /// Redo a figure of a paper on modelled devices instead
-    #[arg(long, value_name = "NAME", value_parser = figure)]
-    #[arg(conflicts_with_all = ["targets", "workloads", "dir", "options", "threads"])]
-    figure: Option<Figure>,
+    /// Redo a figure of a paper instead
+    #[arg(long, value_name = "NAME", value_parser = figure, conflicts_with_all = ["workloads", "threads"])]
+    figure: Option<Chosen>,
+    /// Devices of a figure [default: those of the paper, and the disk]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
+    devices: Vec<DeviceKind>,
+    /// Memory for cached data in a figure: fjord's cache, and the kernel's dirty pages of the
+    /// device; 0 leaves both as they are by default
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
+    cache: u64,
+    /// Go through a figure in seconds, to see that it works; the numbers mean nothing
+    #[arg(long)]
+    quick: bool,
     /// Write all figures to this file; - for standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -90,16 +116,29 @@ pub(crate) struct Args {
     svg: Option<PathBuf>,
 }
 
+/// What `--figure` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chosen {
+    /// In virtual time.
+    Modelled(Figure),
+    Measured(Experiment),
+}
+
 fn target(name: &str) -> Result<Target, String> {
     Target::from_name(name).map_err(|e| e.to_string())
 }
 
-fn figure(name: &str) -> Result<Figure, String> {
-    Figure::from_name(name).map_err(|e| e.to_string())
+fn device(name: &str) -> Result<DeviceKind, String> {
+    DeviceKind::from_name(name).map_err(|e| e.to_string())
 }
 
-fn workload(name: &str) -> Result<Workload, String> {
-    Workload::from_name(name).map_err(|e| e.to_string())
+fn figure(name: &str) -> Result<Chosen, String> {
+    if let Some(experiment) = Experiment::from_name(name) {
+        return Ok(Chosen::Measured(experiment));
+    }
+    let measured = Experiment::ALL.map(Experiment::name).join(", ");
+    let figure = Figure::from_name(name).map_err(|e| format!("{e}; measured: {measured}"))?;
+    Ok(Chosen::Modelled(figure))
 }
 
 impl From<BenchError> for Failure {
@@ -112,19 +151,50 @@ impl From<BenchError> for Failure {
 }
 
 impl Args {
+    /// The figure that is wanted, by its option, as the only workload, or as the only argument.
+    fn chosen(&self) -> Option<(Chosen, &Path)> {
+        let here = Path::new(".");
+        let measured = |name: &str| Experiment::from_name(name).map(Chosen::Measured);
+        if let Some(chosen) = self.figure {
+            return Some((chosen, &self.dir));
+        }
+        match &*self.workloads {
+            [] if !self.dir.exists() => Some((measured(self.dir.to_str()?)?, here)),
+            [only] => Some((measured(only)?, &self.dir)),
+            _ => None,
+        }
+    }
+
+    fn turn(&self) -> Result<Option<Duration>> {
+        let turn = |seconds: f64| {
+            Duration::try_from_secs_f64(seconds)
+                .map_err(|_| Failure::usage(format!("{seconds} is no time for a turn")))
+        };
+        self.seconds.map(turn).transpose()
+    }
+
+    fn mount_args(&self) -> Vec<String> {
+        self.options.iter().flat_map(|list| ["-o".into(), list.clone()]).collect()
+    }
+
     fn options(&self, dir: &Path) -> Result<Options> {
-        let turn = Duration::try_from_secs_f64(self.seconds)
-            .map_err(|_| Failure::usage(format!("{} is no time for a turn", self.seconds)))?;
+        if !self.devices.is_empty() || self.quick {
+            return Err(Failure::usage("--devices and --quick are for figures; see --figure"));
+        }
         let mut options = Options {
-            workloads: self.workloads.clone(),
-            round_count: self.rounds,
-            turn,
-            image_size_bytes: self.size,
             sequential_bytes: self.file_size,
             file_count: self.files,
-            fjord_program: std::env::current_exe().context("finding the fjord program")?,
+            fjord_program: fjord_program()?,
+            fjord_mount_args: self.mount_args(),
             ..Options::new(dir)
         };
+        if !self.workloads.is_empty() {
+            let workloads = self.workloads.iter().map(|name| Workload::from_name(name));
+            options.workloads = workloads.collect::<Result<_, BenchError>>()?;
+        }
+        options.round_count = self.rounds.unwrap_or(options.round_count);
+        options.turn = self.turn()?.unwrap_or(options.turn);
+        options.image_size_bytes = self.size.unwrap_or(options.image_size_bytes);
         if !self.targets.is_empty() {
             options.targets.clone_from(&self.targets);
         }
@@ -132,11 +202,27 @@ impl Args {
             options.fsync_threads.clone_from(&self.threads);
             options.read_threads.clone_from(&self.threads);
         }
-        for list in &self.options {
-            options.fjord_mount_args.extend(["-o".into(), list.clone()]);
-        }
         Ok(options)
     }
+
+    fn experiment_options(&self, dir: &Path) -> Result<ExperimentOptions> {
+        Ok(ExperimentOptions {
+            targets: self.targets.clone(),
+            devices: self.devices.clone(),
+            round_count: self.rounds,
+            turn: self.turn()?,
+            quick: self.quick,
+            image_size_bytes: self.size,
+            cache_bytes: Some(self.cache).filter(|bytes| *bytes > 0),
+            fjord_program: fjord_program()?,
+            fjord_mount_args: self.mount_args(),
+            ..ExperimentOptions::new(dir)
+        })
+    }
+}
+
+fn fjord_program() -> Result<PathBuf> {
+    std::env::current_exe().context("finding the fjord program")
 }
 
 /// Set when the user wants to stop.
@@ -155,10 +241,28 @@ fn catch_signals() {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if let Some(figure) = args.figure {
-        return show_figure(args, figure);
+    match args.chosen() {
+        Some((Chosen::Modelled(figure), _)) => show_figure(args, figure),
+        Some((Chosen::Measured(experiment), dir)) => {
+            let report = in_new_dir(dir, |work| {
+                let options = args.experiment_options(work)?;
+                with_progress(|step| fjord_bench::run_experiment(experiment, &options, step))
+            })?;
+            show_experiment(args, &report)
+        }
+        None => {
+            let report = in_new_dir(&args.dir, |work| {
+                let options = args.options(work)?;
+                with_progress(|step| fjord_bench::run(&options, step))
+            })?;
+            show(args, &report)
+        }
     }
-    let dir = std::path::absolute(&args.dir)?;
+}
+
+/// Makes a directory for images and mounts in `dir` and removes it in the end.
+fn in_new_dir<T>(dir: &Path, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    let dir = std::path::absolute(dir)?;
     if !dir.is_dir() {
         return Err(Failure::new(format!(
             "{} is not a directory; name one on the disk to be measured",
@@ -167,22 +271,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     // The process ID tells runs side by side apart.
     let work = dir.join(format!("fjord-bench.{}", std::process::id()));
-    let options = args.options(&work)?;
     fs::create_dir(&work).context(format!("making {}", work.display()))?;
     catch_signals();
-    let result = measure(&options);
+    let result = measure(&work);
     let removed = fs::remove_dir_all(&work);
     let report = result?;
     removed.context(format!("removing {}", work.display()))?;
-    show(args, &report)
+    Ok(report)
 }
 
-fn measure(options: &Options) -> Result<Report> {
+type Step<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
+
+/// Shows how far a run is, and ends it when the user wants to.
+fn with_progress<T>(run: impl FnOnce(Step<'_>) -> Result<T, BenchError>) -> Result<T> {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {elapsed} {msg}") {
         bar.set_style(style);
     }
-    let result = fjord_bench::run(options, &mut |progress| {
+    let result = run(&mut |progress| {
         bar.set_length(progress.total_count);
         bar.set_position(progress.done_count);
         bar.set_message(progress.what.clone());
@@ -197,12 +303,30 @@ fn measure(options: &Options) -> Result<Report> {
 }
 
 fn show_figure(args: &Args, figure: Figure) -> Result<()> {
+    let alone = args.targets.is_empty() && args.devices.is_empty() && args.options.is_empty();
+    if !alone || args.dir != Path::new(".") {
+        return Err(Failure::usage(format!(
+            "{} is in virtual time and takes neither targets, devices, options nor a directory",
+            figure.name()
+        )));
+    }
     let report = fjord_bench::run_figure(figure)?;
     put(args.json.as_deref(), report.to_json(), report.to_table())?;
     if let Some(path) = &args.svg {
         report.write_svg(path)?;
     }
     Ok(())
+}
+
+fn show_experiment(args: &Args, report: &ExperimentReport) -> Result<()> {
+    put(args.json.as_deref(), report.to_json(), report.to_table())?;
+    if let Some(path) = &args.svg {
+        report.write_svg(path)?;
+    }
+    if report.left_out.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("left out: {}", report.left_out.join("; "))))
 }
 
 /// Prints the table and writes the JSON where it is wanted.

@@ -1,0 +1,216 @@
+//! What each experiment varies and how long it takes. Owns devices, targets, settings and sizes
+//! that are taken when the caller names none.
+
+use std::time::Duration;
+
+use super::{Experiment, ExperimentOptions};
+use crate::options::{Target, policies};
+use crate::target::{DeviceKind, Setup};
+
+/// One point of an experiment: what is varied besides device and target.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Setting {
+    /// For the table.
+    pub(super) name: String,
+    /// Place on the horizontal axis.
+    pub(super) x: f64,
+    pub(super) setup: Setup,
+    pub(super) load: Load,
+}
+
+/// What is done at a point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Load {
+    /// 80 KiB, a pause, fsync, beside a stream of so many MB/s.
+    Stream { mb_per_s: u64 },
+    /// 1 KiB and fsync every half second, beside a copy.
+    Copy,
+    /// 4 KiB appended and fsynced by so many threads.
+    Threads { count: usize },
+    /// Files of so many KiB written and fsynced in units of so many KiB by four threads.
+    FsMark { unit_kib: usize, file_kib: usize },
+    /// A probe, alone and beside eight writers.
+    Neighbours,
+}
+
+/// Everything that a run goes through.
+pub(super) struct Plan {
+    pub(super) devices: Vec<DeviceKind>,
+    pub(super) targets: Vec<Target>,
+    pub(super) round_count: u32,
+    pub(super) turn: Duration,
+    /// The background goes on alone for so long before a turn.
+    pub(super) warm: Duration,
+    pub(super) image_size_bytes: u64,
+    pub(super) quick: bool,
+}
+
+/// Room for the background of a quick run, and of a whole one.
+const IMAGE_BYTES: [u64; 2] = [256 << 20, 2 << 30];
+
+impl Plan {
+    pub(super) fn new(experiment: Experiment, options: &ExperimentOptions) -> Plan {
+        let quick = options.quick;
+        let (seconds, quick_seconds) = experiment.turn_seconds();
+        let default = Duration::from_secs_f64(if quick { quick_seconds } else { seconds });
+        let or = |given: &[DeviceKind]| match given {
+            [] => experiment.devices(),
+            given => given.to_vec(),
+        };
+        let targets = match &*options.targets {
+            [] => experiment.targets(),
+            given => given.iter().flat_map(every_policy).collect(),
+        };
+        Plan {
+            devices: or(&options.devices),
+            targets,
+            round_count: options.round_count.unwrap_or(1),
+            turn: options.turn.unwrap_or(default),
+            warm: Duration::from_millis(if quick { 50 } else { 1000 }),
+            image_size_bytes: options.image_size_bytes.unwrap_or(IMAGE_BYTES[usize::from(!quick)]),
+            quick,
+        }
+    }
+
+    /// Every how many bytes a background file starts over.
+    pub(super) fn stream_file_bytes(&self) -> u64 {
+        self.image_size_bytes / 2
+    }
+}
+
+/// A target of fjord without a policy stands for all of them.
+fn every_policy(target: &Target) -> Vec<Target> {
+    match target {
+        Target::Library(None) => policies().map(|policy| Target::Library(Some(policy))).collect(),
+        Target::Fuse(None) => policies().map(|policy| Target::Fuse(Some(policy))).collect(),
+        other => vec![other.clone()],
+    }
+}
+
+impl Experiment {
+    /// Seconds of a turn, and of a quick one.
+    fn turn_seconds(self) -> (f64, f64) {
+        match self {
+            Experiment::Ijournaling6 | Experiment::Ijournaling8 => (4.0, 0.25),
+            Experiment::Ijournaling7 => (2.0, 0.15),
+            Experiment::Ijournaling9 => (1.5, 0.1),
+            Experiment::Pbg2 => (5.0, 0.6),
+            Experiment::Pbg3 => (10.0, 0.6),
+            Experiment::FastCommitTable => (0.6, 0.05),
+            Experiment::Neighbours => (5.0, 0.2),
+        }
+    }
+
+    /// Those of the paper, and the real disk.
+    fn devices(self) -> Vec<DeviceKind> {
+        let names: &[&str] = match self {
+            Experiment::Ijournaling6 | Experiment::FastCommitTable => {
+                &["disk", "ufs", "plain-ssd", "supercap-ssd"]
+            }
+            Experiment::Ijournaling7 | Experiment::Ijournaling8 | Experiment::Neighbours => {
+                &["disk", "plain-ssd"]
+            }
+            Experiment::Ijournaling9 => &["disk", "zram"],
+            Experiment::Pbg2 | Experiment::Pbg3 => &["disk", "ufs"],
+        };
+        DeviceKind::ALL.into_iter().filter(|kind| names.contains(&kind.name())).collect()
+    }
+
+    fn targets(self) -> Vec<Target> {
+        let raw: &[Target] = if self == Experiment::Ijournaling9 { &[Target::Raw] } else { &[] };
+        let kernel = [Target::Kernel, Target::KernelFastCommit];
+        let fjord = [Target::Library(None), Target::Fuse(None)];
+        raw.iter().chain(&kernel).chain(&fjord).flat_map(every_policy).collect()
+    }
+
+    /// The points to measure for a target on a device.
+    pub(super) fn settings(self, device: DeviceKind, target: &Target, plan: &Plan) -> Vec<Setting> {
+        let with =
+            |name: String, x: f64, setup: Setup, load: Load| Setting { name, x, setup, load };
+        let plain = |name: String, x: f64, load| with(name, x, Setup::default(), load);
+        let rates = rates_mb_per_s(device);
+        match self {
+            Experiment::Ijournaling6 => {
+                let mb_per_s = paper_rate_mb_per_s(device);
+                vec![plain(format!("{mb_per_s} MB/s"), 0.0, Load::Stream { mb_per_s })]
+            }
+            Experiment::Ijournaling7 => {
+                let rates = if plan.quick { &rates[..2] } else { &rates[..] };
+                let point = |mb_per_s: &u64| {
+                    let load = Load::Stream { mb_per_s: *mb_per_s };
+                    plain(format!("{mb_per_s} MB/s"), *mb_per_s as f64, load)
+                };
+                rates.iter().map(point).collect()
+            }
+            Experiment::Ijournaling8 => {
+                let load = Load::Stream { mb_per_s: paper_rate_mb_per_s(device) };
+                let point = |(name, no_delalloc): (&str, bool)| {
+                    let setup = Setup { no_delalloc, ..Setup::default() };
+                    with(name.into(), f64::from(u8::from(no_delalloc)), setup, load)
+                };
+                [("delalloc", false), ("nodelalloc", true)].map(point).into()
+            }
+            Experiment::Ijournaling9 => threads(target, plan),
+            Experiment::Pbg2 | Experiment::Pbg3 => {
+                let point = |count: u32| {
+                    let setup = Setup { flex_group_count: Some(count), ..Setup::default() };
+                    with(format!("flex group of {count}"), f64::from(count), setup, Load::Copy)
+                };
+                [1, 16].map(point).into()
+            }
+            Experiment::FastCommitTable => {
+                let files: &[usize] = if plan.quick { &[32] } else { &[32, 128, 256] };
+                let point = |unit_kib: usize, file_kib: usize, x: usize| {
+                    let name = format!("{unit_kib} KiB to {file_kib} KiB");
+                    plain(name, x as f64, Load::FsMark { unit_kib, file_kib })
+                };
+                let cells = [4, 8, 32].into_iter();
+                cells
+                    .flat_map(|unit| files.iter().map(move |file| (unit, *file)))
+                    .enumerate()
+                    .map(|(x, (unit, file))| point(unit, file, x))
+                    .collect()
+            }
+            Experiment::Neighbours => vec![plain("eight writers".into(), 0.0, Load::Neighbours)],
+        }
+    }
+}
+
+/// Thread counts; with i-transactions one shared area, and one per processor.
+fn threads(target: &Target, plan: &Plan) -> Vec<Setting> {
+    let counts: &[usize] = if plan.quick { &[1, 2] } else { &[1, 2, 4, 8, 16] };
+    let points = |areas: &str, area_count: Option<usize>| -> Vec<Setting> {
+        let point = |count: &usize| Setting {
+            name: format!("{count} thread{}{areas}", if *count == 1 { "" } else { "s" }),
+            x: *count as f64,
+            setup: Setup { area_count, ..Setup::default() },
+            load: Load::Threads { count: *count },
+        };
+        counts.iter().map(point).collect()
+    };
+    let shares_areas = target.policy().is_some_and(|policy| policy.name() == "ijournal");
+    let mut all = points("", None);
+    if shares_areas {
+        all.extend(points(", one area", Some(1)));
+    }
+    all
+}
+
+/// The background of Figures 6 and 8: the paper's for a desktop, and for a phone; where the device
+/// is slower than that, three quarters of what it sustains.
+fn paper_rate_mb_per_s(device: DeviceKind) -> u64 {
+    match device.name() {
+        "ufs" => 50,
+        "supercap-ssd" => 75,
+        _ => 400,
+    }
+}
+
+/// The backgrounds of Figure 7, the first for a quick run.
+fn rates_mb_per_s(device: DeviceKind) -> [u64; 5] {
+    match device.name() {
+        "ufs" => [10, 20, 30, 40, 50],
+        "supercap-ssd" => [15, 30, 45, 60, 75],
+        _ => [100, 200, 300, 400, 500],
+    }
+}

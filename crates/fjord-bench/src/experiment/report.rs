@@ -1,0 +1,392 @@
+//! Results of an experiment. Owns how outcomes become numbers, gains, the table and JSON.
+//!
+//! A gain is how many times better a target is than another at the same device and setting: than
+//! the kernel's ext4, and than its own kind with compound commits. The number compared is the
+//! experiment's main one, marked in the table.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::measure::Outcome;
+use super::plan::Plan;
+use super::{Cell, Experiment, paper};
+use crate::options::Target;
+use crate::plot::distribution;
+
+/// A number of a row.
+#[derive(Clone, Copy, Debug)]
+struct Column {
+    /// In JSON.
+    name: &'static str,
+    /// In the table.
+    heading: &'static str,
+    decimals: usize,
+    of: fn(&Outcome) -> Option<f64>,
+}
+
+const fn column(
+    name: &'static str,
+    heading: &'static str,
+    decimals: usize,
+    of: fn(&Outcome) -> Option<f64>,
+) -> Column {
+    Column { name, heading, decimals, of }
+}
+
+fn at(outcome: &Outcome, quantile: f64) -> Option<f64> {
+    let measured = !outcome.latency.is_empty();
+    measured.then(|| outcome.latency.value_at_quantile(quantile) as f64 / 1e6)
+}
+
+fn idle_at(outcome: &Outcome, quantile: f64) -> Option<f64> {
+    let measured = !outcome.idle.is_empty();
+    measured.then(|| outcome.idle.value_at_quantile(quantile) as f64 / 1e6)
+}
+
+fn times(busy: Option<f64>, idle: Option<f64>) -> Option<f64> {
+    Some(busy? / idle.filter(|idle| *idle > 0.0)?)
+}
+
+fn mb_per_s(bytes: u64, seconds: f64) -> Option<f64> {
+    (seconds > 0.0).then(|| bytes as f64 / 1e6 / seconds)
+}
+
+const COUNT: Column =
+    column("fsync_count", "fsyncs", 0, |outcome| Some(outcome.latency.len() as f64));
+const MEAN: Column = column("mean_ms", "mean ms", 2, |outcome| {
+    (!outcome.latency.is_empty()).then(|| outcome.latency.mean() / 1e6)
+});
+const P50: Column = column("p50_ms", "p50", 2, |outcome| at(outcome, 0.5));
+const P95: Column = column("p95_ms", "p95", 2, |outcome| at(outcome, 0.95));
+const P99: Column = column("p99_ms", "p99", 2, |outcome| at(outcome, 0.99));
+const P99_9: Column = column("p99_9_ms", "p99.9", 2, |outcome| at(outcome, 0.999));
+const MAX: Column = column("max_ms", "max ms", 2, |outcome| at(outcome, 1.0));
+const BACKGROUND: Column = column("background_mb_per_s", "bg MB/s", 1, |outcome| {
+    mb_per_s(outcome.background.bytes, outcome.background.seconds)
+});
+const RATE: Column = column("mb_per_s", "MB/s", 2, |outcome| {
+    mb_per_s(outcome.written.bytes, outcome.written.seconds)
+});
+const OPS: Column = column("fsyncs_per_s", "fsyncs/s", 0, |outcome| {
+    (outcome.written.seconds > 0.0).then(|| outcome.latency.len() as f64 / outcome.written.seconds)
+});
+
+const LATENCY: [Column; 8] = [COUNT, MEAN, P50, P95, P99, P99_9, MAX, BACKGROUND];
+const BANDWIDTH: [Column; 4] = [RATE, OPS, P50, P99];
+const BESIDE: [Column; 8] = [
+    column("idle_p50_ms", "alone p50", 2, |outcome| idle_at(outcome, 0.5)),
+    column("idle_p99_ms", "p99", 2, |outcome| idle_at(outcome, 0.99)),
+    column("p50_ms", "beside p50", 2, |outcome| at(outcome, 0.5)),
+    P99,
+    MAX,
+    column("p50_times_idle", "p50 ×", 1, |outcome| times(at(outcome, 0.5), idle_at(outcome, 0.5))),
+    column("p99_times_idle", "p99 ×", 1, |o| times(at(o, 0.99), idle_at(o, 0.99))),
+    BACKGROUND,
+];
+/// How an experiment is told.
+struct Shape {
+    columns: &'static [Column],
+    /// Index of the number that gains are of.
+    main: usize,
+    more_is_better: bool,
+    /// Gains are averaged over the settings.
+    averages: bool,
+}
+
+impl Experiment {
+    fn shape(self) -> Shape {
+        let latency =
+            |main| Shape { columns: &LATENCY, main, more_is_better: false, averages: false };
+        match self {
+            Experiment::Ijournaling6 => latency(3),
+            Experiment::Ijournaling7
+            | Experiment::Ijournaling8
+            | Experiment::Pbg2
+            | Experiment::Pbg3 => latency(1),
+            Experiment::Ijournaling9 | Experiment::FastCommitTable => Shape {
+                columns: &BANDWIDTH,
+                main: 0,
+                more_is_better: true,
+                averages: self == Experiment::FastCommitTable,
+            },
+            Experiment::Neighbours => {
+                Shape { columns: &BESIDE, main: 3, more_is_better: false, averages: false }
+            }
+        }
+    }
+}
+
+/// The numbers of a row, by name.
+#[derive(Clone, Debug)]
+pub struct Numbers(Vec<(Column, Option<f64>)>);
+
+impl Numbers {
+    /// A number, where it was measured.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|(column, _)| column.name == name)?.1
+    }
+}
+
+impl Serialize for Numbers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (column, value) in &self.0 {
+            map.serialize_entry(column.name, value)?;
+        }
+        map.end()
+    }
+}
+
+/// One target on one device at one setting.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The device's name.
+    pub device: String,
+    /// What was varied.
+    pub setting: String,
+    /// The target's name.
+    pub target: String,
+    /// What was measured.
+    pub numbers: Numbers,
+    /// How many times better than the kernel's ext4 the main number is.
+    pub gain_over_kernel: Option<f64>,
+    /// … than the same with compound commits.
+    pub gain_over_compound: Option<f64>,
+    /// What the paper has for this method here.
+    pub paper: Option<String>,
+    /// Seconds and milliseconds of each fsync, where they are told over time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub series: Vec<(f64, f64)>,
+    /// Curve of the distribution, place on the horizontal axis: for the plot.
+    #[serde(skip)]
+    pub(super) curve: Vec<(f64, f64)>,
+    #[serde(skip)]
+    pub(super) x: f64,
+}
+
+/// Gains of a target, averaged over the settings of a device.
+#[derive(Clone, Debug, Serialize)]
+pub struct Mean {
+    /// The device's name.
+    pub device: String,
+    /// The target's name.
+    pub target: String,
+    /// Mean of [`Row::gain_over_kernel`].
+    pub gain_over_kernel: Option<f64>,
+    /// Mean of [`Row::gain_over_compound`].
+    pub gain_over_compound: Option<f64>,
+    /// The paper's.
+    pub paper: Option<&'static str>,
+}
+
+/// All that came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExperimentReport {
+    /// The experiment's name.
+    pub figure: String,
+    /// What was measured.
+    pub about: String,
+    /// The number that gains are of.
+    pub main_number: &'static str,
+    /// Seconds of a turn.
+    pub turn_s: f64,
+    /// Turns of each target.
+    pub round_count: u32,
+    /// A quick run: the numbers mean nothing.
+    pub quick: bool,
+    /// Device by device, setting by setting, in the order of the targets.
+    pub rows: Vec<Row>,
+    /// Empty where settings are not averaged.
+    pub means: Vec<Mean>,
+    /// What could not be measured, and why.
+    pub left_out: Vec<String>,
+    /// One-minute load averages of the machine before and after.
+    pub load_average: [f64; 2],
+    #[serde(skip)]
+    pub(super) experiment: Experiment,
+}
+
+/// The targets that gains are counted from.
+fn compound_of(target: &Target) -> Option<Target> {
+    let compound = || fjord::FsyncPolicyKind::from_name("compound");
+    match target {
+        Target::Kernel | Target::KernelFastCommit => Some(Target::Kernel),
+        Target::Library(_) => Some(Target::Library(compound())),
+        Target::Fuse(_) => Some(Target::Fuse(compound())),
+        _ => None,
+    }
+}
+
+/// Makes the report of the cells that have an outcome.
+pub(super) fn build(
+    experiment: Experiment,
+    plan: &Plan,
+    cells: Vec<Cell>,
+    left_out: Vec<String>,
+    load_average: [f64; 2],
+) -> ExperimentReport {
+    let shape = experiment.shape();
+    let mut cells: Vec<Cell> = cells.into_iter().filter(|cell| cell.outcome.is_some()).collect();
+    // Settings together, their targets in the order they were given; the sort is stable.
+    let device_place = |cell: &Cell| plan.devices.iter().position(|kind| *kind == cell.device);
+    cells.sort_by(|a, b| {
+        let by_device = device_place(a).cmp(&device_place(b));
+        let by_place = by_device.then(a.setting.x.total_cmp(&b.setting.x));
+        by_place.then_with(|| a.setting.name.cmp(&b.setting.name))
+    });
+    let main = |cell: &Cell| (shape.columns[shape.main].of)(cell.outcome.as_ref()?);
+    let gain = |own: &Cell, base: Option<Target>| {
+        let base = base?;
+        let base = cells.iter().find(|other| {
+            (other.device, other.setting.x) == (own.device, own.setting.x) && other.target == base
+        })?;
+        let (own, base) = (main(own)?, main(base)?);
+        let gain = if shape.more_is_better { own / base } else { base / own };
+        Some(gain).filter(|gain| gain.is_finite())
+    };
+    let row = |cell: &Cell| {
+        let outcome = cell.outcome.as_ref()?;
+        let device = cell.device.name();
+        let over_time = matches!(experiment, Experiment::Ijournaling8 | Experiment::Pbg3);
+        Some(Row {
+            device: device.into(),
+            setting: cell.setting.name.clone(),
+            target: cell.target.name(),
+            numbers: Numbers(shape.columns.iter().map(|c| (*c, (c.of)(outcome))).collect()),
+            gain_over_kernel: gain(cell, Some(Target::Kernel)),
+            gain_over_compound: gain(cell, compound_of(&cell.target)),
+            paper: paper::figure(experiment, device, &cell.target, &cell.setting),
+            series: if over_time { outcome.series.clone() } else { Vec::new() },
+            curve: distribution(&outcome.latency, 1e6),
+            x: cell.setting.x,
+        })
+    };
+    let rows: Vec<Row> = cells.iter().filter_map(row).collect();
+    let means = if shape.averages { means(experiment, plan, &rows) } else { Vec::new() };
+    ExperimentReport {
+        figure: experiment.name().into(),
+        about: experiment.about().into(),
+        main_number: shape.columns[shape.main].name,
+        turn_s: plan.turn.as_secs_f64(),
+        round_count: plan.round_count,
+        quick: plan.quick,
+        rows,
+        means,
+        left_out,
+        load_average,
+        experiment,
+    }
+}
+
+fn means(experiment: Experiment, plan: &Plan, rows: &[Row]) -> Vec<Mean> {
+    let mut means = Vec::new();
+    for kind in &plan.devices {
+        for target in &plan.targets {
+            let own = || {
+                rows.iter().filter(|row| row.device == kind.name() && row.target == target.name())
+            };
+            let mean = |pick: fn(&Row) -> Option<f64>| {
+                let gains: Vec<f64> = own().filter_map(pick).collect();
+                (!gains.is_empty()).then(|| gains.iter().sum::<f64>() / gains.len() as f64)
+            };
+            if own().next().is_some() {
+                means.push(Mean {
+                    device: kind.name().into(),
+                    target: target.name(),
+                    gain_over_kernel: mean(|row| row.gain_over_kernel),
+                    gain_over_compound: mean(|row| row.gain_over_compound),
+                    paper: paper::mean_gain(experiment, target),
+                });
+            }
+        }
+    }
+    means
+}
+
+/// Width of a column of the table: the heading, or numbers up to 99999.99.
+fn width(column: &Column) -> usize {
+    column.heading.chars().count().max(8) + 2
+}
+
+fn number(value: Option<f64>, decimals: usize) -> String {
+    value.map_or("–".into(), |value| format!("{value:.decimals$}"))
+}
+
+impl ExperimentReport {
+    /// The report as a table of text.
+    pub fn to_table(&self) -> String {
+        let mut text = format!("{} · {}\n", self.figure, self.about);
+        let _ = writeln!(
+            text,
+            "{} round(s) of {} s; ÷ kernel, ÷ compound: how many times better {} is{}",
+            self.round_count,
+            self.turn_s,
+            self.main_number,
+            if self.quick { "; a quick run: the numbers mean nothing" } else { "" }
+        );
+        let mut last = None;
+        for row in &self.rows {
+            let heading = (&row.device, &row.setting);
+            if last != Some(heading) {
+                write_heading(&mut text, row);
+                last = Some(heading);
+            }
+            let _ = write!(text, "  {:<28}", row.target);
+            for (column, value) in &row.numbers.0 {
+                let _ = write!(text, "{:>1$}", number(*value, column.decimals), width(column));
+            }
+            let gains = [row.gain_over_kernel, row.gain_over_compound];
+            let [kernel, compound] = gains.map(|gain| number(gain, 2));
+            let paper = row.paper.as_deref().unwrap_or("–");
+            let _ = writeln!(text, "{kernel:>10}{compound:>12}  {paper}");
+        }
+        self.write_means(&mut text);
+        for left_out in &self.left_out {
+            let _ = writeln!(text, "\nleft out: {left_out}");
+        }
+        let [before, after] = self.load_average;
+        let _ =
+            writeln!(text, "\nload average of the machine {before:.1} before, {after:.1} after");
+        text
+    }
+
+    fn write_means(&self, text: &mut String) {
+        let mut last = None;
+        for mean in &self.means {
+            if last != Some(&mean.device) {
+                let _ = writeln!(
+                    text,
+                    "\n{} · mean over the settings\n  {:<28}{:>10}{:>12}  paper",
+                    mean.device, "target", "÷ kernel", "÷ compound"
+                );
+                last = Some(&mean.device);
+            }
+            let _ = writeln!(
+                text,
+                "  {:<28}{:>10}{:>12}  {}",
+                mean.target,
+                number(mean.gain_over_kernel, 2),
+                number(mean.gain_over_compound, 2),
+                mean.paper.unwrap_or("–")
+            );
+        }
+    }
+
+    /// The report as JSON.
+    pub fn to_json(&self) -> String {
+        match serde_json::to_string_pretty(self) {
+            Ok(json) => json,
+            Err(_) => unreachable!("strings, numbers and lists always serialise"),
+        }
+    }
+}
+
+fn write_heading(text: &mut String, row: &Row) {
+    let _ = write!(text, "\n{} · {}\n  {:<28}", row.device, row.setting, "target");
+    for (column, _) in &row.numbers.0 {
+        let _ = write!(text, "{:>1$}", column.heading, width(column));
+    }
+    let _ = writeln!(text, "{:>10}{:>12}  paper", "÷ kernel", "÷ compound");
+}
