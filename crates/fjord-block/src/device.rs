@@ -126,7 +126,9 @@ pub struct Capabilities {
     pub volatile_cache: bool,
     /// FUA costs less than a write and a flush. (FUA is honoured in any case.)
     pub fua: bool,
-    /// The device keeps the order of barrier writes by itself.
+    /// The device keeps the order of barrier writes by itself: all writes of the epochs up to a
+    /// barrier, as given, and all other writes that had completed when the barrier was given, are
+    /// durable before any ordered write given after it.
     pub native_barrier: bool,
     /// Discard gives space back.
     pub discard: bool,
@@ -159,6 +161,13 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Submits a read that fills `bufs`, one after the other, from byte `offset` on.
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket;
 
+    /// Whether callers may leave order to the device: [`Order`] is enforced, requests of a batch
+    /// are taken in the order of the batch, and a flush also covers all ordered writes submitted
+    /// before it. True of the epoch scheduler only; a native barrier alone is less.
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
     /// What the device did so far.
     fn stats(&self) -> DeviceStats {
         DeviceStats::default()
@@ -185,6 +194,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
         (**self).submit_read(offset, bufs, class)
+    }
+    fn keeps_order(&self) -> bool {
+        (**self).keeps_order()
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()

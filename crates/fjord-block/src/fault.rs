@@ -221,13 +221,22 @@ impl Driver for Forward {
 #[derive(Debug)]
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
+    capabilities: Capabilities,
     shared: Arc<Shared>,
 }
 
 impl FaultDevice {
     /// Wraps `inner`; without rules it only passes on.
     pub fn new(inner: Arc<dyn Device>) -> Self {
-        FaultDevice { inner, shared: Arc::default() }
+        let capabilities = inner.capabilities().clone();
+        FaultDevice { inner, capabilities, shared: Arc::default() }
+    }
+
+    /// Claims other capabilities than the inner device's: for recordings of what a device of
+    /// another kind would have to be told.
+    pub fn claiming(mut self, change: impl FnOnce(&mut Capabilities)) -> Self {
+        change(&mut self.capabilities);
+        self
     }
 
     /// The rules, to change at any time.
@@ -331,7 +340,7 @@ fn tear(request: Request, keep_bytes: u64) -> Request {
 
 impl Device for FaultDevice {
     fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+        &self.capabilities
     }
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()

@@ -8,6 +8,7 @@
 //!   of flash devices and a disk);
 //! - buffers: [`AlignedBuf`], [`Buf`] and their pool.
 
+mod boost;
 mod buf;
 mod counter;
 mod device;
@@ -23,6 +24,7 @@ mod stats;
 mod sticky;
 mod ticket;
 
+pub use boost::{Boost, Hurry};
 pub use buf::{AlignedBuf, Buf};
 pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
 pub use error::{IoError, IoErrorKind, IoOp, OpenError};

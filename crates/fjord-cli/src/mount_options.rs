@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fjord::{DataMode, FsyncPolicyKind, MountOptions};
+use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_fuse::mount::{FuseOptions, Unclaimed};
 
 use crate::{
@@ -99,6 +99,10 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "writeback" => engine.writeback_interval = seconds()?,
         "cache_size" => engine.cache_size_bytes = size::parse(value)?,
         "fsync" => engine.fsync = fsync_policy(value)?,
+        "scheduler" => {
+            engine.scheduler =
+                Scheduler::by_name(value).ok_or("epoch, direct or auto is expected")?;
+        }
         "resuid" => engine.resuid = Some(number()?),
         "resgid" => engine.resgid = Some(number()?),
         "errors" if value == "remount-ro" => {}

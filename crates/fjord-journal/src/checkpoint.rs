@@ -13,6 +13,7 @@ use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
 use fjord_format::jbd2::{IjournalMark, Incompat};
 use fjord_format::types::BlockNo;
+use parking_lot::MutexGuard;
 
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
@@ -29,14 +30,22 @@ const BATCH_BLOCKS: usize = 256;
 impl Journal {
     /// Writes the versions of the oldest committed transactions home until at least
     /// `blocks` blocks were looked at or none are left, and moves the tail of the log.
-    /// Returns how many it looked at. For a background thread and for caches that need clean
-    /// buffers.
+    /// Returns how many it looked at. For a background thread.
     pub fn checkpoint_some(&self, blocks: usize) -> Result<usize> {
+        self.checkpoint(blocks, Class::Background)
+    }
+
+    /// As [`Journal::checkpoint_some`], for a caller that needs clean buffers now.
+    pub fn checkpoint_now(&self, blocks: usize) -> Result<usize> {
+        self.checkpoint(blocks, Class::Sync)
+    }
+
+    fn checkpoint(&self, blocks: usize, class: Class) -> Result<usize> {
         let Some(log) = &self.inner.log else { return Ok(0) };
-        let _lock = self.inner.checkpoint_lock.lock();
+        let _lock = self.lock_checkpoint(class);
         let mut done = 0;
         while done < blocks {
-            match self.checkpoint_oldest(Class::Background)? {
+            match self.checkpoint_oldest(class)? {
                 Some(count) => done += count.max(1),
                 None => break,
             }
@@ -48,7 +57,20 @@ impl Journal {
     /// Writes every committed version home and moves the tail. Transactions that commit
     /// meanwhile are included or not.
     pub fn checkpoint_all(&self) -> Result<()> {
-        self.checkpoint_some(usize::MAX).map(drop)
+        self.checkpoint(usize::MAX, Class::Async).map(drop)
+    }
+
+    /// Waits for the place of the one who checkpoints. Who waits in front of others than the
+    /// background hurries the writes that it waits for.
+    fn lock_checkpoint(&self, class: Class) -> MutexGuard<'_, ()> {
+        let lock = &self.inner.checkpoint_lock;
+        if class == Class::Background {
+            return lock.lock();
+        }
+        lock.try_lock().unwrap_or_else(|| {
+            let _hurry = self.inner.home_writes.hurry();
+            lock.lock()
+        })
     }
 
     /// Commits, writes everything home and marks the log empty on disk: afterwards the image
@@ -60,12 +82,12 @@ impl Journal {
             self.commit_running()?;
             let Some(log) = &self.inner.log else { return Ok(()) };
             self.checkpoint_all()?;
-            let _checkpoint = self.inner.checkpoint_lock.lock();
+            let _checkpoint = self.lock_checkpoint(Class::Sync);
             // Nobody commits from here on, so the log stays as it is.
             let _committer = self.inner.lock_committer();
             let (sequence, head, empty) = {
                 let state = self.inner.state.lock();
-                if !state.checkpoints.is_empty() {
+                if !(state.checkpoints.is_empty() && state.committing.is_empty()) {
                     continue;
                 }
                 (state.logged.next().0, state.head, state.empty_on_disk)
@@ -101,7 +123,7 @@ impl Journal {
     pub(crate) fn make_room(&self, credits: u32) -> Result<()> {
         let log = self.inner.log_or_usage()?;
         {
-            let _lock = self.inner.checkpoint_lock.lock();
+            let _lock = self.lock_checkpoint(Class::Sync);
             if !self.is_log_full_for(credits) {
                 return Ok(());
             }
@@ -165,9 +187,12 @@ impl Journal {
         let counters = &self.inner.counters;
         stats::add(&counters.checkpoint_blocks, blocks.len());
         stats::add(&counters.superseded_blocks, buffers.len() - blocks.len());
+        let class = self.inner.home_writes.class(class);
         let requests = home_requests(self.inner.block_size, blocks, class);
         let tickets = self.inner.device.submit(requests);
+        self.inner.home_writes.began(&tickets);
         let result = wait_all(&tickets, "writing metadata home");
+        self.inner.home_writes.ended();
         for buffer in &written {
             buffer.end_home_write(sequence, result.is_ok());
         }

@@ -150,8 +150,11 @@ impl Journal {
             state.committer_busy = true;
             drop(state);
             let place = CommitterGuard::of(&self.inner);
-            let batch = std::mem::take(&mut *area.queue.lock());
-            self.write_batch(log, area, &batch);
+            // What was committed in order only comes before it; a failure shows above.
+            if self.finish_flying().is_ok() {
+                let batch = std::mem::take(&mut *area.queue.lock());
+                self.write_batch(log, area, &batch);
+            }
             drop(place);
             state = self.inner.state.lock();
         }

@@ -231,7 +231,9 @@ impl Handle {
     }
 
     /// Data whose write is under way and that the transaction's metadata refers to: the
-    /// commit waits for it before its flush. A failed write stops the journal.
+    /// commit waits for it before its flush. Over a device that keeps order it must be an ordered
+    /// write of that device, and the commit stays behind it unwaited. A failed write stops the
+    /// journal.
     pub fn attach_data(&self, ticket: Ticket) {
         self.collected.borrow_mut().data.push(ticket);
     }

@@ -16,13 +16,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fjord_block::{Device, DeviceExt};
+use fjord_block::{Boost, Device, DeviceExt};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
+use crate::commit::Flying;
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
@@ -32,6 +33,10 @@ use crate::part::Parts;
 use crate::recovery::{self, RecoveryReport};
 use crate::stats::{self, Counters, JournalStats};
 use crate::transaction::{Checkpoint, Committing, Phase, Running, Sequence, Transaction};
+
+/// Transactions whose commits are with the device at a time, so that what they hold in memory
+/// and in the log is bounded.
+const FLYING_COUNT_MAX: usize = 8;
 
 /// How to open a journal.
 #[derive(Clone, Debug)]
@@ -82,6 +87,8 @@ pub(crate) struct Inner {
     /// None without the feature, or without room for it.
     pub(crate) area: Option<Area>,
     pub(crate) barrier: bool,
+    /// Commits leave order to the device instead of waiting and flushing in between.
+    pub(crate) ordered: bool,
     transaction_blocks_max: u32,
     /// How the file system is made of parts, if parts are to commit alone. Set once, while
     /// no transaction runs.
@@ -99,6 +106,11 @@ pub(crate) struct Inner {
     pub(crate) committer_free: Condvar,
     /// Buffers with a version that is not home, by block.
     live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
+    /// Transactions whose log blocks are with the device, oldest first. Changed only in the
+    /// committer's place; a leaf lock.
+    pub(crate) flying: Mutex<VecDeque<Flying>>,
+    /// Home writes under way.
+    pub(crate) home_writes: Boost,
     /// Pairs with `home_idle`; a leaf lock.
     pub(crate) home_lock: Mutex<()>,
     /// Signalled when a batch of home writes has ended.
@@ -222,7 +234,11 @@ impl Journal {
             let pending = log.superblock.lock().0.s_start != 0;
             Area::new(log, pending)
         });
+        let ordered = options.barrier && log.is_some() && device.keeps_order();
         let inner = Inner {
+            ordered,
+            flying: Mutex::default(),
+            home_writes: Boost::default(),
             device,
             block_size,
             log,
@@ -284,11 +300,54 @@ impl Journal {
     /// once when it is durable already.
     pub fn commit(&self, tid: Tid) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
+        self.commit_until(
+            tid,
+            |state| state.committed.at_least(tid),
+            |journal| {
+                let flies = journal.inner.flying.lock().iter().any(|flying| flying.tid() == tid);
+                if flies { journal.finish_flying() } else { journal.commit_one() }
+            },
+        )
+    }
+
+    /// Fixes the order of transaction `tid`, without waiting for the device: no ordered write
+    /// that is submitted from now on is durable before the transaction is. A later commit, or
+    /// [`Journal::finish_commits`], makes it durable. Where the device does not keep order this
+    /// is [`Journal::commit`].
+    pub fn commit_in_order(&self, tid: Tid) -> Result<()> {
+        if !self.inner.ordered {
+            return self.commit(tid);
+        }
+        check_no_open_handle(self, "a commit")?;
+        let runs = |state: &State| {
+            state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
+        };
+        let begun =
+            |state: &State| state.committed.at_least(tid) || !(state.committer_busy || runs(state));
+        self.commit_until(tid, begun, |journal| {
+            if journal.inner.flying.lock().len() >= FLYING_COUNT_MAX {
+                journal.finish_flying()?;
+            }
+            journal.begin_commit()
+        })
+    }
+
+    /// Takes the committer's place and does `step`, until `done`.
+    fn commit_until(
+        &self,
+        tid: Tid,
+        done: impl Fn(&State) -> bool,
+        step: impl Fn(&Journal) -> Result<()>,
+    ) -> Result<()> {
         let mut waited = false;
         let mut state = self.inner.state.lock();
         loop {
-            self.check_running()?;
-            if state.committed.at_least(tid) {
+            if let Err(error) = self.check_running() {
+                drop(state);
+                self.fail_flying(&error);
+                return Err(error);
+            }
+            if done(&state) {
                 return Ok(());
             }
             if !state.next_tid.newer_than(tid) {
@@ -306,11 +365,31 @@ impl Journal {
             drop(state);
             // Given up also when a callback panics, so that nobody waits for ever.
             let place = CommitterGuard::of(&self.inner);
-            let result = self.commit_one();
+            let result = step(self);
             drop(place);
             result?;
             state = self.inner.state.lock();
         }
+    }
+
+    /// Makes durable what [`Journal::commit_in_order`] left with the device: for the commit
+    /// timer.
+    pub fn finish_commits(&self) -> Result<()> {
+        let newest = self.inner.flying.lock().back().map(Flying::tid);
+        newest.map_or(Ok(()), |tid| self.commit(tid))
+    }
+
+    /// Whether commits leave order to the device.
+    pub fn keeps_order(&self) -> bool {
+        self.inner.ordered
+    }
+
+    /// Whether the flush of the transaction's commit is still to come, so that it covers all
+    /// writes that are complete now (and with [`Journal::keeps_order`], all ordered writes that
+    /// are submitted now).
+    pub fn flush_is_to_come(&self, tid: Tid) -> bool {
+        let state = self.inner.state.lock();
+        state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
     }
 
     /// Commits the running transaction and waits for those under way. Returns the newest
@@ -638,6 +717,15 @@ impl Inner {
         }
         stats::add(&self.counters.flushes, 1);
         self.device.flush().map_err(JournalError::io(what))
+    }
+
+    /// Takes the committer's place if nobody has it.
+    pub(crate) fn try_lock_committer(&self) -> Option<CommitterGuard<'_>> {
+        let mut state = self.state.lock();
+        if std::mem::replace(&mut state.committer_busy, true) {
+            return None;
+        }
+        Some(CommitterGuard::of(self))
     }
 
     /// Takes the committer's place; waits while another thread has it.

@@ -74,9 +74,14 @@ impl Log {
         block.0.saturating_mul(self.format.block_size as u64)
     }
 
-    /// Requests that write `bufs` (one per block) to the log from journal block `at` on, as
-    /// few and large as the mapping allows.
-    pub(crate) fn write_requests(&self, mut at: u32, bufs: Vec<Buf>) -> Result<Vec<Request>> {
+    /// Ordered writes of `bufs` (one per block) to the log from journal block `at` on, as few
+    /// and large as the mapping allows.
+    pub(crate) fn write_requests(
+        &self,
+        mut at: u32,
+        bufs: Vec<Buf>,
+        class: Class,
+    ) -> Result<Vec<Request>> {
         let mut requests = Vec::new();
         let mut bufs = bufs.into_iter().peekable();
         while bufs.peek().is_some() {
@@ -85,12 +90,15 @@ impl Log {
             let most = most.min((REQUEST_BYTES_MAX / self.format.block_size).max(1));
             let run: Vec<Buf> = bufs.by_ref().take(most).collect();
             at = self.after(at, run.len() as u32);
-            requests.push(Request::write(self.offset(start), run));
+            let offset = self.offset(start);
+            let order = Order::Ordered;
+            requests.push(Request::Write { offset, bufs: run, order, fua: false, class });
         }
         Ok(requests)
     }
 
-    /// Changes the superblock and writes it, durably if `durable`.
+    /// Changes the superblock and writes it, durably if `durable`; else before whatever ordered
+    /// write comes next.
     pub(crate) fn write_superblock(
         &self,
         counters: &Counters,
@@ -105,7 +113,9 @@ impl Log {
         let request = Request::Write {
             offset: self.offset(start),
             bufs: vec![block.clone()],
-            order: Order::Barrier,
+            // What must be durable at once needs no order, and reaches the device even when
+            // order is broken: the mark of an abort.
+            order: if durable { Order::Orderless } else { Order::Ordered },
             fua: durable,
             class: Class::Sync,
         };

@@ -138,6 +138,13 @@ pub(crate) struct Batch {
     pub(crate) callbacks: Vec<Callback>,
 }
 
+impl Batch {
+    /// The transaction, if this is all that was left of it.
+    pub(crate) fn whole(&self) -> Option<Tid> {
+        self.parts.is_none().then_some(self.tid)
+    }
+}
+
 /// A transaction that takes handles, and the bookkeeping for them. Guarded by the journal's
 /// state lock.
 pub(crate) struct Running {

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use crate::error::{Error, Result};
+
 /// What a commit promises about file data (`data=` of ext4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DataMode {
@@ -43,6 +45,55 @@ impl FsyncPolicyKind {
     }
 }
 
+/// Who keeps the order of writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scheduler {
+    /// As the environment variable `FJORD_SCHEDULER` says (`epoch` or `direct`); without it, the
+    /// default.
+    #[default]
+    Auto,
+    /// The epoch scheduler ([`fjord_block::epoch`]).
+    Epoch,
+    /// The engine, by waiting and flushing.
+    Direct,
+}
+
+impl Scheduler {
+    /// What [`Scheduler::Auto`] stands for.
+    const DEFAULT: Scheduler = Scheduler::Direct;
+    /// The variable that `Auto` asks.
+    const VARIABLE: &str = "FJORD_SCHEDULER";
+
+    /// The scheduler with this name.
+    pub fn by_name(name: &str) -> Option<Scheduler> {
+        match name {
+            "auto" => Some(Scheduler::Auto),
+            "epoch" => Some(Scheduler::Epoch),
+            "direct" => Some(Scheduler::Direct),
+            _ => None,
+        }
+    }
+
+    /// `Epoch` or `Direct`.
+    ///
+    /// # Errors
+    /// `Usage` if the environment names another one.
+    pub(crate) fn resolve(self) -> Result<Scheduler> {
+        if self != Scheduler::Auto {
+            return Ok(self);
+        }
+        let Some(name) = std::env::var_os(Self::VARIABLE) else { return Ok(Self::DEFAULT) };
+        match name.to_str().and_then(Self::by_name) {
+            Some(Scheduler::Auto) => Ok(Self::DEFAULT),
+            Some(scheduler) => Ok(scheduler),
+            None => Err(Error::Usage(format!(
+                "{} is {name:?}; epoch, direct or auto is expected",
+                Self::VARIABLE
+            ))),
+        }
+    }
+}
+
 /// When reading a file updates its access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimeMode {
@@ -66,6 +117,8 @@ pub struct MountOptions {
     pub data: DataMode,
     /// Fsync policy.
     pub fsync: FsyncPolicyKind,
+    /// Who keeps the order of writes. A device that keeps order by itself is used as it is.
+    pub scheduler: Scheduler,
     /// Access time updates.
     pub atime: AtimeMode,
     /// Bytes of page and metadata cache together.
@@ -100,6 +153,7 @@ impl Default for MountOptions {
             no_load_journal: false,
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),
+            scheduler: Scheduler::default(),
             atime: AtimeMode::default(),
             cache_size_bytes: 256 << 20,
             commit_interval: Duration::from_secs(5),

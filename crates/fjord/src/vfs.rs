@@ -176,6 +176,8 @@ impl Fs {
     pub fn stats(&self) -> Stats {
         Stats {
             fsyncs: self.0.stats.fsyncs.load(Ordering::Relaxed),
+            barriers: self.0.stats.barriers.load(Ordering::Relaxed),
+            scheduler: self.0.scheduler.as_ref().map(|scheduler| scheduler.epoch_stats()),
             fsync_policy: self.0.fsync_policy.name(),
             cached_pages_bytes: self.0.page_lru.cached_bytes(),
             dirty_pages_bytes: self.0.page_lru.dirty_bytes(),
@@ -274,6 +276,10 @@ fn noting<T>(fs: &FsInner, changing: bool, call: impl FnOnce() -> Result<T>) -> 
 pub struct Stats {
     /// fsync and fdatasync calls that succeeded.
     pub fsyncs: u64,
+    /// Calls of [`InodeRef::barrier`] that gave order without durability.
+    pub barriers: u64,
+    /// The epoch scheduler's counters, if the mount put one above the device.
+    pub scheduler: Option<fjord_block::epoch::EpochStats>,
     /// The policy in use.
     pub fsync_policy: &'static str,
     /// Bytes of file pages in memory.
@@ -554,6 +560,17 @@ impl InodeRef {
         self.reading(|| fsync::fsync(&self.fs, &self.inode, datasync))
     }
 
+    /// Order without durability (`fbarrier`; with `datasync`, `fdatabarrier`): whatever is
+    /// changed after the call, in this file or another, survives a power cut only together with
+    /// everything written to this file before the call. Cheap over the epoch scheduler, which
+    /// is not waited for; else as [`InodeRef::fsync`].
+    ///
+    /// # Errors
+    /// As for fsync, as far as they show before the device has answered.
+    pub fn barrier(&self, datasync: bool) -> Result<()> {
+        self.reading(|| fsync::barrier(&self.fs, &self.inode, datasync))
+    }
+
     /// The value of an extended attribute (full name, as `user.mime_type`).
     ///
     /// # Errors
@@ -659,7 +676,20 @@ impl OpenFile {
     /// `EIO` once for each failure of writeback since the file was opened, even when it
     /// was the background that met it; errors of this call.
     pub fn fsync(&self, datasync: bool) -> Result<()> {
-        let result = self.inode.fsync(datasync);
+        self.reporting(|| self.inode.fsync(datasync))
+    }
+
+    /// Order without durability; see [`InodeRef::barrier`].
+    ///
+    /// # Errors
+    /// As [`OpenFile::fsync`], as far as they show before the device has answered.
+    pub fn barrier(&self, datasync: bool) -> Result<()> {
+        self.reporting(|| self.inode.barrier(datasync))
+    }
+
+    /// Adds the failures of writeback that this file has not reported yet.
+    fn reporting(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let result = call();
         let now = self.inode.inode.wb_errors.load(Ordering::Acquire);
         let before = self.errors_seen.swap(now, Ordering::AcqRel);
         match result {

@@ -255,7 +255,9 @@ fn campaign(features: &[&str], options: &MountOptions) {
     println!("power cuts: seed {seed} (rerun with FJORD_SEED={seed})");
     let base = image(features);
     let memory = Arc::new(MemDevice::from_image(&base));
-    let device = Arc::new(FaultDevice::new(memory));
+    // What no flush covers may be lost: a device with a volatile cache.
+    let device = FaultDevice::new(memory).claiming(|has| has.volatile_cache = true);
+    let device = Arc::new(device);
     device.start_recording();
     let options = MountOptions { background_threads: false, ..options.clone() };
     let fs = Fs::open_device(device.clone() as Arc<dyn Device>, &options).expect("open");

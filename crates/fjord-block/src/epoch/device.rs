@@ -429,6 +429,10 @@ impl Device for EpochDevice {
         ReadTicket::new(ticket.unwrap_or_else(|| Ticket::ready(Err(lost()))), slot)
     }
 
+    fn keeps_order(&self) -> bool {
+        true
+    }
+
     fn stats(&self) -> DeviceStats {
         self.shared.inner.stats()
     }

@@ -57,8 +57,11 @@ pub(super) fn open(
     };
     let rdev = if is_block_device { metadata.rdev() } else { metadata.dev() };
     let capabilities = Capabilities {
-        volatile_cache: queue_value(rdev, "write_cache")
-            .is_none_or(|value| value != "write through"),
+        // The metadata of an image file needs a flush whatever the disk below has, and so does
+        // what lies in the kernel's cache.
+        volatile_cache: !is_block_device
+            || direct.is_none()
+            || queue_value(rdev, "write_cache").is_none_or(|value| value != "write through"),
         fua: queue_value(rdev, "fua").is_some_and(|value| value == "1"),
         native_barrier: false,
         discard: !is_block_device

@@ -9,8 +9,11 @@
 //! 4. write the commit block with FUA (all of the transaction);
 //! 5. hand the versions to the checkpoint, run the callbacks, wake the waiters.
 //!
-//! The next transaction runs from the end of step 1. Without a log, steps 2 to 4 write the
-//! blocks home and flush. A commit of parts ([`partial`]) differs in step 1 only: it freezes
+//! Over a device that keeps order ([`ordered`]), 2 to 4 are submitted at once, and only the end
+//! is waited for: file data and log blocks as ordered writes, the last one a barrier, the commit
+//! block in the next epoch. Without a log, steps 2 to 4 write the blocks home and flush.
+//!
+//! The next transaction runs from the end of step 1. A commit of parts ([`partial`]) differs in step 1 only: it freezes
 //! what those parts hold, and the transaction runs on.
 //!
 //! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of sequences.
@@ -18,6 +21,7 @@
 //! [`State::committer_busy`]: crate::journal::State
 
 mod build;
+mod ordered;
 mod partial;
 
 use std::sync::Arc;
@@ -26,6 +30,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
+use fjord_format::types::Tid;
 
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::{JournalError, Result};
@@ -33,10 +38,13 @@ use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::part::Part;
 use crate::stats;
-use crate::transaction::{Batch, Checkpoint, Committing, Phase, Sequence, Transaction, Version};
+use crate::transaction::{
+    Batch, Callback, Checkpoint, Committing, Phase, Sequence, Transaction, Version,
+};
 
 use build::{LogBlocks, LogShape};
 
+pub(crate) use ordered::Flying;
 pub use partial::{PartialCommit, WholeReason};
 
 /// A running transaction that takes no handles and has no open one.
@@ -49,8 +57,8 @@ struct Locked {
 }
 
 impl Journal {
-    /// Commits the running transaction. The caller has the committer's place. On failure the
-    /// journal is stopped and every callback told.
+    /// Commits the running transaction, and those before it. The caller has the committer's
+    /// place. On failure the journal is stopped and every callback told.
     pub(crate) fn commit_one(&self) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
@@ -58,13 +66,17 @@ impl Journal {
     }
 
     fn commit_whole(&self, locked: &Locked, began: Instant) -> Result<()> {
-        self.commit_batch(locked.transaction.freeze(locked.sequence), began)?;
-        self.inner.state.lock().committed = locked.transaction.tid;
-        Ok(())
+        self.commit_batch(locked.transaction.freeze(locked.sequence), began).map(drop)
     }
 
     /// Writes what is frozen. Returns how many log blocks that took.
     fn commit_batch(&self, mut batch: Batch, began: Instant) -> Result<u32> {
+        if self.inner.ordered {
+            let log_blocks = self.begin_batch(batch, began, true)?;
+            self.finish_flying()?;
+            return Ok(log_blocks);
+        }
+        let whole = batch.whole();
         let callbacks = std::mem::take(&mut batch.callbacks);
         self.count_blocks(&batch.versions);
         let result = match &self.inner.log {
@@ -74,14 +86,30 @@ impl Journal {
         if let Err(error) = &result {
             self.abort(error.clone());
         }
-        let outcome = result.and_then(|blocks| self.check_running().map(|()| blocks));
+        let outcome = self.conclude(whole, began, callbacks, result.as_ref().map(drop));
+        outcome.and(result)
+    }
+
+    /// Tells the callbacks the outcome of a commit, and then everybody; `whole` is the
+    /// transaction that it ends.
+    fn conclude(
+        &self,
+        whole: Option<Tid>,
+        began: Instant,
+        callbacks: Vec<Callback>,
+        result: std::result::Result<(), &JournalError>,
+    ) -> Result<()> {
+        let outcome = result.map_err(JournalError::clone).and_then(|()| self.check_running());
         for callback in callbacks {
-            callback(outcome.clone().map(drop));
+            callback(outcome.clone());
         }
-        let blocks = outcome?;
+        outcome?;
+        if let Some(tid) = whole {
+            self.inner.state.lock().committed = tid;
+        }
         stats::add(&self.inner.counters.commits, 1);
         stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
-        Ok(blocks)
+        Ok(())
     }
 
     /// Locks the running transaction and waits until its handles have stopped.
@@ -153,7 +181,7 @@ impl Journal {
         self.mark_log_in_use(log, sequence, log_start, !batch.revoked.is_empty())?;
 
         let commit_at = log.after(log_start, body_blocks);
-        let requests = log.write_requests(log_start, blocks.bufs)?;
+        let requests = log.write_requests(log_start, blocks.bufs, Class::Sync)?;
         let tickets = self.inner.device.submit(requests);
         if planted(Bug::CommitBeforeBlocks) {
             self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
@@ -170,20 +198,33 @@ impl Journal {
         }
         self.end_fast_commits(log)?;
 
-        let buffers: Vec<_> = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
+        let whole = batch.whole();
+        let buffers = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
+        self.logged(whole, sequence, log_start, buffers, &batch.forgotten);
+        Ok(body_blocks + 1)
+    }
+
+    /// What was frozen is durable in the log: its versions wait for a checkpoint.
+    fn logged(
+        &self,
+        whole: Option<Tid>,
+        sequence: Sequence,
+        log_start: u32,
+        buffers: Vec<Arc<Buffer>>,
+        forgotten: &[Arc<Buffer>],
+    ) {
         self.publish(sequence, &buffers, false);
-        self.discard_forgotten(sequence, &batch.forgotten);
+        self.discard_forgotten(sequence, forgotten);
         let mut state = self.inner.state.lock();
         state.committing.retain(|slot| slot.sequence != sequence);
         state.logged = sequence;
         state.checkpoints.push_back(Checkpoint {
-            tid: batch.parts.is_none().then_some(batch.tid),
+            tid: whole,
             sequence,
             phase: Phase::Committed,
             log_start,
             buffers: buffers.into(),
         });
-        Ok(body_blocks + 1)
     }
 
     /// Before the first commit into an empty log: says on disk where the log starts. The
@@ -211,7 +252,22 @@ impl Journal {
         })
     }
 
+    /// Writes a commit block and waits.
     fn write_commit_block(&self, log: &Log, sequence: Sequence, at: u32, crc: u32) -> Result<()> {
+        let request = self.commit_request(log, sequence, at, crc, self.inner.barrier)?;
+        let ticket = self.inner.device.submit_one(request);
+        ticket.wait().map_err(JournalError::io("writing the commit block"))
+    }
+
+    /// The write of a commit block at journal block `at`.
+    fn commit_request(
+        &self,
+        log: &Log,
+        sequence: Sequence,
+        at: u32,
+        crc: u32,
+        fua: bool,
+    ) -> Result<Request> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = CommitBlock {
             sequence: sequence.0,
@@ -222,15 +278,14 @@ impl Journal {
         let mut block = Buf::zeroed(self.inner.block_size);
         commit.encode(&log.format, block.make_mut()).map_err(JournalError::format(at))?;
         let (home, _) = log.map.run(at)?;
-        let request = Request::Write {
+        Ok(Request::Write {
             offset: log.offset(home),
             bufs: vec![block],
-            order: Order::Barrier,
-            fua: self.inner.barrier && !planted(Bug::CommitNotDurable),
+            // Without barriers the user gave up order too.
+            order: if self.inner.barrier { Order::Barrier } else { Order::Orderless },
+            fua: fua && !planted(Bug::CommitNotDurable),
             class: Class::Sync,
-        };
-        let ticket = self.inner.device.submit_one(request);
-        ticket.wait().map_err(JournalError::io("writing the commit block"))
+        })
     }
 
     /// Without a log: blocks go home, then a flush.
@@ -270,6 +325,10 @@ impl Journal {
     /// them as soon as the callbacks have run. Waits for home writes under way.
     fn discard_forgotten(&self, sequence: Sequence, forgotten: &[Arc<Buffer>]) {
         for buffer in forgotten {
+            if buffer.discard_up_to(sequence) {
+                continue;
+            }
+            let _hurry = self.inner.home_writes.hurry();
             let mut idle = self.inner.home_lock.lock();
             while !buffer.discard_up_to(sequence) {
                 self.inner.home_idle.wait(&mut idle);

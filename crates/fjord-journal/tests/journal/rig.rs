@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::epoch::EpochDevice;
 use fjord_block::{
     AlignedBuf, Buf, Capabilities, Class, Device, DeviceExt, MemDevice, ReadTicket, Request, Ticket,
 };
@@ -209,11 +210,21 @@ impl Rig {
         self.open_on(&self.device).unwrap().0
     }
 
+    /// Opens it without a scheduler in between.
+    pub(crate) fn open_direct(&self) -> Journal {
+        let device = self.device.clone();
+        Journal::open(device, self.map.clone(), self.block_size, &self.options).unwrap().0
+    }
+
     pub(crate) fn open_on(
         &self,
         device: &Arc<Recorder>,
     ) -> fjord_journal::Result<(Journal, fjord_journal::RecoveryReport)> {
-        Journal::open(device.clone(), self.map.clone(), self.block_size, &self.options)
+        let device: Arc<dyn Device> = match std::env::var("FJORD_SCHEDULER").as_deref() {
+            Ok("direct") => device.clone(),
+            _ => Arc::new(EpochDevice::new(device.clone())),
+        };
+        Journal::open(device, self.map.clone(), self.block_size, &self.options)
     }
 
     pub(crate) fn buffer(&self, block: u64) -> Arc<Buffer> {

@@ -178,6 +178,24 @@ impl File {
         self.open.fsync(true)
     }
 
+    /// Puts everything written to the file so far, content and attributes, before whatever is
+    /// written later to any file, without making it durable (`fbarrier`); see
+    /// [`InodeRef::barrier`].
+    ///
+    /// # Errors
+    /// As [`File::sync_all`], as far as they show before the device has answered.
+    pub fn fbarrier(&self) -> Result<()> {
+        self.open.barrier(false)
+    }
+
+    /// As [`File::fbarrier`], for content only (`fdatabarrier`).
+    ///
+    /// # Errors
+    /// As [`File::fbarrier`].
+    pub fn fdatabarrier(&self) -> Result<()> {
+        self.open.barrier(true)
+    }
+
     /// Truncates or extends the file.
     ///
     /// # Errors

@@ -159,6 +159,11 @@ impl PageLru {
         self.budget_bytes / 2
     }
 
+    /// Bytes of data writes that may be under way while nobody waits for them.
+    pub(crate) fn unawaited_threshold_bytes(&self) -> u64 {
+        self.budget_bytes / 8
+    }
+
     /// Memory that all pages need, with what describes them.
     fn used_bytes(&self) -> u64 {
         let cached = self.cached_bytes();

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::Class;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
@@ -73,7 +74,7 @@ pub(crate) fn fallocate(
         return Err(Errno::OPNOTSUPP.into());
     }
     writeback::throttle(fs);
-    let mut in_flight = inode.writeback.lock();
+    let mut in_flight = inode.lock_writeback();
     writeback::drain(fs, inode, &mut in_flight)?;
     {
         let mut state = inode.state.write();
@@ -155,7 +156,13 @@ fn settle_tail(
         end >= state.size && state.disk.size < state.size
     };
     if behind {
-        writeback::write_locked(fs, inode, in_flight, 0..u64::MAX, writeback::Mode::Background)?;
+        writeback::write_locked(
+            fs,
+            inode,
+            in_flight,
+            0..u64::MAX,
+            writeback::Mode::DataFirst(Class::Sync),
+        )?;
     }
     Ok(())
 }
@@ -275,7 +282,7 @@ fn allocate(
     };
     // Delayed pages in the range get their own blocks first; the rest becomes unwritten.
     let range = if old_tail { 0..u64::MAX } else { span.outer_start..span.outer_end };
-    writeback::write_locked(fs, inode, in_flight, range, writeback::Mode::Background)?;
+    writeback::write_locked(fs, inode, in_flight, range, writeback::Mode::DataFirst(Class::Sync))?;
     let mut state = inode.state.write();
     let result = fill_holes(fs, inode, &mut state, span.outer_start, span.outer_end);
     match result {
@@ -328,7 +335,13 @@ fn shift_prepare(
     in_flight: &mut InFlight,
     from: u64,
 ) -> Result<()> {
-    writeback::write_locked(fs, inode, in_flight, 0..u64::MAX, writeback::Mode::Background)?;
+    writeback::write_locked(
+        fs,
+        inode,
+        in_flight,
+        0..u64::MAX,
+        writeback::Mode::DataFirst(Class::Sync),
+    )?;
     writeback::drain(fs, inode, in_flight)?;
     let mut state = inode.state.write();
     if inode.pages.next_pending(from).is_some() {

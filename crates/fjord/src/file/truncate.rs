@@ -26,7 +26,7 @@ use crate::orphan;
 /// # Errors
 /// `EFBIG`, `EINVAL`, I/O errors, corruption.
 pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Result<()> {
-    let mut in_flight = inode.writeback.lock();
+    let mut in_flight = inode.lock_writeback();
     writeback::drain(fs, inode, &mut in_flight)?;
     {
         let mut state = inode.state.write();

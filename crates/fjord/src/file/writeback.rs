@@ -6,7 +6,9 @@
 //! inserts the extents at once and attaches the data's tickets to the transaction.
 //!
 //! Invariants: see [`crate::file`]. A page stays *writeback* (and so cached) until its
-//! write is complete, so that a read never meets old content on the device.
+//! write is complete, so that a read never meets old content on the device. (After
+//! [`Mode::Barrier`] a page may be written again before that; there the scheduler below keeps
+//! reads and writes of the same bytes in order.)
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,7 +26,7 @@ use crate::cache::page::DirtyPage;
 use crate::error::Result;
 use crate::fs::FsInner;
 use crate::fs::dirty::Busy;
-use crate::inode::{InFlight, Inode, InodeState, disk};
+use crate::inode::{InFlight, InFlightWrite, Inode, InodeState, disk};
 use crate::map::{self, MapKind};
 use crate::options::DataMode;
 
@@ -43,8 +45,21 @@ pub(crate) enum Mode {
         /// Times alone need not be stored.
         datasync: bool,
     },
-    /// Nobody waits: data first, then metadata.
-    Background,
+    /// Somebody wants order and does not wait (fbarrier): as `Fsync`, and whatever ordered write
+    /// comes later stays behind this data.
+    Barrier {
+        /// Times alone need not be stored.
+        datasync: bool,
+    },
+    /// Data first, then metadata; who waits is the class of the data writes.
+    DataFirst(Class),
+}
+
+impl Mode {
+    /// Whether times alone need not be stored.
+    fn is_datasync(self) -> bool {
+        matches!(self, Mode::Fsync { datasync: true } | Mode::Barrier { datasync: true })
+    }
 }
 
 /// Where a run of pages goes.
@@ -76,6 +91,8 @@ impl WriteRun {
 struct Batch {
     runs: Vec<WriteRun>,
     tickets: Vec<Ticket>,
+    /// The last one is a barrier.
+    ends_epoch: bool,
 }
 
 /// Writes back what is dirty in `range` of pages, and the inode itself if it is dirty.
@@ -91,7 +108,7 @@ pub(crate) fn write_inode(
     range: Range<u64>,
     mode: Mode,
 ) -> Result<()> {
-    let mut in_flight = inode.writeback.lock();
+    let mut in_flight = inode.lock_writeback();
     write_locked(fs, inode, &mut in_flight, range, mode)
 }
 
@@ -103,7 +120,10 @@ pub(crate) fn write_locked(
     range: Range<u64>,
     mode: Mode,
 ) -> Result<()> {
-    drain(fs, inode, in_flight)?;
+    match mode {
+        Mode::Barrier { .. } => reap(fs, inode, in_flight)?,
+        _ => drain(fs, inode, in_flight)?,
+    }
     let result = write_batches(fs, inode, in_flight, range, mode);
     noting(fs, inode, result)
 }
@@ -160,14 +180,16 @@ fn submit_all(
         }
         let batch = submit(fs, inode, &mut state, pages, mode)?;
         match mode {
-            Mode::Fsync { datasync } => {
+            Mode::Fsync { .. } | Mode::Barrier { .. } => {
+                let datasync = mode.is_datasync();
                 record(fs, inode, &mut state, &batch.runs, &batch.tickets, datasync)?;
                 drop(state);
-                for (run, ticket) in batch.runs.iter().zip(batch.tickets) {
-                    in_flight.writes.push((ticket, run.lblk, run.len()));
+                if batch.ends_epoch {
+                    inode.in_place.record_barrier(inode.in_place.mark());
                 }
+                fly(fs, in_flight, batch, mode);
             }
-            Mode::Background => {
+            Mode::DataFirst(_) => {
                 drop(state);
                 pending.push_back(batch);
                 if pending.len() >= BATCHES_IN_FLIGHT
@@ -177,6 +199,18 @@ fn submit_all(
                 }
             }
         }
+    }
+}
+
+/// Notes writes that the caller does not wait for here.
+fn fly(fs: &FsInner, in_flight: &mut InFlight, batch: Batch, mode: Mode) {
+    let is_awaited = matches!(mode, Mode::Fsync { .. });
+    for (run, ticket) in batch.runs.iter().zip(batch.tickets) {
+        let bytes = u64::from(run.len()) * u64::from(fs.geo.block_size);
+        let unawaited_bytes = if is_awaited { 0 } else { bytes };
+        fs.unawaited_bytes.fetch_add(unawaited_bytes, Ordering::Relaxed);
+        let (lblk, len) = (run.lblk, run.len());
+        in_flight.writes.push(InFlightWrite { ticket, lblk, len, unawaited_bytes });
     }
 }
 
@@ -192,7 +226,7 @@ pub(crate) fn journals_data(fs: &FsInner, state: &InodeState) -> bool {
 fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<()> {
     let mut state = inode.state.write();
     let grows = state.disk.size < state.size && !inode.pages.has_dirty();
-    let lazy = state.dirty && mode != (Mode::Fsync { datasync: true });
+    let lazy = state.dirty && !mode.is_datasync();
     if state.dead || !(grows || lazy) {
         return Ok(());
     }
@@ -223,19 +257,58 @@ fn submit(
             return Err(error);
         }
     };
-    let class = if mode == Mode::Background { Class::Background } else { Class::Sync };
+    let (class, order) = how(fs, inode, mode);
+    let mut orders = vec![order; runs.len()];
+    // Else a commit will end the epoch.
+    let ends_epoch =
+        matches!(mode, Mode::Barrier { .. }) && is_data_only(fs, state, &runs, mode.is_datasync());
+    if ends_epoch && let Some(last) = orders.last_mut() {
+        *last = Order::Barrier;
+    }
     let requests = runs
         .iter()
-        .map(|run| Request::Write {
+        .zip(&orders)
+        .map(|(run, &order)| Request::Write {
             offset: fs.byte_offset(run.phys),
             bufs: run.bufs.clone(),
-            order: Order::Ordered,
+            order,
             fua: false,
             class,
         })
         .collect();
     let tickets = fs.device.submit(requests);
-    Ok(Batch { runs, tickets })
+    if matches!(mode, Mode::DataFirst(_)) {
+        inode.quasi_async.began(&tickets);
+    }
+    Ok(Batch { runs, tickets, ends_epoch })
+}
+
+/// Class and order of data writes. Data that is complete before its extents enter a transaction
+/// needs no order, and must have none: or each commit would wait for all of it. Only where
+/// somebody relies on order between files ([`Mode::Barrier`]) it has.
+fn how(fs: &FsInner, inode: &Inode, mode: Mode) -> (Class, Order) {
+    match mode {
+        Mode::Fsync { .. } => (Class::Sync, Order::Ordered),
+        Mode::Barrier { .. } => (Class::Async, Order::Ordered),
+        Mode::DataFirst(class) => {
+            let in_order = fs.data_in_order.load(Ordering::Acquire);
+            let order = if in_order { Order::Ordered } else { Order::Orderless };
+            (inode.quasi_async.class(class), order)
+        }
+    }
+}
+
+/// Whether writing these runs changes nothing but data.
+fn is_data_only(fs: &FsInner, state: &InodeState, runs: &[WriteRun], datasync: bool) -> bool {
+    let grows = shown_size(fs, state, runs) > state.disk.size;
+    let changes = runs.iter().any(|run| run.place != Place::Written);
+    !(changes || grows) && (datasync || !state.dirty)
+}
+
+/// The size in bytes that a crash may show once these runs are written.
+fn shown_size(fs: &FsInner, state: &InodeState, runs: &[WriteRun]) -> u64 {
+    let end = runs.last().map_or(0, |r| u64::from(r.lblk) + u64::from(r.len()));
+    (end * u64::from(fs.geo.block_size)).min(state.size)
 }
 
 type Lost = Vec<(u32, u32)>;
@@ -310,6 +383,7 @@ fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
             ticket.wait()?;
         }
     }
+    inode.quasi_async.ended();
     let mut state = inode.state.write();
     record(fs, inode, &mut state, &batch.runs, &[], true)?;
     drop(state);
@@ -343,8 +417,7 @@ fn record_runs(
     tickets: &[Ticket],
     datasync: bool,
 ) -> Result<()> {
-    let end = runs.last().map_or(0, |r| u64::from(r.lblk) + u64::from(r.len()));
-    let disk_size = (end * u64::from(fs.geo.block_size)).min(state.size);
+    let disk_size = shown_size(fs, state, runs);
     let grows = disk_size > state.disk.size;
     let changes: Vec<usize> =
         (0..runs.len()).filter(|&i| runs[i].place != Place::Written).collect();
@@ -471,12 +544,28 @@ fn journal_run(
 
 /// Waits until no data write of the inode is in flight.
 pub(crate) fn drain(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
+    let writes = std::mem::take(&mut in_flight.writes);
+    end_writes(fs, inode, writes)
+}
+
+/// Ends those data writes that are complete; all, by waiting, when so much is under way that
+/// the memory it holds matters.
+fn reap(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
+    if fs.unawaited_bytes.load(Ordering::Relaxed) > fs.page_lru.unawaited_threshold_bytes() {
+        return drain(fs, inode, in_flight);
+    }
+    let done = in_flight.writes.extract_if(.., |write| write.ticket.is_done()).collect();
+    end_writes(fs, inode, done)
+}
+
+fn end_writes(fs: &FsInner, inode: &Inode, writes: Vec<InFlightWrite>) -> Result<()> {
     let mut first_error = None;
-    for (ticket, lblk, len) in in_flight.writes.drain(..) {
-        if let Err(error) = ticket.wait() {
+    for write in writes {
+        if let Err(error) = write.ticket.wait() {
             first_error.get_or_insert(error);
         }
-        inode.pages.end_writeback(lblk, len);
+        fs.unawaited_bytes.fetch_sub(write.unawaited_bytes, Ordering::Relaxed);
+        inode.pages.end_writeback(write.lblk, write.len);
     }
     match first_error {
         Some(error) => {
@@ -491,7 +580,18 @@ pub(crate) fn drain(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Re
 
 /// As [`drain`], taking the lock.
 pub(crate) fn wait_in_flight(fs: &FsInner, inode: &Inode) -> Result<()> {
-    drain(fs, inode, &mut inode.writeback.lock())
+    drain(fs, inode, &mut inode.lock_writeback())
+}
+
+/// After writes in [`Mode::Barrier`]: sees to it that somebody ends them, at once when they would
+/// hold too much memory.
+pub(crate) fn leave_in_flight(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
+    let mut in_flight = inode.lock_writeback();
+    reap(fs, inode, &mut in_flight)?;
+    if !in_flight.writes.is_empty() {
+        fs.dirty_inodes.add(inode);
+    }
+    Ok(())
 }
 
 /// Ends an fsync: the commit has waited for the data, so the pages can be let go.
@@ -510,7 +610,7 @@ pub(crate) fn flush_for_rename(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<
 
 /// Writes back inodes from the dirty list that have been dirty for `age`, oldest first,
 /// until `enough` says so. Errors are recorded in the inodes and the file system.
-pub(crate) fn write_old(fs: &Arc<FsInner>, age: Duration, enough: impl Fn() -> bool) {
+pub(crate) fn write_old(fs: &Arc<FsInner>, age: Duration, class: Class, enough: impl Fn() -> bool) {
     let now = Instant::now();
     loop {
         let mut group = Vec::new();
@@ -523,7 +623,7 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, age: Duration, enough: impl Fn() -> b
         if group.is_empty() {
             return;
         }
-        if let Err(error) = write_group(fs, group) {
+        if let Err(error) = write_group(fs, group, class) {
             tracing::warn!(%error, "writeback failed");
         }
     }
@@ -542,22 +642,22 @@ struct Started<'a> {
 ///
 /// # Errors
 /// The first error met; the other inodes are written all the same.
-pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>) -> Result<()> {
+pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class) -> Result<()> {
     let mut first_error = Ok(());
     for part in group.chunks(GROUP_INODES) {
         let mut started: Vec<Started<'_>> = Vec::new();
         let mut others = Vec::new();
         for busy in part {
-            match start_one(fs, busy, started.is_empty()) {
+            match start_one(fs, busy, started.is_empty(), class) {
                 Some(one) => started.push(one),
                 None => others.push(busy),
             }
         }
         for one in started {
-            first_error = first_error.and(end_one(fs, one));
+            first_error = first_error.and(end_one(fs, one, class));
         }
         for busy in others {
-            let written = write_inode(fs, busy.inode(), 0..u64::MAX, Mode::Background);
+            let written = write_inode(fs, busy.inode(), 0..u64::MAX, Mode::DataFirst(class));
             first_error = first_error.and(written);
         }
     }
@@ -566,24 +666,30 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>) -> Result<()>
 
 /// Submits an inode's data. `None` if somebody else holds the inode: whoever holds several
 /// may wait for none but the first, or two groups would wait for each other.
-fn start_one<'a>(fs: &Arc<FsInner>, busy: &'a Busy<'a>, may_wait: bool) -> Option<Started<'a>> {
+fn start_one<'a>(
+    fs: &Arc<FsInner>,
+    busy: &'a Busy<'a>,
+    may_wait: bool,
+    class: Class,
+) -> Option<Started<'a>> {
     let inode = busy.inode();
     let mut in_flight =
-        if may_wait { inode.writeback.lock() } else { inode.writeback.try_lock()? };
+        if may_wait { inode.lock_writeback() } else { inode.writeback.try_lock()? };
     let mut pending = VecDeque::new();
-    let mode = Mode::Background;
+    let mode = Mode::DataFirst(class);
     let result = drain(fs, inode, &mut in_flight)
         .and_then(|()| submit_all(fs, inode, &mut in_flight, 0..u64::MAX, mode, &mut pending));
     Some(Started { busy, in_flight, pending, result })
 }
 
-fn end_one(fs: &Arc<FsInner>, one: Started<'_>) -> Result<()> {
+fn end_one(fs: &Arc<FsInner>, one: Started<'_>, class: Class) -> Result<()> {
     let inode = one.busy.inode();
     let mut result = one.result;
     for batch in one.pending {
         result = result.and(complete(fs, inode, batch));
     }
-    let result = noting(fs, inode, result.and_then(|()| store_lazy(fs, inode, Mode::Background)));
+    let mode = Mode::DataFirst(class);
+    let result = noting(fs, inode, result.and_then(|()| store_lazy(fs, inode, mode)));
     drop(one.in_flight);
     result
 }
@@ -596,6 +702,6 @@ pub(crate) fn throttle(fs: &Arc<FsInner>) {
     }
     if lru.dirty_bytes() > lru.throttle_threshold_bytes() {
         let limit = lru.throttle_threshold_bytes();
-        write_old(fs, Duration::ZERO, || lru.dirty_bytes() <= limit);
+        write_old(fs, Duration::ZERO, Class::Async, || lru.dirty_bytes() <= limit);
     }
 }

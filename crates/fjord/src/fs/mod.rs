@@ -16,9 +16,10 @@ pub(crate) mod superblock;
 pub(crate) mod sync;
 pub(crate) mod threads;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
+use fjord_block::epoch::EpochDevice;
 use fjord_block::{Device, DeviceExt};
 use fjord_format::BlockNo;
 use fjord_format::features::Compat;
@@ -43,6 +44,13 @@ use crate::orphan::OrphanTable;
 pub(crate) struct FsInner {
     /// The device below; knows no ext4.
     pub(crate) device: Arc<dyn Device>,
+    /// The scheduler in it, where the mount put one there.
+    pub(crate) scheduler: Option<Arc<EpochDevice>>,
+    /// Somebody relies on order without durability (`fbarrier`): from then on all data goes in
+    /// order. Only ever set.
+    pub(crate) data_in_order: AtomicBool,
+    /// Bytes of data writes under way for which nobody waits in an fsync.
+    pub(crate) unawaited_bytes: AtomicU64,
     /// Layout, fixed for the life of the mount.
     pub(crate) geo: Geometry,
     /// How it was mounted.
@@ -84,6 +92,8 @@ pub(crate) struct FsInner {
 pub(crate) struct Counters {
     /// fsync and fdatasync calls that succeeded.
     pub(crate) fsyncs: AtomicU64,
+    /// fbarrier and fdatabarrier calls that gave order without durability.
+    pub(crate) barriers: AtomicU64,
 }
 
 impl FsInner {
@@ -99,6 +109,11 @@ impl FsInner {
     pub(crate) fn set_journal(&self, journal: Journal) {
         // A second call would be a bug of mount itself; the first journal stays.
         let _ = self.journal.set(journal);
+    }
+
+    /// Whether order is the device's affair: writes are ordered, and nobody waits in between.
+    pub(crate) fn keeps_order(&self) -> bool {
+        self.journal().keeps_order()
     }
 
     /// Whether changes go through a log.
@@ -131,7 +146,7 @@ impl FsInner {
         if !self.has_log() {
             journal.commit_running()?;
         }
-        journal.checkpoint_some(threads::CHECKPOINT_BLOCKS)?;
+        journal.checkpoint_now(threads::CHECKPOINT_BLOCKS)?;
         self.meta.trim();
         Ok(())
     }

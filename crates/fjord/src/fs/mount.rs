@@ -6,8 +6,10 @@
 //! before every check has passed; a read-only mount writes nothing at all.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
+use fjord_block::epoch::EpochDevice;
 use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
@@ -28,7 +30,7 @@ use crate::fs::{Counters, FsInner, dirty, mmp, status, threads};
 use crate::fsync;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
-use crate::options::{DataMode, MountOptions};
+use crate::options::{DataMode, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
@@ -87,34 +89,55 @@ pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInn
 
 /// Opens the image on `device`.
 pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
-    let raw = read_torn_superblock(&*device, options)?;
+    let below = Below::new(device, options)?;
+    let device = &below.device;
+    let raw = read_torn_superblock(&**device, options)?;
     let options = settle_options(&raw, options)?;
     let geo = Geometry::from_superblock(&raw)?;
-    check_size(&*device, &geo)?;
-    let mmp = Arc::new(mmp::Mmp::acquire(&device, &raw, &geo, &options)?);
+    check_size(&**device, &geo)?;
+    let mmp = Arc::new(mmp::Mmp::acquire(device, &raw, &geo, &options)?);
     // The image is not in use after all when the rest fails.
-    load(device, &raw, &geo, options, mmp.clone()).inspect_err(|_| mmp.release())
+    load(below, &raw, &geo, options, mmp.clone()).inspect_err(|_| mmp.release())
+}
+
+/// What a file system stands on.
+struct Below {
+    device: Arc<dyn Device>,
+    /// The scheduler in `device`, if this mount put one there.
+    scheduler: Option<Arc<EpochDevice>>,
+}
+
+impl Below {
+    fn new(device: Arc<dyn Device>, options: &MountOptions) -> Result<Below> {
+        let wanted = options.scheduler.resolve()? == Scheduler::Epoch;
+        if !wanted || options.read_only || device.keeps_order() {
+            return Ok(Below { device, scheduler: None });
+        }
+        let scheduler = Arc::new(EpochDevice::new(device));
+        Ok(Below { device: scheduler.clone(), scheduler: Some(scheduler) })
+    }
 }
 
 /// Mounts an image that is ours.
 fn load(
-    device: Arc<dyn Device>,
+    below: Below,
     raw: &RawSuperblock,
     geo: &Geometry,
     options: MountOptions,
     mmp: Arc<mmp::Mmp>,
 ) -> Result<Arc<FsInner>> {
-    let journal = open_journal(&device, raw, geo, &options)?;
+    let device = &below.device;
+    let journal = open_journal(device, raw, geo, &options)?;
     // The replay may have changed the superblock.
-    let raw = read_superblock(&*device)?;
+    let raw = read_superblock(&**device)?;
     let geo = Geometry::from_superblock(&raw)?;
-    let groups = Groups::open(&device, &geo, &raw)?;
+    let groups = Groups::open(device, &geo, &raw)?;
     if let Some(damage) = groups.damage()
         && !options.read_only
     {
         return Err(damage.clone());
     }
-    let fs = build(device, raw, geo, options, mmp, groups);
+    let fs = build(below, raw, geo, options, mmp, groups);
     let (mut aborted, mut fast_commits) = (false, Vec::new());
     if let Some(opened) = journal {
         fs.groups.protect_journal(opened.runs)?;
@@ -240,7 +263,7 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
 }
 
 fn build(
-    device: Arc<dyn Device>,
+    below: Below,
     raw: RawSuperblock,
     geo: Geometry,
     options: MountOptions,
@@ -250,11 +273,15 @@ fn build(
     let budget = options.cache_size_bytes;
     let meta_budget = meta_budget_bytes(&options);
     let inode_budget = budget / 16;
+    let Below { device, scheduler } = below;
     let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
     let dir_params = DirParams::new(&geo, &raw);
     let inode_capacity = (inode_budget / INODE_BYTES).max(256);
     Arc::new(FsInner {
         device,
+        scheduler,
+        data_in_order: AtomicBool::new(false),
+        unawaited_bytes: AtomicU64::new(0),
         meta,
         page_lru: PageLru::new(budget - meta_budget - inode_budget, geo.block_size),
         inodes: InodeTable::new(usize::try_from(inode_capacity).unwrap_or(usize::MAX)),
@@ -370,8 +397,8 @@ fn journal_map(
 ) -> Result<(JournalMap, Vec<(BlockNo, u64)>)> {
     let view_options = MountOptions { read_only: true, ..options.clone() };
     let groups = Groups::unread(geo);
-    let fs =
-        build(device.clone(), *raw, geo.clone(), view_options, Arc::new(mmp::Mmp::none()), groups);
+    let below = Below { device: device.clone(), scheduler: None };
+    let fs = build(below, *raw, geo.clone(), view_options, Arc::new(mmp::Mmp::none()), groups);
     let inode = table::get(&fs, ino)?;
     let state = inode.state.read();
     if !state.is_file() {

@@ -122,7 +122,8 @@ impl FsInner {
         let request = Request::Write {
             offset: self.byte_offset(block),
             bufs: vec![content],
-            order: Order::Barrier,
+            // It is waited for; and a note of an error must come through when order is broken.
+            order: Order::Orderless,
             fua: false,
             class: Class::Sync,
         };

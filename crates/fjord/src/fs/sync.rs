@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fjord_block::Class;
+
 use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::fs::FsInner;
@@ -40,7 +42,7 @@ impl FsInner {
     }
 
     fn write_all_dirty(self: &Arc<Self>) -> Result<()> {
-        writeback::write_group(self, self.dirty_inodes.take_all())
+        writeback::write_group(self, self.dirty_inodes.take_all(), Class::Async)
     }
 
     /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.

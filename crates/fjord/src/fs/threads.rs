@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use fjord_block::Class;
 use parking_lot::{Condvar, Mutex};
 
 use crate::file::writeback;
@@ -102,18 +103,19 @@ fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), body: fn(&Arc<FsIn
 
 /// Writes pages that are old, or any while more than the background share is dirty.
 fn write_back(fs: &Arc<FsInner>) {
-    writeback::write_old(fs, fs.options.writeback_interval, || fs.status.is_read_only());
+    let class = Class::Background;
+    writeback::write_old(fs, fs.options.writeback_interval, class, || fs.status.is_read_only());
     // A dirty inode stays in memory, if only for its access time.
     let inodes_max = fs.inodes.capacity();
     if fs.dirty_inodes.len() > inodes_max {
-        writeback::write_old(fs, Duration::ZERO, || {
+        writeback::write_old(fs, Duration::ZERO, class, || {
             fs.status.is_read_only() || fs.dirty_inodes.len() <= inodes_max / 2
         });
     }
     let lru = &fs.page_lru;
     let limit = lru.background_threshold_bytes();
     if lru.dirty_bytes() > limit {
-        writeback::write_old(fs, Duration::ZERO, || {
+        writeback::write_old(fs, Duration::ZERO, class, || {
             fs.status.is_read_only() || lru.dirty_bytes() <= limit / 2
         });
     }
@@ -126,9 +128,10 @@ fn commit_old(fs: &Arc<FsInner>) {
         return;
     }
     let journal = fs.journal();
-    if journal.running_age().is_some_and(|age| age >= fs.options.commit_interval)
-        && let Err(error) = journal.commit_running()
-    {
+    let is_due = journal.running_age().is_some_and(|age| age >= fs.options.commit_interval);
+    let committed =
+        if is_due { journal.commit_running().map(drop) } else { journal.finish_commits() };
+    if let Err(error) = committed {
         fs.note_write_error(&error.into());
     }
     let (used, len) = journal.log_usage_blocks();

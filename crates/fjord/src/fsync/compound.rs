@@ -10,6 +10,9 @@
 //! 5. commit block by FUA (or write and **flush**). Steps 2–5 run in the calling thread
 //! when no other commit is under way.
 //!
+//! Over a device that keeps order, 3 to 5 are submitted at once, in two epochs, and only the
+//! end is waited for: see `fjord_journal`'s commit.
+//!
 //! A crash before 5 is complete leaves the file as of its last commit, after it the new
 //! state. There is no fallback: this is what the others fall back to.
 
@@ -33,18 +36,44 @@ impl FsyncPolicy for Compound {
         let datasync = datasync || planted(Bug::FsyncAsFdatasync);
         let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
         let owed = inode.in_place.owed();
-        if owed.is_some() {
+        if owed.is_some() && !fs.keeps_order() {
             // Writes that change no metadata are attached to no transaction: whichever flush
             // comes next covers them only if they are complete before it starts.
             writeback::wait_in_flight(fs, inode)?;
         }
-        match wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) {
-            Some(tid) => fs.journal().commit(tid)?,
+        let journal = fs.journal();
+        match wanted.get().filter(|&tid| !journal.is_committed(tid)) {
+            Some(tid) => {
+                // Somebody's commit under way may have flushed before the writes in place came.
+                let covered = owed.is_none() || journal.flush_is_to_come(tid);
+                journal.commit(tid)?;
+                if !covered {
+                    fs.flush_device()?;
+                }
+            }
             None if owed.is_some() && !planted(Bug::OverwriteNotFlushed) => fs.flush_device()?,
             None => {}
         }
         if let Some(mark) = owed {
             inode.in_place.record_flush(mark);
+        }
+        Ok(())
+    }
+
+    fn order(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
+        let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+        let mark = inode.in_place.mark();
+        let journal = fs.journal();
+        if let Some(tid) = wanted.get().filter(|&tid| !journal.is_committed(tid)) {
+            let ends_epoch = journal.flush_is_to_come(tid);
+            journal.commit_in_order(tid)?;
+            if ends_epoch {
+                inode.in_place.record_barrier(mark);
+            }
+        }
+        if inode.in_place.owes_barrier() {
+            // Data that somebody else wrote out, in no epoch or an open one.
+            fs.flush_device()?;
         }
         Ok(())
     }

@@ -34,6 +34,14 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     /// # Errors
     /// The first error of a write, flush or commit that the promise depends on.
     fn commit(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()>;
+
+    /// Puts the metadata of `inode`, as [`FsyncPolicy::commit`] would make it durable, and all
+    /// its data, before everything that is written later, without waiting for the device. All
+    /// data writes have been submitted as ordered ones. The device keeps order.
+    ///
+    /// # Errors
+    /// What shows before the device has answered; the rest is the next fsync's to report.
+    fn order(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()>;
 }
 
 /// The policy that an option names.
@@ -60,6 +68,31 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     let result = writeback::finish(fs, inode).and(committed);
     result.inspect_err(|error| fs.note_write_error(error))?;
     fs.stats.fsyncs.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Order without durability (`fbarrier`, `fdatabarrier`; section 4 of *Barrier-Enabled IO Stack
+/// for Flash Storage*): whatever is changed after the call, in this file or another, is durable
+/// only after everything written to this file before the call is. Where the device does not keep
+/// order this is [`fsync`].
+///
+/// # Errors
+/// As [`fsync`], as far as they show now; later ones reach the next fsync.
+pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
+    if !fs.keeps_order() {
+        return fsync(fs, inode, datasync);
+    }
+    fs.check_alive()?;
+    if fs.is_read_only() {
+        return unwritten_is_lost(fs, inode, datasync);
+    }
+    fs.data_in_order.store(true, Ordering::Release);
+    let _busy = fs.dirty_inodes.begin(inode);
+    writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Barrier { datasync })?;
+    let ordered = fs.fsync_policy.order(fs, inode, datasync);
+    let result = writeback::leave_in_flight(fs, inode).and(ordered);
+    result.inspect_err(|error| fs.note_write_error(error))?;
+    fs.stats.barriers.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 

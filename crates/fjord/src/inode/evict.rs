@@ -39,7 +39,7 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
 
 /// Frees the blocks, attributes and number of an inode without links.
 pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
-    let mut in_flight = inode.writeback.lock();
+    let mut in_flight = inode.lock_writeback();
     // An error of data that is going away anyway does not matter.
     let _ = writeback::drain(fs, inode, &mut in_flight);
     let mut state = inode.state.write();

@@ -24,10 +24,10 @@ pub(crate) mod table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use fjord_block::Ticket;
+use fjord_block::{Boost, Ticket};
 use fjord_format::inode::{DiskInode, InodeFlags};
 use fjord_format::{BlockNo, InodeNo, Tid};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
@@ -42,6 +42,9 @@ pub(crate) struct Inode {
     pub(crate) state: RwLock<InodeState>,
     /// Held by whoever writes this inode's pages back or takes blocks away from it.
     pub(crate) writeback: Mutex<InFlight>,
+    /// Data writes of background writeback under way: whoever waits for `writeback` hurries
+    /// them, see [`Inode::lock_writeback`].
+    pub(crate) quasi_async: Boost,
     /// The file's cached blocks.
     pub(crate) pages: Arc<PageMap>,
     /// References from outside the engine (open files, front ends); see [`table`].
@@ -108,8 +111,19 @@ pub(crate) enum Orphan {
 /// Data writes of an inode that have been submitted and may not be complete.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    /// Tickets with the run of pages that each writes: first block, count.
-    pub(crate) writes: Vec<(Ticket, u32, u32)>,
+    /// The writes, oldest first.
+    pub(crate) writes: Vec<InFlightWrite>,
+}
+
+/// A data write that has been submitted.
+pub(crate) struct InFlightWrite {
+    pub(crate) ticket: Ticket,
+    /// First page that it writes.
+    pub(crate) lblk: u32,
+    /// Count of pages.
+    pub(crate) len: u32,
+    /// Bytes that it counts for in `FsInner::unawaited_bytes`.
+    pub(crate) unawaited_bytes: u64,
 }
 
 /// A transaction ID or none, changed without a lock.
@@ -131,11 +145,12 @@ impl TidCell {
     }
 }
 
-/// Counts data writes in place and how many of them a device flush has covered.
+/// Counts data writes in place and how many of them a device flush, or a barrier, has covered.
 #[derive(Default)]
 pub(crate) struct FlushCell {
     written: AtomicU64,
     flushed: AtomicU64,
+    ordered: AtomicU64,
 }
 
 impl FlushCell {
@@ -148,6 +163,21 @@ impl FlushCell {
     pub(crate) fn owed(&self) -> Option<u64> {
         let written = self.written.load(Ordering::Acquire);
         (written > self.flushed.load(Ordering::Acquire)).then_some(written)
+    }
+
+    /// The mark of the newest write.
+    pub(crate) fn mark(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Records that the writes up to `mark` belong to an epoch that has ended.
+    pub(crate) fn record_barrier(&self, mark: u64) {
+        self.ordered.fetch_max(mark, Ordering::AcqRel);
+    }
+
+    /// Whether later writes could overtake one of these.
+    pub(crate) fn owes_barrier(&self) -> bool {
+        self.owed().is_some_and(|written| written > self.ordered.load(Ordering::Acquire))
     }
 
     /// Records that a flush, begun after the writes up to `mark` were complete, succeeded.
@@ -191,6 +221,7 @@ impl Inode {
                 dead: false,
             }),
             writeback: Mutex::default(),
+            quasi_async: Boost::default(),
             pages,
             refs: AtomicUsize::new(0),
             sync_tid: TidCell::default(),
@@ -198,6 +229,15 @@ impl Inode {
             in_place: FlushCell::default(),
             no_capability: AtomicBool::new(false),
             wb_errors: AtomicU32::new(0),
+        })
+    }
+
+    /// Takes the writeback lock. Its holder may be waiting for writes of a low class, which are
+    /// urgent from now on.
+    pub(crate) fn lock_writeback(&self) -> MutexGuard<'_, InFlight> {
+        self.writeback.try_lock().unwrap_or_else(|| {
+            let _hurry = self.quasi_async.hurry();
+            self.writeback.lock()
         })
     }
 

@@ -6,10 +6,10 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use fjord::{Cred, Fs};
+use fjord::{Cred, Fs, MountOptions, Scheduler};
 use fjord_block::{
-    Device, FaultAction, FaultDevice, FaultMatch, FaultRule, IoOp, MemDevice, MemImage, Record,
-    Request,
+    Capabilities, Device, FaultAction, FaultDevice, FaultMatch, FaultRule, IoOp, MemDevice,
+    MemImage, Record, Request,
 };
 use fjord_testkit::hostile::base;
 use fjord_testkit::image::{self, Scratch};
@@ -19,6 +19,44 @@ use fjord_testkit::tools;
 use crate::workload::{self, Promises, Run};
 
 const RUN_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// What a file system stands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stack {
+    /// A volatile cache with FUA; the engine waits and flushes.
+    Direct,
+    /// The same below the scheduler.
+    Epoch,
+    /// Without FUA.
+    EpochNoFua,
+    /// Writes stay once they are complete.
+    EpochNoCache,
+    /// The device keeps epochs apart by itself.
+    EpochNative,
+}
+
+impl Stack {
+    const ALL: [Stack; 5] =
+        [Stack::Direct, Stack::Epoch, Stack::EpochNoFua, Stack::EpochNoCache, Stack::EpochNative];
+
+    fn claim(self, has: &mut Capabilities) {
+        has.volatile_cache = self != Stack::EpochNoCache;
+        has.fua = self != Stack::EpochNoFua;
+        has.native_barrier = self == Stack::EpochNative;
+    }
+
+    fn options(self) -> MountOptions {
+        let scheduler = if self == Stack::Direct { Scheduler::Direct } else { Scheduler::Epoch };
+        MountOptions { scheduler, ..workload::options() }
+    }
+}
+
+/// An image and what is between it and the engine.
+#[derive(Debug, Clone, Copy)]
+struct Setup {
+    index: usize,
+    stack: Stack,
+}
 
 /// What happens to one request of a run.
 #[derive(Debug, Clone)]
@@ -51,8 +89,9 @@ fn timed<T: Send + 'static>(title: &str, act: impl FnOnce() -> T + Send + 'stati
     }
 }
 
-/// The content after a power cut that takes all that no flush or FUA made durable.
-fn after_power_cut(before: &MemImage, records: &[Record]) -> Result<MemImage> {
+/// The content after a power cut that takes all that no flush or FUA made durable; without a
+/// cache every write that completed stays.
+fn after_power_cut(before: &MemImage, records: &[Record], stack: Stack) -> Result<MemImage> {
     let flushes: Vec<u64> = records
         .iter()
         .filter(|r| matches!(r.request, Request::Flush { .. }) && r.error.is_none())
@@ -63,7 +102,8 @@ fn after_power_cut(before: &MemImage, records: &[Record]) -> Result<MemImage> {
     for record in records {
         let Some(done) = record.completed_at else { continue };
         let fua = matches!(record.request, Request::Write { fua: true, .. });
-        let durable = fua || flushes.iter().any(|&flush| flush > done);
+        let stays = fua || stack == Stack::EpochNoCache;
+        let durable = stays || flushes.iter().any(|&flush| flush > done);
         if record.error.is_none() && durable {
             device.submit(vec![record.request.clone()]).iter().try_for_each(|t| t.wait())?;
         }
@@ -71,11 +111,13 @@ fn after_power_cut(before: &MemImage, records: &[Record]) -> Result<MemImage> {
     Ok(device.snapshot())
 }
 
-/// Runs the workload on a copy of base image `index` with a fault, or without one.
-fn run(index: usize, fault: Option<Fault>) -> Result<Left> {
-    let before = base::get(index)?.image.clone();
+/// Runs the workload on a copy of the base image with a fault, or without one.
+fn run(setup: Setup, fault: Option<Fault>) -> Result<Left> {
+    let before = base::get(setup.index)?.image.clone();
     let memory = Arc::new(MemDevice::from_image(&before));
-    let device = Arc::new(FaultDevice::new(memory.clone()));
+    let stack = setup.stack;
+    let device = FaultDevice::new(memory.clone()).claiming(|has| stack.claim(has));
+    let device = Arc::new(device);
     device.start_recording();
     let fault_op = fault.as_ref().map(|fault| fault.op);
     if let Some(Fault { op, skip_count, action }) = fault {
@@ -83,7 +125,7 @@ fn run(index: usize, fault: Option<Fault>) -> Result<Left> {
         device.faults().add(FaultRule { matches, skip_count, hit_count_max: 1, action });
     }
     let mut promises = Promises::new();
-    match Fs::open_device(device.clone(), &workload::options()) {
+    match Fs::open_device(device.clone(), &stack.options()) {
         Err(error) => {
             ensure!(device.faults().hit_count() > 0, "does not open: {error}");
             ensure!(error.errno() == libc::EIO, "opening reports {error}");
@@ -97,7 +139,7 @@ fn run(index: usize, fault: Option<Fault>) -> Result<Left> {
     Ok(Left {
         hit,
         promises,
-        images: [memory.snapshot(), after_power_cut(&before, &records)?],
+        images: [memory.snapshot(), after_power_cut(&before, &records, stack)?],
         counts: (writes as u64, flushes as u64),
     })
 }
@@ -128,8 +170,8 @@ fn use_it(fs: &Fs, device: &FaultDevice, fault_op: Option<IoOp>) -> Result<Promi
 }
 
 /// Runs with a fault and checks what is left; whether the fault was hit.
-fn one(index: usize, fault: &Fault, judge: bool) -> Result<bool> {
-    let left = run(index, Some(fault.clone()))?;
+fn one(setup: Setup, fault: &Fault, judge: bool) -> Result<bool> {
+    let left = run(setup, Some(fault.clone()))?;
     for (image, what) in left.images.iter().zip(["as it is", "after a power cut"]) {
         let device = Arc::new(MemDevice::from_image(image));
         workload::check(device.clone(), &left.promises).context(what)?;
@@ -144,16 +186,17 @@ fn one(index: usize, fault: &Fault, judge: bool) -> Result<bool> {
 }
 
 /// Fails each `stride`-th request of a kind in turn, from a start that the seed gives.
-fn sweep(index: usize, op: IoOp, action: &FaultAction, count: u64, stride: u64) -> Result<u64> {
+fn sweep(setup: Setup, op: IoOp, action: &FaultAction, count: u64, stride: u64) -> Result<u64> {
     let seed = seed_from_env("faults", 0);
     let mut hits = 0;
     for skip_count in (seed % stride..count).step_by(stride as usize) {
         let fault = Fault { op, skip_count, action: action.clone() };
-        let title = format!("image {}, {fault:?}", base::get(index)?.name);
+        let title = format!("image {}, {:?}, {fault:?}", base::get(setup.index)?.name, setup.stack);
         let judge = skip_count % 4 == 0;
-        let hit = timed(&title, move || one(index, &fault, judge))?.context(title)?;
+        let hit = timed(&title, move || one(setup, &fault, judge))?.context(title)?;
         hits += u64::from(hit);
     }
+    println!("{setup:?}: {op} {action:?}: {hits} of {count} requests failed in turn");
     Ok(hits)
 }
 
@@ -165,11 +208,24 @@ fn stride(usual: u64) -> u64 {
 /// Default and 1 KiB blocks without checksums: their places in the table of base images.
 const IMAGES: [usize; 3] = [0, 1, 3];
 
+/// All stacks with the default image, the two main ones with each.
+fn setups() -> impl Iterator<Item = Setup> {
+    let stacks = |index: usize| if index == 0 { &Stack::ALL[..] } else { &Stack::ALL[..2] };
+    IMAGES
+        .into_iter()
+        .flat_map(move |index| stacks(index).iter().map(move |&stack| Setup { index, stack }))
+}
+
+/// Both main stacks with the default image.
+fn few_setups() -> impl Iterator<Item = Setup> {
+    setups().filter(|setup| setup.index == 0).take(2)
+}
+
 #[test]
 fn without_faults_all_is_kept() -> Result<()> {
-    for index in IMAGES {
-        let left = run(index, None)?;
-        println!("{}: {:?}", base::get(index)?.name, left.counts);
+    for setup in setups() {
+        let left = run(setup, None)?;
+        println!("{setup:?}: {:?} writes and flushes", left.counts);
         for image in &left.images {
             workload::check(Arc::new(MemDevice::from_image(image)), &left.promises)?;
         }
@@ -179,9 +235,9 @@ fn without_faults_all_is_kept() -> Result<()> {
 
 #[test]
 fn failed_writes() -> Result<()> {
-    for index in IMAGES {
-        let (writes, _) = run(index, None)?.counts;
-        let hits = sweep(index, IoOp::Write, &FaultAction::Fail(libc::EIO), writes, stride(19))?;
+    for setup in setups() {
+        let (writes, _) = run(setup, None)?.counts;
+        let hits = sweep(setup, IoOp::Write, &FaultAction::Fail(libc::EIO), writes, stride(11))?;
         ensure!(hits > 0, "no write was hit");
     }
     Ok(())
@@ -189,59 +245,115 @@ fn failed_writes() -> Result<()> {
 
 #[test]
 fn failed_flushes() -> Result<()> {
-    for index in IMAGES {
-        let (_, flushes) = run(index, None)?.counts;
-        sweep(index, IoOp::Flush, &FaultAction::Fail(libc::EIO), flushes, stride(7))?;
+    for setup in setups() {
+        let (_, flushes) = run(setup, None)?.counts;
+        sweep(setup, IoOp::Flush, &FaultAction::Fail(libc::EIO), flushes, stride(11))?;
     }
     Ok(())
 }
 
+/// Short writes: some bytes arrive, from the front.
 #[test]
 fn torn_writes() -> Result<()> {
-    for index in IMAGES {
-        let (writes, _) = run(index, None)?.counts;
-        let action = FaultAction::Torn { keep_bytes: 512, errno: libc::EIO };
-        sweep(index, IoOp::Write, &action, writes, stride(31))?;
+    for setup in setups() {
+        let (writes, _) = run(setup, None)?.counts;
+        for keep_bytes in [512, 4096 + 512] {
+            let action = FaultAction::Torn { keep_bytes, errno: libc::EIO };
+            sweep(setup, IoOp::Write, &action, writes, stride(41))?;
+        }
     }
     Ok(())
 }
 
 #[test]
 fn full_below() -> Result<()> {
-    let (writes, _) = run(0, None)?.counts;
-    sweep(0, IoOp::Write, &FaultAction::Fail(libc::ENOSPC), writes, stride(41))?;
+    for setup in few_setups() {
+        let (writes, _) = run(setup, None)?.counts;
+        sweep(setup, IoOp::Write, &FaultAction::Fail(libc::ENOSPC), writes, stride(41))?;
+    }
     Ok(())
 }
 
 #[test]
 fn failed_reads() -> Result<()> {
-    for index in IMAGES {
+    for setup in setups().filter(|setup| matches!(setup.stack, Stack::Direct | Stack::Epoch)) {
         // As many as there can be; beyond the last none is hit.
         let reads = 150;
-        sweep(index, IoOp::Read, &FaultAction::Fail(libc::EIO), reads, stride(5))?;
+        sweep(setup, IoOp::Read, &FaultAction::Fail(libc::EIO), reads, stride(9))?;
     }
     Ok(())
 }
 
-/// Each open file hears of a failed write once; files without changes do not.
-#[test]
-fn every_open_file_hears_of_it_once() -> Result<()> {
+/// Two handles of a changed file and one of another, while the n-th request of an fsync fails:
+/// who was promised nothing yet hears of it, each handle, and nobody else does.
+fn hears(stack: Stack, op: IoOp, skip_count: u64) -> Result<bool> {
     let memory = Arc::new(MemDevice::from_image(&base::get(0)?.image));
-    let device = Arc::new(FaultDevice::new(memory));
-    let fs = Fs::open_device(device.clone(), &workload::options())?;
+    let device = FaultDevice::new(memory).claiming(|has| stack.claim(has));
+    let device = Arc::new(device);
+    let fs = Fs::open_device(device.clone(), &stack.options())?;
     let file = fs.resolve("/big")?;
     let (one, two) = (file.open(), file.open());
     let other = fs.resolve("/small")?.open();
     // A file that was just read in counts as changed until a commit or flush has passed.
     other.fsync(false)?;
+    // One page in place and one at a new end.
     file.write(0, &[b'x'; 4096])?;
-    device.faults().fail_nth(Some(IoOp::Write), 0, libc::EIO);
+    file.write(file.attr().size, &[b'y'; 4096])?;
+    device.faults().fail_nth(Some(op), skip_count, libc::EIO);
     let first = one.fsync(false).err().map(|error| error.errno());
+    if device.faults().hit_count() == 0 {
+        ensure!(first.is_none(), "{first:?} without a fault");
+        return Ok(false);
+    }
     ensure!(first == Some(libc::EIO), "{first:?}");
     ensure!(two.fsync(false).is_err(), "the second open file was not told");
+    let late = file.open();
+    ensure!(late.fsync(false).is_err(), "what is not there counts as durable");
     ensure!(other.fsync(false).is_ok(), "a file without changes fails");
     ensure!(fs.is_read_only(), "still writable");
     ensure!(fs.unmount().is_err(), "unmount says that all is well");
+    Ok(true)
+}
+
+/// Each open file hears of a failed request once; files without changes do not.
+#[test]
+fn every_open_file_hears_of_it_once() -> Result<()> {
+    for stack in Stack::ALL {
+        for op in [IoOp::Write, IoOp::Flush] {
+            let mut hits = 0;
+            while hears(stack, op, hits).with_context(|| format!("{stack:?}, {op} {hits}"))? {
+                hits += 1;
+            }
+            println!("{stack:?}: {hits} requests of kind {op}");
+            let flushes = op == IoOp::Flush && stack != Stack::EpochNoCache;
+            ensure!(hits > 0 || !(op == IoOp::Write || flushes), "{stack:?}: no {op} was hit");
+        }
+    }
+    Ok(())
+}
+
+/// A failure of background writeback is told once to each file that was open, and to no other.
+#[test]
+fn failures_of_writeback_are_told_once() -> Result<()> {
+    for stack in Stack::ALL {
+        let memory = Arc::new(MemDevice::from_image(&base::get(0)?.image));
+        let device = FaultDevice::new(memory).claiming(|has| stack.claim(has));
+        let device = Arc::new(device);
+        let fs = Fs::open_device(device.clone(), &stack.options())?;
+        let file = fs.resolve("/big")?;
+        let other = fs.resolve("/small")?.open();
+        other.fsync(false)?;
+        let open = file.open();
+        file.write(0, &[b'x'; 4096])?;
+        device.faults().fail_nth(Some(IoOp::Write), 0, libc::EIO);
+        // As the timer does: data alone, by somebody else.
+        ensure!(fs.sync().is_err(), "{stack:?}: sync says that all is well");
+        let told = [open.fsync(false).is_err(), open.fsync(false).is_err()];
+        ensure!(told[0], "{stack:?}: the open file was not told");
+        ensure!(other.fsync(false).is_ok(), "{stack:?}: another file was told");
+        ensure!(fs.is_read_only(), "{stack:?}: still writable");
+        println!("{stack:?}: told {told:?}");
+    }
     Ok(())
 }
 

@@ -1,0 +1,313 @@
+//! The engine over the epoch scheduler, on a device whose answers the test holds back.
+//!
+//! Verifies: fbarrier and fdatabarrier do not wait for the device, and what they left is durable
+//! with the next fsync; who waits for background writes promotes them; memory under way is
+//! bounded; fdatasync is not taken in by somebody else's commit that had flushed before.
+
+use std::collections::VecDeque;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fjord::{Cred, Fs, InodeRef, MountOptions, Scheduler, SetAttr};
+use fjord_block::{
+    AlignedBuf, Capabilities, Class, Completer, Device, FaultAction, FaultDevice, FaultMatch,
+    FaultRule, IoOp, MemDevice, MemImage, ReadTicket, Record, Request, Ticket,
+};
+use parking_lot::Mutex;
+
+/// How long something that must happen may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A device with a volatile cache that answers writes and flushes only while its gate is open.
+#[derive(Debug)]
+struct Gate {
+    memory: MemDevice,
+    capabilities: Capabilities,
+    closed: AtomicBool,
+    held: Mutex<VecDeque<Held>>,
+}
+
+struct Held(Request, Completer);
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.0.extent())
+    }
+}
+
+impl Gate {
+    fn new(image: &MemImage) -> Arc<Gate> {
+        let memory = MemDevice::from_image(image);
+        let capabilities =
+            Capabilities { volatile_cache: true, queue_depth: 8, ..memory.capabilities().clone() };
+        let (closed, held) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Gate { memory, capabilities, closed, held })
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    fn open(&self) {
+        self.closed.store(false, Ordering::SeqCst);
+        while let Some(Held(request, completer)) = { self.held.lock().pop_front() } {
+            completer.complete(self.memory.submit(vec![request])[0].wait());
+        }
+    }
+
+    fn held_count(&self) -> usize {
+        self.held.lock().len()
+    }
+}
+
+impl Device for Gate {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.memory.size_bytes()
+    }
+
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        let submit = |request| {
+            if !self.closed.load(Ordering::SeqCst) {
+                return self.memory.submit(vec![request]).remove(0);
+            }
+            let (ticket, completer) = Ticket::pending(None);
+            self.held.lock().push_back(Held(request, completer));
+            ticket
+        };
+        batch.into_iter().map(submit).collect()
+    }
+
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        self.memory.submit_read(offset, bufs, class)
+    }
+}
+
+fn image(args: &[&str]) -> MemImage {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("image");
+    let made = Command::new("mke2fs")
+        .args(["-q", "-F", "-t", "ext4"])
+        .args(args)
+        .arg(&path)
+        .arg("64M")
+        .status()
+        .expect("mke2fs runs (package e2fsprogs)");
+    assert!(made.success());
+    MemDevice::from_file(&path).expect("the image is read").snapshot()
+}
+
+fn options() -> MountOptions {
+    MountOptions {
+        background_threads: false,
+        scheduler: Scheduler::Epoch,
+        ..MountOptions::default()
+    }
+}
+
+fn create(fs: &Fs, name: &str) -> InodeRef {
+    let root = fs.root().expect("root");
+    root.create(name.as_bytes(), 0o644, &Cred::root()).expect("create")
+}
+
+/// Runs `act`, which must not need the gate to open; opens it if it does, and fails.
+fn without_waiting<T: Send>(gate: &Gate, what: &str, act: impl FnOnce() -> T + Send) -> T {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let began = Instant::now();
+            while !done.load(Ordering::SeqCst) {
+                if began.elapsed() > PATIENCE {
+                    gate.open();
+                    return true;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            false
+        });
+        let value = act();
+        done.store(true, Ordering::SeqCst);
+        assert!(!watch.join().expect("the watch ends"), "{what} waited for the device");
+        value
+    })
+}
+
+fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !reached() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn barriers_do_not_wait() {
+    for args in [&[][..], &["-O", "^metadata_csum"]] {
+        let gate = Gate::new(&image(args));
+        let fs = Fs::open_device(gate.clone(), &options()).expect("open");
+        let (file, other) = (create(&fs, "a"), create(&fs, "b"));
+        file.write(0, &[1; 4096]).expect("write");
+        file.fsync(false).expect("fsync");
+        // Without checksums a commit waits for its log blocks; with them for nothing.
+        let checksums = args.is_empty();
+        gate.close();
+        without_waiting(&gate, "fdatabarrier in place", || {
+            for round in 0..20 {
+                file.write(0, &[round; 4096]).expect("write");
+                file.barrier(true).expect("fdatabarrier");
+            }
+        });
+        if checksums {
+            without_waiting(&gate, "fbarrier with metadata", || {
+                for round in 0..6_u64 {
+                    other.write(round * 4096, &[7; 4096]).expect("write");
+                    other.barrier(false).expect("fbarrier");
+                }
+            });
+        }
+        assert!(gate.held_count() > 0, "nothing was under way");
+        gate.open();
+        other.fsync(false).expect("fsync");
+        file.fsync(false).expect("fsync");
+        let stats = fs.stats();
+        assert_eq!(stats.barriers, if checksums { 26 } else { 20 });
+        // What was promised now is there for the next user, who recovers.
+        let left = Arc::new(MemDevice::from_image(&gate.memory.snapshot()));
+        let again = Fs::open_device(left, &options()).expect("recovery");
+        assert_eq!(again.read("a").expect("a"), [19; 4096]);
+        assert_eq!(again.read("b").expect("b").len(), if checksums { 6 * 4096 } else { 0 });
+        again.unmount().expect("unmount");
+        fs.unmount().expect("unmount");
+    }
+}
+
+/// Commits that were only ordered are finished after eight of them, by the timer's call, and at
+/// unmount.
+#[test]
+fn ordered_commits_are_finished() {
+    let gate = Gate::new(&image(&[]));
+    let fs = Fs::open_device(gate.clone(), &options()).expect("open");
+    let file = create(&fs, "a");
+    for round in 0..50_u64 {
+        file.write(round * 4096, &[5; 4096]).expect("write");
+        file.barrier(false).expect("fbarrier");
+    }
+    let commits = fs.stats().journal.commits;
+    assert!(commits > 40, "{commits} of 50 commits are finished");
+    fs.unmount().expect("unmount");
+    let left = Arc::new(MemDevice::from_image(&gate.memory.snapshot()));
+    let again = Fs::open_device(left, &options()).expect("open");
+    assert_eq!(again.read("a").expect("a").len(), 50 * 4096);
+}
+
+#[test]
+fn an_fsync_promotes_background_writes() {
+    let gate = Gate::new(&image(&[]));
+    let options = MountOptions {
+        background_threads: true,
+        writeback_interval: Duration::ZERO,
+        commit_interval: Duration::from_secs(3600),
+        ..options()
+    };
+    let fs = Fs::open_device(gate.clone(), &options).expect("open");
+    let file = create(&fs, "a");
+    gate.close();
+    file.write(0, &vec![3; 1 << 20]).expect("write");
+    let scheduler = || fs.stats().scheduler.expect("there is a scheduler");
+    wait_until("background writeback", || gate.held_count() > 0);
+    let before = scheduler().promoted_count;
+    std::thread::scope(|scope| {
+        let fsync = scope.spawn(|| file.fsync(false));
+        wait_until("promotion", || scheduler().promoted_count > before);
+        gate.open();
+        fsync.join().expect("no panic").expect("fsync");
+    });
+    fs.unmount().expect("unmount");
+}
+
+/// Data for which nobody waits holds no more than its share of the cache.
+#[test]
+fn memory_under_way_is_bounded() {
+    const CACHE_BYTES: u64 = 16 << 20;
+    let gate = Gate::new(&image(&[]));
+    let options = MountOptions { cache_size_bytes: CACHE_BYTES, ..options() };
+    let fs = Fs::open_device(gate.clone(), &options).expect("open");
+    let file = create(&fs, "a");
+    file.write(0, &vec![1; 1 << 20]).expect("write");
+    file.fsync(false).expect("fsync");
+    gate.close();
+    let stuck = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for round in 0..64 {
+                file.write(0, &vec![round; 1 << 20]).expect("write");
+                file.barrier(true).expect("fdatabarrier");
+            }
+            stuck.store(true, Ordering::SeqCst);
+        });
+        // It goes as far as its share and stays there.
+        let queued = || fs.stats().scheduler.expect("a scheduler").queued_count;
+        let mut last = (queued(), Instant::now());
+        while last.1.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_millis(20));
+            if queued() != last.0 {
+                last = (queued(), Instant::now());
+            }
+        }
+        assert!(!stuck.load(Ordering::SeqCst), "64 MiB are under way");
+        gate.open();
+        writer.join().expect("no panic");
+    });
+    fs.unmount().expect("unmount");
+}
+
+/// A commit that flushed before data in place was written does not make that data durable.
+#[test]
+fn fdatasync_beside_a_commit_under_way() {
+    for scheduler in [Scheduler::Direct, Scheduler::Epoch] {
+        let memory = Arc::new(MemDevice::from_image(&image(&[])));
+        let device = FaultDevice::new(memory).claiming(|has| has.volatile_cache = true);
+        let device = Arc::new(device);
+        let options = MountOptions { scheduler, ..options() };
+        let fs = Fs::open_device(device.clone(), &options).expect("open");
+        let (file, other) = (create(&fs, "a"), create(&fs, "b"));
+        file.write(0, &[1; 4096]).expect("write");
+        fs.sync().expect("sync");
+        // fdatasync of the file needs the running transaction.
+        let grow = SetAttr { size: Some(8192), ..SetAttr::default() };
+        file.set_attr(&grow, &Cred::root()).expect("truncate");
+        other.write(0, &[9; 4096]).expect("write");
+        // Its commit writes data, log, flushes, and is slow with the commit block.
+        let action = FaultAction::Delay(Duration::from_millis(300));
+        let matches = FaultMatch { op: Some(IoOp::Write), range: None };
+        device.start_recording();
+        device.faults().add(FaultRule { matches, skip_count: 2, hit_count_max: 1, action });
+        std::thread::scope(|scope| {
+            let commit = scope.spawn(|| other.fsync(false));
+            wait_until("the commit block", || device.record_count() == 4);
+            file.write(0, &[4; 4096]).expect("write");
+            file.fsync(true).expect("fdatasync");
+            commit.join().expect("no panic").expect("fsync");
+        });
+        let end = device.stamp();
+        let records = device.take_recording();
+        let has_data = |record: &&Record| match &record.request {
+            Request::Write { bufs, .. } => bufs.iter().any(|buf| buf.iter().all(|byte| *byte == 4)),
+            _ => false,
+        };
+        let written = records.iter().find(has_data).and_then(|record| record.completed_at);
+        let written = written.expect("the data was written");
+        let covered = records.iter().any(|record| {
+            matches!(record.request, Request::Flush { .. })
+                && record.submitted_at > written
+                && record.completed_at.is_some_and(|at| at < end)
+        });
+        assert!(covered, "{scheduler:?}: fdatasync promised what no flush had covered");
+        fs.unmount().expect("unmount");
+    }
+}
