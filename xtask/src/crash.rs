@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use fjord::{DataMode, FsyncPolicyKind, MountOptions};
+use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_crash::base::{FEATURES, Features, SPECIAL};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{CasePath, Config, Report, Workload, data_name, explore, replay};
@@ -27,7 +27,7 @@ endless families (ace3, random, threads) go on until --hours or --workloads end 
 prints the command that runs it again. docs/crash-model.md says what is modelled.")]
 pub(crate) struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
-    /// thousand-files, append-far, deep-leaf, ten-threads, random, threads
+    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads
     #[arg(long, value_name = "FAMILY")]
     workload: Vec<String>,
     /// These operations instead, such as 'create /a; append /a 4096; fsync /a'; `||` between
@@ -55,6 +55,9 @@ pub(crate) struct CrashArgs {
     /// Leave flushes out, as `-o nobarrier` does: promises are lost then
     #[arg(long)]
     no_barrier: bool,
+    /// Who keeps the order of writes: epoch, direct, auto
+    #[arg(long, default_value = "auto")]
+    scheduler: String,
     /// Discard freed blocks
     #[arg(long)]
     discard: bool,
@@ -134,7 +137,9 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
     let policy = choose("fsync policy", std::slice::from_ref(&args.policy), &policies, |p| p.0)?;
     let fsync = policy.first().context("a policy")?.1;
     let (barrier, discard) = (!args.no_barrier, args.discard);
-    let options = MountOptions { fsync, barrier, discard, ..MountOptions::default() };
+    let scheduler = Scheduler::by_name(&args.scheduler)
+        .with_context(|| format!("unknown scheduler {:?}; epoch, direct, auto", args.scheduler))?;
+    let options = MountOptions { fsync, scheduler, barrier, discard, ..MountOptions::default() };
     let mut config = Config::new(options);
     config.seed = args.seed;
     config.budget.subsets_max = args.subsets;

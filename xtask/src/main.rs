@@ -35,7 +35,7 @@ enum Task {
     /// Damage images at random and use them
     Hostile(hostile::HostileArgs),
     /// Cut the power at every moment of many workloads, recover, judge
-    Crash(crash::CrashArgs),
+    Crash(Box<crash::CrashArgs>),
     /// Measure, and write the figures into docs/benchmarks.md
     Bench(bench::BenchArgs),
     /// Kill the daemon under load, recover, check every promise

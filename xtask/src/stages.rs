@@ -191,6 +191,20 @@ const LAYERS: [&str; 11] = [
 /// The test program whose bugs are planted; see docs/crash-model.md.
 const PLANTED: &str = "fjord-crash: planted";
 
+/// Test programs of the engine, and which of their tests, that run again with the other keeper of
+/// order than the default one (`FJORD_SCHEDULER`; docs/ordering.md).
+const OTHER_SCHEDULER: [(&str, &str); 6] = [
+    ("fjord-journal: journal", ""),
+    ("fjord: unit tests", ""),
+    ("fjord: names", ""),
+    ("fjord: power_cut", ""),
+    ("fjord-testkit: engine_models", ""),
+    ("fjord-cli: mounted", "kill_9"),
+];
+
+/// The value of `FJORD_SCHEDULER` for them.
+const OTHER: &str = "epoch";
+
 fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut Totals) {
     let mut programs = Vec::new();
     totals.stage("build", |_| {
@@ -211,14 +225,23 @@ fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut T
         totals.stage(&test.name, |totals| {
             let mut command = Command::new(&test.program);
             command.current_dir(&test.package_dir).envs(env.iter().copied());
-            run_counted(command, totals)
+            run_counted(&mut command, totals)
+        });
+    }
+    for (name, tests) in OTHER_SCHEDULER.into_iter().filter(|(name, _)| wanted(name)) {
+        totals.stage(&format!("{name} {tests} (scheduler={OTHER})"), |totals| {
+            let test = programs.iter().find(|test| test.name == name);
+            let test = test.with_context(|| format!("there is no test program {name:?}"))?;
+            let mut command = Command::new(&test.program);
+            command.current_dir(&test.package_dir).envs(env.iter().copied());
+            run_counted(command.arg(tests).env("FJORD_SCHEDULER", OTHER), totals)
         });
     }
     if args.only.is_empty() {
         totals.stage("documentation examples", |totals| {
             let mut command = Command::new(env!("CARGO"));
             command.args(["test", "--workspace", "--doc", "--quiet"]).current_dir(root);
-            run_counted(command, totals)
+            run_counted(&mut command, totals)
         });
     }
 }
@@ -264,7 +287,7 @@ fn build_tests(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
 }
 
 /// Runs a test program, shows its output, counts its tests and ends it at the limit.
-fn run_counted(mut command: Command, totals: &mut Totals) -> Result<()> {
+fn run_counted(command: &mut Command, totals: &mut Totals) -> Result<()> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
     let stdout = child.stdout.take().context("stdout is piped")?;
     let done = Arc::new(AtomicBool::new(false));

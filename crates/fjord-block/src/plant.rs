@@ -66,11 +66,13 @@ pub enum Bug {
     FsyncAsFdatasync,
     /// Fsync: an overwrite in place is waited for, but not flushed.
     OverwriteNotFlushed,
+    /// fbarrier: the data is written, and what comes later may overtake it.
+    BarrierIgnored,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 28] = [
+    pub const ALL: [Bug; 29] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -99,6 +101,7 @@ impl Bug {
         Bug::WritebackNotAwaited,
         Bug::FsyncAsFdatasync,
         Bug::OverwriteNotFlushed,
+        Bug::BarrierIgnored,
     ];
 }
 

@@ -21,6 +21,8 @@ pub enum Kind {
     Fsck,
     /// Something promised is gone, or older than promised.
     PromiseLost,
+    /// A change shows that came after a barrier, and something from before it does not.
+    OrderBroken,
     /// A file shows bytes that were never written to it there.
     ForeignBytes,
     /// A name, inode, size or attribute that never was.
@@ -66,15 +68,65 @@ pub fn check(tree: &Tree, model: &Model, cut: u64, data: DataMode) -> Result<(),
         let same = by_number.copied().find(|id| same(&model.objects()[*id], seen));
         found.extend(same.map(|id| (*ino, id)));
     }
+    compare(tree, &found, model, cut, data)?;
+    // The last barrier after which something shows implies those before it.
+    let barriers = model.barriers().iter().filter(|barrier| barrier.stamp < cut);
+    let mut implied =
+        barriers.rev().filter(|barrier| shows_newer(tree, &found, model, barrier.stamp));
+    let Some(last) = implied.next() else { return Ok(()) };
+    let implied = model.barriers().iter().filter(|barrier| barrier.stamp <= last.stamp);
+    let stricter = implied.fold(model.clone(), |model, barrier| model.with(barrier));
+    compare(tree, &found, &stricter, cut, data).map_err(|problem| {
+        let text = format!("behind the barrier at {}: {}", last.stamp, problem.text);
+        Problem::new(Kind::OrderBroken, text)
+    })
+}
+
+/// Whether the tree shows a change that began after `stamp`.
+fn shows_newer(tree: &Tree, found: &Found, model: &Model, stamp: u64) -> bool {
+    let object = |(ino, seen): (&u64, &Seen)| {
+        let Some(object) = found.get(ino).map(|id| &model.objects()[*id]) else { return false };
+        object.attrs.is_newer(&seen.attrs, stamp)
+            || object.xattrs.is_newer(&seen.xattrs, stamp)
+            || object.kind == FileKind::Regular && has_newer_bytes(&object.content, seen, stamp)
+    };
+    let shown = shown_slots(tree, found);
+    let slot = |(slot, history): (&Slot, &History<Option<ObjectId>>)| {
+        history.is_newer(&shown.get(slot).copied(), stamp)
+    };
+    tree.inodes.iter().any(object) || model.slots().any(slot)
+}
+
+/// Whether a file shows a byte that no change begun by `stamp` left there. (Patterns have no
+/// zeros: those may be of any time.)
+fn has_newer_bytes(history: &History<Content>, seen: &Seen, stamp: u64) -> bool {
+    let older = history.begun_by(stamp);
+    seen.content.blocks().any(|number| {
+        let block = seen.content.block(number);
+        let is_old = |index: usize, byte: u8| {
+            byte == 0 || older.clone().any(|version| version.block(number)[index] == byte)
+        };
+        !older.clone().any(|version| version.block(number) == block)
+            && !block.iter().enumerate().all(|(index, &byte)| is_old(index, byte))
+    })
+}
+
+fn compare(
+    tree: &Tree,
+    found: &Found,
+    model: &Model,
+    cut: u64,
+    data: DataMode,
+) -> Result<(), Problem> {
     for (ino, seen) in &tree.inodes {
         let Some(&id) = found.get(ino) else {
             let names: Vec<_> = seen.names.iter().map(|name| &name.1).collect();
             let text = format!("inode {ino} (named {names:?}) was never made");
             return Err(Problem::new(Kind::Invented, text));
         };
-        object(&found, model, id, seen, cut, data)?;
+        object(found, model, id, seen, cut, data)?;
     }
-    slots(tree, &found, model, cut)?;
+    slots(tree, found, model, cut)?;
     for (id, object) in model.objects().iter().enumerate() {
         let there = tree.inodes.get(&object.ino).is_some_and(|seen| same(object, seen));
         if id != ROOT && !there && !object.names.admissible(cut).any(|names| names.is_empty()) {
@@ -157,7 +209,7 @@ fn object(
     one_of(&object.names, &names, cut, what("names"))
 }
 
-fn slots(tree: &Tree, found: &Found, model: &Model, cut: u64) -> Result<(), Problem> {
+fn shown_slots(tree: &Tree, found: &Found) -> BTreeMap<Slot, ObjectId> {
     let mut shown: BTreeMap<Slot, ObjectId> = BTreeMap::new();
     for (ino, seen) in &tree.inodes {
         for (dir, name) in &seen.names {
@@ -166,6 +218,11 @@ fn slots(tree: &Tree, found: &Found, model: &Model, cut: u64) -> Result<(), Prob
             }
         }
     }
+    shown
+}
+
+fn slots(tree: &Tree, found: &Found, model: &Model, cut: u64) -> Result<(), Problem> {
+    let shown = shown_slots(tree, found);
     for (slot, history) in model.slots() {
         let value = shown.get(slot).copied();
         one_of(history, &value, cut, || format!("object at {:?} in directory {}", slot.1, slot.0))?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use fjord::{Fs, MountOptions};
+use fjord::{Fs, MountOptions, Scheduler};
 use fjord_testkit::rng::Rng;
 use parking_lot::Mutex;
 
@@ -147,6 +147,11 @@ impl Finding {
         );
         if !self.options.barrier {
             line += " --no-barrier";
+        }
+        match self.options.scheduler {
+            Scheduler::Auto => {}
+            Scheduler::Epoch => line += " --scheduler epoch",
+            Scheduler::Direct => line += " --scheduler direct",
         }
         if self.options.discard {
             line += " --discard";

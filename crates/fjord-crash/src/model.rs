@@ -10,7 +10,9 @@
 //! - `fsync` of a directory: its mode, owner, mtime, attributes and each of its entries;
 //! - each of them: that the directories above exist under some name that they had since they
 //!   were made, as far as no rename is on the way that nothing has promised;
-//! - `sync`: everything.
+//! - `sync`: everything;
+//! - `fbarrier`, `fdatabarrier`: what fsync and fdatasync promise, if any change shows that began
+//!   after the call.
 //!
 //! Invariants: versions are in the order of time; promises only move forward.
 
@@ -70,7 +72,8 @@ impl<T: PartialEq + Clone> History<T> {
 
     /// What a cut at `cut` may leave, oldest first; never empty.
     pub fn admissible(&self, cut: u64) -> impl Iterator<Item = &T> + Clone {
-        let first = self.promises.iter().rfind(|promise| promise.0 < cut).map_or(0, |p| p.1);
+        let due = self.promises.iter().filter(|promise| promise.0 < cut);
+        let first = due.map(|promise| promise.1).max().unwrap_or(0);
         let begun = self.versions[first + 1..].iter().filter(move |version| version.0 < cut);
         self.versions[first..=first].iter().chain(begun).map(|version| &version.1)
     }
@@ -78,6 +81,23 @@ impl<T: PartialEq + Clone> History<T> {
     /// As [`History::admissible`], in a list.
     pub fn admissible_list(&self, cut: u64) -> Vec<&T> {
         self.admissible(cut).collect()
+    }
+
+    /// Whether the value is one that it only had from changes on that began after `stamp`.
+    pub fn is_newer(&self, value: &T, stamp: u64) -> bool {
+        let mut same = self.versions.iter().filter(|version| version.1 == *value).peekable();
+        same.peek().is_some() && same.all(|version| version.0 > stamp)
+    }
+
+    /// All values of changes that began up to `stamp`.
+    pub fn begun_by(&self, stamp: u64) -> impl Iterator<Item = &T> + Clone {
+        let begun = self.versions.iter().filter(move |version| version.0 <= stamp);
+        begun.map(|version| &version.1)
+    }
+
+    /// Takes over what `other`, an earlier state of the same aspect, promises at `stamp`.
+    fn adopt(&mut self, other: &History<T>, stamp: u64) {
+        self.promises.extend(other.promises.iter().filter(|promise| promise.0 == stamp));
     }
 
     /// All values it ever had.
@@ -154,6 +174,15 @@ pub struct Made {
     pub attrs: Attrs,
 }
 
+/// A promise of order: whoever sees a change that began after `stamp` sees what was promised.
+#[derive(Clone, Debug)]
+pub struct Barrier {
+    /// When the call returned.
+    pub stamp: u64,
+    /// The model of that moment, if the call had promised durability.
+    promised: Box<Model>,
+}
+
 /// The file system as it should be.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -161,6 +190,8 @@ pub struct Model {
     /// Objects that ever had an inode number.
     by_number: HashMap<u64, Vec<ObjectId>>,
     slots: BTreeMap<Slot, History<Option<ObjectId>>>,
+    /// Promises of order.
+    barriers: Vec<Barrier>,
     /// Counts writes; each has a pattern of its own.
     pub write_count: u64,
 }
@@ -172,6 +203,7 @@ impl Model {
             objects: Vec::new(),
             by_number: HashMap::new(),
             slots: BTreeMap::new(),
+            barriers: Vec::new(),
             write_count: 0,
         };
         model.add(root, None);
@@ -338,6 +370,8 @@ impl Model {
             Op::Fsync(path) => (path, false),
             Op::Fdatasync(path) => (path, true),
             Op::Sync => return self.promise_all(stamp),
+            Op::Fbarrier(path) => return self.order(stamp, &Op::Fsync(path.clone())),
+            Op::Fdatabarrier(path) => return self.order(stamp, &Op::Fdatasync(path.clone())),
             _ => return,
         };
         let Some(id) = self.resolve(path) else { return };
@@ -357,6 +391,35 @@ impl Model {
             }
         }
         self.promise_above(stamp, id);
+    }
+
+    fn order(&mut self, stamp: u64, as_if: &Op) {
+        let mut promised = Box::new(self.clone());
+        promised.barriers.clear();
+        promised.promise(stamp, as_if);
+        self.barriers.push(Barrier { stamp, promised });
+    }
+
+    /// The promises of order so far, oldest first.
+    pub fn barriers(&self) -> &[Barrier] {
+        &self.barriers
+    }
+
+    /// The model if what this barrier ordered was promised.
+    pub fn with(&self, barrier: &Barrier) -> Model {
+        let (mut model, stamp) = (self.clone(), barrier.stamp);
+        for (object, then) in model.objects.iter_mut().zip(&barrier.promised.objects) {
+            object.content.adopt(&then.content, stamp);
+            object.attrs.adopt(&then.attrs, stamp);
+            object.xattrs.adopt(&then.xattrs, stamp);
+            object.names.adopt(&then.names, stamp);
+        }
+        for (slot, then) in &barrier.promised.slots {
+            if let Some(history) = model.slots.get_mut(slot) {
+                history.adopt(then, stamp);
+            }
+        }
+        model
     }
 
     /// The directories that must be there because `id` must: as long as only one set of names is
@@ -395,6 +458,7 @@ impl Model {
             object.names.settle();
         }
         self.slots.values_mut().for_each(History::settle);
+        self.barriers.clear();
     }
 }
 

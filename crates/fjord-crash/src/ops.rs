@@ -56,6 +56,10 @@ pub enum Op {
     Fsync(Path),
     /// fdatasync.
     Fdatasync(Path),
+    /// fbarrier: order without durability.
+    Fbarrier(Path),
+    /// fdatabarrier.
+    Fdatabarrier(Path),
     /// syncfs.
     Sync,
 }
@@ -63,7 +67,12 @@ pub enum Op {
 impl Op {
     /// Whether it makes a promise.
     pub fn is_sync(&self) -> bool {
-        matches!(self, Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync)
+        matches!(self, Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync) || self.is_barrier()
+    }
+
+    /// Whether it promises order only.
+    pub fn is_barrier(&self) -> bool {
+        matches!(self, Op::Fbarrier(_) | Op::Fdatabarrier(_))
     }
 
     /// The same operation on other paths.
@@ -87,7 +96,9 @@ impl Op {
             | Op::Chown(path, _)
             | Op::Hold(path)
             | Op::Fsync(path)
-            | Op::Fdatasync(path) => *path = to(path),
+            | Op::Fdatasync(path)
+            | Op::Fbarrier(path)
+            | Op::Fdatabarrier(path) => *path = to(path),
             Op::Sync => {}
         }
         op
@@ -113,7 +124,9 @@ impl Op {
             | Op::Chown(path, _)
             | Op::Hold(path)
             | Op::Fsync(path)
-            | Op::Fdatasync(path) => path,
+            | Op::Fdatasync(path)
+            | Op::Fbarrier(path)
+            | Op::Fdatabarrier(path) => path,
             Op::Sync => return None,
         })
     }
@@ -177,6 +190,8 @@ impl fmt::Display for Op {
             Op::Hold(p) => write!(f, "hold {}", path(p)),
             Op::Fsync(p) => write!(f, "fsync {}", path(p)),
             Op::Fdatasync(p) => write!(f, "fdatasync {}", path(p)),
+            Op::Fbarrier(p) => write!(f, "fbarrier {}", path(p)),
+            Op::Fdatabarrier(p) => write!(f, "fdatabarrier {}", path(p)),
             Op::Sync => f.write_str("sync"),
         }
     }
@@ -214,6 +229,8 @@ impl FromStr for Op {
             "hold" => Op::Hold(path()?),
             "fsync" => Op::Fsync(path()?),
             "fdatasync" => Op::Fdatasync(path()?),
+            "fbarrier" => Op::Fbarrier(path()?),
+            "fdatabarrier" => Op::Fdatabarrier(path()?),
             "sync" => Op::Sync,
             _ => bail!("{verb:?} is no operation"),
         };
@@ -259,9 +276,10 @@ mod tests {
         let text = "create /a; mkdir /d; symlink /d/s 70; link /a /d/b; unlink /a; rmdir /d; \
                     rename /d/b /c; exchange /c /d; truncate /c 5; append /c 9; write /c 1 2; magic /c 0; \
                     fallocate /c keep+punch 0 4096; fallocate /c plain 0 1; setxattr /c user.x 7; \
-                    rmxattr /c user.x; chmod /c 640; chown /c 7; hold /c; fsync /; fdatasync /c; sync";
+                    rmxattr /c user.x; chmod /c 640; chown /c 7; hold /c; fsync /; fdatasync /c; fbarrier /d; \
+                    fdatabarrier /c; sync";
         let ops = parse(text).unwrap();
-        assert_eq!(ops.len(), 22);
+        assert_eq!(ops.len(), 24);
         assert_eq!(parse(&format(&ops)).unwrap(), ops);
     }
 

@@ -141,6 +141,8 @@ impl<'a> Runner<'a> {
             }
             Op::Fsync(path) => self.resolve(path)?.fsync(false)?,
             Op::Fdatasync(path) => self.resolve(path)?.fsync(true)?,
+            Op::Fbarrier(path) => self.resolve(path)?.barrier(false)?,
+            Op::Fdatabarrier(path) => self.resolve(path)?.barrier(true)?,
             Op::Sync => self.fs.sync()?,
         }
         self.model.lock().apply(start, op, &bytes);

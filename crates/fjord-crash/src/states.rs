@@ -6,12 +6,14 @@
 //! At any moment some writes are *forced* (a completed flush or FUA covers them, or the device
 //! has no cache and they are done); the others are *pending*, and each may be there, missing, or
 //! torn at a sector. A device with native barriers keeps a pending write only if all of earlier
-//! epochs are there. The moments are the submissions (the new write makes new images) and the
+//! epochs are there, and what else had completed before their barriers. The moments are the
+//! submissions (the new write makes new images) and the
 //! moments at which writes become forced (images of before are legal no more).
 //!
 //! Invariants: images are built in the order of submission, so that of two kept writes to one
 //! sector the later wins; every case that is given is legal for its whole window.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use fjord_testkit::rng::Rng;
@@ -145,6 +147,7 @@ fn moments(log: &Log, kind: DeviceKind) -> Vec<Moment> {
         }
     }
     events.sort_unstable();
+    let before = epochs_before(log);
     let mut pending: Vec<usize> = Vec::new();
     let mut moments = Vec::new();
     for (stamp, index, completion) in events {
@@ -153,7 +156,7 @@ fn moments(log: &Log, kind: DeviceKind) -> Vec<Moment> {
             moments.push(Moment { stamp, submitted: Some(index), forced: Vec::new() });
             continue;
         }
-        let forced = forced_by(log, kind, &pending, index);
+        let forced = forced_by(log, kind, &before, &pending, index);
         if !forced.is_empty() {
             pending.retain(|other| !forced.contains(other));
             moments.push(Moment { stamp, submitted: None, forced });
@@ -162,8 +165,31 @@ fn moments(log: &Log, kind: DeviceKind) -> Vec<Moment> {
     moments
 }
 
+/// The epoch that each write is durable before the end of, on a device that keeps epochs apart: an
+/// ordered write's own, and for others the one whose barrier was the first to be submitted after
+/// their completion.
+fn epochs_before(log: &Log) -> Vec<Option<u64>> {
+    // The last write of an epoch is its barrier, if another epoch follows.
+    let ordered = || log.entries.iter().filter_map(|e| e.epoch.map(|epoch| (epoch, e)));
+    let barriers: BTreeMap<u64, u64> =
+        ordered().map(|(epoch, entry)| (epoch, entry.submitted_at)).collect();
+    let newest = barriers.keys().last().copied();
+    let before = |entry: &Entry| {
+        let follows = |epoch: &u64| Some(*epoch) < newest;
+        let first = |(epoch, at): (&u64, &u64)| (*at > entry.completed_at).then_some(*epoch);
+        entry.epoch.or_else(|| barriers.iter().find_map(first).filter(follows))
+    };
+    log.entries.iter().map(before).collect()
+}
+
 /// Which pending writes the completion of `index` makes durable.
-fn forced_by(log: &Log, kind: DeviceKind, pending: &[usize], index: usize) -> Vec<usize> {
+fn forced_by(
+    log: &Log,
+    kind: DeviceKind,
+    before: &[Option<u64>],
+    pending: &[usize],
+    index: usize,
+) -> Vec<usize> {
     let done = &log.entries[index];
     let direct = |other: usize| match done.effect {
         Effect::Flush => log.entries[other].completed_at < done.submitted_at,
@@ -173,7 +199,7 @@ fn forced_by(log: &Log, kind: DeviceKind, pending: &[usize], index: usize) -> Ve
     if kind == DeviceKind::Barrier
         && let Some(epoch) = forced.iter().filter_map(|other| log.entries[*other].epoch).max()
     {
-        let earlier = |other: usize| log.entries[other].epoch.is_some_and(|e| e < epoch);
+        let earlier = |other: usize| before[other].is_some_and(|e| e < epoch);
         for &other in pending {
             if earlier(other) && !forced.contains(&other) {
                 forced.push(other);
@@ -195,6 +221,8 @@ struct Pending {
 struct Cache<'a> {
     log: &'a Log,
     kind: DeviceKind,
+    /// See [`epochs_before`].
+    before: Vec<Option<u64>>,
     durable: Image,
     pending: Vec<Pending>,
 }
@@ -271,7 +299,8 @@ impl Cache<'_> {
         let whole = |index: usize| kept.iter().any(|k| k.index == index && k.sectors.is_none());
         let epoch = |index: usize| self.log.entries[index].epoch;
         let missing = self.pending.iter().filter(|write| !whole(write.index));
-        if let Some(first) = missing.filter_map(|write| epoch(write.index)).min() {
+        let before = |index: usize| self.before.get(index).copied().flatten();
+        if let Some(first) = missing.filter_map(|write| before(write.index)).min() {
             kept.retain(|kept| epoch(kept.index).is_none_or(|epoch| epoch <= first));
         }
     }
@@ -303,7 +332,13 @@ pub fn enumerate(
     visit: &mut dyn FnMut(CrashState) -> ControlFlow<()>,
 ) {
     let moments = moments(log, kind);
-    let mut cache = Cache { log, kind, durable: log.base.clone(), pending: Vec::new() };
+    let mut cache = Cache {
+        log,
+        kind,
+        before: epochs_before(log),
+        durable: log.base.clone(),
+        pending: Vec::new(),
+    };
     // The end of the window of each moment: the next one that forces something.
     let mut last_cuts = vec![log.end; moments.len()];
     for index in (1..moments.len()).rev() {
@@ -333,7 +368,13 @@ pub fn enumerate(
 
 /// The state that a case names, if it is legal for this log.
 pub fn find(log: &Log, kind: DeviceKind, case: &Case) -> Option<CrashState> {
-    let mut cache = Cache { log, kind, durable: log.base.clone(), pending: Vec::new() };
+    let mut cache = Cache {
+        log,
+        kind,
+        before: epochs_before(log),
+        durable: log.base.clone(),
+        pending: Vec::new(),
+    };
     let moments = moments(log, kind);
     let at = moments.iter().position(|moment| moment.stamp == case.after)?;
     for moment in &moments[..=at] {
@@ -457,7 +498,8 @@ fn trim<T>(list: &mut Vec<T>, max: usize, rng: &mut Rng) {
 
 /// Counts what [`enumerate`] gives, without building images.
 pub fn count(log: &Log, kind: DeviceKind, budget: &Budget, seed: u64, from: u64, cases: &mut u64) {
-    let mut cache = Cache { log, kind, durable: Image::new(0), pending: Vec::new() };
+    let mut cache =
+        Cache { log, kind, before: Vec::new(), durable: Image::new(0), pending: Vec::new() };
     for moment in moments(log, kind) {
         cache.pending.retain(|write| !moment.forced.contains(&write.index));
         if let Some(index) = moment.submitted {

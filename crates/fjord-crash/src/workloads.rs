@@ -53,6 +53,8 @@ pub enum Family {
     AppendFar,
     /// iJournaling: fsync of a leaf below several new directories.
     DeepLeaf,
+    /// fbarrier and fdatabarrier between changes of a few files.
+    Barriers,
     /// iJournaling: ten threads of random mkdir, create, write, truncate, unlink and fsync.
     TenThreads,
     /// Long sequences by seed; without end.
@@ -62,10 +64,11 @@ pub enum Family {
 }
 
 /// All families.
-pub const FAMILIES: [Family; 11] = [
+pub const FAMILIES: [Family; 12] = [
     Family::RenameToSub,
     Family::CreateDelete,
     Family::DeepLeaf,
+    Family::Barriers,
     Family::AppendFar,
     Family::TenThreads,
     Family::ThousandFiles,
@@ -88,6 +91,7 @@ impl Family {
             Family::ThousandFiles => "thousand-files",
             Family::AppendFar => "append-far",
             Family::DeepLeaf => "deep-leaf",
+            Family::Barriers => "barriers",
             Family::TenThreads => "ten-threads",
             Family::Random => "random",
             Family::Threads => "threads",
@@ -115,6 +119,7 @@ impl Family {
             Family::ThousandFiles => Box::new(std::iter::once(thousand_files())),
             Family::AppendFar => Box::new(std::iter::once(append_far())),
             Family::DeepLeaf => Box::new((1..=6).map(deep_leaf)),
+            Family::Barriers => Box::new((0..24).map(move |round| barriers(seed, round))),
             Family::TenThreads => Box::new(std::iter::once(ten_threads(seed))),
             Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
             Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
@@ -334,6 +339,38 @@ fn random(seed: u64, round: u64) -> Workload {
         });
     }
     Workload::new(Vec::new(), ops)
+}
+
+/// Changes of a few files with a barrier after most of them, and few syncs.
+fn barriers(seed: u64, round: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ round.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut ops = Vec::new();
+    for _ in 0..rng.range(6, 20) {
+        let mut file = format!("f{}", rng.below(4));
+        ops.push(match rng.below(20) {
+            0..8 => Op::Write(file.clone(), rng.below(3) * 4096, 1 + rng.below(9000)),
+            8..12 => Op::Append(file.clone(), 1 + rng.below(9000)),
+            12..14 => Op::Truncate(file.clone(), rng.below(12_000)),
+            14..16 => {
+                let new = format!("f{}", rng.below(4));
+                let old = std::mem::replace(&mut file, new.clone());
+                Op::Rename(old, new)
+            }
+            16..18 => {
+                file = format!("n{}", ops.len());
+                Op::Create(file.clone())
+            }
+            _ => Op::Chmod(file.clone(), 0o600 + rng.below(64) as u16),
+        });
+        match rng.below(12) {
+            0..4 => ops.push(Op::Fbarrier(file)),
+            4..9 => ops.push(Op::Fdatabarrier(file)),
+            9 => ops.push(Op::Fsync(file)),
+            _ => {}
+        }
+    }
+    let setup = "create /f0; append /f0 12000; create /f1; append /f1 5000; create /f2; create /f3";
+    Workload::new(own(setup), ops)
 }
 
 fn random_fallocate(file: String, rng: &mut Rng) -> Op {

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use fjord::{DataMode, MountOptions};
+use fjord::{DataMode, MountOptions, Scheduler};
 use fjord_block::epoch::EpochDevice;
 use fjord_block::plant::{Bug, Planting};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
@@ -336,6 +336,15 @@ fn barrier_not_reassigned() {
     let (tried, wrong) = run(Some(Bug::BarrierNotReassigned));
     assert!(wrong.is_some(), "not found in {tried} states");
     println!("| `BarrierNotReassigned` | order of epochs | {tried} | {all} |");
+}
+
+#[test]
+fn barrier_ignored() {
+    Plant::new(Bug::BarrierIgnored)
+        .setup("create /a; append /a 9000; create /b; append /b 9000")
+        .ops("write /a 0 5000; fdatabarrier /a; write /b 0 5000; fdatasync /b")
+        .with(|config| config.options.scheduler = Scheduler::Epoch)
+        .is_found(&[Kind::OrderBroken]);
 }
 
 /// The planted list and this file do not drift apart.

@@ -1,6 +1,6 @@
 //! A quick selection of the explorer's workloads, and proof that it bites.
 
-use fjord::{DataMode, MountOptions};
+use fjord::{DataMode, MountOptions, Scheduler};
 use fjord_crash::base::FEATURES;
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{Config, Report, Workload, explore};
@@ -61,6 +61,22 @@ fn sample_under_all_configurations() {
     plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
     plan.devices = DeviceKind::ALL.to_vec();
     plan.sample_every = 53;
+    passes(&plan);
+}
+
+/// The same, and barriers, over the epoch scheduler: on each kind of device.
+#[test]
+fn sample_over_the_scheduler() {
+    let options = MountOptions { scheduler: Scheduler::Epoch, ..MountOptions::default() };
+    let config = Config { compare_every: 100, inner_every: 16, ..Config::new(options) };
+    let families = [Family::Barriers, Family::RenameToSub, Family::CreateDelete, Family::Ace2];
+    let mut plan = Plan::new(&families, config);
+    plan.features = FEATURES.to_vec();
+    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.devices = DeviceKind::ALL.to_vec();
+    plan.sample_every = 331;
+    passes(&plan);
+    (plan.families, plan.sample_every) = (vec![Family::Barriers], 2);
     passes(&plan);
 }
 

@@ -12,6 +12,8 @@ mod compound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::Class;
+use fjord_block::plant::{Bug, planted};
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
@@ -85,6 +87,10 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
     fs.check_alive()?;
     if fs.is_read_only() {
         return unwritten_is_lost(fs, inode, datasync);
+    }
+    if planted(Bug::BarrierIgnored) {
+        let mode = writeback::Mode::DataFirst(Class::Async);
+        return writeback::write_inode(fs, inode, 0..u64::MAX, mode);
     }
     fs.data_in_order.store(true, Ordering::Release);
     let _busy = fs.dirty_inodes.begin(inode);
