@@ -52,4 +52,5 @@ pub use file::write::WriteOptions;
 pub use fjord_format::InodeNo;
 pub use fs::status::ShutdownMode;
 pub use options::{AtimeMode, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+pub use fsync::stats::{Fallback, FsyncStats, LatencyHistogram};
 pub use vfs::{DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags};

@@ -25,6 +25,7 @@ use crate::file::{read, write};
 use crate::fs::FsInner;
 use crate::fs::mount;
 use crate::fs::status::ShutdownMode;
+use crate::fsync::stats::FsyncStats;
 use crate::inode::table::Users;
 use crate::inode::{Inode, attr, evict, flags, table};
 use crate::options::MountOptions;
@@ -175,7 +176,7 @@ impl Fs {
     /// Counters since the mount.
     pub fn stats(&self) -> Stats {
         Stats {
-            fsyncs: self.0.stats.fsyncs.load(Ordering::Relaxed),
+            fsync: self.0.fsync_counters.snapshot(),
             barriers: self.0.stats.barriers.load(Ordering::Relaxed),
             scheduler: self.0.scheduler.as_ref().map(|scheduler| scheduler.epoch_stats()),
             fsync_policy: self.0.fsync_policy.name(),
@@ -274,8 +275,8 @@ fn noting<T>(fs: &FsInner, changing: bool, call: impl FnOnce() -> Result<T>) -> 
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Stats {
-    /// fsync and fdatasync calls that succeeded.
-    pub fsyncs: u64,
+    /// fsync and fdatasync calls.
+    pub fsync: FsyncStats,
     /// Calls of [`InodeRef::barrier`] that gave order without durability.
     pub barriers: u64,
     /// The epoch scheduler's counters, if the mount put one above the device.

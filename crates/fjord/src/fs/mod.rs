@@ -35,6 +35,7 @@ use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
 use crate::fsync::FsyncPolicy;
+use crate::fsync::stats::FsyncCounters;
 use crate::inode::InodeState;
 use crate::inode::table::InodeTable;
 use crate::options::MountOptions;
@@ -77,7 +78,9 @@ pub(crate) struct FsInner {
     pub(crate) fsync_policy: Box<dyn FsyncPolicy>,
     /// Read-only, shut down, damaged?
     pub(crate) status: status::Status,
-    /// Counters for users.
+    /// What fsync did.
+    pub(crate) fsync_counters: FsyncCounters,
+    /// Other counters for users.
     pub(crate) stats: Counters,
     /// Background threads and their wake-ups.
     pub(crate) threads: threads::Threads,
@@ -90,8 +93,6 @@ pub(crate) struct FsInner {
 /// Counters of a mounted file system.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// fsync and fdatasync calls that succeeded.
-    pub(crate) fsyncs: AtomicU64,
     /// fbarrier and fdatabarrier calls that gave order without durability.
     pub(crate) barriers: AtomicU64,
 }

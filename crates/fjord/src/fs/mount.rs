@@ -28,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::fs::superblock::SuperState;
 use crate::fs::{Counters, FsInner, dirty, mmp, status, threads};
 use crate::fsync;
+use crate::fsync::stats::FsyncCounters;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
 use crate::options::{DataMode, MountOptions, Scheduler};
@@ -293,6 +294,7 @@ fn build(
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
         status: status::Status::default(),
+        fsync_counters: FsyncCounters::default(),
         stats: Counters::default(),
         threads: threads::Threads::default(),
         mmp,

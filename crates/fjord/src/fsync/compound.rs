@@ -16,12 +16,14 @@
 //! A crash before 5 is complete leaves the file as of its last commit, after it the new
 //! state. There is no fallback: this is what the others fall back to.
 
+use std::sync::Arc;
+
 use fjord_block::plant::{Bug, planted};
 
+use super::{FsyncPolicy, Outcome};
 use crate::error::Result;
 use crate::file::writeback;
 use crate::fs::FsInner;
-use crate::fsync::FsyncPolicy;
 use crate::inode::Inode;
 
 /// Commits the running transaction.
@@ -32,49 +34,72 @@ impl FsyncPolicy for Compound {
         "compound"
     }
 
-    fn commit(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
-        let datasync = datasync || planted(Bug::FsyncAsFdatasync);
-        let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
-        let owed = inode.in_place.owed();
-        if owed.is_some() && !fs.keeps_order() {
-            // Writes that change no metadata are attached to no transaction: whichever flush
-            // comes next covers them only if they are complete before it starts.
-            writeback::wait_in_flight(fs, inode)?;
-        }
-        let journal = fs.journal();
-        match wanted.get().filter(|&tid| !journal.is_committed(tid)) {
-            Some(tid) => {
-                // Somebody's commit under way may have flushed before the writes in place came.
-                let covered = owed.is_none() || journal.flush_is_to_come(tid);
-                journal.commit(tid)?;
-                if !covered {
-                    fs.flush_device()?;
-                }
-            }
-            None if owed.is_some() && !planted(Bug::OverwriteNotFlushed) => fs.flush_device()?,
-            None => {}
-        }
-        if let Some(mark) = owed {
-            inode.in_place.record_flush(mark);
-        }
-        Ok(())
+    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
+        writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
+        let committed = commit(fs, inode, datasync);
+        // The failure of the file's own data says more than that of the commit it was attached
+        // to.
+        writeback::finish(fs, inode).and(committed)
     }
+}
 
-    fn order(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
-        let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
-        let mark = inode.in_place.mark();
-        let journal = fs.journal();
-        if let Some(tid) = wanted.get().filter(|&tid| !journal.is_committed(tid)) {
-            let ends_epoch = journal.flush_is_to_come(tid);
-            journal.commit_in_order(tid)?;
-            if ends_epoch {
-                inode.in_place.record_barrier(mark);
-            }
-        }
-        if inode.in_place.owes_barrier() {
-            // Data that somebody else wrote out, in no epoch or an open one.
-            fs.flush_device()?;
-        }
-        Ok(())
+/// Commits what the inode needs. Its data has been submitted, and is complete or attached to
+/// the running transaction. What every other policy falls back to.
+///
+/// # Errors
+/// I/O errors of the journal, the device, or data in place.
+pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
+    let datasync = datasync || planted(Bug::FsyncAsFdatasync);
+    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+    let owed = inode.in_place.owed();
+    if owed.is_some() && !fs.keeps_order() {
+        // Writes that change no metadata are attached to no transaction: whichever flush
+        // comes next covers them only if they are complete before it starts.
+        writeback::wait_in_flight(fs, inode)?;
     }
+    let journal = fs.journal();
+    let outcome = match wanted.get().filter(|&tid| !journal.is_committed(tid)) {
+        Some(tid) => {
+            // Somebody's commit under way may have flushed before the writes in place came.
+            let covered = owed.is_none() || journal.flush_is_to_come(tid);
+            journal.commit(tid)?;
+            if !covered {
+                fs.flush_device()?;
+            }
+            Outcome::Policy
+        }
+        None if owed.is_some() && !planted(Bug::OverwriteNotFlushed) => {
+            fs.flush_device()?;
+            Outcome::Data
+        }
+        None => Outcome::Nothing,
+    };
+    if let Some(mark) = owed {
+        inode.in_place.record_flush(mark);
+    }
+    Ok(outcome)
+}
+
+/// Puts the metadata of `inode`, and all its data, before everything that is written later,
+/// without waiting for the device, which keeps order. All data writes have been submitted as
+/// ordered ones.
+///
+/// # Errors
+/// What shows before the device has answered; the rest is the next fsync's to report.
+pub(crate) fn order(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
+    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+    let mark = inode.in_place.mark();
+    let journal = fs.journal();
+    if let Some(tid) = wanted.get().filter(|&tid| !journal.is_committed(tid)) {
+        let ends_epoch = journal.flush_is_to_come(tid);
+        journal.commit_in_order(tid)?;
+        if ends_epoch {
+            inode.in_place.record_barrier(mark);
+        }
+    }
+    if inode.in_place.owes_barrier() {
+        // Data that somebody else wrote out, in no epoch or an open one.
+        fs.flush_device()?;
+    }
+    Ok(())
 }

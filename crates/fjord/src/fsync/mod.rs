@@ -1,25 +1,27 @@
 //! Fsync: which blocks a call makes durable.
 //!
-//! Owns the seam between the engine and the ways of committing. A policy gets an inode
-//! whose data has been submitted (see [`crate::file::writeback`]) and makes the newest
-//! metadata of that inode durable, together with every data write attached to it.
+//! Owns the seam between the engine and the ways of committing. A policy writes an inode's
+//! data (see [`crate::file::writeback`]) and makes the newest metadata of that inode durable,
+//! by a log of its own or, always possible, by the commit of everything ([`compound`]).
+//! What it did is counted in [`stats`].
 //!
 //! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
 //! before the call, its attributes, and a path to it survive a power cut.
 
 mod compound;
+pub(crate) mod stats;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use fjord_block::Class;
 use fjord_block::plant::{Bug, planted};
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
+pub(crate) use stats::{Fallback, Outcome};
 
 use crate::error::Result;
-use crate::file::writeback;
 use crate::fs::FsInner;
 use crate::inode::Inode;
 use crate::options::FsyncPolicyKind;
@@ -29,21 +31,13 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     /// Name as on the command line.
     fn name(&self) -> &'static str;
 
-    /// Makes the metadata of `inode` durable; with `datasync` only what is needed to
-    /// read its data back. All data writes have been submitted and are either complete
-    /// or attached to the running transaction.
+    /// Writes the dirty data of `inode` and makes it and the metadata durable; with
+    /// `datasync` only what is needed to read the data back. Runs in the calling thread, which
+    /// holds no lock.
     ///
     /// # Errors
     /// The first error of a write, flush or commit that the promise depends on.
-    fn commit(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()>;
-
-    /// Puts the metadata of `inode`, as [`FsyncPolicy::commit`] would make it durable, and all
-    /// its data, before everything that is written later, without waiting for the device. All
-    /// data writes have been submitted as ordered ones. The device keeps order.
-    ///
-    /// # Errors
-    /// What shows before the device has answered; the rest is the next fsync's to report.
-    fn order(&self, fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()>;
+    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome>;
 }
 
 /// The policy that an option names.
@@ -53,7 +47,7 @@ pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     }
 }
 
-/// Makes a file durable: writes its data back, then commits by the mount's policy.
+/// Makes a file durable: its data, then its metadata by the mount's policy.
 ///
 /// # Errors
 /// I/O errors of this file's data or of the journal.
@@ -62,15 +56,28 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     if fs.is_read_only() {
         return unwritten_is_lost(fs, inode, datasync);
     }
+    let began = Instant::now();
     // A sync by somebody else must know of the writes that are under way here.
     let _busy = fs.dirty_inodes.begin(inode);
-    writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
-    let committed = fs.fsync_policy.commit(fs, inode, datasync);
-    // The failure of the file's own data says more than that of the commit it was attached to.
-    let result = writeback::finish(fs, inode).and(committed);
-    result.inspect_err(|error| fs.note_write_error(error))?;
-    fs.stats.fsyncs.fetch_add(1, Ordering::Relaxed);
-    Ok(())
+    let result = fs.fsync_policy.fsync(fs, inode, datasync);
+    match result {
+        Ok(outcome) => {
+            fs.fsync_counters.served(outcome, began.elapsed());
+            Ok(())
+        }
+        Err(error) => {
+            fs.fsync_counters.failed();
+            fs.note_write_error(&error);
+            Err(error)
+        }
+    }
+}
+
+/// Whether the inode has changes that no commit covers; with `datasync` those that its data
+/// needs.
+pub(crate) fn is_uncommitted(fs: &FsInner, inode: &Inode, datasync: bool) -> bool {
+    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+    wanted.get().is_some_and(|tid| !fs.journal().is_committed(tid))
 }
 
 /// Order without durability (`fbarrier`, `fdatabarrier`; section 4 of *Barrier-Enabled IO Stack
@@ -95,7 +102,7 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
     fs.data_in_order.store(true, Ordering::Release);
     let _busy = fs.dirty_inodes.begin(inode);
     writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Barrier { datasync })?;
-    let ordered = fs.fsync_policy.order(fs, inode, datasync);
+    let ordered = compound::order(fs, inode, datasync);
     let result = writeback::leave_in_flight(fs, inode).and(ordered);
     result.inspect_err(|error| fs.note_write_error(error))?;
     fs.stats.barriers.fetch_add(1, Ordering::Relaxed);
@@ -105,8 +112,7 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
 /// On a file system that an error made read-only: fails if the file has changes that did not
 /// reach the device before, and never will.
 fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
-    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
-    let uncommitted = wanted.get().is_some_and(|tid| !fs.journal().is_committed(tid));
+    let uncommitted = is_uncommitted(fs, inode, datasync);
     if !(uncommitted || inode.pages.has_dirty() || inode.in_place.owed().is_some()) {
         return Ok(());
     }
