@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_crash::base::{FEATURES, Features, SPECIAL};
+use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, SPECIAL};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{CasePath, Config, Report, Workload, data_name, explore, replay};
 use fjord_crash::minimise::minimise;
@@ -14,9 +14,6 @@ use fjord_crash::ops;
 use fjord_crash::record::DeviceKind;
 use fjord_crash::workloads::{FAMILIES, Family};
 use indicatif::{ProgressBar, ProgressStyle};
-
-/// The fsync policies, by name.
-const POLICIES: [(&str, FsyncPolicyKind); 1] = [("compound", FsyncPolicyKind::Compound)];
 
 const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
 
@@ -49,7 +46,7 @@ pub(crate) struct CrashArgs {
     /// Devices (may be repeated): volatile, barrier, nocache
     #[arg(long, value_name = "KIND")]
     device: Vec<String>,
-    /// Fsync policy: compound
+    /// Fsync policy: compound, fast-commit
     #[arg(long, default_value = "compound")]
     policy: String,
     /// Leave flushes out, as `-o nobarrier` does: promises are lost then
@@ -133,9 +130,7 @@ pub(crate) fn run(args: &CrashArgs) -> Result<()> {
 }
 
 fn plan(args: &CrashArgs) -> Result<Plan> {
-    let policies: Vec<_> = POLICIES.to_vec();
-    let policy = choose("fsync policy", std::slice::from_ref(&args.policy), &policies, |p| p.0)?;
-    let fsync = policy.first().context("a policy")?.1;
+    let fsync = policy(args)?;
     let (barrier, discard) = (!args.no_barrier, args.discard);
     let scheduler = Scheduler::by_name(&args.scheduler)
         .with_context(|| format!("unknown scheduler {:?}; epoch, direct, auto", args.scheduler))?;
@@ -176,11 +171,19 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
     })
 }
 
-/// The feature sets asked for; [`SPECIAL`] ones only by name.
+fn policy(args: &CrashArgs) -> Result<FsyncPolicyKind> {
+    let wanted = std::slice::from_ref(&args.policy);
+    let policies = choose("fsync policy", wanted, FsyncPolicyKind::ALL, |policy| policy.name())?;
+    policies.first().copied().context("a policy")
+}
+
+/// The feature sets asked for; without any, those that the policy makes use of. [`SPECIAL`] ones
+/// only by name.
 fn features(args: &CrashArgs) -> Result<Vec<Features>> {
-    let known: Vec<Features> = FEATURES.into_iter().chain(SPECIAL).collect();
+    let known: Vec<Features> = FEATURES.into_iter().chain(FAST_COMMIT).chain(SPECIAL).collect();
     if args.features.is_empty() {
-        return Ok(FEATURES.to_vec());
+        let fast_commit = policy(args)? == FsyncPolicyKind::FastCommit;
+        return Ok(if fast_commit { FAST_COMMIT.to_vec() } else { FEATURES.to_vec() });
     }
     choose("feature set", &args.features, &known, |set| set.name)
 }
@@ -245,7 +248,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
     println!(
         "seed {seed}: {} workloads, {} requests, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
-         Linux ({} torn superblocks and {} torn commit blocks left out), {} logs with a wrong bit ({} \
+         Linux ({} of them with fast commits; {} torn superblocks, {} torn commit blocks and {} stale \
+         areas left out), {} logs with a wrong bit ({} \
          refused), {} operations refused, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
@@ -255,8 +259,10 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.recoveries,
         report.judged.fscks,
         report.judged.compared,
+        report.judged.fast_commits,
         report.judged.torn_superblocks,
         report.judged.torn_commits,
+        report.judged.stale_areas,
         report.judged.damaged,
         report.judged.refused,
         report.refused,

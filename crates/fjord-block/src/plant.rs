@@ -68,11 +68,27 @@ pub enum Bug {
     OverwriteNotFlushed,
     /// fbarrier: the data is written, and what comes later may overtake it.
     BarrierIgnored,
+    /// Fast commit: no flush between the data and the records that add its blocks.
+    FastCommitBeforeData,
+    /// Fast commit: the blocks stay in the device's cache.
+    FastCommitNotDurable,
+    /// Fast commit: behind a full commit the stream goes on where it was.
+    FastCommitNotRestarted,
+    /// Fast commit: the entry of a new file is not logged.
+    FastCommitNoName,
+    /// Fast commit: of the changed range only what is mapped is logged.
+    FastCommitNoHoles,
+    /// Recovery: fast commits of any transaction are taken for the next one's.
+    FastCommitTidNotChecked,
+    /// Recovery: the log is marked clean before its fast commits are applied.
+    FastCommitMarkedClean,
+    /// Recovery: fast commits are applied in several transactions.
+    FastCommitInParts,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 29] = [
+    pub const ALL: [Bug; 37] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -102,6 +118,14 @@ impl Bug {
         Bug::FsyncAsFdatasync,
         Bug::OverwriteNotFlushed,
         Bug::BarrierIgnored,
+        Bug::FastCommitBeforeData,
+        Bug::FastCommitNotDurable,
+        Bug::FastCommitNotRestarted,
+        Bug::FastCommitNoName,
+        Bug::FastCommitNoHoles,
+        Bug::FastCommitTidNotChecked,
+        Bug::FastCommitMarkedClean,
+        Bug::FastCommitInParts,
     ];
 }
 

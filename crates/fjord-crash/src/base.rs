@@ -47,17 +47,30 @@ pub const FEATURES: [Features; 11] = [
     set("meta_bg", &["-b", "1024", "-O", "meta_bg,^resize_inode"]),
 ];
 
+/// The sets of the policy `fast-commit`, all with the feature.
+pub const FAST_COMMIT: [Features; 5] = [
+    set("fast_commit", &["-b", "4096", "-O", "fast_commit"]),
+    set("fast_commit-1k", &["-b", "1024", "-O", "fast_commit"]),
+    set("fast_commit-plain", &["-b", "4096", "-O", "fast_commit,^metadata_csum"]),
+    set("fast_commit-128", &["-b", "4096", "-I", "128", "-O", "fast_commit,orphan_file"]),
+    set("fast_commit-inline", &["-b", "4096", "-O", "fast_commit,inline_data"]),
+];
+
 /// Room for files beyond 1 GiB; only for workloads that need it.
 pub const LARGE: Features = Features {
     name: "large",
-    mke2fs: &["-b", "4096", "-J", "size=4"],
+    mke2fs: &["-b", "4096", "-J", "size=4", "-O", "fast_commit"],
     size_bytes: 3 << 30,
     inodes: 256,
 };
 
 /// Room for more than a thousand files; only for workloads that need it.
-pub const MANY: Features =
-    Features { name: "many-inodes", mke2fs: &["-b", "4096"], size_bytes: 16 << 20, inodes: 1200 };
+pub const MANY: Features = Features {
+    name: "many-inodes",
+    mke2fs: &["-b", "4096", "-O", "fast_commit"],
+    size_bytes: 16 << 20,
+    inodes: 1200,
+};
 
 /// What only some workloads need; not part of campaigns otherwise.
 pub const SPECIAL: [Features; 2] = [LARGE, MANY];
@@ -65,7 +78,7 @@ pub const SPECIAL: [Features; 2] = [LARGE, MANY];
 impl Features {
     /// The set with this name, [`SPECIAL`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
-        FEATURES.into_iter().chain(SPECIAL).find(|set| set.name == name)
+        FEATURES.into_iter().chain(FAST_COMMIT).chain(SPECIAL).find(|set| set.name == name)
     }
 
     fn make(&self) -> Result<(Image, Vec<(u64, u64)>)> {

@@ -140,7 +140,8 @@ impl Finding {
     /// The command that shows it again.
     pub fn rerun(&self) -> String {
         let mut line = format!(
-            "cargo xtask crash --features {} --data {} --device {}",
+            "cargo xtask crash --policy {} --features {} --data {} --device {}",
+            self.options.fsync.name(),
             self.features.name,
             data_name(self.options.data),
             self.device.name()
@@ -218,6 +219,8 @@ impl Report {
         self.judged.fscks += other.judged.fscks;
         self.judged.compared += other.judged.compared;
         self.judged.torn_commits += other.judged.torn_commits;
+        self.judged.stale_areas += other.judged.stale_areas;
+        self.judged.fast_commits += other.judged.fast_commits;
         self.judged.torn_superblocks += other.judged.torn_superblocks;
         self.judged.damaged += other.judged.damaged;
         self.judged.refused += other.judged.refused;

@@ -13,9 +13,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use fjord::{Fs, MountOptions};
+use fjord::{FileKind, Fs, MountOptions, Timespec};
 use fjord_format::features::RoCompat;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
+use fjord_journal::recovery::Plan;
 use fjord_testkit::image::{KernelMount, Scratch};
 use fjord_testkit::rng::Rng;
 use fjord_testkit::tools;
@@ -62,6 +63,11 @@ pub struct JudgeStats {
     pub torn_superblocks: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
+    /// Images cut between a full commit and the wipe of the fast-commit area, whose log e2fsck
+    /// gives up.
+    pub stale_areas: u64,
+    /// Of the images compared, those that had fast commits.
+    pub fast_commits: u64,
     /// Images with a wrong bit in the log, and how many of them were refused.
     pub damaged: u64,
     /// See `damaged`.
@@ -252,8 +258,11 @@ impl Judge {
     /// # Errors
     /// Outer: the tools do not run. Inner: the problem.
     pub fn compare(&mut self, dirty: &Image, ours: &Tree) -> Result<Result<(), Problem>> {
-        for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<bool>), ("Linux", by_linux)]
-        {
+        let path = self.scratch.join("dirty");
+        dirty.write_to_file(&path)?;
+        let plan = fjord::inspect::log(&path);
+        let fast_commits = plan.is_ok_and(|plan| plan.is_some_and(|plan| has_records(&plan)));
+        for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<By>), ("Linux", by_linux)] {
             let torn = superblock_is_torn(dirty);
             if who == "Linux" && torn {
                 // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
@@ -261,13 +270,20 @@ impl Judge {
                 self.stats.torn_superblocks += 1;
                 continue;
             }
-            let path = self.scratch.join("dirty");
             dirty.write_to_file(&path)?;
             match run(&path) {
-                Ok(true) => {}
-                Ok(false) => {
+                Ok(By::Recovered) => {}
+                Ok(By::GaveUpCommit) => {
                     self.stats.torn_commits += 1;
                     continue;
+                }
+                Ok(By::GaveUpLog) if !fast_commits => {
+                    self.stats.stale_areas += 1;
+                    continue;
+                }
+                Ok(By::GaveUpLog) => {
+                    let text = format!("{who} gives up a log with fast commits that count");
+                    return Ok(Err(Problem::new(Kind::Disagrees, text)));
                 }
                 Err(_) if torn => {
                     self.stats.torn_superblocks += 1;
@@ -283,7 +299,14 @@ impl Judge {
                 Ok(theirs) => theirs,
                 Err(problem) => return Ok(Err(problem)),
             };
-            if theirs.tree != *ours {
+            self.stats.fast_commits += u64::from(fast_commits);
+            let same = if fast_commits && who == "Linux" {
+                // Its replay takes an entry that it adds for a change of the directory now.
+                without_directory_times(&theirs.tree) == without_directory_times(ours)
+            } else {
+                theirs.tree == *ours
+            };
+            if !same {
                 let text = format!("recovered by {who}: {}", differ(ours, &theirs.tree));
                 return Ok(Err(Problem::new(Kind::Disagrees, text)));
             }
@@ -313,18 +336,46 @@ fn superblock_is_torn(image: &Image) -> bool {
     RawSuperblock::decode(&bytes).is_ok_and(|raw| raw.verify_checksum().is_err())
 }
 
-/// `false` when it gave up a last transaction for a torn commit block. Linux and fjord accept
-/// one whose first sector is whole, e2fsck 1.47.0 does not.
-fn by_e2fsck(path: &Path) -> Result<bool> {
+/// What became of a recovery by another.
+enum By {
+    /// It recovered the image.
+    Recovered,
+    /// It gave up the last transaction for a torn commit block. Linux and fjord accept one whose
+    /// first sector is whole, e2fsck 1.47.0 does not.
+    GaveUpCommit,
+    /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that begins with
+    /// the head of another transaction.
+    GaveUpLog,
+}
+
+fn by_e2fsck(path: &Path) -> Result<By> {
     let keep = ["-E", "no_optimize_extents"];
     let mut e2fsck = tools::command("e2fsck")?;
     let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?.expect_code(&[0, 1])?;
     let all = said.stdout + &said.stderr;
-    Ok(!all.contains("was corrupt, replay was aborted"))
+    Ok(if all.contains("was corrupt, replay was aborted") {
+        By::GaveUpCommit
+    } else if all.contains("while recovering journal") {
+        By::GaveUpLog
+    } else {
+        By::Recovered
+    })
 }
 
-fn by_linux(path: &Path) -> Result<bool> {
-    KernelMount::new(path, "rw")?.unmount().map(|()| true)
+fn by_linux(path: &Path) -> Result<By> {
+    KernelMount::new(path, "rw")?.unmount().map(|()| By::Recovered)
+}
+
+fn has_records(plan: &Plan) -> bool {
+    !plan.report().fast_commit_records.is_empty()
+}
+
+fn without_directory_times(tree: &Tree) -> Tree {
+    let mut tree = tree.clone();
+    for seen in tree.inodes.values_mut().filter(|seen| seen.kind == FileKind::Directory) {
+        seen.attrs.mtime = Timespec::default();
+    }
+    tree
 }
 
 /// The first difference between two trees.

@@ -7,10 +7,11 @@ use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use fjord::{DataMode, MountOptions, Scheduler};
+use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_block::epoch::EpochDevice;
 use fjord_block::plant::{Bug, Planting};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
+use fjord_crash::base::FAST_COMMIT;
 use fjord_crash::check::Kind;
 use fjord_crash::explore::{Config, Report, Workload, explore};
 use fjord_crash::image::Image;
@@ -345,6 +346,69 @@ fn barrier_ignored() {
         .ops("write /a 0 5000; fdatabarrier /a; write /b 0 5000; fdatasync /b")
         .with(|config| config.options.scheduler = Scheduler::Epoch)
         .is_found(&[Kind::OrderBroken]);
+}
+
+/// Fast commits of files behind the journal's block of the inode table, over two full commits.
+const FAST_COMMITS: &str = "append /n 9000; fsync /n; create /m; append /m 5000; fsync /m; \
+    write /n 0 3000; fdatasync /n; truncate /n 2000; fsync /n; sync; append /m 100; fsync /m; \
+    append /n 5000; fsync /n";
+
+fn fast_commits(bug: Bug) -> Plant {
+    let mut setup = String::new();
+    for number in 0..20 {
+        setup += &format!("create /f{number}; ");
+    }
+    let plant = Plant::new(bug).setup(&(setup + "create /n; append /n 20000")).ops(FAST_COMMITS);
+    plant.with(|config| {
+        config.features = FAST_COMMIT[0];
+        config.options.fsync = FsyncPolicyKind::FastCommit;
+    })
+}
+
+#[test]
+fn fast_commit_before_data() {
+    let kinds = [Kind::ForeignBytes, Kind::PromiseLost];
+    fast_commits(Bug::FastCommitBeforeData).is_found(&kinds);
+}
+
+#[test]
+fn fast_commit_not_durable() {
+    fast_commits(Bug::FastCommitNotDurable).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn fast_commit_not_restarted() {
+    fast_commits(Bug::FastCommitNotRestarted).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn fast_commit_no_name() {
+    fast_commits(Bug::FastCommitNoName).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn fast_commit_no_holes() {
+    let kinds = [Kind::PromiseLost, Kind::ForeignBytes, Kind::Fsck, Kind::NotIdempotent];
+    let plant = fast_commits(Bug::FastCommitNoHoles);
+    plant.ops("fallocate /n keep+punch 4096 8192; fsync /n; sync").is_found(&kinds);
+}
+
+#[test]
+fn fast_commit_tid_not_checked() {
+    let kinds = [Kind::PromiseLost, Kind::ForeignBytes, Kind::RecoveryFailed, Kind::Fsck];
+    fast_commits(Bug::FastCommitTidNotChecked).is_found(&kinds);
+}
+
+#[test]
+fn fast_commit_marked_clean() {
+    let plant = fast_commits(Bug::FastCommitMarkedClean).with(|config| config.inner_every = 1);
+    plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost]);
+}
+
+#[test]
+fn fast_commit_in_parts() {
+    let plant = fast_commits(Bug::FastCommitInParts).with(|config| config.inner_every = 1);
+    plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost, Kind::Fsck]);
 }
 
 /// The planted list and this file do not drift apart.

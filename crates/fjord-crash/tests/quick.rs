@@ -1,7 +1,7 @@
 //! A quick selection of the explorer's workloads, and proof that it bites.
 
-use fjord::{DataMode, MountOptions, Scheduler};
-use fjord_crash::base::FEATURES;
+use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord_crash::base::{FAST_COMMIT, FEATURES};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{Config, Report, Workload, explore};
 use fjord_crash::ops;
@@ -80,7 +80,23 @@ fn sample_over_the_scheduler() {
     passes(&plan);
 }
 
-fn passes(plan: &Plan) {
+/// Fast commits: what fjord logs, Linux and e2fsck replay to the same tree.
+#[test]
+fn fast_commits_are_replayed_alike() {
+    let options = MountOptions { fsync: FsyncPolicyKind::FastCommit, ..MountOptions::default() };
+    let config = Config { compare_every: 4, inner_every: 12, ..Config::new(options) };
+    let mut plan = Plan::new(
+        &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace2],
+        config,
+    );
+    plan.features = FAST_COMMIT.to_vec();
+    plan.devices = DeviceKind::ALL.to_vec();
+    plan.sample_every = 53;
+    let report = passes(&plan);
+    assert!(report.judged.fast_commits > 20, "{report:?}");
+}
+
+fn passes(plan: &Plan) -> Report {
     let started = std::time::Instant::now();
     let report = campaign::run(plan, &|_| ()).expect("the explorer runs");
     println!(
@@ -94,4 +110,5 @@ fn passes(plan: &Plan) {
     assert!(report.findings.is_empty(), "{}", report.findings[0]);
     assert!(report.states > report.workloads && report.inner_states > 0, "{report:?}");
     assert!(report.judged.compared > 0, "{report:?}");
+    report
 }

@@ -1,8 +1,8 @@
 //! The fast-commit area of an open journal: a stream of records that follows the last full commit.
 //!
-//! A caller hands over what it wants logged ([`Journal::fast_commit`]); whoever gets the
-//! committer's place writes what all have handed over so far as one fast commit, so concurrent
-//! callers share a write and a flush. A full commit ends the stream: recovery takes only fast
+//! A caller queues what it wants logged ([`Journal::queue_fast_commit`]) and waits; whoever gets
+//! the committer's place writes all that is queued as one fast commit, so concurrent callers share
+//! a write and a flush. A full commit ends the stream: recovery takes only fast
 //! commits that bear the ID of the transaction that would have come next.
 //!
 //! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if some of it
@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
 use fjord_format::types::Tid;
@@ -61,22 +62,33 @@ pub struct FastCommitRequest {
     /// Replay will allocate blocks of its own choice for the owner; no other owner may add blocks
     /// behind that, for replay could have chosen them.
     pub allocates: bool,
+    /// The log must hold nothing that replay has to bring home first.
+    pub needs_empty_log: bool,
 }
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FastCommitOutcome {
     /// It is durable by a fast commit.
-    Logged,
+    Logged {
+        /// Blocks that it took; those of a fast commit for several requests are the first one's.
+        blocks: u32,
+    },
     /// A full commit made its transaction durable meanwhile.
     Committed,
     /// The area is full: a full commit is needed.
     Full,
     /// The records could not be replayed behind those that are in the area.
     Conflict,
+    /// The log holds transactions that are not home, and must not.
+    LogInUse,
     /// There is no area, or the log has no full commit yet that it could follow.
     Unavailable,
 }
+
+/// A request in the queue, to be waited for.
+#[must_use = "what is queued is durable only after the wait"]
+pub struct FastCommitTicket(Arc<Waiting>);
 
 /// A request that waits.
 pub(crate) struct Waiting {
@@ -104,6 +116,9 @@ struct Stream {
     has_head: bool,
     /// Replay will allocate blocks for this owner.
     allocates: Option<u32>,
+    /// A request was refused ahead of this transaction, and why: those behind it may build on it,
+    /// so they are refused too.
+    closed: Option<(Tid, FastCommitOutcome)>,
     /// The write that wiped the head of the last stream.
     wipe: Option<Ticket>,
 }
@@ -125,18 +140,26 @@ impl Journal {
         self.inner.area.as_ref().map_or(0, |area| area.blocks.len() as u32)
     }
 
-    /// Makes a request durable by a fast commit, together with those of other threads, or says
-    /// why a full commit is needed.
+    /// Puts a request behind those of all threads, in the order of the calls. `None` without an
+    /// area. Takes a leaf lock, so the caller may hold what its records were made under.
+    pub fn queue_fast_commit(&self, request: FastCommitRequest) -> Option<FastCommitTicket> {
+        let area = self.inner.area.as_ref()?;
+        let waiting = Arc::new(Waiting { request, outcome: Mutex::default() });
+        area.queue.lock().push(waiting.clone());
+        Some(FastCommitTicket(waiting))
+    }
+
+    /// Makes a queued request durable by a fast commit, together with those of other threads, or
+    /// says why a full commit is needed.
     ///
     /// # Errors
     /// I/O errors, which stop the journal; the call from a thread with an open handle.
-    pub fn fast_commit(&self, request: FastCommitRequest) -> Result<FastCommitOutcome> {
+    pub fn wait_fast_commit(&self, ticket: FastCommitTicket) -> Result<FastCommitOutcome> {
         check_no_open_handle(self, "a fast commit")?;
         let (Some(area), Some(log)) = (&self.inner.area, &self.inner.log) else {
             return Ok(FastCommitOutcome::Unavailable);
         };
-        let mine = Arc::new(Waiting { request, outcome: Mutex::default() });
-        area.queue.lock().push(mine.clone());
+        let FastCommitTicket(mine) = ticket;
         let mut state = self.inner.state.lock();
         loop {
             if let Some(outcome) = mine.outcome.lock().take() {
@@ -163,22 +186,32 @@ impl Journal {
     /// Decides about each request and writes those that can be logged. The caller has the
     /// committer's place.
     fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) {
-        let (committed, next, empty) = {
+        // Commits that are only in order yet must be over before the stream goes on behind them.
+        // A failure stops the journal, and every waiter learns that.
+        if self.finish_flying().is_err() {
+            return;
+        }
+        let (committed, next, empty, used) = {
             let state = self.inner.state.lock();
-            (state.committed, state.logged.next().0, state.empty_on_disk)
+            (state.committed, state.logged.next().0, state.empty_on_disk, state.used_blocks > 0)
         };
         let mut stream = area.stream.lock();
         let first = stream.used == 0;
         let mut writer = FastCommitWriter::new(self.inner.block_size, next, first);
         let mut allocates = stream.allocates;
+        let mut closed = stream.closed.filter(|(tid, _)| *tid == next).map(|(_, why)| why);
         let (mut logged, mut data) = (Vec::new(), DataNeeds::Nothing);
         for waiting in batch {
             let request = &waiting.request;
             let other = allocates.is_some_and(|owner| owner != request.owner);
             let outcome = if committed.at_least(request.tid) {
                 FastCommitOutcome::Committed
+            } else if let Some(why) = closed {
+                why
             } else if empty {
                 FastCommitOutcome::Unavailable
+            } else if used && request.needs_empty_log {
+                FastCommitOutcome::LogInUse
             } else if other && (request.adds_blocks || request.allocates) {
                 FastCommitOutcome::Conflict
             } else if !push_all(&mut writer, &request.records) {
@@ -191,18 +224,25 @@ impl Journal {
                 logged.push(waiting);
                 continue;
             };
+            if outcome != FastCommitOutcome::Committed {
+                closed = Some(outcome);
+            }
             *waiting.outcome.lock() = Some(Ok(outcome));
         }
         let outcome = self.write_stream(log, area, &mut stream, writer, &logged, data);
-        if outcome == Ok(FastCommitOutcome::Logged) {
-            stream.allocates = allocates;
+        match &outcome {
+            Ok(FastCommitOutcome::Logged { .. }) => stream.allocates = allocates,
+            Ok(why) => closed = Some(*why),
+            Err(error) => self.abort(error.clone()),
         }
+        stream.closed = closed.map(|why| (next, why));
         drop(stream);
-        if let Err(error) = &outcome {
-            self.abort(error.clone());
-        }
-        for waiting in logged {
-            *waiting.outcome.lock() = Some(outcome.clone());
+        for (index, waiting) in logged.into_iter().enumerate() {
+            let mut mine = outcome.clone();
+            if let (Ok(FastCommitOutcome::Logged { blocks }), true) = (&mut mine, index > 0) {
+                *blocks = 0;
+            }
+            *waiting.outcome.lock() = Some(mine);
         }
     }
 
@@ -221,7 +261,7 @@ impl Journal {
             if data != DataNeeds::Nothing {
                 self.inner.flush("flushing file data")?;
             }
-            return Ok(FastCommitOutcome::Logged);
+            return Ok(FastCommitOutcome::Logged { blocks: 0 });
         }
         let bytes = match writer.finish() {
             Ok(bytes) => bytes,
@@ -235,11 +275,11 @@ impl Journal {
         if let Some(wipe) = stream.wipe.take() {
             wipe.wait().map_err(JournalError::io("wiping the fast-commit area"))?;
         }
-        if data == DataNeeds::FlushBefore {
+        if data == DataNeeds::FlushBefore && !planted(Bug::FastCommitBeforeData) {
             self.inner.flush("flushing file data before a fast commit")?;
         }
         let flush_after = data == DataNeeds::FlushAfter;
-        let fua = self.inner.barrier && !flush_after;
+        let fua = self.inner.barrier && !flush_after && !planted(Bug::FastCommitNotDurable);
         let requests = area_requests(log, area.blocks.start + stream.used, bufs, fua)?;
         stream.has_head = true;
         let tickets = self.inner.device.submit(requests);
@@ -253,7 +293,7 @@ impl Journal {
         stats::add(&self.inner.counters.fast_commits, 1);
         stats::add(&self.inner.counters.fast_commit_requests, logged.len());
         stats::add(&self.inner.counters.fast_commit_blocks, count as usize);
-        Ok(FastCommitOutcome::Logged)
+        Ok(FastCommitOutcome::Logged { blocks: count })
     }
 
     /// A full commit is durable: what the area holds means nothing any more. The caller has the
@@ -264,7 +304,11 @@ impl Journal {
         if !std::mem::take(&mut stream.has_head) {
             return Ok(());
         }
-        (stream.used, stream.allocates) = (0, None);
+        stream.allocates = None;
+        if planted(Bug::FastCommitNotRestarted) {
+            return Ok(());
+        }
+        stream.used = 0;
         let zeros = vec![Buf::zeroed(self.inner.block_size)];
         let requests = area_requests(log, area.blocks.start, zeros, false)?;
         stream.wipe = self.inner.device.submit(requests).pop();

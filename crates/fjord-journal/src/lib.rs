@@ -38,7 +38,7 @@ pub use area::{AreaStats, AreaWrite, AreaWriter, Submitted, write_table};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use commit::{PartialCommit, WholeReason};
 pub use error::{JournalError, Result};
-pub use fast_commit::{DataNeeds, FastCommitOutcome, FastCommitRequest};
+pub use fast_commit::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
 pub use handle::Handle;
 pub use journal::{Journal, JournalOptions};
 pub use map::{JournalExtent, JournalMap};

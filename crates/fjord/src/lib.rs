@@ -51,6 +51,6 @@ pub use file::seek::FiemapExtent;
 pub use file::write::WriteOptions;
 pub use fjord_format::InodeNo;
 pub use fs::status::ShutdownMode;
-pub use options::{AtimeMode, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 pub use fsync::stats::{Fallback, FsyncStats, LatencyHistogram};
+pub use options::{AtimeMode, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 pub use vfs::{DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags};

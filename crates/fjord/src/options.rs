@@ -26,16 +26,20 @@ pub enum FsyncPolicyKind {
     /// The whole running transaction.
     #[default]
     Compound,
+    /// The file's own changes, as ext4's fast commit logs them.
+    FastCommit,
 }
 
 impl FsyncPolicyKind {
     /// All there are.
-    pub const ALL: &'static [FsyncPolicyKind] = &[FsyncPolicyKind::Compound];
+    pub const ALL: &'static [FsyncPolicyKind] =
+        &[FsyncPolicyKind::Compound, FsyncPolicyKind::FastCommit];
 
     /// Its name on the command line and in statistics.
     pub fn name(self) -> &'static str {
         match self {
             FsyncPolicyKind::Compound => "compound",
+            FsyncPolicyKind::FastCommit => "fast-commit",
         }
     }
 

@@ -72,6 +72,9 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
     if state.orphan.is_some() {
         return Ok(());
     }
+    if state.disk.links_count > 0 {
+        fs.fragile.set(h.tid());
+    }
     {
         let _serial = fs.orphans.freeze();
         let slot = add_to_file(fs, h, inode.ino)?;

@@ -137,7 +137,8 @@ impl Plan {
         }
         let sequence = self.report.next_tid;
         let pending = !self.report.fast_commit_records.is_empty();
-        let start = if pending { self.log_end } else { 0 };
+        let keep = pending && !planted(Bug::FastCommitMarkedClean);
+        let start = if keep { self.log_end } else { 0 };
         let log = Log::new(self.device, self.map, self.superblock, self.superblock_block);
         log.write_superblock(&Counters::default(), true, |superblock| {
             superblock.s_start = start;

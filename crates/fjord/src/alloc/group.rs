@@ -241,7 +241,7 @@ impl FsInner {
             desc.update_block_bitmap_csum(&guard, &self.geo)?;
         }
         desc.free_clusters = free;
-        desc.flags.remove(GroupFlags::BLOCK_UNINIT);
+        self.init_flag(h, &mut desc, GroupFlags::BLOCK_UNINIT);
         self.write_desc(h, group, &desc)
     }
 
@@ -260,8 +260,16 @@ impl FsInner {
         let found = self.block_bitmap(group, cell, desc)?;
         let buffer = self.stored_bitmap(h, found, desc.block_bitmap)?;
         desc.update_block_bitmap_csum(&buffer.read(), &self.geo)?;
-        desc.flags.remove(GroupFlags::BLOCK_UNINIT);
+        self.init_flag(h, desc, GroupFlags::BLOCK_UNINIT);
         Ok(())
+    }
+
+    /// Takes a flag off that says that a bitmap exists only by rule.
+    pub(super) fn init_flag(&self, h: &Handle, desc: &mut GroupDesc, flag: GroupFlags) {
+        if desc.flags.contains(flag) {
+            desc.flags.remove(flag);
+            self.fragile.set(h.tid());
+        }
     }
 
     /// Sets or clears the bit of an inode; `desc` gets the checksum but is not stored.

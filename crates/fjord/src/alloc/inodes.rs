@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fjord_block::DeviceExt;
 use fjord_format::bitmap;
 use fjord_format::group::{GroupDesc, GroupFlags};
 use fjord_format::types::{BlockNo, GroupNo, InodeNo};
@@ -19,6 +20,8 @@ use super::group::Bitmap;
 use super::table::{Cell, Overlay};
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
+use crate::inode::disk;
+use crate::options::FsyncPolicyKind;
 
 /// Flex groups compared for a new directory in the root.
 const SPREAD_CANDIDATES: u32 = 256;
@@ -195,11 +198,12 @@ impl FsInner {
         if self.geo.features.has_group_csum() && bit >= used {
             desc.itable_unused = self.geo.inodes_per_group.saturating_sub(bit.saturating_add(1));
         }
-        desc.flags.remove(GroupFlags::INODE_UNINIT);
+        self.init_flag(h, desc, GroupFlags::INODE_UNINIT);
         desc.free_inodes = free_inodes;
         desc.used_dirs = desc.used_dirs.saturating_add(u32::from(is_dir));
         self.write_desc(h, group, desc)?;
         if let Some(block) = fresh_block {
+            self.note_stale_tails(block)?;
             let buffer = self.meta.create(block);
             // Comes back as zeros.
             drop(h.get_create(&buffer)?);
@@ -207,6 +211,24 @@ impl FsInner {
         cell.used_dirs.fetch_add(u32::from(is_dir), Ordering::Relaxed);
         self.groups.account.change_inodes(-1);
         Ok(())
+    }
+
+    /// Looks at what lies on disk where a block of the inode table is begun from zeros: the
+    /// replay of fast commits by e2fsck keeps what stands behind the fields of an inode.
+    fn note_stale_tails(&self, block: BlockNo) -> Result<()> {
+        if self.options.fsync != FsyncPolicyKind::FastCommit {
+            return Ok(());
+        }
+        let bytes = self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?;
+        if bytes.chunks(usize::from(self.geo.inode_size)).any(disk::has_tail) {
+            self.groups.stale_tails.lock().insert(block);
+        }
+        Ok(())
+    }
+
+    /// Whether a block of the inode table was begun from zeros although it was not empty on disk.
+    pub(crate) fn has_stale_tails(&self, block: BlockNo) -> bool {
+        self.groups.stale_tails.lock().contains(&block)
     }
 
     fn free_inode_bit(&self, group: GroupNo, found: &Bitmap, overlay: &Overlay) -> Option<u32> {

@@ -5,7 +5,7 @@
 //! whose descriptor or bitmap proved wrong is marked damaged and never allocated from; a
 //! cell is small, for 16 TiB have 131,072 of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
@@ -141,6 +141,9 @@ pub(crate) struct Groups {
     pub(super) zones: Zones,
     /// Blocks that are no data blocks (`f_blocks` leaves them out), without the journal.
     pub(super) overhead_blocks: u64,
+    /// Blocks of inode tables that were begun from zeros, although on disk something stands
+    /// behind the fields of their inodes. A leaf lock.
+    pub(super) stale_tails: Mutex<HashSet<BlockNo>>,
     /// Held by a trim while it keeps free blocks busy; whoever finds none waits for it.
     /// Taken before a group's lock.
     pub(super) trim_lock: Mutex<()>,
@@ -180,6 +183,7 @@ impl Groups {
             freed: Arc::default(),
             zones,
             overhead_blocks,
+            stale_tails: Mutex::default(),
             trim_lock: Mutex::new(()),
             damage,
         })
@@ -194,6 +198,7 @@ impl Groups {
             freed: Arc::default(),
             zones: Zones::default(),
             overhead_blocks: 0,
+            stale_tails: Mutex::default(),
             trim_lock: Mutex::new(()),
             damage: None,
         }

@@ -199,11 +199,16 @@ pub(crate) fn insert(
     if is_inline(state) && inline::insert(&dir, h, state, &new)? {
         return Ok(());
     }
+    let blocks = state.disk.blocks_512;
     if dir.is_indexed(state) {
-        htree::insert(&dir, h, state, &new)
+        htree::insert(&dir, h, state, &new)?;
     } else {
-        linear::insert(&dir, h, state, &new)
+        linear::insert(&dir, h, state, &new)?;
     }
+    if state.disk.blocks_512 != blocks {
+        state.changes.reshaped(h.tid());
+    }
+    Ok(())
 }
 
 /// An entry to be added.
@@ -227,6 +232,7 @@ pub(crate) fn remove(
 ) -> Result<()> {
     let dir = Dir::new(fs, inode, state);
     let format = dir.format();
+    state.changes.reshaped(h.tid());
     match found.place {
         Place::Block { lblk, offset } => {
             block::edit(&dir, h, state, lblk, |area| dirent::remove(area, format, offset))

@@ -36,8 +36,8 @@ use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
 use crate::fsync::FsyncPolicy;
 use crate::fsync::stats::FsyncCounters;
-use crate::inode::InodeState;
 use crate::inode::table::InodeTable;
+use crate::inode::{InodeState, TidCell};
 use crate::options::MountOptions;
 use crate::orphan::OrphanTable;
 
@@ -76,6 +76,9 @@ pub(crate) struct FsInner {
     pub(crate) rename_lock: Mutex<()>,
     /// How an fsync commits.
     pub(crate) fsync_policy: Box<dyn FsyncPolicy>,
+    /// The newest transaction that changed the superblock, put a group into use or keeps a file
+    /// on record that is being truncated; see [`crate::fsync`], fast commits.
+    pub(crate) fragile: TidCell,
     /// Read-only, shut down, damaged?
     pub(crate) status: status::Status,
     /// What fsync did.

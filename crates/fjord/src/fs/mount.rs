@@ -29,9 +29,10 @@ use crate::fs::superblock::SuperState;
 use crate::fs::{Counters, FsInner, dirty, mmp, status, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
+use crate::inode::TidCell;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
-use crate::options::{DataMode, MountOptions, Scheduler};
+use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
@@ -253,6 +254,14 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
         });
     }
     options.cache_size_bytes = options.cache_size_bytes.max(CACHE_MIN_BYTES);
+    let has_fast_commit = features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL);
+    if options.fsync == FsyncPolicyKind::FastCommit && !options.read_only && !has_fast_commit {
+        return Err(Error::Usage(
+            "fsync=fast-commit needs an image with the features has_journal and fast_commit; run \
+             tune2fs -O fast_commit on it, or mount it with fsync=compound"
+                .into(),
+        ));
+    }
     if options.data == DataMode::Journal {
         // As ext4: the data mode that journals data does not delay allocation's promises,
         // but needs a log.
@@ -293,6 +302,7 @@ fn build(
         orphans: OrphanTable::default(),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
+        fragile: TidCell::default(),
         status: status::Status::default(),
         fsync_counters: FsyncCounters::default(),
         stats: Counters::default(),
@@ -357,6 +367,13 @@ fn open_journal(
     let fast_commits = std::mem::take(&mut report.fast_commit_records);
     if geo.features.incompat.contains(Incompat::RECOVER) {
         tracing::info!(?report, "journal replayed");
+    }
+    if options.fsync == FsyncPolicyKind::FastCommit && journal.fast_commit_blocks() == 0 {
+        return Err(Error::Usage(
+            "the journal is too short for a fast-commit area; mount with fsync=compound, or make \
+             a longer journal with tune2fs -O ^has_journal and -J size=32"
+                .into(),
+        ));
     }
     if journal.credits_max() < JOURNAL_CREDITS_MIN {
         let detail = "the log is too short for any change".to_owned();

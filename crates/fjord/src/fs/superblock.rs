@@ -78,6 +78,7 @@ impl FsInner {
     ) -> Result<()> {
         let (_, offset) = self.superblock_place();
         let buffer = self.superblock_buffer()?;
+        self.fragile.set(h.tid());
         let mut raw = self.sb.raw.lock();
         change(&mut raw);
         raw.update_checksum();

@@ -3,15 +3,18 @@
 //! Owns the seam between the engine and the ways of committing. A policy writes an inode's
 //! data (see [`crate::file::writeback`]) and makes the newest metadata of that inode durable,
 //! by a log of its own or, always possible, by the commit of everything ([`compound`]).
-//! What it did is counted in [`stats`].
+//! What a policy must know about an inode is in [`changes`]; what it did, in [`stats`].
 //!
 //! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
 //! before the call, its attributes, and a path to it survive a power cut.
 
+pub(crate) mod changes;
 mod compound;
+mod fast_commit;
 pub(crate) mod stats;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fjord_block::Class;
@@ -22,6 +25,7 @@ pub(crate) use compound::Compound;
 pub(crate) use stats::{Fallback, Outcome};
 
 use crate::error::Result;
+use crate::file::writeback;
 use crate::fs::FsInner;
 use crate::inode::Inode;
 use crate::options::FsyncPolicyKind;
@@ -44,6 +48,7 @@ pub(crate) trait FsyncPolicy: Send + Sync {
 pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     match kind {
         FsyncPolicyKind::Compound => Box::new(Compound),
+        FsyncPolicyKind::FastCommit => Box::new(fast_commit::FastCommit),
     }
 }
 

@@ -41,11 +41,19 @@ pub enum Fallback {
     CommitUnderWay,
     /// The change is tied to everything else in the transaction.
     Entangled,
+    /// It has its data in the inode.
+    InlineData,
+    /// The directory that it was made in has not committed.
+    NewDirectory,
+    /// Entries left the directory that it was made in, or blocks came to it.
+    DirectoryChanged,
+    /// Replay would have to allocate blocks for the extents of another file.
+    ExtentTree,
 }
 
 impl Fallback {
     /// All reasons, in order.
-    pub const ALL: [Fallback; 16] = [
+    pub const ALL: [Fallback; 20] = [
         Fallback::NotAFile,
         Fallback::HardLink,
         Fallback::Rename,
@@ -62,6 +70,10 @@ impl Fallback {
         Fallback::NoLog,
         Fallback::CommitUnderWay,
         Fallback::Entangled,
+        Fallback::InlineData,
+        Fallback::NewDirectory,
+        Fallback::DirectoryChanged,
+        Fallback::ExtentTree,
     ];
 
     /// Name for statistics.
@@ -83,6 +95,10 @@ impl Fallback {
             Fallback::NoLog => "no-log",
             Fallback::CommitUnderWay => "commit-under-way",
             Fallback::Entangled => "entangled",
+            Fallback::InlineData => "inline-data",
+            Fallback::NewDirectory => "new-directory",
+            Fallback::DirectoryChanged => "directory-changed",
+            Fallback::ExtentTree => "extent-tree",
         }
     }
 }

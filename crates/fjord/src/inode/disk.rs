@@ -119,15 +119,27 @@ pub(crate) fn store_new(
     state: &mut InodeState,
 ) -> Result<()> {
     settle_times(fs, &mut state.disk);
+    let mut stale = fs.has_stale_tails(place(fs, inode.ino)?.0);
     if !planted(Bug::EntryBeforeInode) {
         change_bytes(fs, h, inode.ino, |bytes| {
+            stale |= has_tail(bytes);
             bytes.fill(0);
             Ok(state.disk.encode(bytes, &fs.geo)?)
         })?;
     }
+    if stale {
+        // A replay that changes fields only would find another inode's attributes behind them.
+        state.changes.attributes_changed(h.tid());
+    }
     state.dirty = false;
     inode.touch_tid(h.tid(), true);
     Ok(())
+}
+
+/// Whether something lies behind the fields that a new inode has.
+pub(crate) fn has_tail(bytes: &[u8]) -> bool {
+    let fields = usize::from(GOOD_OLD_INODE_BYTES) + usize::from(inode::EXTRA_ISIZE_KNOWN);
+    bytes.get(fields..).is_some_and(|tail| tail.iter().any(|&byte| byte != 0))
 }
 
 /// Marks an inode deleted: no links, no mode, a time of deletion.

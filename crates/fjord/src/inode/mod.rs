@@ -31,6 +31,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
+use crate::fsync::changes::Changes;
 
 /// An inode in memory.
 pub(crate) struct Inode {
@@ -79,6 +80,8 @@ pub(crate) struct InodeState {
     pub(crate) orphan: Option<Orphan>,
     /// Made without a name, which may still come (`O_TMPFILE`).
     pub(crate) linkable: bool,
+    /// What no commit covers yet; see [`Changes`].
+    pub(crate) changes: Changes,
     /// The engine took the inode apart (deleted); every further call gets ESTALE.
     pub(crate) dead: bool,
 }
@@ -136,6 +139,22 @@ impl TidCell {
     /// Records `tid`.
     pub(crate) fn set(&self, tid: Tid) {
         self.0.store(Self::SET | u64::from(tid.0), Ordering::Release);
+    }
+
+    /// Records `tid` unless a newer one is recorded.
+    pub(crate) fn advance(&self, tid: Tid) {
+        let newer = |raw: u64| raw & Self::SET == 0 || tid.newer_than(Tid(raw as u32));
+        let new = Self::SET | u64::from(tid.0);
+        // An `Err` means that a newer one is there.
+        let _ = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |raw| newer(raw).then_some(new));
+    }
+
+    /// Forgets `tid` if it is still the one recorded.
+    pub(crate) fn clear(&self, tid: Tid) {
+        let old = Self::SET | u64::from(tid.0);
+        let _ = self.0.compare_exchange(old, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The recorded ID.
@@ -218,6 +237,7 @@ impl Inode {
                 prealloc: None,
                 orphan: None,
                 linkable: false,
+                changes: Changes::default(),
                 dead: false,
             }),
             writeback: Mutex::default(),

@@ -15,12 +15,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use fjord_format::InodeNo;
 use fjord_format::inode::DiskInode;
+use fjord_format::{InodeNo, Tid};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::{Inode, disk};
+use super::{Inode, TidCell, disk};
 use crate::cache::page::PageMap;
 use crate::error::Result;
 use crate::fs::FsInner;
@@ -59,6 +59,8 @@ pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     count: AtomicUsize,
     capacity: usize,
+    /// The newest transaction that changed an inode which has left memory since.
+    departed: TidCell,
 }
 
 impl InodeTable {
@@ -68,6 +70,7 @@ impl InodeTable {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             capacity,
+            departed: TidCell::default(),
         }
     }
 
@@ -104,6 +107,9 @@ impl InodeTable {
             if slot.referenced.swap(false, Ordering::Relaxed) || !is_unused(slot) {
                 shard.queue.push_back(ino);
                 continue;
+            }
+            if let Some(tid) = slot.load.try_lock().as_deref().and_then(newest_change) {
+                self.departed.advance(tid);
             }
             shard.slots.remove(&ino);
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -177,6 +183,11 @@ impl InodeTable {
     }
 }
 
+/// The newest transaction that changed a loaded inode.
+fn newest_change(loaded: &Option<Arc<Inode>>) -> Option<Tid> {
+    loaded.as_ref().and_then(|inode| inode.sync_tid.get())
+}
+
 /// Whether an inode can be dropped. Called under the shard lock.
 fn is_unused(slot: &Arc<Slot>) -> bool {
     if Arc::strong_count(slot) != 1 {
@@ -208,7 +219,10 @@ pub(crate) fn get(fs: &FsInner, ino: InodeNo) -> Result<Arc<Inode>> {
     }
     let inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
     // It may have been in memory before, with changes that are not durable yet.
-    inode.touch_tid(fs.journal().newest_tid(), true);
+    if let Some(tid) = fs.inodes.departed.get().filter(|&tid| !fs.journal().is_committed(tid)) {
+        inode.touch_tid(tid, true);
+        inode.state.write().changes.forgotten(tid);
+    }
     inode.in_place.record_write();
     *loaded = Some(inode.clone());
     Ok(inode)

@@ -4,7 +4,7 @@
 //! it is a device number, a short link target or inline data.
 
 use fjord_format::blockmap;
-use fjord_format::extent::{ExtentNodeMut, NodeKind};
+use fjord_format::extent::{EXTENT_DEPTH_MAX, ExtentNode, ExtentNodeMut, NodeKind};
 use fjord_format::features::Incompat;
 use fjord_format::inode::InodeFlags;
 
@@ -33,6 +33,12 @@ pub(crate) fn clear(state: &mut InodeState) {
 /// Whether the inode's map is an extent tree.
 pub(crate) fn has_extents(state: &InodeState) -> bool {
     state.disk.flags.contains(InodeFlags::EXTENTS)
+}
+
+/// Levels of nodes below the inode in its extent tree; the most there can be if it is damaged.
+pub(crate) fn depth(fs: &FsInner, state: &InodeState) -> u16 {
+    let root = ExtentNode::parse(&state.disk.i_block, NodeKind::Root, None, &fs.geo);
+    root.map_or(EXTENT_DEPTH_MAX, |root| root.depth())
 }
 
 /// Whether `i_block` holds a map.

@@ -25,7 +25,7 @@ use fjord_journal::Handle;
 use rustix::io::Errno;
 
 pub(crate) use credits::{credits_insert, credits_remove, runs_per_handle};
-pub(crate) use init::{clear, has_extents, has_map, init, max_size_bytes};
+pub(crate) use init::{clear, depth, has_extents, has_map, init, max_size_bytes};
 
 use crate::alloc::Goal;
 use crate::error::{Error, Result};
@@ -137,6 +137,7 @@ pub(crate) fn insert(
         return Err(Errno::OPNOTSUPP.into());
     }
     charge(fs, state, u64::from(len));
+    state.changes.mapping_changed(h.tid(), lblk..lblk.saturating_add(len));
     Ok(())
 }
 
@@ -177,6 +178,7 @@ pub(crate) fn mark_written(
     if !has_extents(state) {
         return Ok(());
     }
+    state.changes.mapping_changed(h.tid(), lblk..lblk.saturating_add(len));
     extent::mark(fs, h, inode, state, lblk, len, false)
 }
 
@@ -195,6 +197,7 @@ pub(crate) fn mark_unwritten(
     if !has_extents(state) {
         return Err(Errno::OPNOTSUPP.into());
     }
+    state.changes.mapping_changed(h.tid(), lblk..lblk.saturating_add(len));
     extent::mark(fs, h, inode, state, lblk, len, true)
 }
 
@@ -216,6 +219,9 @@ pub(crate) fn remove(
     if from >= to {
         return Ok(Progress::Done);
     }
+    // Both ends fit 32 bits but for 2^32 itself, past which no file has a block.
+    let end = u32::try_from(to).unwrap_or(u32::MAX);
+    state.changes.mapping_changed(h.tid(), u32::try_from(from).unwrap_or(end)..end);
     if has_extents(state) {
         extent::remove(fs, h, inode, state, from, to)
     } else {

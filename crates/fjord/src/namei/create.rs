@@ -134,6 +134,7 @@ fn make_nameless(fs: &Arc<FsInner>, dir: &Arc<Inode>, mode: u16, cred: &Cred) ->
             return Err(error);
         }
         state.linkable = true;
+        state.changes.born(h.tid());
     }
     h.stop();
     Ok(InodeRef::new(fs, inode))
@@ -184,6 +185,10 @@ fn make_once(
         if planted(Bug::EntryBeforeInode) {
             h = fs.split_change(h)?;
         }
+        let replaced = dir_state.changes.removed(name);
+        state.changes.born(h.tid());
+        let fits = dir_state.changes.has_shape_of_before(h.tid());
+        state.changes.named(h.tid(), dir.ino, name, replaced, fits);
         disk::store(fs, &h, &inode, &mut state)?;
         if is_dir {
             add_subdir(&mut dir_state);

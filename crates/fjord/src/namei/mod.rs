@@ -38,6 +38,8 @@ use crate::attr::Timespec;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
+use crate::fsync::Fallback;
+use crate::fsync::changes::{Fate, Removed};
 use crate::inode::{Inode, InodeState, attr, disk, table};
 use crate::map;
 use crate::vfs::InodeRef;
@@ -235,6 +237,35 @@ fn drop_link(
         fs.free_inode(h, inode.ino, state.is_dir())?;
     }
     disk::store(fs, h, inode, state)
+}
+
+/// Notes for fsync that a name in a directory no longer stands for `ino`, whose links have
+/// been counted.
+fn note_removed(
+    fs: &FsInner,
+    h: &Handle,
+    dir_state: &mut InodeState,
+    name: &[u8],
+    (ino, state): (InodeNo, &mut InodeState),
+) {
+    let tid = h.tid();
+    let fate = if state.disk.links_count > 0 {
+        state.changes.require_commit(tid, Fallback::HardLink);
+        Fate::Moved
+    } else if state.is_dir() {
+        Fate::GoneDir
+    } else {
+        Fate::Gone
+    };
+    note_name_free(fs, dir_state, name, Removed { tid, ino, fate });
+}
+
+/// Notes for fsync what became of the inode that had a name.
+fn note_name_free(fs: &FsInner, dir_state: &mut InodeState, name: &[u8], removed: Removed) {
+    if dir_state.changes.is_large() {
+        dir_state.changes.prune(|tid| fs.journal().is_committed(tid));
+    }
+    dir_state.changes.name_removed(name, removed);
 }
 
 /// Metadata blocks that adding one entry can dirty: a new block per index level and for the

@@ -9,10 +9,12 @@ use rustix::io::Errno;
 
 use super::{
     check_dir, check_may_add, check_may_remove, check_new_name, child, credits_add_entry,
-    credits_remove_entry, drop_link, drop_subdir, file_type, retry_full, store_changed_dir,
+    credits_remove_entry, drop_link, drop_subdir, file_type, note_removed, retry_full,
+    store_changed_dir,
 };
 use crate::error::Result;
 use crate::fs::FsInner;
+use crate::fsync::Fallback;
 use crate::inode::{Inode, InodeState, attr, disk};
 use crate::vfs::InodeRef;
 use crate::{dir, orphan};
@@ -53,6 +55,7 @@ fn link_once(fs: &Arc<FsInner>, target: &Arc<Inode>, dir: &Arc<Inode>, name: &[u
         orphan::remove(fs, &h, target, &mut state)?;
     }
     state.disk.links_count += 1;
+    state.changes.require_commit(h.tid(), Fallback::HardLink);
     attr::set_ctime(&mut state.disk, time);
     disk::store(fs, &h, target, &mut state)?;
     store_changed_dir(fs, &h, dir, &mut dir_state, time)?;
@@ -123,6 +126,7 @@ fn remove(fs: &Arc<FsInner>, dir: &Arc<Inode>, name: &[u8], is_rmdir: bool) -> R
         dir::remove(fs, &h, dir, &mut dir_state, &found)?;
         let time = fs.now();
         drop_link(fs, &h, &victim, &mut state, time)?;
+        note_removed(fs, &h, &mut dir_state, name, (victim.ino, &mut state));
         if is_rmdir {
             drop_subdir(&mut dir_state);
         }

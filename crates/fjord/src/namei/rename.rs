@@ -20,13 +20,15 @@ use super::new::{self, Wanted};
 use super::{
     add_subdir, check_dir, check_may_add, check_may_remove, child, credits_add_entry,
     credits_new_inode, credits_remove_entry, drop_link, drop_subdir, file_type, links_full,
-    retry_full, store_changed_dir,
+    note_name_free, note_removed, retry_full, store_changed_dir,
 };
 use crate::attr::{Cred, S_IFCHR, Timespec};
 use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::fs::FsInner;
+use crate::fsync::Fallback;
+use crate::fsync::changes::{Fate, Removed};
 use crate::inode::{Inode, InodeState, attr, disk, table};
 use crate::vfs::{InodeRef, RenameFlags};
 
@@ -320,6 +322,15 @@ impl Call<'_> {
         self.leave_old_name(&h, dirs, whiteout.as_ref())?;
         let time = fs.now();
         self.count_links(&h, dirs, moving, time)?;
+        self.note_moved(
+            &h,
+            dirs.of_old(),
+            self.old_name,
+            (moving.source, &mut moving.source_state),
+        );
+        if let Some((target, state)) = &mut moving.target {
+            note_removed(fs, &h, dirs.of_new(), self.new_name, (target.ino, state));
+        }
         if self.is_cross() {
             store_changed_dir(fs, &h, self.new_dir, dirs.of_new(), time)?;
         }
@@ -363,6 +374,19 @@ impl Call<'_> {
         dir::replace(fs, h, self.old_dir, dirs.of_old(), &old, whiteout.ino, kind)
     }
 
+    /// Notes for fsync that an inode left a name for another one.
+    fn note_moved(
+        &self,
+        h: &Handle,
+        dir_state: &mut InodeState,
+        name: &[u8],
+        (inode, state): (&Inode, &mut InodeState),
+    ) {
+        let removed = Removed { tid: h.tid(), ino: inode.ino, fate: Fate::Moved };
+        note_name_free(self.fs, dir_state, name, removed);
+        state.changes.require_commit(h.tid(), Fallback::Rename);
+    }
+
     fn make_whiteout(&self, h: &Handle, dir_state: &InodeState) -> Result<Arc<Inode>> {
         let (fs, dir) = (self.fs, self.old_dir);
         let wanted = Wanted { mode: S_IFCHR, rdev: 0, cred: self.cred };
@@ -370,6 +394,8 @@ impl Call<'_> {
         let mut state = inode.state.write();
         let done = new::prepare(fs, h, (dir, dir_state), &inode, &mut state, self.cred);
         state.disk.links_count = 1;
+        state.changes.born(h.tid());
+        state.changes.require_commit(h.tid(), Fallback::Rename);
         if let Err(error) = done.and_then(|()| disk::store(fs, h, &inode, &mut state)) {
             new::take_back(fs, h, &inode, &mut state)?;
             return Err(error);
@@ -441,6 +467,8 @@ impl Call<'_> {
             add_subdir(if gains { dirs.of_new() } else { dirs.of_old() });
             drop_subdir(if loses { dirs.of_new() } else { dirs.of_old() });
         }
+        self.note_moved(&h, dirs.of_old(), self.old_name, (source, &mut source_state));
+        self.note_moved(&h, dirs.of_new(), self.new_name, (target, &mut target_state));
         let time = fs.now();
         for (inode, state, parent) in
             [(source, &mut source_state, self.new_dir), (target, &mut target_state, self.old_dir)]

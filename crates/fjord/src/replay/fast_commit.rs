@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::extent::Extent;
 use fjord_format::inode::{S_IFDIR, S_IFMT};
 use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
@@ -159,6 +160,9 @@ impl Log {
         self.delete(fs)?;
         let alive = self.make_and_replace(fs)?;
         self.map(fs, &alive)?;
+        if planted(Bug::FastCommitInParts) {
+            fs.journal().commit_running()?;
+        }
         for ((parent, name), ino) in self.names.added() {
             // An inode that never came to life has no place in a directory.
             let Some(inode) = alive.get(&ino) else { continue };

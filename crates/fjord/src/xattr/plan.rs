@@ -16,6 +16,7 @@ use super::value_inode::{self, Place};
 use super::{Garbage, area_range, block, damaged, store_ibody, with_ibody};
 use crate::error::Result;
 use crate::fs::FsInner;
+use crate::fsync::Fallback;
 use crate::inode::{Inode, InodeState};
 
 /// Copies the attributes in the inode.
@@ -158,6 +159,7 @@ pub(crate) fn update(
     if let Some(value) = value {
         let (home, apart) = plan(fs, state, &before, (index, name), value)?;
         if apart {
+            state.changes.require_commit(h.tid(), Fallback::Attributes);
             fresh = Some(value_inode::create(fs, h, inode, state, value)?);
         }
         let at = fresh.as_ref().map(|fresh| (fresh.place, fresh.hash));
@@ -189,9 +191,11 @@ pub(crate) fn update(
     let blocks = state.disk.blocks_512.saturating_add(charged(&after));
     state.disk.blocks_512 = blocks.saturating_sub(charged(&before));
     if changes_ibody {
+        state.changes.attributes_changed(h.tid());
         store_ibody(fs, h, inode, state, &after.ibody)?;
     }
     if let Some(place) = dropped.as_ref().and_then(value_inode::place_of) {
+        state.changes.require_commit(h.tid(), Fallback::Attributes);
         value_inode::drop_ref(fs, h, inode, place, &mut garbage)?;
     }
     Ok(garbage)

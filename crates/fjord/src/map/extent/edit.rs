@@ -101,6 +101,7 @@ impl<'a> Editor<'a> {
             return change(&mut node).map_err(named);
         };
         let seed = seed(self.fs, inode, self.state);
+        self.state.changes.extent_block_changed(self.h.tid(), buffer.block());
         let mut content = self.h.get_write(buffer)?;
         let mut node = ExtentNodeMut::parse(&mut content, NodeKind::Block, Some(level.depth), geo)
             .map_err(named)?;
@@ -122,6 +123,7 @@ impl<'a> Editor<'a> {
         let seed = seed(self.fs, self.inode, self.state);
         extent::update_checksum(&mut content, seed, geo).map_err(named)?;
         drop(content);
+        self.state.changes.extent_block_changed(self.h.tid(), block);
         charge(self.fs, self.state, 1);
         Ok(block)
     }
@@ -291,8 +293,7 @@ impl<'a> Editor<'a> {
         let (Some(buffer), Some(above)) = (&level.buffer, index.checked_sub(1)) else {
             return self.set_root(0, &[]);
         };
-        self.fs.forget_metadata(self.h, buffer.block())?;
-        discharge(self.fs, self.state, 1);
+        self.free_node(buffer.block())?;
         let at = path.levels.get(above).map_or(0, |parent| parent.at);
         self.splice_level(path, above, at, 1, &[])
     }
@@ -309,8 +310,13 @@ impl<'a> Editor<'a> {
             }
             let Some(buffer) = &child.buffer else { return Ok(()) };
             self.set_root(child.depth, &all)?;
-            self.fs.forget_metadata(self.h, buffer.block())?;
-            discharge(self.fs, self.state, 1);
+            self.free_node(buffer.block())?;
         }
+    }
+
+    fn free_node(&mut self, block: BlockNo) -> Result<()> {
+        self.state.changes.extent_block_freed(block);
+        discharge(self.fs, self.state, 1);
+        self.fs.forget_metadata(self.h, block)
     }
 }

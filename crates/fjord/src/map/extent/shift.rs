@@ -16,6 +16,7 @@ use super::edit::Editor;
 use super::path::around;
 use crate::error::Result;
 use crate::fs::FsInner;
+use crate::fsync::Fallback;
 use crate::inode::{Inode, InodeState, disk};
 use crate::map::{LOGICAL_END, corrupt, credits_insert};
 
@@ -29,6 +30,7 @@ fn with_handle<T>(
     let handle: Handle = fs.start(credits_insert(fs, 2) + disk::STORE_CREDITS)?;
     let result = change(&mut Editor::new(fs, &handle, inode, state))?;
     inode.touch_tid(handle.tid(), true);
+    state.changes.require_commit(handle.tid(), Fallback::ShiftedRange);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(result)

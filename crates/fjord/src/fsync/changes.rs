@@ -1,0 +1,328 @@
+//! What an inode has that no commit covers yet, as far as the fine-grained policies need it.
+//!
+//! Owns [`Changes`], a part of each inode's state, filled where names, maps and attributes
+//! change and read by fsync. It never says *less* than what is uncommitted: an entry stays
+//! until somebody asks and its transaction has committed. What cannot be told by one file
+//! alone (a rename, a hard link, a shared block) is noted as a reason to commit everything
+//! ([`Changes::needs_commit`]), which lasts as long as the transaction that did it.
+//!
+//! Guarded by the inode's state lock, like the rest of [`crate::inode::InodeState`].
+//!
+//! iJournaling calls two of these the uncommitted-DE and the uncommitted-HL flag (section 4.2
+//! of the paper); the changed range is what ext4's fast commit tracks for each inode.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use fjord_format::{BlockNo, InodeNo, Tid};
+
+use super::stats::Fallback;
+
+/// Most removed names that a directory remembers; beyond, each name counts as removed.
+const REMOVED_NAMES_MAX: usize = 512;
+/// Most extent blocks that are tracked for one inode.
+const EXTENT_BLOCKS_MAX: usize = 4096;
+
+/// The uncommitted changes of one inode.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// The transaction that made the inode.
+    born: Option<Tid>,
+    /// The name that the inode was made with.
+    entry: Option<Entry>,
+    /// Why an fsync of it has to commit everything, and until when.
+    needs_commit: Option<(Tid, Fallback)>,
+    /// Extent blocks changed, with the newest transaction that did.
+    extent_blocks: HashMap<BlockNo, Tid>,
+    /// File blocks whose mapping changed: a range that holds them all.
+    mapping: Option<(Tid, Range<u32>)>,
+    /// Names that left this directory.
+    removed: HashMap<Box<[u8]>, Removed>,
+    /// More names left than are remembered.
+    removed_more: Option<Tid>,
+    /// The inode left memory with changes of transactions up to this one.
+    forgotten: Option<Tid>,
+    /// Entries left this directory, or blocks came to it.
+    reshaped: Option<Tid>,
+    /// Attributes in the inode changed, or what lies there on disk is not this inode's.
+    attributes: Option<Tid>,
+    /// What a log of changes has of the inode.
+    logged: Option<Logged>,
+    /// It has the entry.
+    entry_logged: bool,
+}
+
+/// What a log of changes has of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Logged {
+    /// The transaction that the log was ahead of.
+    pub(crate) tid: Tid,
+    /// Size on disk.
+    pub(crate) size: u64,
+    /// The bytes of the inode.
+    pub(crate) image: Box<[u8]>,
+}
+
+/// The name that an inode was made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The transaction that wrote the directory entry.
+    pub(crate) tid: Tid,
+    /// The directory.
+    pub(crate) parent: InodeNo,
+    /// The name in it.
+    pub(crate) name: Box<[u8]>,
+    /// What had the name before and lost it in a transaction that may be uncommitted.
+    pub(crate) replaced: Option<Removed>,
+    /// There was room for the entry in the directory as the transaction found it.
+    pub(crate) fits: bool,
+}
+
+/// A name that was taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Removed {
+    /// The transaction that did it.
+    pub(crate) tid: Tid,
+    /// The inode that had the name last.
+    pub(crate) ino: InodeNo,
+    /// What became of it.
+    pub(crate) fate: Fate,
+}
+
+/// What became of an inode that lost a name; ordered by how much a reuse of the name takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fate {
+    /// It was a file, and this was its last name: whoever has the name next replaces it.
+    Gone,
+    /// It was an empty directory.
+    GoneDir,
+    /// It lives on under another name: replacing it without that name would lose it.
+    Moved,
+}
+
+impl Changes {
+    /// The inode was made by `tid`, without a name so far.
+    pub(crate) fn born(&mut self, tid: Tid) {
+        self.born = Some(tid);
+    }
+
+    /// A new inode got its name. `replaced` and `fits` are what its directory says about the name
+    /// ([`Changes::removed`]) and about its own shape ([`Changes::has_shape_of_before`]).
+    pub(crate) fn named(
+        &mut self,
+        tid: Tid,
+        parent: InodeNo,
+        name: &[u8],
+        replaced: Option<Removed>,
+        fits: bool,
+    ) {
+        self.entry = Some(Entry { tid, parent, name: name.into(), replaced, fits });
+        self.entry_logged = false;
+    }
+
+    /// Room was made in this directory: an entry left, or a block came.
+    pub(crate) fn reshaped(&mut self, tid: Tid) {
+        self.reshaped = Some(tid);
+    }
+
+    /// Whether whatever was added to this directory by `tid` fits it as it was before.
+    pub(crate) fn has_shape_of_before(&self, tid: Tid) -> bool {
+        self.reshaped != Some(tid)
+    }
+
+    /// The attributes that the inode holds itself changed.
+    pub(crate) fn attributes_changed(&mut self, tid: Tid) {
+        self.attributes = Some(tid);
+    }
+
+    /// Whether they changed and no commit covers it.
+    pub(crate) fn has_attribute_changes(&self, committed: impl Fn(Tid) -> bool) -> bool {
+        self.attributes.is_some_and(|tid| !committed(tid))
+    }
+
+    /// What a log of the policy's own has of the inode, while it counts.
+    pub(crate) fn logged(&self, committed: impl Fn(Tid) -> bool) -> Option<&Logged> {
+        self.logged.as_ref().filter(|logged| !committed(logged.tid))
+    }
+
+    /// Whether such a log has the name that the inode was made with.
+    pub(crate) fn is_entry_logged(&self) -> bool {
+        self.entry_logged
+    }
+
+    /// A log of the policy's own has all of the inode now: name, changed range and bytes.
+    pub(crate) fn set_logged(&mut self, logged: Logged) {
+        self.logged = Some(logged);
+        self.entry_logged = self.entry.is_some();
+        self.mapping_logged();
+    }
+
+    /// The inode cannot be made durable by itself until `tid` has committed. The first
+    /// reason of a transaction stays.
+    pub(crate) fn require_commit(&mut self, tid: Tid, why: Fallback) {
+        if self.needs_commit.is_none_or(|(old, _)| old != tid) {
+            self.needs_commit = Some((tid, why));
+        }
+    }
+
+    /// The inode came back to memory; what it had uncommitted when it left, in transactions
+    /// up to `tid`, is not known.
+    pub(crate) fn forgotten(&mut self, tid: Tid) {
+        self.forgotten = Some(tid);
+    }
+
+    /// A block of the extent tree was changed or made.
+    pub(crate) fn extent_block_changed(&mut self, tid: Tid, block: BlockNo) {
+        if self.extent_blocks.len() >= EXTENT_BLOCKS_MAX {
+            self.require_commit(tid, Fallback::TooLarge);
+        } else {
+            self.extent_blocks.insert(block, tid);
+        }
+    }
+
+    /// A block of the extent tree was freed.
+    pub(crate) fn extent_block_freed(&mut self, block: BlockNo) {
+        self.extent_blocks.remove(&block);
+    }
+
+    /// The blocks that back `range` of the file changed: mapped, unmapped, written first.
+    pub(crate) fn mapping_changed(&mut self, tid: Tid, range: Range<u32>) {
+        self.mapping = Some(match self.mapping.take() {
+            Some((_, old)) => (tid, old.start.min(range.start)..old.end.max(range.end)),
+            None => (tid, range),
+        });
+    }
+
+    /// A name left this directory. Of several that stood for the name in turn the worst fate
+    /// counts, for any of them may be what the last commit shows.
+    pub(crate) fn name_removed(&mut self, name: &[u8], removed: Removed) {
+        if let Some(old) = self.removed.get_mut(name) {
+            *old = Removed { fate: old.fate.max(removed.fate), ..removed };
+        } else if self.removed.len() < REMOVED_NAMES_MAX {
+            self.removed.insert(name.into(), removed);
+        } else {
+            self.removed_more = Some(removed.tid);
+        }
+    }
+
+    /// What had `name` in this directory before and lost it, for all that is remembered.
+    pub(crate) fn removed(&self, name: &[u8]) -> Option<Removed> {
+        let known = self.removed.get(name).copied();
+        let unknown = self.removed_more.or(self.forgotten);
+        let moved = |tid| Removed { tid, ino: InodeNo(0), fate: Fate::Moved };
+        known.or_else(|| unknown.map(moved))
+    }
+
+    /// The transaction that made the inode, unless it has committed.
+    pub(crate) fn uncommitted_birth(&self, committed: impl Fn(Tid) -> bool) -> Option<Tid> {
+        self.born.filter(|&tid| !committed(tid))
+    }
+
+    /// The name that the inode was made with, unless that has committed (uncommitted-DE flag).
+    pub(crate) fn uncommitted_entry(&self, committed: impl Fn(Tid) -> bool) -> Option<&Entry> {
+        self.entry.as_ref().filter(|entry| !committed(entry.tid))
+    }
+
+    /// Why the inode needs a commit of everything, if it does.
+    pub(crate) fn needs_commit(&self, committed: impl Fn(Tid) -> bool) -> Option<Fallback> {
+        let known = self.needs_commit.filter(|&(tid, _)| !committed(tid)).map(|(_, why)| why);
+        known.or_else(|| self.is_forgotten(committed).then_some(Fallback::Forgotten))
+    }
+
+    /// Whether the inode may have uncommitted changes that are not listed here, so that even
+    /// the absence of an uncommitted name says nothing.
+    pub(crate) fn is_forgotten(&self, committed: impl Fn(Tid) -> bool) -> bool {
+        self.forgotten.is_some_and(|tid| !committed(tid))
+    }
+
+    /// The extent blocks that no commit covers, in order.
+    pub(crate) fn uncommitted_extent_blocks(
+        &mut self,
+        committed: impl Fn(Tid) -> bool,
+    ) -> Vec<BlockNo> {
+        self.extent_blocks.retain(|_, tid| !committed(*tid));
+        let mut blocks: Vec<BlockNo> = self.extent_blocks.keys().copied().collect();
+        blocks.sort_unstable();
+        blocks
+    }
+
+    /// The range of file blocks whose mapping no commit covers.
+    pub(crate) fn uncommitted_mapping(
+        &self,
+        committed: impl Fn(Tid) -> bool,
+    ) -> Option<Range<u32>> {
+        self.mapping.as_ref().filter(|(tid, _)| !committed(*tid)).map(|(_, range)| range.clone())
+    }
+
+    /// Forgets the changed range, because a log of the policy's own has it now.
+    pub(crate) fn mapping_logged(&mut self) {
+        self.mapping = None;
+    }
+
+    /// Drops what has committed; a directory in which many names come and go calls this.
+    pub(crate) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
+        self.born = self.born.filter(|&tid| !committed(tid));
+        self.entry.take_if(|entry| committed(entry.tid));
+        self.needs_commit = self.needs_commit.filter(|&(tid, _)| !committed(tid));
+        self.extent_blocks.retain(|_, tid| !committed(*tid));
+        self.mapping.take_if(|(tid, _)| committed(*tid));
+        self.removed.retain(|_, removed| !committed(removed.tid));
+        self.removed_more = self.removed_more.filter(|&tid| !committed(tid));
+        self.forgotten = self.forgotten.filter(|&tid| !committed(tid));
+    }
+
+    /// Whether so many names are remembered that [`Changes::prune`] is due.
+    pub(crate) fn is_large(&self) -> bool {
+        self.removed.len() >= REMOVED_NAMES_MAX / 2 || self.extent_blocks.len() >= 64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: fn(Tid) -> bool = |_| false;
+
+    fn removed(tid: u32, ino: u32, fate: Fate) -> Removed {
+        Removed { tid: Tid(tid), ino: InodeNo(ino), fate }
+    }
+
+    #[test]
+    fn the_worst_fate_of_a_name_stays() {
+        let mut dir = Changes::default();
+        dir.name_removed(b"a", removed(5, 12, Fate::Moved));
+        dir.name_removed(b"a", removed(5, 13, Fate::Gone));
+        assert_eq!(dir.removed(b"a"), Some(removed(5, 13, Fate::Moved)));
+        assert_eq!(dir.removed(b"b"), None);
+    }
+
+    #[test]
+    fn names_beyond_the_bound_count_as_moved() {
+        let mut dir = Changes::default();
+        for name in 0..=REMOVED_NAMES_MAX {
+            dir.name_removed(name.to_string().as_bytes(), removed(5, 12, Fate::Gone));
+        }
+        assert_eq!(dir.removed(b"other").map(|removed| removed.fate), Some(Fate::Moved));
+        dir.prune(|tid| tid == Tid(5));
+        assert_eq!(dir.removed(b"other"), None);
+    }
+
+    #[test]
+    fn what_has_committed_is_not_named_any_more() {
+        let mut file = Changes::default();
+        file.born(Tid(7));
+        file.named(Tid(7), InodeNo(2), b"f", None, true);
+        file.mapping_changed(Tid(7), 0..4);
+        file.mapping_changed(Tid(8), 10..12);
+        file.extent_block_changed(Tid(7), BlockNo(99));
+        file.require_commit(Tid(7), Fallback::HardLink);
+        assert!(file.uncommitted_entry(NONE).is_some());
+        assert_eq!(file.uncommitted_mapping(NONE), Some(0..12));
+        let seven = |tid: Tid| tid == Tid(7);
+        assert_eq!(file.uncommitted_entry(seven), None);
+        assert_eq!(file.uncommitted_birth(seven), None);
+        assert_eq!(file.needs_commit(seven), None);
+        assert_eq!(file.uncommitted_mapping(seven), Some(0..12));
+        assert!(file.uncommitted_extent_blocks(seven).is_empty());
+    }
+}

@@ -1,0 +1,337 @@
+//! ext4's fast commit: an fsync logs what changed in its file as a few records.
+//!
+//! Blocks written: one of the fast-commit area (more for very many extents), for all threads that
+//! call meanwhile together: INODE, an ADD_RANGE or DEL_RANGE for each run of the changed part of
+//! the map, and for a file made since the last full commit INODE and CREAT in front of them. Unlike
+//! Linux, which logs the changes of all files, an fsync here logs those of its own file.
+//!
+//! Steps: 1. dirty data is submitted, blocks and extents go into the running transaction as ever;
+//! 2. wait for the data; 3. under the inode's lock the records are made and queued, so that those
+//! of one file stand in the area in the order of its changes; 4. **flush**, if data lies in blocks
+//! that the log adds or behind the old size; 5. the block is written **with FUA** (where data was
+//! only overwritten: written, then **flush**). Steps 4 and 5 are those of
+//! [`fjord_journal::Journal::fast_commit`].
+//!
+//! A crash before 5 is complete leaves the file as of its last fast or full commit, after it the
+//! new state. All of it is in the running transaction too: once that has committed, the area
+//! means nothing.
+//!
+//! Replay: by fjord, Linux and e2fsck 1.47, to the same tree. That decides what is logged, for the
+//! replays of the others have limits. An fsync commits everything ([`Fallback`]) when
+//! - the file got, lost or changed a name, is an orphan, or its attributes changed (as in Linux);
+//! - its data is inline or journaled, it has a block map, a part of it was collapsed or inserted;
+//! - it was made in a directory that has no full commit yet (Linux counts a new directory's links
+//!   wrong), under a name that was in use, or where the entry may not fit without what left or
+//!   came to the directory in this transaction (a block that e2fsck adds to a directory may be
+//!   one that a later record gives to a file);
+//! - the log holds what e2fsck's replay undoes (below) although all of it was just brought home,
+//!   because a commit came in between;
+//! - the area is full, or behind a file whose extent tree has nodes of its own: replay allocates
+//!   new ones, and another file's blocks could be among them.
+
+//!
+//! The replay of e2fsck 1.47 begins with what it read before it replayed the log, and writes some
+//! of it back: fields of the superblock, the block of the inode table that holds the journal's
+//! inode, and which groups have bitmaps. So before a fast commit of an inode in that block, and
+//! after a transaction that changed the superblock, put a group into use or truncates in several
+//! steps, the log is brought home.
+
+use std::sync::Arc;
+
+use fjord_block::plant::{Bug, planted};
+use fjord_format::InodeNo;
+use fjord_format::extent::Extent;
+use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
+use fjord_format::inode::InodeFlags;
+use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
+use fjord_format::types::{LogicalBlock, Tid};
+use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
+
+use super::changes::{Entry, Logged};
+use super::{Fallback, FsyncPolicy, Outcome, compound};
+use crate::error::Result;
+use crate::file::writeback::{self, journals_data};
+use crate::fs::FsInner;
+use crate::inode::{Inode, InodeState, disk, table};
+use crate::map::{self, MapKind};
+
+/// Most ranges that one fsync logs; a file changed in more places is better off with a commit.
+const RANGES_MAX: usize = 256;
+/// Bytes of `i_extra_isize` and the checksum behind it, which e2fsck's replay asks for.
+const EXTRA_BYTES_MIN: u16 = 4;
+
+/// Logs the changes of one file in the fast-commit area.
+pub(crate) struct FastCommit;
+
+/// What an fsync has queued.
+struct Queued {
+    ticket: FastCommitTicket,
+    /// The mark of data in place that the flush covers.
+    owed: Option<u64>,
+}
+
+impl FsyncPolicy for FastCommit {
+    fn name(&self) -> &'static str {
+        "fast-commit"
+    }
+
+    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
+        let mut in_flight = inode.writeback.lock();
+        let mode = writeback::Mode::Fsync { datasync };
+        writeback::write_locked(fs, inode, &mut in_flight, 0..u64::MAX, mode)?;
+        if !super::is_uncommitted(fs, inode, datasync) {
+            drop(in_flight);
+            return commit_all(fs, inode, datasync);
+        }
+        let why = match new_entry(fs, inode) {
+            Ok(entry) => {
+                let careful = clear_way(fs, inode)?;
+                let owed = inode.in_place.owed();
+                writeback::drain(fs, inode, &mut in_flight)?;
+                match queue(fs, inode, entry, (owed, careful), datasync)? {
+                    Ok(queued) => {
+                        drop(in_flight);
+                        return finish(fs, inode, queued, datasync);
+                    }
+                    Err(why) => why,
+                }
+            }
+            Err(why) => why,
+        };
+        drop(in_flight);
+        commit_all(fs, inode, datasync)?;
+        Ok(Outcome::Fallback(why))
+    }
+}
+
+/// Brings the log home where e2fsck would undo what it holds. Whether the fast commit must find
+/// it so.
+fn clear_way(fs: &Arc<FsInner>, inode: &Inode) -> Result<bool> {
+    let journal = fs.journal();
+    let fragile = fs.fragile.get();
+    let table_block = |ino| fs.geo.inode_location(ino).map(|at| (at.group, at.table_block));
+    let careful = fragile.is_some() || table_block(inode.ino) == table_block(InodeNo::JOURNAL);
+    if !careful {
+        return Ok(false);
+    }
+    if journal.log_usage_blocks().0 > 0 {
+        journal.checkpoint_all()?;
+    }
+    let is_home = |tid: &Tid| journal.is_committed(*tid) && journal.log_usage_blocks().0 == 0;
+    if let Some(tid) = fragile.filter(is_home) {
+        fs.fragile.clear(tid);
+    }
+    Ok(true)
+}
+
+/// The commit of everything, and the wait for the file's own data.
+fn commit_all(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
+    let committed = compound::commit(fs, inode, datasync);
+    // The failure of the file's own data says more than that of the commit it was attached to.
+    writeback::finish(fs, inode).and(committed)
+}
+
+/// Waits until what was queued is durable, one way or the other.
+fn finish(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    queued: Queued,
+    datasync: bool,
+) -> Result<Outcome> {
+    let why = match fs.journal().wait_fast_commit(queued.ticket)? {
+        FastCommitOutcome::Logged { blocks } => {
+            if let Some(mark) = queued.owed {
+                inode.in_place.record_flush(mark);
+            }
+            fs.fsync_counters.logged(u64::from(blocks), 0);
+            return Ok(Outcome::Policy);
+        }
+        // By somebody's commit, which has not asked for data in place.
+        FastCommitOutcome::Committed => {
+            commit_all(fs, inode, datasync)?;
+            return Ok(Outcome::Policy);
+        }
+        FastCommitOutcome::Full => Fallback::LogFull,
+        FastCommitOutcome::Conflict => Fallback::ExtentTree,
+        FastCommitOutcome::LogInUse => Fallback::CommitUnderWay,
+        FastCommitOutcome::Unavailable => Fallback::NoLog,
+    };
+    commit_all(fs, inode, datasync)?;
+    Ok(Outcome::Fallback(why))
+}
+
+/// The name that the file was made with, if that has to be logged; else why it cannot be, as far
+/// as the directory tells. Takes the directory's lock, so the caller holds none of the kind.
+fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<Entry>, Fallback> {
+    let committed = |tid| fs.journal().is_committed(tid);
+    let entry = {
+        let state = inode.state.read();
+        check_file(fs, &state)?;
+        let entry = state.changes.uncommitted_entry(committed).cloned();
+        entry.filter(|_| !state.changes.is_entry_logged())
+    };
+    let Some(entry) = entry else { return Ok(None) };
+    if entry.replaced.is_some_and(|replaced| !committed(replaced.tid)) {
+        return Err(Fallback::NameReuse);
+    }
+    if !entry.fits {
+        return Err(Fallback::DirectoryChanged);
+    }
+    // It cannot have been removed without taking the name away first.
+    let Ok(parent) = table::get(fs, entry.parent) else { return Err(Fallback::Forgotten) };
+    let state = parent.state.read();
+    if state.changes.uncommitted_birth(committed).is_some() {
+        return Err(Fallback::NewDirectory);
+    }
+    if state.changes.is_forgotten(committed) {
+        return Err(Fallback::Forgotten);
+    }
+    if state.disk.flags.contains(InodeFlags::INLINE_DATA) {
+        return Err(Fallback::InlineData);
+    }
+    Ok(Some(entry))
+}
+
+/// Whether the file's changes can be told by records, as far as it tells itself.
+fn check_file(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
+    let committed = |tid| fs.journal().is_committed(tid);
+    if !state.is_file() {
+        return Err(Fallback::NotAFile);
+    }
+    if let Some(why) = state.changes.needs_commit(committed) {
+        return Err(why);
+    }
+    if state.orphan.is_some() || state.disk.links_count == 0 {
+        return Err(Fallback::Orphan);
+    }
+    if state.disk.flags.contains(InodeFlags::INLINE_DATA) {
+        return Err(Fallback::InlineData);
+    }
+    if !map::has_extents(state) {
+        return Err(Fallback::BlockMap);
+    }
+    if journals_data(fs, state) {
+        return Err(Fallback::DataJournal);
+    }
+    let small =
+        fs.geo.inode_size > GOOD_OLD_INODE_BYTES && state.disk.extra_isize < EXTRA_BYTES_MIN;
+    if small || state.changes.has_attribute_changes(committed) {
+        return Err(Fallback::Attributes);
+    }
+    Ok(())
+}
+
+/// Makes the records of a file and queues them, under its lock. All its data is complete.
+fn queue(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    entry: Option<Entry>,
+    (owed, needs_empty_log): (Option<u64>, bool),
+    datasync: bool,
+) -> Result<Result<Queued, Fallback>> {
+    let committed = |tid| fs.journal().is_committed(tid);
+    let mut state = inode.state.write();
+    if let Err(why) = check_file(fs, &state) {
+        return Ok(Err(why));
+    }
+    let Some(tid) = inode.sync_tid.get() else { return Ok(Err(Fallback::Forgotten)) };
+    let now = state.changes.uncommitted_entry(committed);
+    // Whoever logged the name meanwhile stands before this in the queue.
+    let entry = entry.filter(|old| now == Some(old) && !state.changes.is_entry_logged());
+    let ranges = match changed_ranges(fs, inode, &state)? {
+        Ok(ranges) => ranges,
+        Err(why) => return Ok(Err(why)),
+    };
+    let image = disk::read_bytes(fs, inode.ino, |bytes| Ok(bytes.to_vec()))?;
+    let size = state.disk.size;
+    let logged = state.changes.logged(committed);
+    let grown = logged.is_none_or(|logged| logged.size != size);
+    let same = entry.is_none()
+        && ranges.is_empty()
+        && logged.is_some_and(|old| (datasync && old.size == size) || old.image[..] == image[..]);
+    let adds_blocks = ranges.iter().any(|range| matches!(range, Record::AddRange { .. }));
+    let has_nodes = map::depth(fs, &state) > 0;
+    let data = if adds_blocks || grown {
+        DataNeeds::FlushBefore
+    } else if owed.is_some() {
+        DataNeeds::FlushAfter
+    } else {
+        DataNeeds::Nothing
+    };
+    let request = FastCommitRequest {
+        tid,
+        adds_blocks,
+        allocates: has_nodes && !ranges.is_empty(),
+        owner: inode.ino.0,
+        records: if same { Vec::new() } else { records(inode, entry, ranges, &image) },
+        data,
+        needs_empty_log,
+    };
+    let Some(ticket) = fs.journal().queue_fast_commit(request) else {
+        return Ok(Err(Fallback::NoLog));
+    };
+    if !same {
+        state.changes.set_logged(Logged { tid, size, image: image.into() });
+    }
+    Ok(Ok(Queued { ticket, owed }))
+}
+
+/// Puts the records in the order of replay: an inode before its name, its blocks before the
+/// attributes that count them.
+fn records(
+    inode: &Inode,
+    entry: Option<Entry>,
+    mut ranges: Vec<Record>,
+    image: &[u8],
+) -> Vec<Record> {
+    let ino = inode.ino;
+    let attributes = Record::Inode { ino, bytes: image.to_vec() };
+    let mut records = Vec::with_capacity(ranges.len() + 3);
+    if let Some(entry) = entry.filter(|_| !planted(Bug::FastCommitNoName)) {
+        records.push(attributes.clone());
+        let (parent, name) = (entry.parent, entry.name.into_vec());
+        records.push(Record::Create(EntryRecord { parent, ino, name }));
+    }
+    records.append(&mut ranges);
+    records.push(attributes);
+    records
+}
+
+/// What the changed part of the file is mapped to, hole by hole and run by run.
+fn changed_ranges(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &InodeState,
+) -> Result<Result<Vec<Record>, Fallback>> {
+    let ino = inode.ino;
+    let mut records = Vec::new();
+    let changed = state.changes.uncommitted_mapping(|tid| fs.journal().is_committed(tid));
+    let Some(changed) = changed else { return Ok(Ok(records)) };
+    let mut at = changed.start;
+    while at < changed.end {
+        if records.len() >= RANGES_MAX {
+            return Ok(Err(Fallback::TooLarge));
+        }
+        let found = map::lookup(fs, inode, state, at, changed.end - at)?;
+        let len = found.len.clamp(1, changed.end - at);
+        let logical = LogicalBlock(at);
+        let (start, unwritten) = match found.kind {
+            MapKind::Hole if planted(Bug::FastCommitNoHoles) => {
+                at += len;
+                continue;
+            }
+            MapKind::Hole => {
+                records.push(Record::DelRange { ino, logical, len });
+                at += len;
+                continue;
+            }
+            MapKind::Written(start) => (start, false),
+            MapKind::Unwritten(start) => (start, true),
+        };
+        let len = len.min(Extent::len_max(unwritten));
+        let extent = Extent { logical, len, start, unwritten };
+        records.push(Record::AddRange { ino, extent });
+        at += len;
+    }
+    Ok(Ok(records))
+}
