@@ -235,17 +235,6 @@ impl Changes {
         self.forgotten.is_some_and(|tid| !committed(tid))
     }
 
-    /// The extent blocks that no commit covers, in order.
-    pub(crate) fn uncommitted_extent_blocks(
-        &mut self,
-        committed: impl Fn(Tid) -> bool,
-    ) -> Vec<BlockNo> {
-        self.extent_blocks.retain(|_, tid| !committed(*tid));
-        let mut blocks: Vec<BlockNo> = self.extent_blocks.keys().copied().collect();
-        blocks.sort_unstable();
-        blocks
-    }
-
     /// The range of file blocks whose mapping no commit covers.
     pub(crate) fn uncommitted_mapping(
         &self,
@@ -323,6 +312,5 @@ mod tests {
         assert_eq!(file.uncommitted_birth(seven), None);
         assert_eq!(file.needs_commit(seven), None);
         assert_eq!(file.uncommitted_mapping(seven), Some(0..12));
-        assert!(file.uncommitted_extent_blocks(seven).is_empty());
     }
 }
