@@ -26,6 +26,8 @@ pub enum FsyncPolicyKind {
     /// The whole running transaction.
     #[default]
     Compound,
+    /// The block groups that the file depends on.
+    Group,
     /// The file's own changes, as ext4's fast commit logs them.
     FastCommit,
 }
@@ -33,12 +35,13 @@ pub enum FsyncPolicyKind {
 impl FsyncPolicyKind {
     /// All there are.
     pub const ALL: &'static [FsyncPolicyKind] =
-        &[FsyncPolicyKind::Compound, FsyncPolicyKind::FastCommit];
+        &[FsyncPolicyKind::Compound, FsyncPolicyKind::Group, FsyncPolicyKind::FastCommit];
 
     /// Its name on the command line and in statistics.
     pub fn name(self) -> &'static str {
         match self {
             FsyncPolicyKind::Compound => "compound",
+            FsyncPolicyKind::Group => "group",
             FsyncPolicyKind::FastCommit => "fast-commit",
         }
     }
