@@ -1,6 +1,7 @@
 //! Signals of a serving process: SIGTERM and SIGINT unmount. A busy mount is waited for, then cut
 //! loose, so that whatever is behind it is closed properly in any case when the process ends. A
-//! second signal cuts at once.
+//! second signal cuts at once. When the mount is gone here and the process still serves a copy of
+//! it in another mount namespace, that is cut as well, after the same patience.
 //!
 //! Owns the signals' mask and the thread that takes them.
 
@@ -74,10 +75,22 @@ fn serve(mount: &Mutex<Option<MountHandle>>) {
             // Nothing is served yet, and whatever is on its way to the image is journaled.
             std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
         };
-        if let Err(e) = take_down(&handle) {
+        if let Err(e) = take_down(&handle).and_then(|()| end_elsewhere(&handle)) {
             eprintln!("fjord: {}", Failure::from(e));
         }
     }
+}
+
+/// The process ends by itself when the session does; if it does not, somebody else has a copy of
+/// the mount.
+fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
+    wait_for_signal(Some(BUSY_PATIENCE));
+    eprintln!(
+        "fjord: {} is unmounted here, and still in use in another mount namespace or being \
+         written; cutting it loose",
+        handle.mountpoint().display()
+    );
+    handle.cut_copies(BUSY_PATIENCE)
 }
 
 fn take_down(handle: &MountHandle) -> Result<(), MountError> {

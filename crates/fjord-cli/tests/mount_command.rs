@@ -4,6 +4,7 @@
 use std::{
     ffi::CString,
     fs::{self, File},
+    io::Read,
     os::{
         fd::AsRawFd,
         unix::fs::{FileExt, MetadataExt, PermissionsExt},
@@ -154,6 +155,50 @@ fn signals_unmount() -> Result<()> {
         ensure!(ends_within(&mut child, Duration::from_secs(10))? == 0);
         ensure!(!is_mounted(&dir)?);
         image::e2fsck_clean(&img)?;
+    }
+    Ok(())
+}
+
+/// A copy of the mount in another mount namespace (a container started meanwhile) keeps the
+/// session alive when the mount is gone here; the daemon ends all the same, and loses nothing.
+#[test]
+fn a_copy_of_the_mount_elsewhere_is_cut_loose() -> Result<()> {
+    for options in ["fuseblk", "nofuseblk,writeback_cache"] {
+        let (_scratch, img, dir) = place("copy")?;
+        let mut child = Command::new(program())
+            .args(["mount", "-o", options])
+            .arg(&img)
+            .arg(&dir)
+            .stderr(Stdio::null())
+            .spawn()?;
+        while !is_mounted(&dir)? {
+            ensure!(child.try_wait()?.is_none(), "ended before it had mounted");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let unshare = ["-m", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 60"];
+        let mut copy = Command::new("unshare").args(unshare).stdout(Stdio::piped()).spawn()?;
+        let mut ready = [0; 6];
+        let copied = copy.stdout.take().context("a pipe")?.read_exact(&mut ready);
+        let outcome = (|| {
+            copied?;
+            fs::write(dir.join("kept"), vec![7; 300_000])?;
+            signal(&child, libc::SIGTERM)?;
+            while is_mounted(&dir)? {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            ensure!(child.try_wait()?.is_none(), "the copy did not keep it alive");
+            // Patience is for people; a second signal cuts at once.
+            signal(&child, libc::SIGTERM)?;
+            let code = ends_within(&mut child, Duration::from_secs(30))?;
+            ensure!(code == 0, "status {code}");
+            image::e2fsck_clean(&img)?;
+            let kept = run(Command::new(program()).arg("cat").arg(&img).arg("kept"))?;
+            ensure!(kept.stdout.len() == 300_000, "{} bytes are left", kept.stdout.len());
+            Ok(())
+        })();
+        copy.kill()?;
+        copy.wait()?;
+        outcome?;
     }
     Ok(())
 }

@@ -423,6 +423,29 @@ impl MountHandle {
         cut.map_err(|e| MountError::io("cut the FUSE connection", e))
     }
 
+    /// Ends a session that outlives its unmounting here because a copy of the mount stands in
+    /// another mount namespace: brings in what the kernel still holds, for up to `patience`, and
+    /// cuts the connection. No error if the session has ended meanwhile.
+    ///
+    /// # Errors
+    /// The connection could not be cut: no privilege, or `/sys/fs/fuse/connections` is missing.
+    pub fn cut_copies(&self, patience: Duration) -> Result<(), MountError> {
+        use crate::transport::Transport;
+        // Nothing is left here to call syncfs(2) on. Of its own thread, since sync(2) waits for
+        // every file system there is.
+        let (done, synced) = std::sync::mpsc::channel();
+        let sync = move || {
+            rustix::fs::sync();
+            // Nobody listens any more once patience has ended.
+            let _ = done.send(());
+        };
+        let spawned = std::thread::Builder::new().name("fjord-sync".into()).spawn(sync);
+        if spawned.is_err() || synced.recv_timeout(patience).is_err() {
+            tracing::warn!("cutting the connection although sync(2) has not returned");
+        }
+        self.transport.abort().map_err(|e| MountError::io("cut the FUSE connection", e))
+    }
+
     fn is_mounted(&self) -> bool {
         let same = |m: MountEntry| {
             (m.dev_major, m.dev_minor) == (self.entry.dev_major, self.entry.dev_minor)

@@ -11,11 +11,13 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::fs::OpenOptionsExt,
     },
-    path::PathBuf,
+    path::Path,
     sync::Arc,
 };
 
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use super::polling::Polling;
 use super::{Channel, RequestBuf, Transport};
@@ -29,8 +31,8 @@ pub const DEV_FUSE: &str = "/dev/fuse";
 pub struct DevFuse {
     /// The descriptor that was given to mount(2). Gone once the connection was aborted.
     fd: Mutex<Option<Arc<OwnedFd>>>,
-    /// `/sys/fs/fuse/connections/N/abort`, once the mount is known.
-    abort_path: Mutex<Option<PathBuf>>,
+    /// The kernel's number of the connection, once the mount is known.
+    connection: Mutex<Option<u64>>,
     polling: Arc<Polling>,
 }
 
@@ -39,7 +41,7 @@ impl DevFuse {
     pub fn new(fd: OwnedFd) -> DevFuse {
         DevFuse {
             fd: Mutex::new(Some(Arc::new(fd))),
-            abort_path: Mutex::new(None),
+            connection: Mutex::new(None),
             polling: Arc::default(),
         }
     }
@@ -66,9 +68,7 @@ impl DevFuse {
         let minor = libc::minor(root_dev);
         let major = libc::major(root_dev);
         // The kernel names a connection by the low 32 bits of its internal device number.
-        let number = (u64::from(major) << 20) | u64::from(minor);
-        *self.abort_path.lock() =
-            Some(PathBuf::from(format!("/sys/fs/fuse/connections/{number}/abort")));
+        *self.connection.lock() = Some((u64::from(major) << 20) | u64::from(minor));
     }
 }
 
@@ -95,13 +95,31 @@ impl Transport for DevFuse {
     }
 
     fn abort(&self) -> io::Result<()> {
-        let path = self.abort_path.lock().clone();
+        let connection = *self.connection.lock();
         self.fd.lock().take();
-        match path {
-            Some(path) => std::fs::write(path, "1"),
+        match connection.map(open_abort) {
+            Some(Ok(mut file)) => file.write_all(b"1"),
+            // It has ended.
+            Some(Err(e)) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Some(Err(e)) => Err(e),
             None => Ok(()),
         }
     }
+}
+
+/// The file that ends a connection.
+fn open_abort(connection: u64) -> io::Result<File> {
+    let dir = Path::new("/sys/fs/fuse/connections");
+    let name = format!("{connection}/abort");
+    // Empty where nobody mounted fusectl; then root mounts it where nobody sees it.
+    if std::fs::read_dir(dir)?.next().is_some() {
+        return File::options().write(true).open(dir.join(name));
+    }
+    let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    let root = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(&root, name, flags, Mode::empty())?.into())
 }
 
 /// A further way into the same connection, with a list of pending requests of its own; `None`

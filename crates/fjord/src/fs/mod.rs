@@ -72,6 +72,8 @@ pub(crate) struct FsInner {
     pub(crate) dir_params: crate::dir::DirParams,
     /// Inodes that are deleted or being truncated.
     pub(crate) orphans: OrphanTable,
+    /// Who waits for removed files to let go of their blocks.
+    pub(crate) releases: sync::Releases,
     /// Serialises renames between directories (`s_vfs_rename_mutex`).
     pub(crate) rename_lock: Mutex<()>,
     /// How an fsync commits.

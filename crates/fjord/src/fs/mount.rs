@@ -26,7 +26,7 @@ use crate::cache::page::PageLru;
 use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::fs::superblock::SuperState;
-use crate::fs::{Counters, FsInner, dirty, mmp, status, threads};
+use crate::fs::{Counters, FsInner, dirty, mmp, status, sync, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::TidCell;
@@ -304,6 +304,7 @@ fn build(
         sb: SuperState::new(raw),
         dir_params,
         orphans: OrphanTable::default(),
+        releases: sync::Releases::default(),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
         fragile: TidCell::default(),

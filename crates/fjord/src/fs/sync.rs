@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fjord_block::Class;
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::file::writeback;
@@ -16,8 +17,38 @@ use crate::fs::status::ShutdownMode;
 
 /// How long `ENOSPC` waits for removed files that somebody still holds.
 const RELEASE_WAIT: Duration = Duration::from_millis(200);
-/// How often it looks.
-const RELEASE_POLL: Duration = Duration::from_millis(2);
+
+/// Where `ENOSPC` sleeps until removed files let go of their blocks.
+#[derive(Default)]
+pub(crate) struct Releases {
+    /// How often it happened; pairs with `released`; a leaf lock.
+    count: Mutex<u64>,
+    released: Condvar,
+}
+
+impl Releases {
+    /// A removed file has been freed, or will not be for now.
+    pub(crate) fn notify(&self) {
+        *self.count.lock() += 1;
+        self.released.notify_all();
+    }
+
+    fn wait_while(&self, condition: impl Fn() -> bool, time_max: Duration) {
+        let deadline = Instant::now() + time_max;
+        loop {
+            let seen = *self.count.lock();
+            if !condition() {
+                return;
+            }
+            let mut count = self.count.lock();
+            while *count == seen {
+                if self.released.wait_until(&mut count, deadline).timed_out() {
+                    return;
+                }
+            }
+        }
+    }
+}
 
 impl FsInner {
     /// Writes all dirty data and commits: what `syncfs(2)` promises.
@@ -48,14 +79,9 @@ impl FsInner {
     /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.
     /// Returns whether another try may find space.
     pub(crate) fn regain_space(self: &Arc<Self>) -> bool {
-        let started = Instant::now();
         // A front end lets go of a removed file a moment after the removal.
-        while self.pending_free_blocks() == 0
-            && !self.orphans.is_empty()
-            && started.elapsed() < RELEASE_WAIT
-        {
-            std::thread::sleep(RELEASE_POLL);
-        }
+        let may_come = || self.pending_free_blocks() == 0 && !self.orphans.is_empty();
+        self.releases.wait_while(may_come, RELEASE_WAIT);
         let waiting = self.pending_free_blocks() > 0;
         let dirty = self.page_lru.dirty_bytes() > 0;
         if !waiting && !dirty {
@@ -104,5 +130,28 @@ impl FsInner {
         self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
         self.write_clean_superblock().map_err(|error| self.failed(error))?;
         self.journal().close().map_err(|error| self.failed(error.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_release_ends_the_wait() {
+        let (releases, free) = (Releases::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                releases.wait_while(|| !free.load(Ordering::SeqCst), Duration::from_secs(3600));
+            });
+            // One that frees nothing does not end it.
+            releases.notify();
+            assert!(!waiter.is_finished());
+            free.store(true, Ordering::SeqCst);
+            releases.notify();
+        });
+        // And time does.
+        releases.wait_while(|| true, Duration::from_millis(1));
     }
 }

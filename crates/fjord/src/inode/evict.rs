@@ -34,7 +34,9 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     if !nameless || fs.is_read_only() || fs.status.is_shut_down() {
         return Ok(());
     }
-    delete(fs, inode)
+    let deleted = delete(fs, inode);
+    fs.releases.notify();
+    deleted
 }
 
 /// Frees the blocks, attributes and number of an inode without links.
