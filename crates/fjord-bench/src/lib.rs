@@ -19,7 +19,10 @@ use std::ops::ControlFlow;
 
 pub use error::{BenchError, Result};
 pub use experiment::{Experiment, ExperimentOptions, ExperimentReport, Mean, Row, run_experiment};
-pub use figure::{Figure, FigureReport, FigureRow, Ordering, run_figure};
+pub use figure::{
+    Figure, FigureReport, LatencyReport, LatencyRow, Ordering, OrderingReport, OrderingRow,
+    run_figure,
+};
 pub use options::{Options, Target, Workload};
 pub use report::{CaseResult, Latency, OpenResult, Report};
 pub use target::DeviceKind;

@@ -1,17 +1,24 @@
 //! The figures in virtual time: the shape of the paper's comes out, twice the same.
 
-use fjord_bench::{Figure, FigureReport, Ordering, run_figure};
+use fjord_bench::{Figure, FigureReport, Ordering, OrderingReport, OrderingRow, run_figure};
 
-fn percent(report: &FigureReport, profile: &str, ordering: Ordering) -> f64 {
-    let of = |row: &&fjord_bench::FigureRow| row.profile == profile && row.ordering == ordering;
+fn ordering(figure: Figure) -> OrderingReport {
+    match run_figure(figure).unwrap() {
+        FigureReport::Ordering(report) => report,
+        FigureReport::Latency(_) => panic!("another figure"),
+    }
+}
+
+fn percent(report: &OrderingReport, profile: &str, ordering: Ordering) -> f64 {
+    let of = |row: &&OrderingRow| row.profile == profile && row.ordering == ordering;
     report.rows.iter().find(of).expect("all devices and orderings are there").percent_of_orderless
 }
 
 /// With the barrier writes going through the epoch scheduler.
 #[test]
 fn figure_9_has_the_shape_of_the_paper() {
-    let report = run_figure(Figure::Barrier9).unwrap();
-    println!("{}", report.to_table());
+    let report = ordering(Figure::Barrier9);
+    the_page_shows(Figure::Barrier9, &report.to_table());
     for (profile, flush, barrier) in
         [("ufs", 10.0, 80.0), ("plain-ssd", 0.5, 90.0), ("supercap-ssd", 35.0, 90.0)]
     {
@@ -24,21 +31,39 @@ fn figure_9_has_the_shape_of_the_paper() {
 }
 
 /// Virtual time is the same everywhere, so the page can be held to it.
-#[test]
-fn the_page_shows_these_figures() {
+fn the_page_shows(figure: Figure, table: &str) {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let table = run_figure(Figure::Barrier9).unwrap().to_table();
+    let name = figure.name();
     assert!(
         page.contains(table.trim()),
-        "docs/benchmarks.md shows other figures: put the output of `fjord bench --figure \
-         barrier-9` there, and draw its SVGs again\n{table}"
+        "docs/benchmarks.md shows other figures: put the output of `fjord bench --figure {name}` \
+         there, and draw its SVGs again\n{table}"
     );
+}
+
+/// Where the scheduler is to keep them, and where not: see docs/ordering.md.
+#[test]
+fn who_waits_waits_three_times_as_long_at_most() {
+    let report = run_figure(Figure::SyncLatency).unwrap();
+    let FigureReport::Latency(latency) = &report else { panic!("another figure") };
+    the_page_shows(Figure::SyncLatency, &report.to_table());
+    assert_eq!(latency.rows.len(), 40);
+    for row in &latency.rows {
+        let multiple = row.p50_multiple.max(row.p99_multiple);
+        assert_eq!(multiple <= 3.0, row.is_bounded, "{row:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("figure.svg");
+    report.write_svg(&path).unwrap();
+    let svg = std::fs::read_to_string(path).unwrap();
+    assert!(svg.contains("supercap-ssd") && svg.contains("not promoting"));
 }
 
 #[test]
 fn figure_10_shows_full_queues_with_barriers_and_one_command_without() {
-    let report = run_figure(Figure::Barrier10).unwrap();
+    let figure = run_figure(Figure::Barrier10).unwrap();
+    let FigureReport::Ordering(report) = &figure else { panic!("another figure") };
     for row in report.rows.iter().filter(|row| row.profile != "disk") {
         let most = row.queue_depth_over_time.iter().map(|(_, depth)| *depth).max().unwrap();
         match row.ordering {
@@ -56,7 +81,7 @@ fn figure_10_shows_full_queues_with_barriers_and_one_command_without() {
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("figure.svg");
-    report.write_svg(&path).unwrap();
+    figure.write_svg(&path).unwrap();
     let svg = std::fs::read_to_string(path).unwrap();
     assert!(svg.contains("plain-ssd") && svg.contains("wait-on-transfer"));
 }

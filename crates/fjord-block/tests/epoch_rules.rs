@@ -275,13 +275,41 @@ fn a_large_background_write_leaves_in_pieces() {
         }
     }
     let k = 1 << 10;
-    let expected = [
-        (0, 32 * k, Order::Ordered),
-        (32 * k, 32 * k, Order::Ordered),
-        (64 * k, 16 * k, Order::Barrier),
-    ];
+    // Two pieces fill what may be under way before the device's times are known.
+    let piece = Tuning::for_depth(32).lower_bytes_start / 2;
+    let expected: Vec<_> = (0..80 * k / piece)
+        .map(|number| (number * piece, piece, Order::Ordered))
+        .map(|(skip, len, order)| match skip + len == 80 * k {
+            true => (skip, len, Order::Barrier),
+            false => (skip, len, order),
+        })
+        .collect();
     assert_eq!(lens, expected);
     assert_eq!(done(&mut queue).last().map(|(id, _)| *id), Some(large));
+}
+
+/// While class Sync is about, lower classes keep to what two pieces take, and one more piece may
+/// overtake a command that is with the device.
+#[test]
+fn lower_classes_keep_to_what_the_device_does_in_time() {
+    for class in [Class::Async, Class::Background] {
+        let mut queue = queue(PLAIN);
+        for index in 0..100 {
+            queue.push(Io::write(index * 2 * PAGE, PAGE, Order::Orderless, class), 0);
+        }
+        let sync = queue.push(write(500, Order::Orderless), 0);
+        let commands = drain(&mut queue);
+        let start = Tuning::for_depth(32).lower_bytes_start;
+        let ahead = commands.iter().position(|command| command.parts[0].request == sync);
+        assert_eq!(ahead, Some(0), "the best class first");
+        let overtaking: u64 = commands[1..].iter().map(|command| command.len).sum();
+        assert_eq!(overtaking, start / 2, "{class:?}");
+        queue.completed(commands[0].id, Ok(()), 1000);
+        let lower: u64 = drain(&mut queue).iter().map(|command| command.len).sum();
+        // Room is kept for a whole piece, whatever the length of the next.
+        let under_way = overtaking + lower;
+        assert!((start / 2 + PAGE..=start).contains(&under_way), "{class:?}: {under_way}");
+    }
 }
 
 /// After a failure no flush makes room in the cache for them any more.

@@ -11,7 +11,7 @@ use fjord_block::{Buf, Class, Order, Request};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::Ordering;
+use super::ordering::Ordering;
 use crate::error::{BenchError, Result};
 
 const DEVICE_BYTES: u64 = 1 << 30;

@@ -1,12 +1,11 @@
-//! The figures as SVG: one panel per device; bars of throughput for Figure 9, queue depth over
-//! time for Figure 10.
+//! The figures as SVG: one panel per device.
 
 use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::{Figure, FigureReport, FigureRow, Ordering};
+use super::{Figure, LatencyReport, LatencyRow, Ordering, OrderingReport, OrderingRow};
 use crate::error::{BenchError, Result};
 
 const PANEL_SIZE: (u32, u32) = (900, 260);
@@ -19,35 +18,79 @@ const COLORS: [RGBColor; 4] = [
 
 type Drawn<DB> = std::result::Result<(), DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>>;
 
-impl FigureReport {
-    /// Draws the figure.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn write_svg(&self, path: &Path) -> Result<()> {
-        let mut panels: Vec<Vec<&FigureRow>> = Vec::new();
-        for row in &self.rows {
-            match panels.last_mut() {
-                Some(panel) if panel.first().is_some_and(|r| r.profile == row.profile) => {
-                    panel.push(row);
-                }
-                _ => panels.push(vec![row]),
-            }
-        }
-        let failed = |error: String| BenchError::Io {
-            what: format!("draw {}", path.display()),
-            source: std::io::Error::other(error),
-        };
-        let over_time = self.figure == Figure::Barrier10.name();
-        let size = (PANEL_SIZE.0, PANEL_SIZE.1 * panels.len() as u32);
-        let root = SVGBackend::new(path, size).into_drawing_area();
-        root.fill(&WHITE).map_err(|error| failed(error.to_string()))?;
-        for (area, panel) in root.split_evenly((panels.len(), 1)).iter().zip(&panels) {
-            let drawn = if over_time { draw_depths(area, panel) } else { draw_bars(area, panel) };
-            drawn.map_err(|error| failed(error.to_string()))?;
-        }
-        root.present().map_err(|error| failed(error.to_string()))
+/// Draws one panel for each run of rows with the same profile.
+fn draw_panels<'a, R>(
+    rows: &'a [R],
+    profile: impl Fn(&R) -> &str,
+    path: &Path,
+    draw: impl for<'b> Fn(&DrawingArea<SVGBackend<'b>, Shift>, &[&'a R]) -> Drawn<SVGBackend<'b>>,
+) -> Result<()> {
+    let panels: Vec<Vec<&R>> = rows
+        .chunk_by(|a, b| profile(a) == profile(b))
+        .map(|panel| panel.iter().collect())
+        .collect();
+    let failed = |error: String| BenchError::Io {
+        what: format!("draw {}", path.display()),
+        source: std::io::Error::other(error),
+    };
+    let size = (PANEL_SIZE.0, PANEL_SIZE.1 * panels.len() as u32);
+    let root = SVGBackend::new(path, size).into_drawing_area();
+    root.fill(&WHITE).map_err(|error| failed(error.to_string()))?;
+    for (area, panel) in root.split_evenly((panels.len(), 1)).iter().zip(&panels) {
+        draw(area, panel).map_err(|error| failed(error.to_string()))?;
     }
+    root.present().map_err(|error| failed(error.to_string()))
+}
+
+/// Bars of throughput for Figure 9, queue depth over time for Figure 10.
+pub(super) fn draw_ordering(report: &OrderingReport, path: &Path) -> Result<()> {
+    let over_time = report.figure == Figure::Barrier10.name();
+    draw_panels(
+        &report.rows,
+        |row| &row.profile,
+        path,
+        |area, panel| match over_time {
+            true => draw_depths(area, panel),
+            false => draw_bars(area, panel),
+        },
+    )
+}
+
+/// Bars of the 99th percentile as a multiple of that alone.
+pub(super) fn draw_latency(report: &LatencyReport, path: &Path) -> Result<()> {
+    draw_panels(&report.rows, |row| &row.profile, path, draw_multiples)
+}
+
+/// How often as long the thread waits, by what it does and what is beside it.
+fn draw_multiples<'b>(
+    area: &DrawingArea<SVGBackend<'b>, Shift>,
+    panel: &[&LatencyRow],
+) -> Drawn<SVGBackend<'b>> {
+    let Some(first) = panel.first() else { return Ok(()) };
+    let high = panel.iter().map(|row| row.p99_multiple).fold(10.0, f64::max) * 6.0;
+    let title = format!("{}: 99th percentile, as a multiple of that alone", first.profile);
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 16))
+        .margin(10)
+        .x_label_area_size(8)
+        .y_label_area_size(50)
+        .build_cartesian_2d(0f64..panel.len() as f64, (0.5f64..high).log_scale())?;
+    chart.configure_mesh().disable_x_mesh().x_labels(0).light_line_style(WHITE).draw()?;
+    let width = panel.len() as f64;
+    chart.draw_series(LineSeries::new([(0.0, 3.0), (width, 3.0)], BLACK.stroke_width(1)))?;
+    chart.draw_series(panel.iter().enumerate().map(|(index, row)| {
+        let left = index as f64 + 0.15;
+        let color = if row.is_bounded { COLORS[2] } else { COLORS[0] };
+        Rectangle::new([(left, 0.5), (left + 0.7, row.p99_multiple)], color.filled())
+    }))?;
+    for (line, rise) in [(0, 4.0), (1, 2.0)] {
+        chart.draw_series(panel.iter().enumerate().map(|(index, row)| {
+            let text = if line == 0 { row.thread.clone() } else { row.writer.clone() };
+            let place = (index as f64 + 0.05, row.p99_multiple.max(3.0) * rise);
+            Text::new(text, place, ("sans-serif", 10))
+        }))?;
+    }
+    Ok(())
 }
 
 fn color(ordering: Ordering) -> RGBColor {
@@ -56,7 +99,10 @@ fn color(ordering: Ordering) -> RGBColor {
 }
 
 /// Throughput, one bar for each way of ordering.
-fn draw_bars<DB: DrawingBackend>(area: &DrawingArea<DB, Shift>, panel: &[&FigureRow]) -> Drawn<DB> {
+fn draw_bars<DB: DrawingBackend>(
+    area: &DrawingArea<DB, Shift>,
+    panel: &[&OrderingRow],
+) -> Drawn<DB> {
     let Some(first) = panel.first() else { return Ok(()) };
     let high = panel.iter().map(|row| row.writes_per_s).fold(1.0, f64::max) * 1.2;
     let mut chart = ChartBuilder::on(area)
@@ -81,7 +127,7 @@ fn draw_bars<DB: DrawingBackend>(area: &DrawingArea<DB, Shift>, panel: &[&Figure
 /// Queue depth over time, one line for each way of ordering.
 fn draw_depths<DB: DrawingBackend>(
     area: &DrawingArea<DB, Shift>,
-    panel: &[&FigureRow],
+    panel: &[&OrderingRow],
 ) -> Drawn<DB> {
     let Some(first) = panel.first() else { return Ok(()) };
     let ends = panel.iter().filter_map(|row| row.queue_depth_over_time.last());

@@ -30,21 +30,22 @@ impl<R: Rules> EpochQueue<R> {
         choices
     }
 
-    /// The best class among those that a new flush would serve.
+    /// The best class among those that a new flush would serve. It does not wait for flushes under
+    /// way on behalf of lower classes.
     fn flush_class(&self) -> Option<Class> {
-        if !self.traits.volatile_cache
-            || self.failure().is_some()
-            || self.flushes.flying.len() >= self.tuning.flush_depth as usize
-        {
+        if !self.traits.volatile_cache || self.failure().is_some() {
             return None;
         }
-        self.flushes.wanted_class().into_iter().chain(self.epoch_flush_class()).min()
+        let class =
+            self.flushes.wanted_class().into_iter().chain(self.epoch_flush_class()).min()?;
+        let before = self.flushes.flying.iter().filter(|(.., other)| *other <= class).count();
+        (before < self.tuning.flush_depth as usize).then_some(class)
     }
 
-    /// Whether background requests wait only because their bytes fill the device's cache.
+    /// Whether requests below class Sync wait only because such bytes fill the device's cache.
     fn wants_room(&self, now_ns: u64) -> bool {
         self.failure().is_none()
-            && !self.ready.is_empty(Class::Background)
+            && (!self.ready.is_empty(Class::Background) || !self.ready.is_empty(Class::Async))
             && self.share.cache_is_full(now_ns, &self.tuning)
             && self.share.flush_would_help()
             && self.flushes.flying.len() < self.tuning.flush_depth as usize
@@ -63,7 +64,7 @@ impl<R: Rules> EpochQueue<R> {
             if flush_class == Some(class) {
                 return Some(Choice::Flush);
             }
-            if self.ready.is_empty(class) || !self.allows(class, now_ns) {
+            if self.ready.is_empty(class) || !self.share.allows(class, now_ns, &self.tuning) {
                 continue;
             }
             let deadline_ns = self.tuning.deadline_ns[class as usize];
@@ -71,12 +72,6 @@ impl<R: Rules> EpochQueue<R> {
             return id.map(Choice::Request);
         }
         self.wants_room(now_ns).then_some(Choice::Flush)
-    }
-
-    fn allows(&self, class: Class, now_ns: u64) -> bool {
-        // What leaves now would be drained by the flush that somebody waits for, or delay it.
-        let held = class == Class::Background && self.flushes.sync_waits();
-        !held && self.share.allows(class, now_ns, &self.tuning)
     }
 
     /// The oldest request below class Sync that has waited too long.
@@ -99,7 +94,7 @@ impl<R: Rules> EpochQueue<R> {
     /// choice is not among them.
     pub fn dispatch(&mut self, choice: Choice, now_ns: u64) -> Option<Command> {
         match choice {
-            Choice::Flush => Some(self.send_flush()),
+            Choice::Flush => Some(self.send_flush(now_ns)),
             Choice::Request(id) => self.send_request(id, now_ns),
         }
     }
@@ -113,7 +108,7 @@ impl<R: Rules> EpochQueue<R> {
         id
     }
 
-    fn send_flush(&mut self) -> Command {
+    fn send_flush(&mut self, now_ns: u64) -> Command {
         let class = self.flush_class();
         let id = self.new_command();
         self.stats.flush_count += 1;
@@ -123,7 +118,14 @@ impl<R: Rules> EpochQueue<R> {
         let class = class.unwrap_or(Class::Background);
         self.stats.combined_flush_count += self.flushes.begin(id, class).saturating_sub(1);
         self.share.begin_flush(id);
-        let flying = Flying { kind: IoKind::Flush, class, requests: Vec::new(), change_bytes: 0 };
+        let flying = Flying {
+            kind: IoKind::Flush,
+            class,
+            requests: Vec::new(),
+            len: 0,
+            sent_ns: now_ns,
+            bounded: false,
+        };
         self.commands.insert(id, flying);
         Command { id, kind: IoKind::Flush, offset: 0, len: 0, class, parts: Vec::new() }
     }
@@ -141,24 +143,26 @@ impl<R: Rules> EpochQueue<R> {
         let part = Part { request: id, skip: entry.sent, len: take_bytes };
         let mut draft = Draft { offset: place.offset, len: take_bytes, parts: vec![part] };
         if matches!(kind, IoKind::Write { .. }) && take_bytes == left_bytes {
-            let bytes_max = match class {
-                Class::Background => self
-                    .tuning
-                    .merge_bytes_max
-                    .min(self.share.piece_bytes_max(now_ns, &self.tuning)),
-                _ => self.tuning.merge_bytes_max,
-            };
+            let bytes_max = self.tuning.merge_bytes_max.min(self.piece_bytes_max(class, now_ns));
             self.merge(&mut draft, class, fua, bytes_max);
         }
-        Some(self.send_draft(draft, kind, class, fua))
+        Some(self.send_draft(draft, kind, class, fua, now_ns))
     }
 
     /// How many bytes of a request may leave at once.
     fn piece_bytes(&self, entry: &Entry, now_ns: u64) -> u64 {
-        let splits = entry.class == Class::Background
-            && matches!(entry.io.kind, IoKind::Write { .. })
+        let splits = matches!(entry.io.kind, IoKind::Write { .. })
             && (entry.io.offset + entry.sent).is_multiple_of(PIECE_ALIGN_BYTES);
-        if splits { self.share.piece_bytes_max(now_ns, &self.tuning) } else { u64::MAX }
+        if splits { self.piece_bytes_max(entry.class, now_ns) } else { u64::MAX }
+    }
+
+    fn piece_bytes_max(&self, class: Class, now_ns: u64) -> u64 {
+        let bounded = self.share.bounds(class, now_ns, &self.tuning);
+        if bounded || class == Class::Background {
+            self.share.piece_bytes(now_ns, &self.tuning)
+        } else {
+            u64::MAX
+        }
     }
 
     fn passed_fua(&self, kind: IoKind) -> bool {
@@ -212,7 +216,14 @@ impl<R: Rules> EpochQueue<R> {
     }
 
     /// Marks the draft's parts as sent and makes the command, with the order it must bear.
-    fn send_draft(&mut self, draft: Draft, kind: IoKind, class: Class, fua: bool) -> Command {
+    fn send_draft(
+        &mut self,
+        draft: Draft,
+        kind: IoKind,
+        class: Class,
+        fua: bool,
+        now_ns: u64,
+    ) -> Command {
         let (mut asked, mut last) = (Order::Orderless, false);
         for part in &draft.parts {
             let Some(entry) = self.requests.get_mut(&part.request) else { continue };
@@ -242,11 +253,12 @@ impl<R: Rules> EpochQueue<R> {
             other => other,
         };
         let id = self.new_command();
-        let change_bytes = if kind.changes() { draft.len } else { 0 };
-        self.share.begin(class, change_bytes);
         self.ready.set_head(class, draft.offset.saturating_add(draft.len));
         let requests = draft.parts.iter().map(|part| part.request).collect();
-        self.commands.insert(id, Flying { kind, class, requests, change_bytes });
+        let bounded = self.share.bounds(class, now_ns, &self.tuning);
+        let flying = Flying { kind, class, requests, len: draft.len, sent_ns: now_ns, bounded };
+        self.share.begin(&flying);
+        self.commands.insert(id, flying);
         // An epoch may be over as soon as its last write has left.
         self.settle();
         Command { id, kind, offset: draft.offset, len: draft.len, class, parts: draft.parts }

@@ -55,12 +55,6 @@ impl Flushes {
         unserved.map(|(.., class)| *class).min()
     }
 
-    /// Whether somebody of class Sync waits for a flush.
-    pub(super) fn sync_waits(&self) -> bool {
-        let flying = self.flying.iter().map(|(.., class)| *class);
-        self.waiting.iter().map(|(.., class)| *class).chain(flying).any(|c| c == Class::Sync)
-    }
-
     /// A flush begins; gives the number of requests that no other one serves.
     pub(super) fn begin(&mut self, command: CommandId, class: Class) -> u64 {
         let count = self.waiting.iter().filter(|(_, time, _)| !self.is_served(*time)).count();

@@ -1,7 +1,7 @@
 //! The epoch scheduler: storage order without waiting for it.
 //!
 //! - [`EpochQueue`]: the pure state machine; `rules`: what order demands, apart from the mechanism;
-//! - `dispatch`, `ready`, `share`: what leaves next; `overlap`: same bytes; `flushes`: durability;
+//! - `dispatch`, `ready`, `share`, `pace`: what leaves next; `overlap`: same bytes; `flushes`: durability;
 //! - [`EpochDevice`]: the state machine over a [`crate::Device`].
 //!
 //! The rules are in docs/ordering.md.
@@ -10,6 +10,7 @@ mod device;
 mod dispatch;
 mod flushes;
 mod overlap;
+mod pace;
 mod queue;
 mod ready;
 mod rules;

@@ -65,7 +65,10 @@ pub(super) struct Flying {
     pub(super) kind: IoKind,
     pub(super) class: Class,
     pub(super) requests: Vec<RequestId>,
-    pub(super) change_bytes: u64,
+    pub(super) len: u64,
+    pub(super) sent_ns: u64,
+    /// The bounds of lower classes held when it was sent.
+    pub(super) bounded: bool,
 }
 
 /// The scheduler.
@@ -107,7 +110,6 @@ impl<R: Rules> EpochQueue<R> {
     pub fn with_rules(rules: R, traits: DeviceTraits, tuning: Tuning) -> Self {
         EpochQueue {
             rules,
-            tuning,
             next_request: 1,
             next_command: 1,
             requests: BTreeMap::new(),
@@ -119,10 +121,11 @@ impl<R: Rules> EpochQueue<R> {
             ordered: BTreeSet::new(),
             low_ordered: BTreeSet::new(),
             flushes: Flushes::new(traits.volatile_cache),
-            share: Share::new(traits.volatile_cache),
+            share: Share::new(traits.volatile_cache, &tuning),
             failure: None,
             done: VecDeque::new(),
             stats: EpochStats::default(),
+            tuning,
             traits,
         }
     }
@@ -133,7 +136,7 @@ impl<R: Rules> EpochQueue<R> {
         self.next_request += 1;
         self.stats.request_count += 1;
         if io.class == Class::Sync {
-            self.share.note_sync(now_ns);
+            self.share.note_sync(io.kind, now_ns);
         }
         if self.failure.is_some() && self.rules.stops(io.kind) {
             self.done.push_back((id, Err(self.stop_error(&io))));
@@ -249,8 +252,9 @@ impl<R: Rules> EpochQueue<R> {
     /// A thread depends on this request now: it is of class Sync from here on, and so is whatever
     /// it waits for.
     pub fn promote(&mut self, id: RequestId, now_ns: u64) {
-        self.share.note_sync(now_ns);
-        if self.requests.get(&id).is_some_and(|entry| entry.io.kind == IoKind::Flush) {
+        let Some(kind) = self.requests.get(&id).map(|entry| entry.io.kind) else { return };
+        self.share.note_sync(kind, now_ns);
+        if kind == IoKind::Flush {
             self.raise_ordered_before(id, None, Class::Sync);
         }
         self.raise(id, Class::Sync);
@@ -309,12 +313,12 @@ impl<R: Rules> EpochQueue<R> {
         self.stats.flying_count -= 1;
         if flying.kind == IoKind::Flush {
             self.flushes.end(command, result.is_ok());
-            self.share.end_flush(command);
+            self.share.end_flush(command, &flying, now_ns, &self.tuning);
         } else {
-            self.share.end(flying.class, flying.change_bytes);
+            self.share.end(&flying, now_ns, &self.tuning);
         }
         if flying.class == Class::Sync {
-            self.share.note_sync(now_ns);
+            self.share.note_sync(flying.kind, now_ns);
         }
         let passed_fua = matches!(flying.kind, IoKind::Write { fua: true, .. }) && result.is_ok();
         if flying.kind.changes() && self.traits.volatile_cache && !passed_fua {

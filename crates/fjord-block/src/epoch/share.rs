@@ -1,42 +1,92 @@
-//! What background writes may take of the device. Owns the counts of commands under way and of
-//! background bytes in the device's cache.
+//! What classes below Sync may take of the device. Owns the counts of commands under way and of
+//! lower classes' bytes in the device's cache.
 //!
-//! Three bounds keep background writes from holding up who waits: commands under way (the queue),
-//! bytes per command (the bus), and bytes not yet flushed (a flush drains them all). Each is
-//! tighter while requests of class Sync were about lately. Each lets at least one command through,
-//! so that background writes always advance.
+//! While writes or flushes of class Sync were about lately, four bounds keep lower classes from holding
+//! them up: bytes under way (the queue), bytes per command (the bus), bytes sent while a command of
+//! class Sync is with the device (which may serve the newcomer first), and bytes not yet flushed (a
+//! flush drains them all). The widths are learnt, see `pace`. Otherwise only background writes are
+//! bounded, and widely. Each bound lets at least one command through, so that all classes always
+//! advance.
 
-use super::types::{CommandId, Tuning};
+use super::pace::{Alone, Window};
+use super::queue::Flying;
+use super::types::{CommandId, IoKind, Tuning};
 use crate::device::Class;
+
+/// So many pieces fill a window.
+const PIECES: u64 = 2;
+const PIECE_ALIGN_BYTES: u64 = 4096;
+/// After so long without lower classes, nothing of theirs is left even in a protected cache.
+const QUIET_NS: u64 = 100_000_000;
+
+/// A flush under way.
+#[derive(Clone, Copy, Debug, Hash)]
+struct Draining {
+    command: CommandId,
+    /// Bytes of lower classes that were ever transferred when it began.
+    bytes: u64,
+    /// Anything was transferred since the flush before.
+    has_work: bool,
+}
 
 /// Guarded, like all of the scheduler, by its owner.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Share {
     /// Commands under way by class; flushes apart.
     flying: [u32; 3],
+    /// Bytes of lower classes under way.
+    lower_bytes: u64,
     pub(super) flying_flushes: u32,
-    /// When a request of class Sync was seen last.
+    /// Commands of lower classes under way that were sent while these bounds did not hold, and when
+    /// the last such one ended: what shared the device with them teaches nothing.
+    unbounded: u32,
+    unbounded_end_ns: u64,
+    /// When a write or flush of class Sync was seen last.
     sync_seen_ns: Option<u64>,
-    /// Background bytes ever sent, ever transferred, and known to be out of the cache.
+    /// When a command of a lower class was with the device last.
+    lower_seen_ns: u64,
+    /// Bytes of lower classes sent since the device got or finished a command of class Sync.
+    overtaking_bytes: u64,
+    /// Bytes of lower classes ever sent, ever transferred, and known to be out of the cache.
     sent_bytes: u64,
     transferred_bytes: u64,
     durable_bytes: u64,
-    /// Flushes under way and the background bytes each will drain.
-    flushing: Vec<(CommandId, u64)>,
+    draining: Vec<Draining>,
+    /// Something was transferred since the last flush began.
+    has_work: bool,
+    /// Lower classes had their share of the cache since the last flush of class Sync ended.
+    was_full: bool,
     volatile_cache: bool,
+    write_alone: Alone,
+    flush_alone: Alone,
+    /// For bytes of lower classes under way.
+    window: Window,
+    /// For their bytes in the cache.
+    cache_window: Window,
 }
 
 impl Share {
-    pub(super) fn new(volatile_cache: bool) -> Self {
+    pub(super) fn new(volatile_cache: bool, tuning: &Tuning) -> Self {
         Share {
             flying: [0; 3],
+            lower_bytes: 0,
             flying_flushes: 0,
+            unbounded: 0,
+            unbounded_end_ns: 0,
             sync_seen_ns: None,
+            lower_seen_ns: 0,
+            overtaking_bytes: 0,
             sent_bytes: 0,
             transferred_bytes: 0,
             durable_bytes: 0,
-            flushing: Vec::new(),
+            draining: Vec::new(),
+            has_work: false,
+            was_full: false,
             volatile_cache,
+            write_alone: Alone::default(),
+            flush_alone: Alone::default(),
+            window: Window::new(tuning.lower_bytes_start),
+            cache_window: Window::new(tuning.lower_cache_bytes_start),
         }
     }
 
@@ -48,88 +98,182 @@ impl Share {
         self.flying[class as usize]
     }
 
-    pub(super) fn note_sync(&mut self, now_ns: u64) {
+    /// Somebody waits. Reads tell nothing of writes, by which the bounds are learnt.
+    pub(super) fn note_sync(&mut self, kind: IoKind, now_ns: u64) {
+        if kind == IoKind::Read {
+            return;
+        }
         self.sync_seen_ns = Some(now_ns);
     }
 
-    /// Whether class Sync was about lately.
+    /// Whether writes or flushes of class Sync were about lately.
     pub(super) fn is_busy(&self, now_ns: u64, tuning: &Tuning) -> bool {
         self.sync_seen_ns.is_some_and(|at| now_ns.saturating_sub(at) < tuning.sync_memory_ns)
     }
 
     /// Whether a command of this class may leave.
     pub(super) fn allows(&self, class: Class, now_ns: u64, tuning: &Tuning) -> bool {
-        let [_, r#async, background] = self.flying;
-        match class {
-            Class::Sync => true,
-            Class::Async => r#async + background < tuning.async_depth,
-            Class::Background => {
-                let depth = if self.is_busy(now_ns, tuning) {
-                    tuning.background_depth_busy
-                } else {
-                    tuning.background_depth
-                };
-                background < depth
-                    && r#async + background < tuning.async_depth
-                    && !self.cache_is_full(now_ns, tuning)
-            }
+        if class == Class::Sync {
+            return true;
         }
+        let [sync, r#async, background] = self.flying;
+        let is_busy = self.is_busy(now_ns, tuning);
+        let piece = self.piece_bytes(now_ns, tuning);
+        let has_depth = r#async + background < tuning.async_depth
+            && (class == Class::Async || background < tuning.background_depth);
+        let fits = self.lower_bytes == 0 || self.lower_bytes + piece <= self.window.bytes();
+        let may_overtake = sync == 0 || self.overtaking_bytes < piece;
+        let bounds_cache = is_busy || class == Class::Background;
+        has_depth
+            && (!is_busy || (fits && may_overtake))
+            && !(bounds_cache && self.cache_is_full(now_ns, tuning))
     }
 
-    /// Whether background bytes fill their share of the cache, so that only a flush makes room.
+    /// Whether lower classes fill their share of the cache, so that only a flush makes room.
     pub(super) fn cache_is_full(&self, now_ns: u64, tuning: &Tuning) -> bool {
-        let bytes_max = if self.is_busy(now_ns, tuning) {
-            tuning.background_cache_bytes_max_busy
-        } else {
-            tuning.background_cache_bytes_max
+        let bytes_max = match self.flush_alone.ns() {
+            Some(_) if self.is_busy(now_ns, tuning) => self.cache_window.bytes(),
+            _ => tuning.background_cache_bytes_max,
         };
         self.volatile_cache && self.sent_bytes - self.durable_bytes >= bytes_max
     }
 
-    /// No flush will make room any more: background writes go on without that bound.
+    /// No flush will make room any more: writes go on without that bound.
     pub(super) fn stop_flushes(&mut self) {
         self.volatile_cache = false;
     }
 
-    /// Whether a flush beginning now would drain background bytes that no other drains.
+    /// Whether a flush beginning now would drain bytes of lower classes that no other drains.
     pub(super) fn flush_would_help(&self) -> bool {
-        let draining = self.flushing.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
+        let draining = self.draining.iter().map(|flush| flush.bytes).max().unwrap_or(0);
         self.transferred_bytes > draining.max(self.durable_bytes)
     }
 
-    /// The longest piece of a background request, in bytes.
-    pub(super) fn piece_bytes_max(&self, now_ns: u64, tuning: &Tuning) -> u64 {
-        if self.is_busy(now_ns, tuning) {
-            tuning.background_bytes_max_busy
+    /// The longest piece of a request below class Sync, in bytes.
+    pub(super) fn piece_bytes(&self, now_ns: u64, tuning: &Tuning) -> u64 {
+        if !self.is_busy(now_ns, tuning) {
+            return tuning.background_bytes_max;
+        }
+        let mut piece = self.window.bytes() / PIECES;
+        if self.volatile_cache {
+            piece = piece.min(self.cache_window.bytes());
+        }
+        let piece = (piece - piece % PIECE_ALIGN_BYTES).max(PIECE_ALIGN_BYTES);
+        piece.min(tuning.background_bytes_max)
+    }
+
+    /// Whether these bounds hold for what is sent now.
+    pub(super) fn bounds(&self, class: Class, now_ns: u64, tuning: &Tuning) -> bool {
+        class != Class::Sync && self.is_busy(now_ns, tuning)
+    }
+
+    /// A command was sent; not for flushes.
+    pub(super) fn begin(&mut self, sent: &Flying) {
+        if sent.class == Class::Sync {
+            if self.flying[Class::Sync as usize] == 0 {
+                self.overtaking_bytes = 0;
+            }
         } else {
-            tuning.background_bytes_max
+            self.lower_seen_ns = sent.sent_ns;
+            self.unbounded += u32::from(!sent.bounded);
+            self.lower_bytes += sent.len;
+            self.overtaking_bytes = self.overtaking_bytes.saturating_add(sent.len);
+            self.sent_bytes += if sent.kind.changes() { sent.len } else { 0 };
+            let cached_bytes = self.sent_bytes - self.durable_bytes;
+            self.was_full |= self.volatile_cache && cached_bytes >= self.cache_window.bytes();
+        }
+        self.flying[sent.class as usize] += 1;
+    }
+
+    /// A command has ended; not for flushes.
+    pub(super) fn end(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) {
+        let was_filled = self.lower_bytes + self.piece_bytes(now_ns, tuning) > self.window.bytes();
+        let is_plain_write = matches!(sent.kind, IoKind::Write { fua: false, .. });
+        self.flying[sent.class as usize] -= 1;
+        self.has_work |= sent.kind.changes();
+        if sent.class == Class::Sync {
+            self.overtaking_bytes = 0;
+            if is_plain_write {
+                self.learn_alone(sent, now_ns, tuning);
+            }
+            return;
+        }
+        self.lower_seen_ns = now_ns;
+        self.lower_bytes -= sent.len;
+        self.transferred_bytes += if sent.kind.changes() { sent.len } else { 0 };
+        if !sent.bounded {
+            self.unbounded -= 1;
+            self.unbounded_end_ns = now_ns;
+        } else if is_plain_write
+            && self.is_busy(now_ns, tuning)
+            && self.judge(sent, now_ns, tuning)
+            && was_filled
+        {
+            let bytes_max = u64::from(tuning.background_depth) * tuning.background_bytes_max;
+            self.window.widen(sent.sent_ns, now_ns, bytes_max);
         }
     }
 
-    pub(super) fn begin(&mut self, class: Class, change_bytes: u64) {
-        self.flying[class as usize] += 1;
-        if class == Class::Background {
-            self.sent_bytes += change_bytes;
+    /// What a write of class Sync tells.
+    fn learn_alone(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) {
+        if self.unbounded > 0 || sent.sent_ns < self.unbounded_end_ns {
+            return;
+        }
+        let [_, r#async, background] = self.flying;
+        let is_quiet = r#async + background == 0
+            && self.lower_seen_ns.saturating_add(QUIET_NS) <= sent.sent_ns;
+        let undisturbed = is_quiet || self.window.is_least();
+        self.write_alone.note(now_ns.saturating_sub(sent.sent_ns), undisturbed);
+        if !is_quiet {
+            self.judge(sent, now_ns, tuning);
         }
     }
 
-    pub(super) fn end(&mut self, class: Class, change_bytes: u64) {
-        self.flying[class as usize] -= 1;
-        if class == Class::Background {
-            self.transferred_bytes += change_bytes;
-        }
+    /// Whether a write took no longer than one of class Sync should.
+    fn judge(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) -> bool {
+        let Some(alone_ns) = self.write_alone.ns() else { return false };
+        self.window.judge(sent.sent_ns, now_ns, tuning.target_ns(alone_ns))
     }
 
     pub(super) fn begin_flush(&mut self, command: CommandId) {
         self.flying_flushes += 1;
-        self.flushing.push((command, self.transferred_bytes));
+        let has_work = std::mem::take(&mut self.has_work);
+        self.draining.push(Draining { command, bytes: self.transferred_bytes, has_work });
     }
 
-    pub(super) fn end_flush(&mut self, command: CommandId) {
+    pub(super) fn end_flush(
+        &mut self,
+        command: CommandId,
+        sent: &Flying,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) {
         self.flying_flushes -= 1;
-        if let Some(at) = self.flushing.iter().position(|(id, _)| *id == command) {
-            let (_, bytes) = self.flushing.swap_remove(at);
-            self.durable_bytes = self.durable_bytes.max(bytes);
+        let Some(at) = self.draining.iter().position(|flush| flush.command == command) else {
+            return;
+        };
+        let flush = self.draining.swap_remove(at);
+        let drained_bytes = flush.bytes.saturating_sub(self.durable_bytes);
+        self.durable_bytes = self.durable_bytes.max(flush.bytes);
+        let width = self.cache_window.bytes();
+        let was_full = std::mem::take(&mut self.was_full);
+        if drained_bytes / 2 > width {
+            // So much was sent while other bounds held.
+            return;
+        }
+        // What nobody waits for begins at moments of its own, and what has nothing to drain is
+        // faster than any that has: neither says what who waits would have to expect.
+        if sent.class == Class::Sync && flush.has_work {
+            let undisturbed = (drained_bytes == 0 && !was_full) || self.cache_window.is_least();
+            self.flush_alone.note(now_ns.saturating_sub(sent.sent_ns), undisturbed);
+        }
+        if (drained_bytes > 0 || was_full)
+            && let Some(alone_ns) = self.flush_alone.ns()
+            && self.cache_window.judge(sent.sent_ns, now_ns, tuning.target_ns(alone_ns))
+            && was_full
+        {
+            let bytes_max = tuning.background_cache_bytes_max;
+            self.cache_window.widen(sent.sent_ns, now_ns, bytes_max);
         }
     }
 }

@@ -15,7 +15,7 @@ pub struct EpochStats {
     pub reassigned_count: u64,
     /// Requests that left inside the command of another one.
     pub merged_count: u64,
-    /// Further pieces that background requests were split into.
+    /// Further pieces that requests below class Sync were split into.
     pub split_count: u64,
     /// Requests raised to a better class, by promotion or because a better one waited for them.
     pub promoted_count: u64,
@@ -25,7 +25,7 @@ pub struct EpochStats {
     pub flush_count: u64,
     /// Flush requests and emulated FUA writes that shared a flush or needed none.
     pub combined_flush_count: u64,
-    /// Flushes sent only to take background writes out of the device's cache.
+    /// Flushes sent only to take writes below class Sync out of the device's cache.
     pub background_flush_count: u64,
     /// Requests in the queue at this moment: submitted and not wholly with the device.
     pub queued_count: u64,

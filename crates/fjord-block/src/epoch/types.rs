@@ -156,19 +156,22 @@ pub struct Tuning {
     pub merge_bytes_max: u64,
     /// Commands under way that may be of class Async or Background.
     pub async_depth: u32,
-    /// Commands of class Background under way while nobody of class Sync was about lately.
+    /// Commands of class Background under way.
     pub background_depth: u32,
-    /// The same while somebody was.
-    pub background_depth_busy: u32,
-    /// Background requests leave in pieces of at most this many bytes (a multiple of 4096).
+    /// Background writes leave in pieces of at most this many bytes (a multiple of 4096); while
+    /// requests of class Sync were about lately, so do async ones.
     pub background_bytes_max: u64,
-    /// The same while requests of class Sync were about lately.
-    pub background_bytes_max_busy: u64,
     /// Background bytes that may lie in a volatile cache, since a flush has to drain them; when
     /// they are used up, a flush of the scheduler's own makes room.
     pub background_cache_bytes_max: u64,
-    /// The same while requests of class Sync were about lately.
-    pub background_cache_bytes_max_busy: u64,
+    /// Bytes below class Sync that may be under way while requests of class Sync were about lately:
+    /// where to begin, before the device's times have been learnt.
+    pub lower_bytes_start: u64,
+    /// The same for bytes in a volatile cache.
+    pub lower_cache_bytes_start: u64,
+    /// What commands of class Sync may take on account of lower classes, in percent of the time
+    /// that they take alone.
+    pub slowdown_percent: u64,
     /// "Lately", in ns.
     pub sync_memory_ns: u64,
     /// Flushes under way at a time; more combine less.
@@ -185,13 +188,17 @@ impl Tuning {
             merge_bytes_max: 512 << 10,
             async_depth: queue_depth.saturating_sub(quarter).max(1),
             background_depth: quarter,
-            background_depth_busy: (queue_depth / 16).clamp(1, 2),
             background_bytes_max: 512 << 10,
-            background_bytes_max_busy: 32 << 10,
             background_cache_bytes_max: 8 << 20,
-            background_cache_bytes_max_busy: 64 << 10,
-            sync_memory_ns: 100_000_000,
+            lower_bytes_start: 32 << 10,
+            lower_cache_bytes_start: 16 << 10,
+            slowdown_percent: 150,
+            sync_memory_ns: 10_000_000_000,
             flush_depth: 1,
         }
+    }
+    /// The time that a command may take which takes `alone_ns` by itself.
+    pub(super) fn target_ns(&self, alone_ns: u64) -> u64 {
+        alone_ns.saturating_mul(self.slowdown_percent) / 100
     }
 }

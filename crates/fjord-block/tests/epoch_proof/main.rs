@@ -59,7 +59,7 @@ fn rich() -> Vec<Io> {
     ios.push(fua(1, Order::Barrier));
     ios.push(Io::write(0, 2 * PAGE, Order::Barrier, Class::Sync));
     ios.push(Io::write(2 * PAGE, 2 * PAGE, Order::Barrier, Class::Background));
-    ios.push(Io::write(PAGE, 2 * PAGE, Order::Orderless, Class::Background));
+    ios.push(Io::write(PAGE, 2 * PAGE, Order::Orderless, Class::Async));
     ios
 }
 

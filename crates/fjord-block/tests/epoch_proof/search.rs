@@ -51,7 +51,6 @@ pub(crate) fn search<R: Rules>(case: &Case<R>) -> Outcome {
     let tuning = Tuning {
         merge_bytes_max: case.merge_bytes_max,
         background_bytes_max: 4096,
-        background_bytes_max_busy: 4096,
         flush_depth: 2,
         ..Tuning::for_depth(case.traits.queue_depth)
     };

@@ -1,5 +1,5 @@
 //! `fjord bench`: fjord beside the raw device, the kernel's ext4 and fuse2fs, in turn in one run;
-//! and figures of papers, measured or in virtual time.
+//! and figures, measured or in virtual time.
 
 use std::{
     fs,
@@ -37,6 +37,7 @@ Workloads:
 Figures in virtual time on modelled devices, nothing of this machine is measured:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
   barrier-10     the same: queue depth over time (Fig. 10)
+  sync-latency   how long a thread waits beside a writer that saturates the device
 
 Figures that are measured, every fsync policy beside the kernel's ext4:
   ijournaling-6     fsync latency beside a sequential writer (ATC '17, Fig. 6)
@@ -95,7 +96,7 @@ pub(crate) struct Args {
     /// Options of fjord's mount, as in `fjord mount -o`
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
-    /// Redo a figure of a paper instead
+    /// Make a figure instead
     #[arg(long, value_name = "NAME", value_parser = figure, conflicts_with_all = ["workloads", "threads"])]
     figure: Option<Chosen>,
     /// Devices of a figure [default: those of the paper, and the disk]

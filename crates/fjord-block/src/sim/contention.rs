@@ -1,0 +1,219 @@
+//! An experiment in virtual time: how long a thread waits for its writes while another writer
+//! keeps the device full.
+//!
+//! Owns the requests of both and the seed of their places. Invariant: the writer has as many
+//! requests outstanding as it may at every moment, so that it takes whatever it is given.
+
+use std::collections::HashSet;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::profile::{Profile, UNIT_BYTES};
+use super::queue::SimQueue;
+use crate::device::{Class, Order};
+use crate::epoch::{Io, RequestId, Tuning};
+use crate::error::IoError;
+use crate::ticket::IoResult;
+
+/// The thread writes below, the writer above, and the journal lies behind both.
+const AREA_BYTES: u64 = 256 << 20;
+const JOURNAL_OFFSET: u64 = 3 * AREA_BYTES;
+const DEVICE_BYTES: u64 = 1 << 30;
+const SEED: u64 = 20180212;
+/// How long the writer has the device to itself at first.
+const HEAD_START_NS: u64 = 20_000_000;
+/// The first requests of the thread find the device as the writer has filled it while nobody
+/// waited, and the scheduler learns from them how fast the device is: they are not counted.
+const WARM_NS: u64 = 300_000_000;
+
+/// What the thread does, again and again, in class Sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// 4 KiB, waited for, then a flush.
+    WriteFlush,
+    /// Ordered data, the journal's blocks and the commit block as barriers, and a flush, which
+    /// alone is waited for.
+    Commit,
+    /// An fsync that finds its 4 KiB in the queue: it waits for them, then flushes.
+    Fsync {
+        /// The class in which they were queued.
+        queued: Class,
+        /// Whether it raises them to its own.
+        promotes: bool,
+    },
+}
+
+/// The writer beside the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// Of its requests.
+    pub class: Class,
+    /// Of each; 4096 bytes go to places at random, more one after the other.
+    pub len: u64,
+    /// Requests that it has outstanding.
+    pub outstanding_count: usize,
+}
+
+impl Writer {
+    /// 4 KiB at random.
+    pub const fn random(class: Class) -> Writer {
+        Writer { class, len: UNIT_BYTES, outstanding_count: 128 }
+    }
+
+    /// 512 KiB one after the other.
+    pub const fn sequential(class: Class) -> Writer {
+        Writer { class, len: 512 << 10, outstanding_count: 8 }
+    }
+
+    /// The same with 32 MiB outstanding: far more than a device writes before a thread should go on.
+    pub const fn heap(class: Class) -> Writer {
+        Writer { outstanding_count: 64, ..Writer::sequential(class) }
+    }
+}
+
+/// The experiment.
+#[derive(Clone, Debug)]
+pub struct Contention {
+    /// What the thread does.
+    pub probe: Probe,
+    /// What it has beside it; None to be alone.
+    pub writer: Option<Writer>,
+    /// The thread's mean pause between two rounds, in ns.
+    pub pause_ns: u64,
+    /// Rounds that count.
+    pub round_count: usize,
+}
+
+/// What came out, in virtual time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Waits {
+    /// Of a round, in ns.
+    pub median_ns: u64,
+    /// Of a round, in ns.
+    pub p99_ns: u64,
+    /// What the writer got.
+    pub writer_bytes_per_s: f64,
+}
+
+impl Contention {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// The model refuses a request, which would be a fault of the experiment.
+    pub fn run(&self, profile: &Profile, tuning: &Tuning) -> Result<Waits, IoError> {
+        let mut stage = Stage {
+            sim: SimQueue::new(profile, DEVICE_BYTES, tuning.clone()),
+            writer: self.writer,
+            written: HashSet::new(),
+            written_bytes: 0,
+            next_offset: 0,
+            rng: StdRng::seed_from_u64(SEED),
+        };
+        stage.pause(HEAD_START_NS)?;
+        let mut start_ns = None;
+        let mut times_ns = Vec::with_capacity(self.round_count);
+        while times_ns.len() < self.round_count.max(1) {
+            if start_ns.is_none() && stage.sim.now_ns() >= WARM_NS {
+                (start_ns, stage.written_bytes) = (Some(stage.sim.now_ns()), 0);
+            }
+            let pause_ns = stage.rng.random_range(0..=2 * self.pause_ns);
+            stage.pause(pause_ns)?;
+            let time_ns = stage.round(self.probe)?;
+            if start_ns.is_some() {
+                times_ns.push(time_ns);
+            }
+        }
+        let seconds = (stage.sim.now_ns() - start_ns.unwrap_or(0)) as f64 / 1e9;
+        times_ns.sort_unstable();
+        Ok(Waits {
+            median_ns: times_ns[times_ns.len() / 2],
+            p99_ns: times_ns[times_ns.len() * 99 / 100],
+            writer_bytes_per_s: stage.written_bytes as f64 / seconds,
+        })
+    }
+}
+
+struct Stage {
+    sim: SimQueue,
+    writer: Option<Writer>,
+    /// The writer's requests.
+    written: HashSet<RequestId>,
+    written_bytes: u64,
+    next_offset: u64,
+    rng: StdRng,
+}
+
+impl Stage {
+    fn refill(&mut self) {
+        let Some(writer) = self.writer else { return };
+        while self.written.len() < writer.outstanding_count {
+            self.next_offset = match writer.len {
+                UNIT_BYTES => self.rng.random_range(0..AREA_BYTES / UNIT_BYTES) * UNIT_BYTES,
+                len => (self.next_offset + len) % AREA_BYTES,
+            };
+            let offset = AREA_BYTES + self.next_offset;
+            let io = Io::write(offset, writer.len, Order::Orderless, writer.class);
+            self.written.insert(self.sim.push(io));
+        }
+    }
+
+    fn step(&mut self, limit_ns: u64, waited: &mut HashSet<RequestId>) -> IoResult {
+        self.refill();
+        for (id, result) in self.sim.advance(limit_ns) {
+            result?;
+            if self.written.remove(&id) {
+                self.written_bytes += self.writer.map_or(0, |writer| writer.len);
+            }
+            waited.remove(&id);
+        }
+        Ok(())
+    }
+
+    /// Lets time pass until this is done.
+    fn wait(&mut self, id: RequestId) -> IoResult {
+        let mut waited = HashSet::from([id]);
+        while !waited.is_empty() {
+            self.step(u64::MAX, &mut waited)?;
+        }
+        Ok(())
+    }
+
+    /// Leaves the device to the writer for so long.
+    fn pause(&mut self, ns: u64) -> IoResult {
+        let until_ns = self.sim.now_ns() + ns;
+        while self.sim.now_ns() < until_ns {
+            self.step(until_ns, &mut HashSet::new())?;
+        }
+        Ok(())
+    }
+
+    /// Gives how long it took, in ns.
+    fn round(&mut self, probe: Probe) -> Result<u64, IoError> {
+        let offset = self.rng.random_range(0..AREA_BYTES / UNIT_BYTES) * UNIT_BYTES;
+        let write = |offset, order| Io::write(offset, UNIT_BYTES, order, Class::Sync);
+        self.refill();
+        let start_ns = self.sim.now_ns();
+        match probe {
+            Probe::WriteFlush => {
+                let id = self.sim.push(write(offset, Order::Orderless));
+                self.wait(id)?;
+            }
+            Probe::Commit => {
+                self.sim.push(write(offset, Order::Ordered));
+                self.sim.push(write(JOURNAL_OFFSET, Order::Barrier));
+                self.sim.push(write(JOURNAL_OFFSET + UNIT_BYTES, Order::Barrier));
+            }
+            Probe::Fsync { queued, promotes } => {
+                let id = self.sim.push(Io { class: queued, ..write(offset, Order::Orderless) });
+                if promotes {
+                    self.sim.promote(id);
+                }
+                self.wait(id)?;
+            }
+        }
+        let flush = self.sim.push(Io::flush(Class::Sync));
+        self.wait(flush)?;
+        Ok(self.sim.now_ns() - start_ns)
+    }
+}

@@ -1,0 +1,106 @@
+//! How long a thread of class Sync waits beside a writer that saturates the device: at most three
+//! times as long as alone, on every profile with a queue. In virtual time, so that it can be
+//! asserted; and shown to fail where the scheduler does nothing about it.
+
+use fjord_block::Class;
+use fjord_block::epoch::Tuning;
+use fjord_block::sim::{Contention, Probe, Profile, Waits, Writer};
+
+const FACTOR_MAX: u64 = 3;
+const CLASSES: [Class; 2] = [Class::Background, Class::Async];
+
+/// The profiles with a queue.
+fn queued() -> impl Iterator<Item = &'static Profile> {
+    Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1)
+}
+
+fn tuning(profile: &Profile) -> Tuning {
+    Tuning::for_depth(profile.queue_depth)
+}
+
+/// Runs it alone and beside the writer: gives what that was like, whether it was too slow, and a
+/// text for failures.
+fn compare(profile: &Profile, tuning: &Tuning, both: &Contention) -> (Waits, bool, String) {
+    let alone = Contention { writer: None, ..both.clone() }.run(profile, tuning).unwrap();
+    let beside = both.run(profile, tuning).unwrap();
+    let is_slow = beside.median_ns > FACTOR_MAX * alone.median_ns
+        || beside.p99_ns > FACTOR_MAX * alone.p99_ns;
+    let text = format!("{}, {both:?}: alone {alone:?}, beside it {beside:?}", profile.name);
+    println!("{text}");
+    (beside, is_slow, text)
+}
+
+fn check(probe: Probe, writers: &[Writer]) {
+    for profile in queued() {
+        for writer in writers {
+            for pause_ns in [0, 1_000_000] {
+                let both = Contention { probe, writer: Some(*writer), pause_ns, round_count: 200 };
+                let (beside, is_slow, text) = compare(profile, &tuning(profile), &both);
+                assert!(!is_slow, "{text}");
+                assert!(beside.writer_bytes_per_s > 1e6, "the writer starves: {text}");
+            }
+        }
+    }
+}
+
+fn writers() -> Vec<Writer> {
+    let of = |class| [Writer::random(class), Writer::sequential(class)];
+    CLASSES.into_iter().flat_map(of).collect()
+}
+
+#[test]
+fn a_write_and_flush_waits_three_times_as_long_at_most() {
+    check(Probe::WriteFlush, &writers());
+}
+
+#[test]
+fn a_commit_in_order_waits_three_times_as_long_at_most() {
+    check(Probe::Commit, &writers());
+}
+
+#[test]
+fn an_fsync_that_finds_its_write_queued_waits_three_times_as_long_at_most() {
+    for class in CLASSES {
+        check(Probe::Fsync { queued: class, promotes: true }, &[Writer::heap(class)]);
+    }
+}
+
+/// Some rounds of what should be too slow.
+fn breaks(profile: &Profile, tuning: &Tuning, probe: Probe, writer: Writer) {
+    let writer = Some(writer);
+    let both = Contention { probe, writer, pause_ns: 1_000_000, round_count: 20 };
+    let (_, is_slow, text) = compare(profile, tuning, &both);
+    assert!(is_slow, "{text}");
+}
+
+/// The writer is one that would hold them up: without bounds it does, on every profile.
+#[test]
+fn without_bounds_they_wait_longer() {
+    for profile in queued() {
+        // Nobody was ever about lately.
+        let tuning = Tuning { sync_memory_ns: 0, ..tuning(profile) };
+        for probe in [Probe::WriteFlush, Probe::Commit] {
+            breaks(profile, &tuning, probe, Writer::sequential(Class::Async));
+        }
+    }
+}
+
+#[test]
+fn without_promotion_an_fsync_waits_longer() {
+    for profile in queued() {
+        for class in CLASSES {
+            let probe = Probe::Fsync { queued: class, promotes: false };
+            breaks(profile, &tuning(profile), probe, Writer::heap(class));
+        }
+    }
+}
+
+#[test]
+fn the_same_run_gives_the_same_figures() {
+    let run = || {
+        let writer = Some(Writer::random(Class::Background));
+        let both = Contention { probe: Probe::Commit, writer, pause_ns: 1000, round_count: 20 };
+        both.run(&Profile::UFS, &tuning(&Profile::UFS)).unwrap()
+    };
+    assert_eq!(run(), run());
+}
