@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, GROUPS, SPECIAL};
+use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, SPECIAL};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{CasePath, Config, Report, Workload, data_name, explore, replay};
 use fjord_crash::minimise::minimise;
@@ -20,11 +20,11 @@ const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMod
 /// Arguments of `cargo xtask crash`.
 #[derive(Debug, Args)]
 #[command(after_help = "Without choices every family runs under every configuration in turn; \
-endless families (ace3, random, threads, groups) go on until --hours or --workloads end them. A finding \
+endless families (ace3, random, threads) go on until --hours or --workloads end them. A finding \
 prints the command that runs it again. docs/crash-model.md says what is modelled.")]
 pub(crate) struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
-    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads, groups
+    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads
     #[arg(long, value_name = "FAMILY")]
     workload: Vec<String>,
     /// These operations instead, such as 'create /a; append /a 4096; fsync /a'; `||` between
@@ -46,9 +46,12 @@ pub(crate) struct CrashArgs {
     /// Devices (may be repeated): volatile, barrier, nocache
     #[arg(long, value_name = "KIND")]
     device: Vec<String>,
-    /// Fsync policy: compound, group, fast-commit
+    /// Fsync policy: compound, fast-commit, ijournal
     #[arg(long, default_value = "compound")]
     policy: String,
+    /// Areas for i-transactions (may be repeated); with policy ijournal 1 and 3 if not given
+    #[arg(long, value_name = "COUNT")]
+    areas: Vec<u32>,
     /// Leave flushes out, as `-o nobarrier` does: promises are lost then
     #[arg(long)]
     no_barrier: bool,
@@ -154,7 +157,7 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
             || deadline.is_some()
             || args.workloads.is_some()
             || !families.iter().any(|family| family.is_endless()),
-        "ace3, random, threads and groups never end: give --hours or --workloads, or choose others with \
+        "ace3, random and threads never end: give --hours or --workloads, or choose others with \
          --workload"
     );
     Ok(Plan {
@@ -180,17 +183,20 @@ fn policy(args: &CrashArgs) -> Result<FsyncPolicyKind> {
 /// The feature sets asked for; without any, those that the policy makes use of. [`SPECIAL`] ones
 /// only by name.
 fn features(args: &CrashArgs) -> Result<Vec<Features>> {
-    let all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
-    let known: Vec<Features> = all.collect();
-    if args.features.is_empty() {
-        return Ok(match policy(args)? {
-            // Where there is one group, this policy commits everything.
-            FsyncPolicyKind::Group => GROUPS.to_vec(),
-            FsyncPolicyKind::FastCommit => FAST_COMMIT.to_vec(),
-            FsyncPolicyKind::Compound => FEATURES.to_vec(),
-        });
-    }
-    choose("feature set", &args.features, &known, |set| set.name)
+    let known: Vec<Features> = FEATURES.into_iter().chain(FAST_COMMIT).chain(SPECIAL).collect();
+    let policy = policy(args)?;
+    let sets = match (args.features.is_empty(), policy) {
+        (true, FsyncPolicyKind::FastCommit) => FAST_COMMIT.to_vec(),
+        (true, _) => FEATURES.to_vec(),
+        (false, _) => choose("feature set", &args.features, &known, |set| set.name)?,
+    };
+    let areas = match (args.areas.as_slice(), policy) {
+        ([], FsyncPolicyKind::Ijournal) => &[1, 3],
+        ([], _) => &[0][..],
+        (areas, _) => areas,
+    };
+    let with_areas = |set: Features| areas.iter().map(move |&areas| set.with_areas(areas));
+    Ok(sets.into_iter().flat_map(with_areas).collect())
 }
 
 /// One sequence in one configuration, or one case of it.
@@ -254,9 +260,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         "seed {seed}: {} workloads, {} requests, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
          Linux ({} of them with fast commits; {} torn superblocks, {} torn commit blocks and {} stale \
-         areas left out), {} logs with a wrong bit ({} \
-         refused), {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
-         parts, {} findings; {:.0} s, {:.0} states/s",
+         areas left out), {} refused by both, {} logs with a wrong bit ({} \
+         refused), {} operations refused, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
         report.cases,
@@ -269,12 +274,10 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.torn_superblocks,
         report.judged.torn_commits,
         report.judged.stale_areas,
+        report.judged.marked,
         report.judged.damaged,
         report.judged.refused,
         report.refused,
-        report.by_policy,
-        report.fallbacks,
-        report.partial_commits,
         report.findings.len(),
         time.as_secs_f64(),
         report.all_states() as f64 / time.as_secs_f64().max(0.001),

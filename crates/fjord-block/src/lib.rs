@@ -11,6 +11,7 @@
 mod boost;
 mod buf;
 mod counter;
+mod deferred;
 mod device;
 pub mod epoch;
 mod error;
@@ -26,6 +27,7 @@ mod ticket;
 
 pub use boost::{Boost, Hurry};
 pub use buf::{AlignedBuf, Buf};
+pub use deferred::DeferredWrites;
 pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
 pub use error::{IoError, IoErrorKind, IoOp, OpenError};
 pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Record};

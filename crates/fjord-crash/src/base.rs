@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
-use fjord::{Fs, MountOptions};
+use fjord::{AreaLayout, Fs, MountOptions};
 use fjord_testkit::image::{self, Scratch};
 use fjord_testkit::tools;
 use parking_lot::Mutex;
@@ -18,6 +18,9 @@ use crate::ops::{self, Op};
 use crate::record::{DeviceKind, RecordingDevice};
 use crate::run::{Runner, made};
 
+/// Byte extents: start and length.
+pub type Extents = Vec<(u64, u64)>;
+
 /// A feature set of mke2fs, on a device small enough for many images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Features {
@@ -26,10 +29,12 @@ pub struct Features {
     mke2fs: &'static [&'static str],
     size_bytes: u64,
     inodes: u32,
+    /// Areas for i-transactions behind the log.
+    pub areas: u32,
 }
 
 const fn set(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
-    Features { name, mke2fs, size_bytes: 16 << 20, inodes: 256 }
+    Features { name, mke2fs, size_bytes: 16 << 20, inodes: 256, areas: 0 }
 }
 
 /// All feature sets, the plainest first.
@@ -56,24 +61,13 @@ pub const FAST_COMMIT: [Features; 5] = [
     set("fast_commit-inline", &["-b", "4096", "-O", "fast_commit,inline_data"]),
 ];
 
-/// Many small block groups, for policies that tell them apart: each with its own bitmaps, and
-/// together in flex groups.
-pub const GROUPS: [Features; 4] = [
-    set("groups", &["-b", "4096", "-g", "512", "-G", "1", "-O", "orphan_file", "-J", "size=4"]),
-    set("groups-flex", &["-b", "4096", "-g", "512", "-G", "4", "-J", "size=4"]),
-    set("groups-1k", &["-b", "1024", "-g", "1024", "-O", "^flex_bg", "-J", "size=1"]),
-    set(
-        "groups-meta_bg",
-        &["-b", "1024", "-g", "256", "-O", "meta_bg,^resize_inode,orphan_file", "-J", "size=1"],
-    ),
-];
-
 /// Room for files beyond 1 GiB; only for workloads that need it.
 pub const LARGE: Features = Features {
     name: "large",
     mke2fs: &["-b", "4096", "-J", "size=4", "-O", "fast_commit"],
     size_bytes: 3 << 30,
     inodes: 256,
+    areas: 0,
 };
 
 /// Room for more than a thousand files; only for workloads that need it.
@@ -82,19 +76,29 @@ pub const MANY: Features = Features {
     mke2fs: &["-b", "4096", "-O", "fast_commit"],
     size_bytes: 16 << 20,
     inodes: 1200,
+    areas: 0,
 };
+
+/// Bytes of an area: as few as it can have with blocks of 4 KiB, so that it fills up.
+const AREA_BYTES: u64 = 64 << 10;
 
 /// What only some workloads need; not part of campaigns otherwise.
 pub const SPECIAL: [Features; 2] = [LARGE, MANY];
 
 impl Features {
-    /// The set with this name, [`GROUPS`] and [`SPECIAL`] ones among them.
+    /// The set with this name, [`SPECIAL`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
-        let mut all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
-        all.find(|set| set.name == name)
+        FEATURES.into_iter().chain(FAST_COMMIT).chain(SPECIAL).find(|set| set.name == name)
     }
 
-    fn make(&self) -> Result<(Image, Vec<(u64, u64)>)> {
+    /// The same with so many areas for i-transactions.
+    #[must_use]
+    pub fn with_areas(self, areas: u32) -> Features {
+        Features { areas, ..self }
+    }
+
+    /// The image, the byte extents of its log, and those with the areas.
+    fn make(&self) -> Result<(Image, [Extents; 2])> {
         let scratch = Scratch::in_memory("crash-base")?;
         let path = scratch.join("image");
         image::make_sparse(&path, self.size_bytes)?;
@@ -107,7 +111,14 @@ impl Features {
             .args(fixed)
             .args(self.mke2fs);
         tools::run(mke2fs.arg(&path))?.ok()?;
-        Ok((Image::from_file(&path)?, log_extents(&path)?))
+        let log = log_extents(&path)?;
+        if self.areas > 0 {
+            let fs = Fs::open(&path, &quiet(&MountOptions::default()))?;
+            let layout = AreaLayout { count: self.areas, area_bytes: AREA_BYTES };
+            fs.set_ijournal_areas(Some(layout))?;
+            fs.unmount()?;
+        }
+        Ok((Image::from_file(&path)?, [log, log_extents(&path)?]))
     }
 }
 
@@ -143,7 +154,9 @@ pub struct Base {
     /// Its tree; all of it is promised.
     pub model: Model,
     /// Byte extents (start, length) of the log.
-    pub log_extents: Vec<(u64, u64)>,
+    pub log_extents: Extents,
+    /// The same of all that means nothing after recovery: the log, and the areas behind it.
+    pub dead_extents: Extents,
 }
 
 /// Options of mounts that only do what they are told.
@@ -158,7 +171,7 @@ pub fn quiet(options: &MountOptions) -> MountOptions {
 
 impl Base {
     fn make(features: Features, setup: &[Op]) -> Result<Base> {
-        let (image, log_extents) = features.make()?;
+        let (image, [log_extents, dead_extents]) = features.make()?;
         let device = Arc::new(RecordingDevice::plain(image, DeviceKind::Volatile));
         let fs = Fs::open_device(device.clone(), &quiet(&MountOptions::default()))?;
         let model = Mutex::new(Model::new(&made(&fs.root()?)));
@@ -171,7 +184,7 @@ impl Base {
         let mut model = model.into_inner();
         fs.unmount()?;
         model.settle();
-        Ok(Base { image: device.image(), model, log_extents })
+        Ok(Base { image: device.image(), model, log_extents, dead_extents })
     }
 
     /// The base of a feature set and a tree; made when first asked for.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use fjord::{Fs, MountOptions, Scheduler};
+use fjord::{Fs, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_testkit::rng::Rng;
 use parking_lot::Mutex;
 
@@ -96,7 +96,9 @@ impl Config {
 impl Config {
     /// The configuration that a workload really gets.
     fn of(&self, workload: &Workload) -> Config {
-        Config { features: workload.features.unwrap_or(self.features), ..self.clone() }
+        let areas = self.features.areas;
+        let features = workload.features.unwrap_or(self.features).with_areas(areas);
+        Config { features, ..self.clone() }
     }
 }
 
@@ -146,6 +148,12 @@ impl Finding {
             data_name(self.options.data),
             self.device.name()
         );
+        if self.options.fsync != FsyncPolicyKind::default() {
+            line += &format!(" --policy {}", self.options.fsync.name());
+        }
+        if self.features.areas > 0 {
+            line += &format!(" --areas {}", self.features.areas);
+        }
         if !self.options.barrier {
             line += " --no-barrier";
         }
@@ -192,12 +200,6 @@ pub struct Report {
     pub workloads: u64,
     /// Operations that the engine refused.
     pub refused: u64,
-    /// fsync and fdatasync calls that the policy served by itself.
-    pub by_policy: u64,
-    /// Those that fell back to a commit of everything.
-    pub fallbacks: u64,
-    /// Commits of parts of a transaction (policy `group`).
-    pub partial_commits: u64,
     /// Requests recorded.
     pub requests: u64,
     /// Images built, equal ones too.
@@ -213,24 +215,10 @@ pub struct Report {
 }
 
 impl Report {
-    fn of(ran: Ran) -> Report {
-        Report {
-            workloads: 1,
-            refused: ran.refused,
-            by_policy: ran.by_policy,
-            fallbacks: ran.fallbacks,
-            partial_commits: ran.partial_commits,
-            ..Report::default()
-        }
-    }
-
     /// Adds another.
     pub fn add(&mut self, other: Report) {
         self.workloads += other.workloads;
         self.refused += other.refused;
-        self.by_policy += other.by_policy;
-        self.fallbacks += other.fallbacks;
-        self.partial_commits += other.partial_commits;
         self.requests += other.requests;
         self.cases += other.cases;
         self.states += other.states;
@@ -242,6 +230,7 @@ impl Report {
         self.judged.stale_areas += other.judged.stale_areas;
         self.judged.fast_commits += other.judged.fast_commits;
         self.judged.torn_superblocks += other.judged.torn_superblocks;
+        self.judged.marked += other.judged.marked;
         self.judged.damaged += other.judged.damaged;
         self.judged.refused += other.judged.refused;
         self.findings.extend(other.findings);
@@ -260,17 +249,8 @@ pub type Passed = Arc<Mutex<HashSet<u64>>>;
 struct Recorded {
     log: Log,
     model: Model,
-    ran: Ran,
-    failed: Option<Problem>,
-}
-
-/// What the engine says of a run.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ran {
     refused: u64,
-    by_policy: u64,
-    fallbacks: u64,
-    partial_commits: u64,
+    failed: Option<Problem>,
 }
 
 /// Intervals of the engine's own threads in runs that have them.
@@ -296,16 +276,17 @@ fn record(config: &Config, base: &Base, workload: &Workload) -> Result<Recorded>
     let ran = ran.unwrap_or_else(|_| Err(anyhow::anyhow!("the engine panicked")));
     let log = device.take_log(base.image.clone());
     let failed = ran.as_ref().err().map(|e| Problem::new(Kind::EngineFailed, format!("{e:#}")));
-    Ok(Recorded { log, model: model.into_inner(), ran: ran.unwrap_or_default(), failed })
+    Ok(Recorded { log, model: model.into_inner(), refused: ran.unwrap_or(0), failed })
 }
 
-/// Mounts, runs all threads to their end, unmounts (a promise for everything).
+/// Mounts, runs all threads to their end, unmounts (a promise for everything). Returns how many
+/// operations were refused.
 fn run(
     device: &Arc<RecordingDevice>,
     options: &MountOptions,
     model: &Mutex<Model>,
     workload: &Workload,
-) -> Result<Ran> {
+) -> Result<u64> {
     let fs = Fs::open_device(device.clone(), options)?;
     let one = |ops: &[Op]| -> Result<u64> {
         let stamp = || device.stamp();
@@ -327,13 +308,7 @@ fn run(
     fs.unmount().context("unmount")?;
     let stamp = device.stamp();
     model.lock().promise(stamp, &Op::Sync);
-    let stats = fs.stats();
-    Ok(Ran {
-        refused,
-        by_policy: stats.fsync.policy,
-        fallbacks: stats.fsync.fallbacks.iter().map(|(_, count)| count).sum(),
-        partial_commits: stats.journal.partial_commits,
-    })
+    Ok(refused)
 }
 
 /// Explores a workload.
@@ -345,7 +320,8 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
     let base = Base::get(config.features, &workload.setup)?;
     let recorded = record(config, &base, workload)?;
     let size = base.image.size_bytes();
-    let judge = Judge::new(&config.options, &base.log_extents, size, passed.clone())?;
+    let judge =
+        Judge::new(&config.options, &base.log_extents, &base.dead_extents, size, passed.clone())?;
     let mut explorer = Explorer {
         config,
         workload,
@@ -354,7 +330,7 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
         judge,
         known: HashMap::new(),
         lot: lot(config, workload),
-        report: Report::of(recorded.ran),
+        report: Report { workloads: 1, refused: recorded.refused, ..Report::default() },
     };
     explorer.report.requests = recorded.log.entries.len() as u64;
     if let Some(problem) = recorded.failed {
@@ -546,8 +522,14 @@ pub fn replay(config: &Config, workload: &Workload, path: &CasePath) -> Result<R
     let config = &config.of(workload);
     let base = Base::get(config.features, &workload.setup)?;
     let recorded = record(config, &base, workload)?;
-    let (size, extents) = (base.image.size_bytes(), &base.log_extents);
-    let judge = Judge::new(&config.options, extents, size, Passed::default())?;
+    let size = base.image.size_bytes();
+    let judge = Judge::new(
+        &config.options,
+        &base.log_extents,
+        &base.dead_extents,
+        size,
+        Passed::default(),
+    )?;
     let report = Report { workloads: 1, states: 1, cases: 1, ..Report::default() };
     let (model, known) = (&recorded.model, HashMap::new());
     let lot = lot(config, workload);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use fjord::{FileKind, Fs, MountOptions, Timespec};
 use fjord_format::features::RoCompat;
+use fjord_format::jbd2;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
 use fjord_journal::recovery::Plan;
 use fjord_testkit::image::{KernelMount, Scratch};
@@ -59,6 +60,8 @@ pub struct JudgeStats {
     pub fscks: u64,
     /// Recoveries by e2fsck and by the kernel, compared.
     pub compared: u64,
+    /// Images with the mark of i-transactions, which both refused.
+    pub marked: u64,
     /// Images not compared with the kernel's recovery, because the cut tore the superblock.
     pub torn_superblocks: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
@@ -78,6 +81,7 @@ pub struct JudgeStats {
 pub struct Judge {
     options: MountOptions,
     log_extents: Vec<(u64, u64)>,
+    dead_extents: Vec<(u64, u64)>,
     /// Canonical hashes of images that e2fsck has passed.
     passed: Arc<Mutex<HashSet<u64>>>,
     scratch: Scratch,
@@ -95,6 +99,7 @@ impl Judge {
     pub fn new(
         options: &MountOptions,
         log_extents: &[(u64, u64)],
+        dead_extents: &[(u64, u64)],
         size_bytes: u64,
         passed: Arc<Mutex<HashSet<u64>>>,
     ) -> Result<Judge> {
@@ -106,6 +111,7 @@ impl Judge {
             // Recovery is judged with flushes, whatever the run did without.
             options: MountOptions { barrier: true, ..quiet(options) },
             log_extents: log_extents.to_vec(),
+            dead_extents: dead_extents.to_vec(),
             passed,
             scratch,
             file,
@@ -119,15 +125,10 @@ impl Judge {
         for (at, len) in SUPERBLOCK_VARYING {
             image.zero(SUPERBLOCK_AT + at, len as u64);
         }
-        if let Some((first, _)) = self.log_extents.first() {
-            // The journal's superblock is the block before; its fields lie in its first bytes.
-            let mut size = [0; 4];
-            image.read(SUPERBLOCK_AT + 0x18, &mut size);
-            let block_bytes = 1024u64 << u32::from_le_bytes(size).min(6);
-            let at = first.saturating_sub(block_bytes);
+        if let Some(at) = self.journal_superblock(&image) {
             JOURNAL_VARYING.iter().for_each(|(field, len)| image.zero(at + field, *len as u64));
         }
-        for (start, len) in &self.log_extents {
+        for (start, len) in &self.dead_extents {
             image.zero(*start, *len);
         }
         image.hash()
@@ -253,11 +254,48 @@ impl Judge {
         Ok(Ok(true))
     }
 
+    /// Whether the journal bears the mark of i-transactions.
+    fn is_marked(&self, image: &Image) -> bool {
+        let Some(at) = self.journal_superblock(image) else { return false };
+        let mut bytes = [0; jbd2::SUPERBLOCK_BYTES];
+        image.read(at, &mut bytes);
+        jbd2::Superblock::decode(&bytes).is_ok_and(|found| found.ijournal().is_some())
+    }
+
+    /// Where the journal's superblock is, in bytes: right before the log.
+    fn journal_superblock(&self, image: &Image) -> Option<u64> {
+        let (first, _) = self.log_extents.first()?;
+        let mut size = [0; 4];
+        image.read(SUPERBLOCK_AT + 0x18, &mut size);
+        Some(first.saturating_sub(1024u64 << u32::from_le_bytes(size).min(6)))
+    }
+
+    /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
+    fn is_refused(&mut self, dirty: &Image) -> Result<Result<(), Problem>> {
+        let path = self.scratch.join("dirty");
+        dirty.write_to_file(&path)?;
+        let said = tools::run(tools::command("e2fsck")?.arg("-fy").arg(&path))?;
+        let refused = said.code.is_some_and(|code| code >= 8);
+        if !refused || Image::from_file(&path)?.hash() != dirty.hash() {
+            let text = format!("e2fsck took an image with the mark: {}", said.stdout.trim());
+            return Ok(Err(Problem::new(Kind::Disagrees, text)));
+        }
+        if !superblock_is_torn(dirty) && KernelMount::new(&path, "rw").is_ok() {
+            let text = "Linux mounted an image with the mark".to_owned();
+            return Ok(Err(Problem::new(Kind::Disagrees, text)));
+        }
+        self.stats.marked += 1;
+        Ok(Ok(()))
+    }
+
     /// Lets e2fsck and, where it can, the kernel recover the dirty image, and compares the trees.
     ///
     /// # Errors
     /// Outer: the tools do not run. Inner: the problem.
     pub fn compare(&mut self, dirty: &Image, ours: &Tree) -> Result<Result<(), Problem>> {
+        if self.is_marked(dirty) {
+            return self.is_refused(dirty);
+        }
         let path = self.scratch.join("dirty");
         dirty.write_to_file(&path)?;
         let plan = fjord::inspect::log(&path);

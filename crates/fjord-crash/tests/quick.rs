@@ -1,7 +1,7 @@
 //! A quick selection of the explorer's workloads, and proof that it bites.
 
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_crash::base::{FAST_COMMIT, FEATURES, GROUPS};
+use fjord_crash::base::{FAST_COMMIT, FEATURES};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{Config, Report, Workload, explore};
 use fjord_crash::ops;
@@ -96,20 +96,6 @@ fn fast_commits_are_replayed_alike() {
     assert!(report.judged.fast_commits > 20, "{report:?}");
 }
 
-/// The group policy on images with many groups, some of whose fsyncs commit a few of them.
-#[test]
-fn groups_commit_alone() {
-    let options = MountOptions { fsync: FsyncPolicyKind::Group, ..MountOptions::default() };
-    let config = Config { compare_every: 100, inner_every: 300, ..Config::new(options) };
-    let mut plan = Plan::new(&[Family::Groups], config);
-    plan.features = GROUPS.to_vec();
-    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
-    plan.devices = DeviceKind::ALL.to_vec();
-    plan.workloads_max = Some(16);
-    let report = passes(&plan);
-    assert!(report.partial_commits > 20 && report.fallbacks > 0, "{report:?}");
-}
-
 fn passes(plan: &Plan) -> Report {
     let started = std::time::Instant::now();
     let report = campaign::run(plan, &|_| ()).expect("the explorer runs");
@@ -125,4 +111,43 @@ fn passes(plan: &Plan) -> Report {
     assert!(report.states > report.workloads && report.inner_states > 0, "{report:?}");
     assert!(report.judged.compared > 0, "{report:?}");
     report
+}
+
+/// Fsync by i-transactions, with one area and with three, under every configuration; what Linux
+/// and e2fsck must not touch, they refuse.
+#[test]
+fn i_transactions() {
+    let fsync = FsyncPolicyKind::Ijournal;
+    let options = MountOptions { fsync, ..MountOptions::default() };
+    let config = Config { compare_every: 60, inner_every: 12, ..Config::new(options) };
+    let mut plan = Plan::new(
+        &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace1],
+        config.clone(),
+    );
+    let with_areas = |count| FEATURES.into_iter().map(move |set| set.with_areas(count));
+    plan.features = with_areas(1).chain(with_areas(3)).collect();
+    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.devices = DeviceKind::ALL.to_vec();
+    plan.sample_every = 3;
+    let report = campaign::run(&plan, &|_| ()).expect("the explorer runs");
+    println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
+    assert!(report.judged.marked > 0 && report.judged.compared > 0, "{report:?}");
+}
+
+/// The four scenarios of the paper on iJournaling (section 6.4).
+#[test]
+fn the_scenarios_of_the_ijournaling_paper() {
+    let fsync = FsyncPolicyKind::Ijournal;
+    let options = MountOptions { fsync, ..MountOptions::default() };
+    let mut config = Config { inner_every: 60, ..Config::new(options) };
+    config.features = config.features.with_areas(3);
+    config.budget.subsets_max = 3;
+    let scenarios =
+        [Family::ThousandFiles, Family::AppendFar, Family::DeepLeaf, Family::TenThreads];
+    let mut plan = Plan::new(&scenarios, config);
+    plan.sample_every = 1;
+    let report = campaign::run(&plan, &|_| ()).expect("the explorer runs");
+    println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
 }

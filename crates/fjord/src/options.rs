@@ -26,23 +26,24 @@ pub enum FsyncPolicyKind {
     /// The whole running transaction.
     #[default]
     Compound,
-    /// The block groups that the file depends on.
-    Group,
     /// The file's own changes, as ext4's fast commit logs them.
     FastCommit,
+    /// The file alone, by an i-transaction behind the log (iJournaling). Needs an image with
+    /// areas; only fjord recovers it.
+    Ijournal,
 }
 
 impl FsyncPolicyKind {
     /// All there are.
     pub const ALL: &'static [FsyncPolicyKind] =
-        &[FsyncPolicyKind::Compound, FsyncPolicyKind::Group, FsyncPolicyKind::FastCommit];
+        &[FsyncPolicyKind::Compound, FsyncPolicyKind::FastCommit, FsyncPolicyKind::Ijournal];
 
     /// Its name on the command line and in statistics.
     pub fn name(self) -> &'static str {
         match self {
             FsyncPolicyKind::Compound => "compound",
-            FsyncPolicyKind::Group => "group",
             FsyncPolicyKind::FastCommit => "fast-commit",
+            FsyncPolicyKind::Ijournal => "ijournal",
         }
     }
 
@@ -126,6 +127,9 @@ pub struct MountOptions {
     pub fsync: FsyncPolicyKind,
     /// Who keeps the order of writes. A device that keeps order by itself is used as it is.
     pub scheduler: Scheduler,
+    /// Most bytes of dirty file data that an i-transaction carries, so that an fsync is one
+    /// write; larger data is written to its place first. At most one block counts always.
+    pub inline_data_max_bytes: u64,
     /// Access time updates.
     pub atime: AtimeMode,
     /// Bytes of page and metadata cache together.
@@ -161,6 +165,7 @@ impl Default for MountOptions {
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),
             scheduler: Scheduler::default(),
+            inline_data_max_bytes: 32 << 10,
             atime: AtimeMode::default(),
             cache_size_bytes: 256 << 20,
             commit_interval: Duration::from_secs(5),

@@ -139,10 +139,8 @@ impl Journal {
             None => {}
         }
         self.check_running()?;
-        if !durable {
-            // Nobody will come to wait for them soon.
-            batch.data.iter().for_each(Ticket::start);
-        }
+        // They may be in nobody's hands yet, and belong into this epoch.
+        batch.data.iter().for_each(Ticket::start);
         let (body, commit) = self.submit(log, body, commit)?;
         self.set_phase(sequence, Phase::Committing);
         Ok(Sent { log_start, log_blocks, body, commit, commit_offset })

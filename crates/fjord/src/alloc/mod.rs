@@ -39,7 +39,6 @@ mod freed;
 mod goal;
 mod group;
 mod inodes;
-mod parts;
 mod pick;
 mod stats;
 mod table;
@@ -53,7 +52,6 @@ use fjord_format::BlockNo;
 
 pub(crate) use account::Claim;
 pub(crate) use goal::Goal;
-pub(crate) use parts::GroupParts;
 pub(crate) use table::Groups;
 
 /// Metadata blocks that [`FsInner::use_picked`](crate::fs::FsInner::use_picked) dirties for

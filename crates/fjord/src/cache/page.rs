@@ -328,6 +328,18 @@ impl PageMap {
         self.inner.lock().dirty_count > 0
     }
 
+    /// How many pages are dirty.
+    pub(crate) fn dirty_count(&self) -> usize {
+        usize::try_from(self.inner.lock().dirty_count).unwrap_or(usize::MAX)
+    }
+
+    /// Whether a dirty page has no place on the device yet.
+    pub(crate) fn has_dirty_delalloc(&self) -> bool {
+        let inner = self.inner.lock();
+        let dirty = inner.dirty_chunks.iter().filter_map(|index| inner.chunks.get(index));
+        dirty.into_iter().any(|chunk| chunk.dirty & chunk.delalloc != 0)
+    }
+
     /// Takes up to `max` dirty pages of `range` in order: each becomes clean and *writeback*.
     pub(crate) fn take_dirty(&self, range: Range<u64>, max: usize) -> Vec<DirtyPage> {
         let mut inner = self.inner.lock();

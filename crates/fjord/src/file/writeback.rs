@@ -24,6 +24,7 @@ use parking_lot::MutexGuard;
 use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
 use crate::error::Result;
+use crate::file::carry::DeferredRun;
 use crate::fs::FsInner;
 use crate::fs::dirty::Busy;
 use crate::inode::{InFlight, InFlightWrite, Inode, InodeState, disk};
@@ -64,7 +65,7 @@ impl Mode {
 
 /// Where a run of pages goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// Blocks picked for it, not in the map yet; `reserved` of them were reserved.
     New { reserved: u32 },
     /// Blocks in the map, marked unwritten.
@@ -73,15 +74,16 @@ enum Place {
     Written,
 }
 
-struct WriteRun {
-    lblk: u32,
-    phys: BlockNo,
-    place: Place,
-    bufs: Vec<Buf>,
+/// Pages that are contiguous in the file and on the device.
+pub(super) struct WriteRun {
+    pub(super) lblk: u32,
+    pub(super) phys: BlockNo,
+    pub(super) place: Place,
+    pub(super) bufs: Vec<Buf>,
 }
 
 impl WriteRun {
-    fn len(&self) -> u32 {
+    pub(super) fn len(&self) -> u32 {
         // A batch has at most BATCH_PAGES pages.
         self.bufs.len() as u32
     }
@@ -257,6 +259,9 @@ fn submit(
             return Err(error);
         }
     };
+    for run in &runs {
+        state.carried.written_in_place(run.phys, run.len());
+    }
     let (class, order) = how(fs, inode, mode);
     let mut orders = vec![order; runs.len()];
     // Else a commit will end the epoch.
@@ -311,10 +316,10 @@ fn shown_size(fs: &FsInner, state: &InodeState, runs: &[WriteRun]) -> u64 {
     (end * u64::from(fs.geo.block_size)).min(state.size)
 }
 
-type Lost = Vec<(u32, u32)>;
+pub(super) type Lost = Vec<(u32, u32)>;
 
 /// Splits `pages` into runs that are contiguous in the file and on the device.
-fn place(
+pub(super) fn place(
     fs: &FsInner,
     inode: &Inode,
     state: &mut InodeState,
@@ -449,6 +454,7 @@ fn record_runs(
         }
         if !group.is_empty() || grows {
             inode.touch_tid(handle.tid(), true);
+            state.carried.mapped_unflushed(handle.tid());
         }
         disk::store(fs, &handle, inode, state)?;
         handle.stop();
@@ -459,7 +465,7 @@ fn record_runs(
 }
 
 /// Inserts or converts the extent of one run.
-fn insert_run(
+pub(super) fn insert_run(
     fs: &Arc<FsInner>,
     handle: &fjord_journal::Handle,
     inode: &Arc<Inode>,
@@ -542,18 +548,42 @@ fn journal_run(
     Ok(())
 }
 
-/// Waits until no data write of the inode is in flight.
+/// Waits until no data write of the inode is in flight, or waiting to be.
 pub(crate) fn drain(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
-    let writes = std::mem::take(&mut in_flight.writes);
+    let writes = take_writes(in_flight);
+    end_writes(fs, inode, writes)
+}
+
+/// Takes all data writes, also those that wait until somebody starts them.
+fn take_writes(in_flight: &mut InFlight) -> Vec<InFlightWrite> {
+    let mut writes = std::mem::take(&mut in_flight.writes);
+    let deferred = std::mem::take(&mut in_flight.deferred).into_iter();
+    writes.extend(deferred.map(|run| {
+        let DeferredRun { ticket, lblk, len } = run;
+        InFlightWrite { ticket, lblk, len, unawaited_bytes: 0 }
+    }));
+    writes
+}
+
+/// As [`drain`], but leaves alone what i-transactions carry and nobody has started.
+pub(crate) fn drain_submitted(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
+    let mut writes = std::mem::take(&mut in_flight.writes);
+    let done = in_flight.deferred.extract_if(.., |run| run.ticket.is_done());
+    writes.extend(done.map(|run| {
+        let DeferredRun { ticket, lblk, len } = run;
+        InFlightWrite { ticket, lblk, len, unawaited_bytes: 0 }
+    }));
     end_writes(fs, inode, writes)
 }
 
 /// Ends those data writes that are complete; all, by waiting, when so much is under way that
-/// the memory it holds matters.
+/// the memory it holds matters. Writes that waited to be started are started.
 fn reap(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
     if fs.unawaited_bytes.load(Ordering::Relaxed) > fs.page_lru.unawaited_threshold_bytes() {
         return drain(fs, inode, in_flight);
     }
+    in_flight.deferred.iter().for_each(|run| run.ticket.start());
+    in_flight.writes = take_writes(in_flight);
     let done = in_flight.writes.extract_if(.., |write| write.ticket.is_done()).collect();
     end_writes(fs, inode, done)
 }

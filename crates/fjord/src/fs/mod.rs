@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use fjord_block::epoch::EpochDevice;
-use fjord_block::{Device, DeviceExt};
+use fjord_block::{DeferredWrites, Device, DeviceExt};
 use fjord_format::BlockNo;
 use fjord_format::features::Compat;
 use fjord_format::geometry::{GOOD_OLD_INODE_BYTES, Geometry};
@@ -29,11 +29,12 @@ use fjord_journal::{Handle, Journal};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::alloc::{GroupParts, Groups};
+use crate::alloc::Groups;
 use crate::attr::Timespec;
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
+use crate::file::carry::Carriers;
 use crate::fsync::FsyncPolicy;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::table::InodeTable;
@@ -62,6 +63,10 @@ pub(crate) struct FsInner {
     pub(crate) page_lru: Arc<PageLru>,
     /// Inodes in memory.
     pub(crate) inodes: InodeTable,
+    /// Writes of pages that i-transactions carry.
+    pub(crate) deferred: DeferredWrites,
+    /// Inodes with such pages.
+    pub(crate) carriers: Carriers,
     /// Inodes with something to write, oldest first.
     pub(crate) dirty_inodes: dirty::DirtyList,
     /// Block groups: descriptors, bitmaps, counters.
@@ -91,8 +96,6 @@ pub(crate) struct FsInner {
     pub(crate) threads: threads::Threads,
     /// Multi-mount protection, while it is held.
     pub(crate) mmp: Arc<mmp::Mmp>,
-    /// Set once, at the end of mount, where groups commit alone.
-    pub(crate) parts: OnceLock<Arc<GroupParts>>,
     /// Set once, at the end of mount.
     journal: OnceLock<Journal>,
 }

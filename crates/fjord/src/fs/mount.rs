@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use fjord_block::epoch::EpochDevice;
-use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
+use fjord_block::{DeferredWrites, Device, DeviceExt, FileDevice, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::jbd2::ChecksumVersion;
@@ -20,11 +20,12 @@ use fjord_format::{BlockNo, FormatError, InodeNo};
 use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
 use parking_lot::Mutex;
 
-use crate::alloc::{GroupParts, Groups};
+use crate::alloc::Groups;
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::dir::DirParams;
 use crate::error::{Error, Result};
+use crate::file::carry::Carriers;
 use crate::fs::superblock::SuperState;
 use crate::fs::{Counters, FsInner, dirty, mmp, status, sync, threads};
 use crate::fsync;
@@ -143,10 +144,6 @@ fn load(
     let (mut aborted, mut fast_commits) = (false, Vec::new());
     if let Some(opened) = journal {
         fs.groups.protect_journal(opened.runs)?;
-        if fs.commits_groups() {
-            let parts = fs.parts.get_or_init(|| Arc::new(GroupParts::new(&fs.geo, &fs.groups)));
-            opened.journal.set_parts(parts.clone())?;
-        }
         fs.set_journal(opened.journal);
         (aborted, fast_commits) = (opened.aborted, opened.fast_commits);
     }
@@ -168,6 +165,7 @@ fn start_writing(
     orphan::load_file(fs)?;
     let orphans = orphan::load(fs)?;
     replay::fast_commit::apply(fs, fast_commits)?;
+    replay::ijournal::apply(fs, fs.journal().take_pending())?;
     fs.write_mounted_superblock(aborted)?;
     if aborted {
         // The superblock has the mark now, where e2fsck looks for it.
@@ -292,6 +290,8 @@ fn build(
     let dir_params = DirParams::new(&geo, &raw);
     let inode_capacity = (inode_budget / INODE_BYTES).max(256);
     Arc::new(FsInner {
+        deferred: DeferredWrites::new(device.clone()),
+        carriers: Carriers::default(),
         device,
         scheduler,
         data_in_order: AtomicBool::new(false),
@@ -315,7 +315,6 @@ fn build(
         mmp,
         geo,
         options,
-        parts: OnceLock::new(),
         journal: OnceLock::new(),
     })
 }
@@ -365,7 +364,7 @@ fn open_journal(
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
-        replays_ijournal: false,
+        replays_ijournal: true,
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =

@@ -3,6 +3,7 @@
 //! Owns their start, wake-up and stop. Invariant: a thread holds no strong reference to
 //! the file system while it sleeps, and all have ended when [`Threads::stop`] returns.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use fjord_block::Class;
 use parking_lot::{Condvar, Mutex};
 
-use crate::file::writeback;
+use crate::file::{carry, writeback};
 use crate::fs::FsInner;
 
 /// Longest sleep between looks at the clock.
@@ -31,6 +32,8 @@ struct Signal {
 #[derive(Default)]
 pub(crate) struct Threads {
     signal: Arc<(Mutex<Signal>, Condvar)>,
+    /// A commit would be good before its time.
+    wants_commit: AtomicBool,
     joins: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -66,6 +69,13 @@ impl Threads {
         if !signal.wake {
             signal.wake = true;
             condvar.notify_all();
+        }
+    }
+
+    /// Asks the commit thread for a commit soon.
+    pub(crate) fn want_commit(&self) {
+        if !self.wants_commit.swap(true, Ordering::AcqRel) {
+            self.wake();
         }
     }
 
@@ -128,12 +138,15 @@ fn commit_old(fs: &Arc<FsInner>) {
         return;
     }
     let journal = fs.journal();
-    let is_due = journal.running_age().is_some_and(|age| age >= fs.options.commit_interval);
+    let wanted = fs.threads.wants_commit.swap(false, Ordering::AcqRel);
+    let is_old = |age| wanted || age >= fs.options.commit_interval;
+    let is_due = journal.running_age().is_some_and(is_old);
     let committed =
         if is_due { journal.commit_running().map(drop) } else { journal.finish_commits() };
     if let Err(error) = committed {
         fs.note_write_error(&error.into());
     }
+    carry::reap_all(fs);
     let (used, len) = journal.log_usage_blocks();
     let log_fills = used > len / CHECKPOINT_SHARE;
     if (log_fills || fs.meta.is_over_budget())

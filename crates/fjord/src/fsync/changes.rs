@@ -248,6 +248,17 @@ impl Changes {
         self.mapping = None;
     }
 
+    /// The extent blocks that no commit covers, in order.
+    pub(crate) fn uncommitted_extent_blocks(
+        &mut self,
+        committed: impl Fn(Tid) -> bool,
+    ) -> Vec<BlockNo> {
+        self.extent_blocks.retain(|_, tid| !committed(*tid));
+        let mut blocks: Vec<BlockNo> = self.extent_blocks.keys().copied().collect();
+        blocks.sort_unstable();
+        blocks
+    }
+
     /// Drops what has committed; a directory in which many names come and go calls this.
     pub(crate) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
         self.born = self.born.filter(|&tid| !committed(tid));
@@ -312,5 +323,6 @@ mod tests {
         assert_eq!(file.uncommitted_birth(seven), None);
         assert_eq!(file.needs_commit(seven), None);
         assert_eq!(file.uncommitted_mapping(seven), Some(0..12));
+        assert!(file.uncommitted_extent_blocks(seven).is_empty());
     }
 }

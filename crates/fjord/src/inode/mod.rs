@@ -31,7 +31,9 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
+use crate::file::carry::DeferredRun;
 use crate::fsync::changes::Changes;
+use crate::fsync::ijournal::carried::Carried;
 
 /// An inode in memory.
 pub(crate) struct Inode {
@@ -56,6 +58,8 @@ pub(crate) struct Inode {
     pub(crate) datasync_tid: TidCell,
     /// Which data writes a device flush has covered.
     pub(crate) in_place: FlushCell,
+    /// A durable i-transaction has the name that the inode was made with.
+    pub(crate) entry_logged: AtomicBool,
     /// Known to have no file capabilities, so that a write need not look for any; only an
     /// optimisation, cleared when an attribute is set.
     pub(crate) no_capability: AtomicBool,
@@ -82,6 +86,8 @@ pub(crate) struct InodeState {
     pub(crate) linkable: bool,
     /// What no commit covers yet; see [`Changes`].
     pub(crate) changes: Changes,
+    /// What i-transactions have of the file's data.
+    pub(crate) carried: Carried,
     /// The engine took the inode apart (deleted); every further call gets ESTALE.
     pub(crate) dead: bool,
 }
@@ -111,11 +117,13 @@ pub(crate) enum Orphan {
     },
 }
 
-/// Data writes of an inode that have been submitted and may not be complete.
+/// Data writes of an inode that may not be complete.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// The writes, oldest first.
     pub(crate) writes: Vec<InFlightWrite>,
+    /// Runs that i-transactions carry and whose writes wait until somebody starts them.
+    pub(crate) deferred: Vec<DeferredRun>,
 }
 
 /// A data write that has been submitted.
@@ -238,6 +246,7 @@ impl Inode {
                 orphan: None,
                 linkable: false,
                 changes: Changes::default(),
+                carried: Carried::default(),
                 dead: false,
             }),
             writeback: Mutex::default(),
@@ -247,6 +256,7 @@ impl Inode {
             sync_tid: TidCell::default(),
             datasync_tid: TidCell::default(),
             in_place: FlushCell::default(),
+            entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
             wb_errors: AtomicU32::new(0),
         })

@@ -20,7 +20,7 @@ use fjord_format::{InodeNo, Tid};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::{Inode, TidCell, disk};
+use super::{InFlight, Inode, TidCell, disk};
 use crate::cache::page::PageMap;
 use crate::error::Result;
 use crate::fs::FsInner;
@@ -199,7 +199,8 @@ fn is_unused(slot: &Arc<Slot>) -> bool {
         return false;
     }
     let Some(state) = inode.state.try_read() else { return false };
-    let in_flight = inode.writeback.try_lock().is_none_or(|w| !w.writes.is_empty());
+    let idle = |w: &InFlight| w.writes.is_empty() && w.deferred.is_empty();
+    let in_flight = inode.writeback.try_lock().is_none_or(|w| !idle(&w));
     !in_flight && !state.dirty && state.orphan.is_none() && !inode.pages.has_dirty()
 }
 

@@ -56,13 +56,14 @@ pub(crate) fn apply(fs: &Arc<FsInner>, records: Vec<Record>) -> Result<()> {
 
 /// What a log comes to.
 #[derive(Default)]
-struct Log {
-    nodes: Nodes,
+pub(super) struct Log {
+    pub(super) nodes: Nodes,
     names: Names,
 }
 
 impl Log {
-    fn play(&mut self, fs: &Arc<FsInner>, record: Record) -> Result<()> {
+    /// Takes a record in.
+    pub(super) fn play(&mut self, fs: &Arc<FsInner>, record: Record) -> Result<()> {
         match record {
             Record::Inode { ino, bytes } => self.play_inode(fs, ino, bytes),
             Record::AddRange { ino, extent } => self.play_extent(fs, ino, &extent),
@@ -149,7 +150,8 @@ impl Log {
         Ok(())
     }
 
-    fn apply(&self, fs: &Arc<FsInner>) -> Result<()> {
+    /// Brings the file system to what all records come to.
+    pub(super) fn apply(&self, fs: &Arc<FsInner>) -> Result<()> {
         let mut subdirs: BTreeMap<InodeNo, i64> = BTreeMap::new();
         for ((parent, name), ino) in self.names.removed() {
             if self.was_dir(fs, ino)? {

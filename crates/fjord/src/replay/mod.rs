@@ -8,6 +8,7 @@
 //! that it follows has committed).
 
 pub(crate) mod fast_commit;
+pub(crate) mod ijournal;
 mod names;
 mod nodes;
 mod ranges;

@@ -1,0 +1,302 @@
+//! Writes that nobody waits for yet, kept back until somebody does.
+//!
+//! Owns the queue of such writes above any device. A write is submitted when its ticket is
+//! started or waited for, together with the waiting neighbours before and behind it, or when
+//! the queue holds too much. Until then its content can be replaced.
+//!
+//! Invariants: writes in the queue do not overlap; a write that has been submitted is never
+//! replaced; a ticket of a queue that is gone is abandoned.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+
+use crate::buf::Buf;
+use crate::device::{Class, Device, DeviceExt, Order, Request, bufs_len};
+use crate::ticket::{Completer, Driver, Ticket, TicketCore};
+
+/// Most bytes that neighbours are put together to.
+const MERGED_BYTES_MAX: u64 = 1 << 20;
+
+/// The queue; cheap to clone.
+#[derive(Clone)]
+pub struct DeferredWrites {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Arc<dyn Device>,
+    /// Never held over a submission.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By byte offset.
+    waiting: BTreeMap<u64, Waiting>,
+    /// Offset and number of each, oldest first; those started since are still in it.
+    order: VecDeque<(u64, u64)>,
+    bytes: u64,
+    next_number: u64,
+}
+
+struct Waiting {
+    bufs: Vec<Buf>,
+    len: u64,
+    /// Tells it from others at the same place.
+    number: u64,
+    completer: Completer,
+    /// The request that it became a part of.
+    request: Arc<OnceLock<Ticket>>,
+}
+
+/// Starts one write.
+struct Starter {
+    shared: Weak<Shared>,
+    offset: u64,
+    number: u64,
+    request: Arc<OnceLock<Ticket>>,
+}
+
+impl DeferredWrites {
+    /// A queue for writes to `device`.
+    pub fn new(device: Arc<dyn Device>) -> DeferredWrites {
+        DeferredWrites { shared: Arc::new(Shared { device, state: Mutex::default() }) }
+    }
+
+    /// Keeps a write of `bufs` from byte `offset` on. It must not overlap another one in the
+    /// queue.
+    pub fn add(&self, offset: u64, bufs: Vec<Buf>) -> Ticket {
+        let (ticket, completer) = Ticket::pending(None);
+        let len = bufs_len(&bufs);
+        let mut state = self.shared.state.lock();
+        let number = state.next_number;
+        state.next_number += 1;
+        let shared = Arc::downgrade(&self.shared);
+        let request = Arc::new(OnceLock::new());
+        let starter = Starter { shared, offset, number, request: request.clone() };
+        completer.set_driver(Arc::new(starter));
+        state.bytes += len;
+        state.order.push_back((offset, number));
+        state.waiting.insert(offset, Waiting { bufs, len, number, completer, request });
+        ticket
+    }
+
+    /// Replaces the buffer at byte `offset` in a write that still waits. `false` when there is
+    /// none with a buffer of this length there.
+    pub fn replace(&self, offset: u64, buf: Buf) -> bool {
+        let mut state = self.shared.state.lock();
+        let Some((&start, waiting)) = state.waiting.range_mut(..=offset).next_back() else {
+            return false;
+        };
+        let mut at = start;
+        for old in &mut waiting.bufs {
+            if at == offset && old.len() == buf.len() {
+                *old = buf;
+                return true;
+            }
+            at += old.len() as u64;
+        }
+        false
+    }
+
+    /// Bytes in the queue.
+    pub fn bytes(&self) -> u64 {
+        self.shared.state.lock().bytes
+    }
+
+    /// Submits the oldest writes until at most `bytes` are left in the queue.
+    pub fn shrink_to(&self, bytes: u64) {
+        loop {
+            let oldest = {
+                let mut state = self.shared.state.lock();
+                if state.bytes <= bytes {
+                    return;
+                }
+                state.order.pop_front()
+            };
+            let Some((offset, number)) = oldest else { return };
+            if let Some(ticket) = self.shared.submit(offset, number, Class::Background) {
+                ticket.start();
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Submits a write with its neighbours if it still waits.
+    fn submit(&self, offset: u64, number: u64, class: Class) -> Option<Ticket> {
+        let (start, group) = {
+            let mut state = self.state.lock();
+            state.waiting.get(&offset).filter(|waiting| waiting.number == number)?;
+            state.take_group(offset)
+        };
+        let mut bufs = Vec::new();
+        let mut completers = Vec::with_capacity(group.len());
+        let mut members = Vec::with_capacity(group.len());
+        for waiting in group {
+            bufs.extend(waiting.bufs);
+            members.push((waiting.request, waiting.completer.core().cloned()));
+            completers.push(waiting.completer);
+        }
+        let order = Order::Ordered;
+        let request = Request::Write { offset: start, bufs, order, fua: false, class };
+        let ticket = self.device.submit_one(request);
+        for (request, core) in members {
+            // Set once, by whoever took the write out of the queue.
+            let _ = request.set(ticket.clone());
+            // Who waited meanwhile can lend its thread now.
+            if let Some(core) = core {
+                core.nudge();
+            }
+        }
+        ticket.watch(move |result| {
+            for completer in completers {
+                completer.complete(result.clone());
+            }
+        });
+        Some(ticket)
+    }
+}
+
+impl State {
+    /// Takes the write at `offset` out of the queue with those that touch it, as many as make
+    /// a request. Returns where the first begins.
+    fn take_group(&mut self, offset: u64) -> (u64, Vec<Waiting>) {
+        let mut group = VecDeque::new();
+        let (mut start, mut end) = (offset, offset);
+        if let Some(first) = self.waiting.remove(&offset) {
+            end += first.len;
+            group.push_back(first);
+        }
+        while let Some((&before, waiting)) = self.waiting.range(..start).next_back()
+            && before + waiting.len == start
+            && end - before <= MERGED_BYTES_MAX
+            && let Some(waiting) = self.waiting.remove(&before)
+        {
+            start = before;
+            group.push_front(waiting);
+        }
+        while let Some(waiting) = self.waiting.get(&end)
+            && end + waiting.len - start <= MERGED_BYTES_MAX
+            && let Some(waiting) = self.waiting.remove(&end)
+        {
+            end += waiting.len;
+            group.push_back(waiting);
+        }
+        self.bytes -= end - start;
+        if self.order.len() > 2 * self.waiting.len() + 64 {
+            let waiting = &self.waiting;
+            self.order.retain(|(offset, number)| {
+                waiting.get(offset).is_some_and(|waiting| waiting.number == *number)
+            });
+        }
+        (start, group.into())
+    }
+}
+
+impl Starter {
+    fn submit(&self, class: Class) -> Option<Ticket> {
+        self.shared.upgrade()?.submit(self.offset, self.number, class)
+    }
+}
+
+impl Driver for Starter {
+    fn drive(&self, _: &Arc<TicketCore>) {
+        let submitted = self.submit(Class::Sync);
+        if let Some(ticket) = submitted.as_ref().or_else(|| self.request.get()) {
+            // Lends this thread to the device; the result reaches the waiters by `watch`.
+            ticket.finish();
+        }
+    }
+
+    fn start(&self, _: &Arc<TicketCore>) {
+        if let Some(ticket) = self.submit(Class::Async) {
+            ticket.start();
+        }
+    }
+}
+
+impl fmt::Debug for DeferredWrites {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.state.lock();
+        write!(f, "DeferredWrites({} writes, {} bytes)", state.waiting.len(), state.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::MemDevice;
+
+    const BLOCK: usize = 4096;
+
+    fn rig() -> (Arc<MemDevice>, DeferredWrites) {
+        let device = Arc::new(MemDevice::new(1 << 20));
+        (device.clone(), DeferredWrites::new(device))
+    }
+
+    fn block(value: u8) -> Buf {
+        Buf::from_slice(&[value; BLOCK])
+    }
+
+    fn values(device: &MemDevice, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count * BLOCK];
+        device.read_exact_at(0, &mut bytes).unwrap();
+        bytes.chunks(BLOCK).map(|block| block[7]).collect()
+    }
+
+    #[test]
+    fn neighbours_go_together_when_one_is_waited_for() {
+        let (device, queue) = rig();
+        let at = |index: usize| (index * BLOCK) as u64;
+        let first = queue.add(at(1), vec![block(1), block(2)]);
+        let second = queue.add(at(3), vec![block(3)]);
+        let apart = queue.add(at(5), vec![block(5)]);
+        let before = queue.add(at(0), vec![block(9)]);
+        assert_eq!(values(&device, 6), [0; 6]);
+        assert!(queue.replace(at(2), block(7)));
+        assert!(!queue.replace(at(4), block(7)));
+        second.wait().unwrap();
+        assert!(first.is_done() && before.is_done() && !apart.is_done());
+        assert_eq!(values(&device, 6), [9, 1, 7, 3, 0, 0]);
+        assert!(!queue.replace(at(2), block(8)), "it has been written");
+        assert_eq!(queue.bytes(), BLOCK as u64);
+        apart.start();
+        apart.wait().unwrap();
+        assert_eq!(values(&device, 6)[5], 5);
+    }
+
+    #[test]
+    fn the_oldest_make_room() {
+        let (device, queue) = rig();
+        let tickets: Vec<_> = (0..20u8)
+            .map(|index| queue.add(u64::from(index) * 2 * BLOCK as u64, vec![block(index + 1)]))
+            .collect();
+        queue.shrink_to(5 * BLOCK as u64);
+        assert_eq!(queue.bytes(), 5 * BLOCK as u64);
+        assert!(tickets[..15].iter().all(Ticket::is_done));
+        assert!(!tickets[15].is_done());
+        Ticket::wait_all(&tickets).unwrap();
+        assert_eq!(values(&device, 40)[38], 20);
+    }
+
+    #[test]
+    fn a_failure_reaches_every_ticket() {
+        let (device, queue) = rig();
+        device.faults().fail_nth(None, 0, libc::EIO);
+        let tickets = [queue.add(0, vec![block(1)]), queue.add(BLOCK as u64, vec![block(2)])];
+        assert!(tickets[0].wait().is_err() && tickets[1].wait().is_err());
+    }
+
+    #[test]
+    fn tickets_of_a_queue_that_is_gone_are_abandoned() {
+        let (device, queue) = rig();
+        let ticket = queue.add(0, vec![block(1)]);
+        drop(queue);
+        assert!(ticket.wait().is_err());
+        assert_eq!(values(&device, 1), [0]);
+    }
+}

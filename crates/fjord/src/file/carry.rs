@@ -1,0 +1,223 @@
+//! Dirty pages whose content an i-transaction carries, and whose own writes wait.
+//!
+//! The pages get their blocks and extents as in any fsync, under a handle, but their writes go
+//! to the queue of deferred writes (`fs.deferred`): they are submitted when somebody waits for
+//! them, at the latest the commit of the transaction that holds the extents, to which their
+//! tickets are attached. Until then the pages count as being written (`writeback`), so that
+//! they stay cached, and a page that is carried again only replaces what is to be written.
+//!
+//! Invariants: a deferred run is in the inode's `InFlight::deferred` until its write is complete;
+//! an inode with such runs is on the list of carriers, which keeps it in memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fjord_block::{Buf, Ticket};
+use fjord_format::BlockNo;
+use fjord_journal::Handle;
+use parking_lot::Mutex;
+
+use super::writeback::{self, Place, WriteRun};
+use crate::alloc::Run;
+use crate::cache::page::DirtyPage;
+use crate::error::{Error, Result};
+use crate::fs::FsInner;
+use crate::inode::{InFlight, Inode, InodeState, disk};
+use crate::map;
+
+/// Bytes that deferred writes may hold back; beyond, the oldest are submitted.
+const DEFERRED_BYTES_MAX: u64 = 8 << 20;
+/// Carriers from which on those that are done are looked for.
+const CARRIERS_MANY: usize = 1024;
+
+/// A run of pages whose write waits.
+#[derive(Debug)]
+pub(crate) struct DeferredRun {
+    pub(crate) ticket: Ticket,
+    /// First page.
+    pub(crate) lblk: u32,
+    /// How many.
+    pub(crate) len: u32,
+}
+
+impl DeferredRun {
+    fn contains(&self, lblk: u32) -> bool {
+        lblk.wrapping_sub(self.lblk) < self.len
+    }
+}
+
+/// Inodes with deferred runs.
+#[derive(Default)]
+pub(crate) struct Carriers {
+    /// Leaf lock.
+    inodes: Mutex<HashMap<u32, Arc<Inode>>>,
+}
+
+impl Carriers {
+    fn add(&self, inode: &Arc<Inode>) -> usize {
+        let mut inodes = self.inodes.lock();
+        inodes.entry(inode.ino.0).or_insert_with(|| inode.clone());
+        inodes.len()
+    }
+}
+
+/// Gives the dirty pages of the inode, at most `max` of which there are, their places and
+/// queues their writes. Returns where each belongs, and its content. The caller holds the
+/// writeback and the state lock.
+///
+/// # Errors
+/// `ENOSPC`, I/O and journal errors; the pages are dirty again where that makes sense.
+pub(crate) fn carry(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    state: &mut InodeState,
+    max: usize,
+) -> Result<Vec<(BlockNo, Buf)>> {
+    let taken = inode.pages.take_dirty(0..u64::MAX, max);
+    let pages: Vec<(u32, Buf)> = taken.iter().map(|page| (page.lblk, page.buf.clone())).collect();
+    let (again, fresh) = split_deferred(fs, inode, in_flight, state, taken)?;
+    let runs = writeback::place(fs, inode, state, fresh).map_err(|(error, lost)| {
+        undo(inode, lost);
+        error
+    })?;
+    let changes = runs.iter().filter(|run| run.place != Place::Written).count() as u32;
+    let credits = map::credits_insert(fs, changes) + disk::STORE_CREDITS;
+    let handle = fs.start(credits).inspect_err(|_| {
+        let new = runs.iter().filter(|run| matches!(run.place, Place::New { .. }));
+        new.for_each(|run| fs.unpick(Run { start: run.phys, len: run.len() }));
+        undo(inode, runs.iter().map(|run| (run.lblk, run.len())).collect());
+    })?;
+    record(fs, &handle, inode, in_flight, state, &runs, &again)?;
+    handle.stop();
+    if fs.carriers.add(inode) > CARRIERS_MANY || fs.deferred.bytes() > DEFERRED_BYTES_MAX {
+        fs.deferred.shrink_to(DEFERRED_BYTES_MAX / 2);
+    }
+    let mut carried = Vec::with_capacity(pages.len());
+    for (lblk, buf) in pages {
+        let place = match runs.iter().find(|run| lblk.wrapping_sub(run.lblk) < run.len()) {
+            Some(run) => BlockNo(run.phys.0 + u64::from(lblk - run.lblk)),
+            None => home(fs, inode, state, lblk)?,
+        };
+        carried.push((place, buf));
+    }
+    Ok(carried)
+}
+
+fn undo(inode: &Inode, lost: Vec<(u32, u32)>) {
+    for (lblk, len) in lost {
+        inode.pages.undo_writeback(lblk, len);
+    }
+}
+
+/// The block that a page has in the map.
+fn home(fs: &FsInner, inode: &Inode, state: &InodeState, lblk: u32) -> Result<BlockNo> {
+    match map::lookup(fs, inode, state, lblk, 1)?.kind {
+        map::MapKind::Written(block) => Ok(block),
+        other => Err(Error::corrupt("page cache", format!("page {lblk} waits for {other:?}"))),
+    }
+}
+
+/// Replaces the content of deferred writes by that of pages which are carried again. Returns
+/// the tickets of those, and the pages that need a write of their own.
+fn split_deferred(
+    fs: &FsInner,
+    inode: &Inode,
+    in_flight: &mut InFlight,
+    state: &InodeState,
+    taken: Vec<DirtyPage>,
+) -> Result<(Vec<Ticket>, Vec<DirtyPage>)> {
+    if in_flight.deferred.is_empty() {
+        return Ok((Vec::new(), taken));
+    }
+    let lblks: Vec<u32> = taken.iter().map(|page| page.lblk).collect();
+    let (mut again, mut fresh) = (Vec::new(), Vec::new());
+    for page in taken {
+        let Some(at) = in_flight.deferred.iter().position(|run| run.contains(page.lblk)) else {
+            fresh.push(page);
+            continue;
+        };
+        let offset = fs.byte_offset(home(fs, inode, state, page.lblk)?);
+        if fs.deferred.replace(offset, page.buf.clone()) {
+            again.push(in_flight.deferred[at].ticket.clone());
+            continue;
+        }
+        // It has been submitted: its write must not meet the next one of the block.
+        let run = in_flight.deferred.swap_remove(at);
+        let result = run.ticket.wait();
+        for lblk in (run.lblk..run.lblk + run.len).filter(|lblk| !lblks.contains(lblk)) {
+            inode.pages.end_writeback(lblk, 1);
+        }
+        result?;
+        fresh.push(page);
+    }
+    Ok((again, fresh))
+}
+
+/// Inserts the extents, moves the on-disk size on and attaches the writes.
+fn record(
+    fs: &Arc<FsInner>,
+    handle: &Handle,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    state: &mut InodeState,
+    runs: &[WriteRun],
+    again: &[Ticket],
+) -> Result<()> {
+    for run in runs {
+        writeback::insert_run(fs, handle, inode, state, run)?;
+        let ticket = fs.deferred.add(fs.byte_offset(run.phys), run.bufs.clone());
+        handle.attach_data(ticket.clone());
+        in_flight.deferred.push(DeferredRun { ticket, lblk: run.lblk, len: run.len() });
+    }
+    for ticket in again {
+        handle.attach_data(ticket.clone());
+    }
+    // No page is dirty any more, so all of the size is there to be seen.
+    state.disk.size = state.size;
+    inode.touch_tid(handle.tid(), true);
+    disk::store(fs, handle, inode, state)
+}
+
+/// Lets go of the runs whose writes are complete.
+///
+/// # Errors
+/// The first error of such a write.
+fn reap(inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
+    let mut first = Ok(());
+    in_flight.deferred.retain(|run| match run.ticket.result() {
+        None => true,
+        Some(result) => {
+            inode.pages.end_writeback(run.lblk, run.len);
+            if let Err(error) = result
+                && first.is_ok()
+            {
+                first = Err(error.into());
+            }
+            false
+        }
+    });
+    first
+}
+
+/// Lets go of inodes whose deferred writes are complete. Waits for nothing.
+pub(crate) fn reap_all(fs: &FsInner) {
+    let inodes: Vec<Arc<Inode>> = fs.carriers.inodes.lock().values().cloned().collect();
+    for inode in inodes {
+        let Some(mut in_flight) = inode.writeback.try_lock() else { continue };
+        if let Err(error) = reap(&inode, &mut in_flight) {
+            inode.wb_errors.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+            fs.note_write_error(&error);
+        }
+        if in_flight.deferred.is_empty() {
+            fs.carriers.inodes.lock().remove(&inode.ino.0);
+        }
+    }
+}
+
+/// As [`reap_all`], if there are so many that it pays.
+pub(crate) fn reap_many(fs: &FsInner) {
+    if fs.carriers.inodes.lock().len() > CARRIERS_MANY {
+        reap_all(fs);
+    }
+}

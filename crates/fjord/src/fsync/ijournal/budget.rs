@@ -1,0 +1,136 @@
+//! How much recovery would have to do.
+//!
+//! Recovery applies all live i-transactions in one transaction of the log. Invariant: the
+//! metadata blocks that it may change for them fit there.
+
+use std::collections::{HashSet, VecDeque};
+
+use fjord_format::extent::ExtentNode;
+use fjord_format::{BlockNo, InodeNo, Tid};
+use parking_lot::Mutex;
+
+use crate::fs::FsInner;
+
+/// Recovery may take one part in this many of the log: what is freed meanwhile is not counted.
+const LOG_SHARE: u64 = 2;
+/// Blocks of a group: descriptor, both bitmaps.
+const GROUP_BLOCKS: u64 = 3;
+/// Blocks of a directory that gets an entry: itself, a leaf, an index.
+const DIRECTORY_BLOCKS: u64 = 3;
+/// Blocks for each block full of new entries: leaves are half empty after a split, and each comes
+/// with an entry in an index.
+const LEAF_BLOCKS: u64 = 3;
+
+/// A block, or some that go together, which recovery changes once however many ask for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    /// A block of an inode table, or a node of an extent tree.
+    Block(u64),
+    Group(u32),
+    Directory(InodeNo),
+}
+
+impl Part {
+    fn blocks(self) -> u64 {
+        match self {
+            Part::Block(_) => 1,
+            Part::Group(_) => GROUP_BLOCKS,
+            Part::Directory(_) => DIRECTORY_BLOCKS,
+        }
+    }
+}
+
+/// What recovery has to do for one i-transaction.
+#[derive(Debug, Default)]
+pub(super) struct Footprint {
+    parts: Vec<Part>,
+    /// Bytes of directory entries.
+    entry_bytes: u64,
+}
+
+impl Footprint {
+    /// An inode is stored.
+    pub(super) fn inode(&mut self, fs: &FsInner, ino: InodeNo) {
+        let Some(location) = fs.geo.inode_location(ino) else { return };
+        let group = location.group.0;
+        // Tables are told apart by group; no group has 2^32 blocks.
+        let block = u64::from(group) << 32 | u64::from(location.table_block) | 1 << 63;
+        self.parts.extend([Part::Group(group), Part::Block(block)]);
+    }
+
+    /// A name is made.
+    pub(super) fn entry(&mut self, fs: &FsInner, parent: InodeNo, name: &[u8]) {
+        self.parts.push(Part::Directory(parent));
+        self.inode(fs, parent);
+        // Inode number, lengths, type; then the name, padded.
+        self.entry_bytes += 12 + name.len() as u64;
+    }
+
+    /// A block of the file's extent tree is used.
+    pub(super) fn node(&mut self, fs: &FsInner, block: BlockNo) {
+        self.parts.push(Part::Block(block.0));
+        self.run(fs, block, 1);
+    }
+
+    /// The runs that a node of the tree maps are used, if it is a leaf.
+    pub(super) fn runs(&mut self, fs: &FsInner, node: &ExtentNode<'_>) {
+        for extent in node.extents().filter(|_| node.is_leaf()) {
+            self.run(fs, extent.start, extent.len);
+        }
+    }
+
+    fn run(&mut self, fs: &FsInner, start: BlockNo, len: u32) {
+        let last = BlockNo(start.0.saturating_add(u64::from(len.saturating_sub(1))));
+        for block in [start, last] {
+            let part = fs.geo.group_of_block(block).map(|group| Part::Group(group.0));
+            if part != self.parts.last().copied() {
+                self.parts.extend(part);
+            }
+        }
+    }
+}
+
+/// What the i-transactions of one transaction make recovery do.
+struct Spent {
+    tid: Tid,
+    parts: HashSet<Part>,
+    part_blocks: u64,
+    entry_bytes: u64,
+}
+
+impl Spent {
+    fn blocks(&self, block_bytes: u64) -> u64 {
+        self.part_blocks + self.entry_bytes.div_ceil(block_bytes) * LEAF_BLOCKS
+    }
+}
+
+/// Counts what recovery has to do for transactions that have not committed.
+#[derive(Default)]
+pub(super) struct Budget {
+    spent: Mutex<VecDeque<Spent>>,
+}
+
+impl Budget {
+    /// Counts an i-transaction of `tid`. `false` when that would be too much.
+    pub(super) fn charge(&self, fs: &FsInner, tid: Tid, footprint: Footprint) -> bool {
+        let (_, log_blocks) = fs.journal().log_usage_blocks();
+        let block_bytes = u64::from(fs.geo.block_size);
+        let mut all = self.spent.lock();
+        all.retain(|spent| !fs.journal().is_committed(spent.tid));
+        let at = all.iter().position(|spent| spent.tid == tid).unwrap_or_else(|| {
+            let (parts, part_blocks, entry_bytes) = (HashSet::new(), 0, 0);
+            all.push_back(Spent { tid, parts, part_blocks, entry_bytes });
+            all.len() - 1
+        });
+        if let Some(spent) = all.get_mut(at) {
+            spent.entry_bytes += footprint.entry_bytes;
+            for part in footprint.parts {
+                if spent.parts.insert(part) {
+                    spent.part_blocks += part.blocks();
+                }
+            }
+        }
+        let sum: u64 = all.iter().map(|spent| spent.blocks(block_bytes)).sum();
+        sum <= u64::from(log_blocks) / LOG_SHARE
+    }
+}

@@ -1,0 +1,132 @@
+//! What of a file's data i-transactions carry, and what they must not bring back.
+//!
+//! Invariant: a block is *carried* as long as an i-transaction that a crash would replay may
+//! hold data of it. Whoever writes such a block in place notes it as *superseded*, and the next
+//! i-transaction of the file says so, before anything is promised.
+//!
+//! Guarded by the inode's state lock.
+
+use std::collections::BTreeMap;
+
+use fjord_format::{BlockNo, Tid};
+
+/// The data of one inode in i-transactions.
+#[derive(Debug, Default)]
+pub(crate) struct Carried {
+    /// Blocks whose data lies in an area, with the transaction it lies there for.
+    blocks: BTreeMap<BlockNo, Tid>,
+    /// Of those, the ones written in place since.
+    superseded: BTreeMap<BlockNo, Tid>,
+    /// The newest transaction with extents whose data was written in place of being carried,
+    /// and how many times that was: a flush is owed before anything but its commit shows them.
+    unflushed: Option<(Tid, u64)>,
+}
+
+impl Carried {
+    /// An i-transaction of `tid` carries the data of a block.
+    pub(super) fn carry(&mut self, block: BlockNo, tid: Tid) {
+        self.blocks.insert(block, tid);
+        self.superseded.remove(&block);
+    }
+
+    /// `count` blocks from `start` on are written in place.
+    pub(crate) fn written_in_place(&mut self, start: BlockNo, count: u32) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let end = BlockNo(start.0.saturating_add(u64::from(count)));
+        for (&block, &tid) in self.blocks.range(start..end) {
+            self.superseded.insert(block, tid);
+        }
+    }
+
+    /// Extents that `tid` holds refer to data that was written, but not flushed.
+    pub(crate) fn mapped_unflushed(&mut self, tid: Tid) {
+        let count = self.unflushed.map_or(0, |(_, count)| count);
+        self.unflushed = Some((tid, count + 1));
+    }
+
+    /// The mark to pass to [`Carried::flushed`] if a flush is owed.
+    pub(super) fn owes_flush(&self, committed: impl Fn(Tid) -> bool) -> Option<(Tid, u64)> {
+        self.unflushed.filter(|&(tid, _)| !committed(tid))
+    }
+
+    /// A flush that began after [`Carried::owes_flush`] has ended.
+    pub(super) fn flushed(&mut self, mark: (Tid, u64)) {
+        self.unflushed.take_if(|unflushed| *unflushed == mark);
+    }
+
+    /// Runs of superseded blocks that an i-transaction has to name.
+    pub(super) fn superseded(&self, committed: impl Fn(Tid) -> bool) -> Vec<(BlockNo, u32)> {
+        let mut runs: Vec<(BlockNo, u32)> = Vec::new();
+        for (&block, _) in self.superseded.iter().filter(|&(_, &tid)| !committed(tid)) {
+            match runs.last_mut() {
+                Some((start, count)) if start.0 + u64::from(*count) == block.0 => *count += 1,
+                _ => runs.push((block, 1)),
+            }
+        }
+        runs
+    }
+
+    /// An i-transaction that names the runs is durable.
+    pub(super) fn named(&mut self, runs: &[(BlockNo, u32)]) {
+        for &(start, count) in runs {
+            for block in start.0..start.0 + u64::from(count) {
+                self.superseded.remove(&BlockNo(block));
+                self.blocks.remove(&BlockNo(block));
+            }
+        }
+    }
+
+    /// Drops what no crash would replay any more.
+    pub(super) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
+        self.blocks.retain(|_, tid| !committed(*tid));
+        self.superseded.retain(|_, tid| !committed(*tid));
+        self.unflushed = self.unflushed.filter(|&(tid, _)| !committed(tid));
+    }
+
+    /// Whether so much is kept that [`Carried::prune`] is due.
+    pub(super) fn is_large(&self) -> bool {
+        self.blocks.len() >= 256
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: fn(Tid) -> bool = |_| false;
+
+    #[test]
+    fn a_block_written_in_place_is_named_once() {
+        let mut carried = Carried::default();
+        for block in [5, 6, 9] {
+            carried.carry(BlockNo(block), Tid(3));
+        }
+        carried.written_in_place(BlockNo(4), 3);
+        carried.written_in_place(BlockNo(20), 3);
+        assert_eq!(carried.superseded(NONE), [(BlockNo(5), 2)]);
+        assert_eq!(carried.superseded(|tid| tid == Tid(3)), []);
+        carried.carry(BlockNo(6), Tid(4));
+        let runs = carried.superseded(NONE);
+        assert_eq!(runs, [(BlockNo(5), 1)]);
+        carried.named(&runs);
+        assert_eq!(carried.superseded(NONE), []);
+        carried.written_in_place(BlockNo(5), 2);
+        assert_eq!(carried.superseded(NONE), [(BlockNo(6), 1)], "5 is not carried any more");
+    }
+
+    #[test]
+    fn a_later_write_owes_another_flush() {
+        let mut carried = Carried::default();
+        assert_eq!(carried.owes_flush(NONE), None);
+        carried.mapped_unflushed(Tid(3));
+        let mark = carried.owes_flush(NONE).unwrap();
+        carried.mapped_unflushed(Tid(3));
+        carried.flushed(mark);
+        let mark = carried.owes_flush(NONE).unwrap();
+        assert_eq!(carried.owes_flush(|tid| tid == Tid(3)), None);
+        carried.flushed(mark);
+        assert_eq!(carried.owes_flush(NONE), None);
+    }
+}

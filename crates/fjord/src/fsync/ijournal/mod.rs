@@ -1,0 +1,347 @@
+//! iJournaling: one file's changes, written by the caller of fsync to an area behind the log.
+//!
+//! Blocks written: one i-transaction, and nothing else where the file's dirty data is small:
+//! a header block with the inode, the names that no commit covers yet (topmost directory first,
+//! with the inodes of new directories) and what data fits; behind it changed blocks of the extent tree
+//! and the data (*inline data*). Larger data goes to its place first.
+//!
+//! Steps, in the calling thread:
+//!
+//! 1. small data: its pages get their blocks under a handle, as for a commit, but their own
+//!    writes wait ([`crate::file::carry`]). Larger data is written and waited for;
+//! 2. the inode, its changed extent blocks and its names are copied under the inode's lock,
+//!    which also gives the i-transaction its place in the order of all (sub-transaction ID);
+//! 3. **flush**, if data was written in 1 or before that new extents refer to;
+//! 4. the i-transaction is written with **FUA**: one write. Where data was written in place
+//!    over older data, a plain write and then a **flush** for both.
+//!
+//! A crash before the end of 4 leaves the file as the last commit, or an earlier i-transaction,
+//! has it; after it, recovery (`replay/ijournal.rs`) applies the i-transaction unless its
+//! transaction has committed. Nobody waits for a commit, be it running or under way. Whatever
+//! the i-transaction says is in the running transaction as well, so that the next commit makes
+//! it obsolete.
+//!
+//! Falls back to the commit of everything for what a file alone cannot tell (see
+//! [`Fallback`]): directories, renames and links that no commit covers, names whose last owner
+//! lives on elsewhere, orphans, attribute blocks, block maps, journaled data; and when the area
+//! or recovery has no room.
+//!
+//! Invariants: an i-transaction bears the newest transaction that changed the file, and holds
+//! every block of the extent tree that no commit covers; a name is left out only when a durable
+//! i-transaction has it; recovery of all that is live fits one transaction of the log.
+//!
+//! "iJournaling: Fine-Grained Journaling for Improving the Latency of Fsync System Call"
+//! (ATC '17), sections 4 and 5; inline data, and entries in place of directory blocks, are
+//! fjord's own (`docs/decisions/`).
+
+mod budget;
+pub(crate) mod carried;
+mod names;
+mod snapshot;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fjord_block::Buf;
+use fjord_format::Tid;
+use fjord_journal::{AreaWriter, Submitted};
+
+use super::{Fallback, FsyncPolicy, Outcome, compound};
+use crate::error::{Error, Result};
+use crate::file::writeback::{self, journals_data};
+use crate::file::{carry, writeback::Mode};
+use crate::fs::FsInner;
+use crate::inode::{InFlight, Inode, InodeState, disk};
+use crate::map;
+
+use budget::Budget;
+use names::Chain;
+
+/// Writes i-transactions.
+#[derive(Default)]
+pub(crate) struct Ijournal {
+    budget: Budget,
+}
+
+/// Why an attempt ended.
+enum Stop {
+    /// Everything has to be committed.
+    Fallback(Fallback),
+    /// It failed.
+    Error(Error),
+}
+
+impl From<Fallback> for Stop {
+    fn from(why: Fallback) -> Stop {
+        Stop::Fallback(why)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+impl From<fjord_journal::JournalError> for Stop {
+    fn from(error: fjord_journal::JournalError) -> Stop {
+        Stop::Error(error.into())
+    }
+}
+
+/// An i-transaction that is to be written.
+struct Prepared<'a> {
+    writer: AreaWriter<'a>,
+    tid: Tid,
+    blocks: Vec<Buf>,
+    data_bytes: u64,
+    /// What it says is out of date.
+    superseded: Vec<(fjord_format::BlockNo, u32)>,
+    /// A flush must come before it, and what it pays for.
+    flush_before: Option<(Tid, u64)>,
+}
+
+impl FsyncPolicy for Ijournal {
+    fn name(&self) -> &'static str {
+        "ijournal"
+    }
+
+    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
+        match self.attempt(fs, inode, datasync) {
+            Ok(outcome) => Ok(outcome),
+            Err(Stop::Error(error)) => Err(error),
+            Err(Stop::Fallback(why)) => {
+                writeback::write_inode(fs, inode, 0..u64::MAX, Mode::Fsync { datasync })?;
+                let committed = compound::commit(fs, inode, datasync);
+                let outcome = writeback::finish(fs, inode).and(committed)?;
+                carry::reap_all(fs);
+                // Without anything to commit it was no fallback.
+                Ok(if matches!(outcome, Outcome::Policy) {
+                    Outcome::Fallback(why)
+                } else {
+                    outcome
+                })
+            }
+        }
+    }
+}
+
+impl Ijournal {
+    fn attempt(
+        &self,
+        fs: &Arc<FsInner>,
+        inode: &Arc<Inode>,
+        datasync: bool,
+    ) -> Result<Outcome, Stop> {
+        check_kind(fs, &inode.state.read())?;
+        if !fs.journal().has_areas() {
+            return Err(Fallback::NoLog.into());
+        }
+        let chain = Chain::collect(fs, inode)?;
+        let mut in_flight = inode.lock_writeback();
+        writeback::drain_submitted(fs, inode, &mut in_flight)?;
+        if inode.pages.dirty_count() > pages_max(fs) {
+            let range = 0..u64::MAX;
+            writeback::write_locked(fs, inode, &mut in_flight, range, Mode::Fsync { datasync })?;
+            writeback::drain_submitted(fs, inode, &mut in_flight)?;
+        }
+        let prepared = self.prepare(fs, inode, &mut in_flight, &chain, datasync)?;
+        // Under the lock: nobody else's writes in place are on their way.
+        let in_place = inode.in_place.owed();
+        drop(in_flight);
+        let outcome = match prepared {
+            Some(prepared) => {
+                self.write(fs, inode, prepared, in_place.is_some())?;
+                chain.logged();
+                Outcome::Policy
+            }
+            None if in_place.is_some() => {
+                fs.flush_device()?;
+                Outcome::Data
+            }
+            None => Outcome::Nothing,
+        };
+        if let Some(mark) = in_place {
+            inode.in_place.record_flush(mark);
+        }
+        carry::reap_many(fs);
+        Ok(outcome)
+    }
+
+    /// Steps 1 (small data) and 2. `None` when there is nothing to log.
+    fn prepare<'a>(
+        &self,
+        fs: &'a Arc<FsInner>,
+        inode: &Arc<Inode>,
+        in_flight: &mut InFlight,
+        chain: &Chain,
+        datasync: bool,
+    ) -> Result<Option<Prepared<'a>>, Stop> {
+        let committed = |tid| fs.journal().is_committed(tid);
+        let mut guard = inode.state.write();
+        let state = &mut *guard;
+        check_kind(fs, state)?;
+        check_state(fs, state)?;
+        let mut data = Vec::new();
+        let dirty = inode.pages.dirty_count();
+        if (1..=pages_max(fs)).contains(&dirty) && self.carries(fs, inode, state, datasync) {
+            data = carry::carry(fs, inode, in_flight, state, dirty)?;
+        } else if dirty > 0 && dirty <= pages_max(fs) {
+            // Old blocks written over, and nothing else that anybody asked for.
+            drop(guard);
+            let range = 0..u64::MAX;
+            writeback::write_locked(fs, inode, in_flight, range, Mode::Fsync { datasync })?;
+            writeback::drain_submitted(fs, inode, in_flight)?;
+            return Ok(None);
+        }
+        store_lazy(fs, inode, state, datasync)?;
+        let superseded = state.carried.superseded(committed);
+        if data.is_empty() && superseded.is_empty() && !super::is_uncommitted(fs, inode, datasync) {
+            return Ok(None);
+        }
+        let Some(tid) = inode.sync_tid.get() else { return Ok(None) };
+        if !data.is_empty() {
+            // Whoever commits for the data's sake must commit what carries it.
+            inode.touch_tid(tid, true);
+        }
+        let flush_before = state.carried.owes_flush(committed);
+        let Some(writer) = fs.journal().area_writer()? else { return Err(Fallback::NoLog.into()) };
+        let contents = snapshot::Contents { chain, data: &data, superseded: &superseded };
+        let built = snapshot::build(fs, inode, state, &writer, tid, &contents)?;
+        if built.blocks.len() > writer.blocks_max() as usize {
+            return Err(Fallback::TooLarge.into());
+        }
+        if !self.budget.charge(fs, tid, built.footprint) {
+            return Err(Fallback::RecoveryFull.into());
+        }
+        for &(block, _) in &data {
+            state.carried.carry(block, tid);
+        }
+        if state.carried.is_large() {
+            state.carried.prune(committed);
+        }
+        let data_bytes = data.len() as u64 * u64::from(fs.geo.block_size);
+        let blocks = built.blocks;
+        Ok(Some(Prepared { writer, tid, blocks, data_bytes, superseded, flush_before }))
+    }
+
+    /// Whether small dirty data goes into the i-transaction. Not where fdatasync only has
+    /// blocks to write over: writing them is all that it takes.
+    fn carries(
+        &self,
+        fs: &Arc<FsInner>,
+        inode: &Inode,
+        state: &InodeState,
+        datasync: bool,
+    ) -> bool {
+        let grows = state.disk.size < state.size || state.reserved_blocks > 0;
+        !datasync
+            || grows
+            || super::is_uncommitted(fs, inode, datasync)
+            || inode.pages.has_dirty_delalloc()
+    }
+
+    /// Steps 3 and 4.
+    fn write(
+        &self,
+        fs: &Arc<FsInner>,
+        inode: &Inode,
+        prepared: Prepared<'_>,
+        in_place: bool,
+    ) -> Result<(), Stop> {
+        let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before } = prepared;
+        if flush_before.is_some() {
+            fs.flush_device()?;
+        }
+        let flush_after = in_place && flush_before.is_none();
+        let count = blocks.len() as u64;
+        let Submitted::Written(write) = writer.submit(cpu(), tid, blocks, !flush_after)? else {
+            return Err(Fallback::LogFull.into());
+        };
+        let wants_commit = write.wants_commit;
+        writer.wait(write)?;
+        if flush_after {
+            fs.flush_device()?;
+        }
+        drop(writer);
+        fs.fsync_counters.logged(count, data_bytes);
+        if flush_before.is_some() || !superseded.is_empty() {
+            let mut state = inode.state.write();
+            state.carried.named(&superseded);
+            if let Some(mark) = flush_before {
+                state.carried.flushed(mark);
+            }
+        }
+        if wants_commit {
+            fs.threads.want_commit();
+        }
+        Ok(())
+    }
+}
+
+/// Most dirty pages that an i-transaction carries.
+fn pages_max(fs: &FsInner) -> usize {
+    let pages = fs.options.inline_data_max_bytes / u64::from(fs.geo.block_size);
+    let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+    pages.min(map::runs_per_handle(fs) as usize)
+}
+
+/// Whether the inode is of a kind that i-transactions describe.
+fn check_kind(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
+    if !state.is_file() {
+        return Err(Fallback::NotAFile);
+    }
+    if journals_data(fs, state) {
+        return Err(Fallback::DataJournal);
+    }
+    if map::has_map(state) && !map::has_extents(state) {
+        return Err(Fallback::BlockMap);
+    }
+    Ok(())
+}
+
+/// Whether the inode's uncommitted changes are of a kind that i-transactions describe.
+fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
+    if state.dead || state.disk.links_count == 0 || state.orphan.is_some() {
+        return Err(Fallback::Orphan);
+    }
+    match state.changes.needs_commit(|tid| fs.journal().is_committed(tid)) {
+        Some(why) => Err(why),
+        None => Ok(()),
+    }
+}
+
+/// Stores what is kept lazily: times, and the size when no page is dirty.
+fn store_lazy(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    datasync: bool,
+) -> Result<()> {
+    let grows = state.disk.size < state.size && !inode.pages.has_dirty();
+    if !(grows || (state.dirty && !datasync)) {
+        return Ok(());
+    }
+    let handle = fs.start(disk::STORE_CREDITS)?;
+    if grows {
+        state.disk.size = state.size;
+        inode.touch_tid(handle.tid(), true);
+    }
+    disk::store(fs, &handle, inode, state)?;
+    handle.stop();
+    Ok(())
+}
+
+/// The CPU that this thread runs on, more or less.
+fn cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+impl Chain {
+    /// An i-transaction with these names is durable.
+    fn logged(&self) {
+        for inode in self.inodes() {
+            inode.entry_logged.store(true, Ordering::Release);
+        }
+    }
+}

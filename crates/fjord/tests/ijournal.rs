@@ -1,0 +1,337 @@
+//! Fsync by i-transactions: what it writes, what it waits for, when it falls back.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use fjord::{AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord_block::{
+    AlignedBuf, Capabilities, Class, Completer, Device, FaultDevice, MemDevice, MemImage,
+    ReadTicket, Request, Ticket,
+};
+use parking_lot::{Condvar, Mutex};
+
+/// Longer than anything here takes, unless it waits for what never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn image(areas: Option<AreaLayout>) -> MemImage {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("image");
+    let made = Command::new("mke2fs")
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096"])
+        .arg(&path)
+        .arg("32M")
+        .status()
+        .expect("mke2fs runs (package e2fsprogs)");
+    assert!(made.success());
+    let device = MemDevice::from_file(&path).expect("the image is read");
+    if areas.is_some() {
+        let device = Arc::new(MemDevice::from_image(&device.snapshot()));
+        let fs = Fs::open_device(device.clone(), &options()).expect("the image mounts");
+        fs.set_ijournal_areas(areas).expect("there is room");
+        fs.unmount().expect("the image is clean");
+        return device.snapshot();
+    }
+    device.snapshot()
+}
+
+fn areas(count: u32, area_bytes: u64) -> Option<AreaLayout> {
+    Some(AreaLayout { count, area_bytes })
+}
+
+fn options() -> MountOptions {
+    MountOptions {
+        fsync: FsyncPolicyKind::Ijournal,
+        scheduler: Scheduler::Direct,
+        background_threads: false,
+        ..MountOptions::default()
+    }
+}
+
+/// A device with a cache and FUA.
+fn logged(image: &MemImage) -> Arc<FaultDevice> {
+    let memory = Arc::new(MemDevice::from_image(image));
+    let device = FaultDevice::new(memory).claiming(|has| {
+        (has.volatile_cache, has.fua) = (true, true);
+    });
+    Arc::new(device)
+}
+
+fn fallbacks(fs: &Fs) -> Vec<(Fallback, u64)> {
+    fs.stats().fsync.fallbacks
+}
+
+/// Writes (with how many FUA) and flushes that `act` sends.
+fn requests_of(device: &FaultDevice, act: impl FnOnce()) -> (usize, usize, usize) {
+    device.start_recording();
+    act();
+    let log = device.take_recording();
+    let writes = log.iter().filter(|r| matches!(r.request, Request::Write { .. })).count();
+    let fua = log.iter().filter(|r| matches!(r.request, Request::Write { fua: true, .. })).count();
+    let flushes = log.iter().filter(|r| matches!(r.request, Request::Flush { .. })).count();
+    (writes, fua, flushes)
+}
+
+#[test]
+fn a_small_fsync_is_one_write() {
+    let device = logged(&image(areas(2, 1 << 20)));
+    let fs = Fs::open_device(device.clone(), &options()).expect("the image mounts");
+    let root = fs.root().expect("a root");
+    let file = root.create(b"file", 0o644, &Cred::root()).expect("a file");
+    // The first one marks the journal.
+    file.fsync(false).expect("durable");
+    for size in [4096, 1, 100, 8192, 4096] {
+        let bytes = vec![7; size];
+        let at = file.attr().size;
+        let sent = requests_of(&device, || {
+            file.write(at, &bytes).expect("written");
+            file.fsync(false).expect("durable");
+        });
+        assert_eq!(sent, (1, 1, 0), "an append of {size} bytes");
+    }
+    for name in [&b"one"[..], b"two"] {
+        let sent = requests_of(&device, || {
+            let file = root.create(name, 0o644, &Cred::root()).expect("a file");
+            file.write(0, &[9; 5000]).expect("written");
+            file.fsync(false).expect("durable");
+        });
+        assert_eq!(sent, (1, 1, 0), "a new file");
+    }
+    let sent = requests_of(&device, || file.fsync(false).expect("durable"));
+    assert!(sent.0 <= 1 && sent.2 == 0, "nothing new: {sent:?}");
+    assert_eq!(fallbacks(&fs), []);
+    fs.unmount().expect("clean");
+}
+
+#[test]
+fn large_data_goes_to_its_place_first() {
+    let device = logged(&image(areas(1, 1 << 20)));
+    let fs = Fs::open_device(device.clone(), &options()).expect("the image mounts");
+    let file = fs.root().and_then(|root| root.create(b"f", 0o644, &Cred::root())).expect("a file");
+    file.fsync(false).expect("durable");
+    let sent = requests_of(&device, || {
+        file.write(0, &vec![1; 200_000]).expect("written");
+        file.fsync(false).expect("durable");
+    });
+    assert_eq!(sent, (2, 1, 1), "data, a flush, the i-transaction");
+    let stats = fs.stats().fsync;
+    assert_eq!((stats.policy, stats.inline_data_bytes), (2, 0));
+    fs.unmount().expect("clean");
+}
+
+#[test]
+fn without_areas_everything_is_committed() {
+    let device = logged(&image(None));
+    let fs = Fs::open_device(device, &options()).expect("the image mounts");
+    let root = fs.root().expect("a root");
+    let file = root.create(b"file", 0o644, &Cred::root()).expect("a file");
+    file.fsync(false).expect("durable");
+    assert_eq!(fallbacks(&fs), [(Fallback::NoLog, 1)]);
+    fs.unmount().expect("clean");
+}
+
+#[test]
+fn fallbacks_are_counted_by_reason() {
+    let device = logged(&image(areas(1, 64 << 10)));
+    let fs = Fs::open_device(device, &options()).expect("the image mounts");
+    let root = fs.root().expect("a root");
+    let make = |name: &[u8]| root.create(name, 0o644, &Cred::root()).expect("a file");
+    let count = |why: Fallback| {
+        fallbacks(&fs).iter().find(|(reason, _)| *reason == why).map_or(0, |(_, count)| *count)
+    };
+    let (a, b) = (make(b"a"), make(b"b"));
+    root.link(&a, b"a2").expect("a link");
+    a.fsync(false).expect("durable");
+    assert_eq!(count(Fallback::HardLink), 1);
+    b.write(0, b"x").expect("written");
+    b.fsync(false).expect("durable");
+    root.rename(b"b", &root, b"c", fjord::RenameFlags::empty(), &Cred::root()).expect("renamed");
+    b.fsync(false).expect("durable");
+    assert_eq!(count(Fallback::Rename), 1);
+    root.rename(b"c", &root, b"d", fjord::RenameFlags::empty(), &Cred::root()).expect("renamed");
+    let again = make(b"c");
+    again.fsync(false).expect("durable");
+    assert_eq!(count(Fallback::NameReuse), 1, "c's last owner lives on as d");
+    root.unlink(b"c").expect("unlinked");
+    again.write(0, b"x").expect("written");
+    again.fsync(false).expect("durable");
+    assert_eq!(count(Fallback::Orphan), 1);
+    root.fsync(false).expect("durable");
+    let file = make(b"e");
+    for _ in 0..40 {
+        file.write(file.attr().size, &[5; 4096]).expect("written");
+        file.fsync(false).expect("durable");
+    }
+    assert!(count(Fallback::LogFull) > 0, "{:?}", fallbacks(&fs));
+    fs.unmount().expect("clean");
+}
+
+#[test]
+fn what_was_fsynced_is_there_after_a_crash() {
+    let device = logged(&image(areas(2, 1 << 20)));
+    let fs = Fs::open_device(device.clone(), &options()).expect("the image mounts");
+    let root = fs.root().expect("a root");
+    let dir = root.mkdir(b"d", 0o750, &Cred::root()).expect("a directory");
+    let dir = dir.mkdir(b"e", 0o755, &Cred::root()).expect("a directory");
+    let (kept, lost) = (
+        dir.create(b"kept", 0o640, &Cred::root()).expect("a file"),
+        dir.create(b"lost", 0o644, &Cred::root()).expect("a file"),
+    );
+    kept.write(0, &[1; 10_000]).expect("written");
+    lost.write(0, &[2; 100]).expect("written");
+    kept.fsync(false).expect("durable");
+    kept.write(5000, &[3; 100]).expect("written");
+    kept.fsync(true).expect("durable");
+    assert_eq!(fallbacks(&fs), []);
+
+    // A process that is killed: what was written is there, nothing more comes.
+    let dead = MemDevice::new(32 << 20);
+    let mut bytes = vec![0; 32 << 20];
+    use fjord_block::DeviceExt;
+    device.read_exact_at(0, &mut bytes).expect("read");
+    dead.write_all_at(0, &bytes).expect("copied");
+    let dead = Arc::new(dead);
+    let found = Fs::open_device(dead.clone(), &options()).expect("recovers");
+    let mut wanted = vec![1; 10_000];
+    wanted[5000..5100].fill(3);
+    assert!(found.read("/d/e/kept").expect("there") == wanted);
+    assert!(!found.try_exists("/d/e/lost").expect("looked up"));
+    let attr = found.metadata("/d").expect("there");
+    assert_eq!(attr.mode & 0o777, 0o750);
+    found.unmount().expect("clean");
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("recovered");
+    dead.read_exact_at(0, &mut bytes).expect("read");
+    std::fs::write(&path, &bytes).expect("written");
+    let e2fsck = Command::new("e2fsck").arg("-fn").arg(&path).output().expect("e2fsck runs");
+    assert!(e2fsck.status.success(), "{}", String::from_utf8_lossy(&e2fsck.stdout));
+    fs.unmount().expect("clean");
+}
+
+/// A device whose flushes wait at a gate.
+#[derive(Debug)]
+struct Gate {
+    inner: Arc<FaultDevice>,
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    closed: bool,
+    held: Vec<Completer>,
+}
+
+impl std::fmt::Debug for GateState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "closed: {}, {} held", self.closed, self.held.len())
+    }
+}
+
+impl Gate {
+    fn close(&self) {
+        self.state.lock().closed = true;
+    }
+
+    fn wait_until_one_is_held(&self) {
+        let mut state = self.state.lock();
+        while state.held.is_empty() {
+            let late = self.changed.wait_for(&mut state, PATIENCE).timed_out();
+            assert!(!late, "no flush came");
+        }
+    }
+
+    fn open(&self) {
+        let held = {
+            let mut state = self.state.lock();
+            state.closed = false;
+            std::mem::take(&mut state.held)
+        };
+        for completer in held {
+            let ticket = self.inner.submit(vec![Request::flush()]).remove(0);
+            completer.complete(ticket.wait());
+        }
+    }
+}
+
+impl Device for Gate {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        let hold = |request: &Request| {
+            let mut state = self.state.lock();
+            if !matches!(request, Request::Flush { .. }) || !state.closed {
+                return None;
+            }
+            let (ticket, completer) = Ticket::pending(None);
+            state.held.push(completer);
+            self.changed.notify_all();
+            Some(ticket)
+        };
+        let pass = |request| self.inner.submit(vec![request]).remove(0);
+        batch.into_iter().map(|request| hold(&request).unwrap_or_else(|| pass(request))).collect()
+    }
+
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        self.inner.submit_read(offset, bufs, class)
+    }
+}
+
+/// A commit is stuck in its flush. Fsyncs of files that it holds, and of others, go on.
+#[test]
+fn no_fsync_waits_for_a_commit_under_way() {
+    const THREADS: usize = 16;
+    const FSYNCS: usize = 6;
+    let inner = logged(&image(areas(4, 1 << 20)));
+    let gate = Arc::new(Gate { inner, state: Mutex::default(), changed: Condvar::new() });
+    let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
+    let root = fs.root().expect("a root");
+    let old: Vec<_> = (0..THREADS)
+        .map(|number| {
+            let file = root.create(format!("old{number}").as_bytes(), 0o644, &Cred::root());
+            let file = file.expect("a file");
+            file.write(0, &[1; 3000]).expect("written");
+            file.fsync(false).expect("durable");
+            file
+        })
+        .collect();
+    gate.close();
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| fs.sync());
+        gate.wait_until_one_is_held();
+        let (done, finished) = channel();
+        for (number, old) in old.iter().enumerate() {
+            let (root, done) = (&root, done.clone());
+            scope.spawn(move || {
+                let dir = root.mkdir(format!("d{number}").as_bytes(), 0o755, &Cred::root());
+                let dir = dir.expect("a directory");
+                for round in 0..FSYNCS {
+                    let new = dir.create(format!("{round}").as_bytes(), 0o644, &Cred::root());
+                    let new = new.expect("a file");
+                    new.write(0, &[2; 4096]).expect("written");
+                    new.fsync(false).expect("durable");
+                    old.write(old.attr().size, &[3; 2000]).expect("written");
+                    old.fsync(round % 2 == 0).expect("durable");
+                }
+                done.send(()).expect("somebody counts");
+            });
+        }
+        let all = (0..THREADS).all(|_| finished.recv_timeout(PATIENCE).is_ok());
+        let under_way = !commit.is_finished();
+        gate.open();
+        assert!(all, "an fsync waits for the commit");
+        assert!(under_way, "the commit was not held up");
+        commit.join().expect("no panic").expect("committed");
+    });
+    let stats = fs.stats().fsync;
+    assert_eq!(stats.fallbacks, []);
+    assert_eq!(stats.policy as usize, THREADS * (1 + 2 * FSYNCS));
+    fs.unmount().expect("clean");
+}
