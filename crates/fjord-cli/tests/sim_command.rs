@@ -238,6 +238,33 @@ fn bad_use_is_named() -> Result<()> {
     ensure!(fs::write(sim.dir.join("control"), "explode").is_err());
     ensure!(fs::read(sim.dir.join("image")).is_err(), "an image before the cut");
     ensure!(fs::write(sim.dir.join("new"), "x").is_err() && fs::remove_file(sim.disk()).is_err());
-    ensure!(fs::read_dir(&sim.dir)?.count() == 4);
+    ensure!(fs::read_dir(&sim.dir)?.count() == 5);
+    sim.unmount()
+}
+
+/// Queue depth over time, transfers and persist order, as they happened.
+#[test]
+fn the_trace_tells_what_happened() -> Result<()> {
+    let scratch = Scratch::new("sim-trace")?;
+    let sim = Sim::new(scratch.join("dev"), &["--profile", "ufs", "--size", "16M"])?;
+    let trace = sim.dir.join("trace");
+    ensure!(fs::read(&trace).is_err_and(|e| e.raw_os_error() == Some(libc::ENODATA)));
+    fs::write(sim.dir.join("control"), "trace")?;
+    let disk = File::options().write(true).open(sim.disk())?;
+    for index in [3_u64, 1, 2] {
+        disk.write_all_at(&[index as u8; 4096], index * 4096)?;
+    }
+    disk.sync_all()?;
+    let text = fs::read_to_string(&trace)?;
+    let events: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
+    let kind = |wanted: &'static str| events.iter().filter(move |event| event[0] == wanted);
+    ensure!(kind("transfer").count() == 3, "{text}");
+    let persists: Vec<u64> = kind("persist").map(|e| e[4].parse()).collect::<Result<_, _>>()?;
+    ensure!(persists == [3 * 4096, 4096, 2 * 4096], "one after the other: {text}");
+    ensure!(kind("queue").any(|e| e[2] == "1") && kind("queue").any(|e| e[2] == "0"), "{text}");
+    let times: Vec<u64> = events.iter().map(|e| e[1].parse()).collect::<Result<_, _>>()?;
+    ensure!(times.is_sorted(), "{text}");
+    ensure!(!fs::read_to_string(&trace)?.contains("persist"), "it was taken away");
+    drop(disk);
     sim.unmount()
 }

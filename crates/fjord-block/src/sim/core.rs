@@ -685,4 +685,11 @@ impl SimCore {
     pub fn take_trace(&mut self) -> SimTrace {
         self.meter.trace.take().unwrap_or_default()
     }
+
+    /// Gives the trace so far and goes on with an empty one; None when nothing is recorded.
+    pub fn next_trace(&mut self) -> Option<SimTrace> {
+        let trace = self.meter.trace.take()?;
+        self.start_trace();
+        Some(trace)
+    }
 }

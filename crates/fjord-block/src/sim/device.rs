@@ -253,6 +253,16 @@ impl SimDevice {
         self.shared.state.lock().core.take_trace()
     }
 
+    /// Gives the trace so far and goes on with an empty one; None when nothing is recorded.
+    pub fn next_trace(&self) -> Option<SimTrace> {
+        let mut state = self.shared.state.lock();
+        let due = self.shared.catch_up(&mut state);
+        let trace = state.core.next_trace();
+        drop(state);
+        self.shared.complete(due);
+        trace
+    }
+
     fn count(&self, request: &Request) {
         let counters = &self.shared.counters;
         match request {

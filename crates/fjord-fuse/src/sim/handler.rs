@@ -1,13 +1,13 @@
 //! Requests on the mount, carried out by the model.
 //!
-//! Owns the open `stats` files and the power cut, once there was one. Invariant: an fsync of `disk`
+//! Owns the open `stats` and `trace` files and the power cut, once there was one. Invariant: an fsync of `disk`
 //! is a flush of the device that starts after every write that was answered before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fjord_block::sim::{CutScope, CutState, SeededChooser, SimDevice};
+use fjord_block::sim::{CutScope, CutState, SeededChooser, SimDevice, SimTrace};
 use fjord_block::{
     AlignedBuf, Buf, Class, Device, DeviceExt, IoError, MemImage, Order, Request as DeviceRequest,
 };
@@ -33,7 +33,7 @@ impl From<IoError> for Errno {
 /// Serves a modelled device to the kernel.
 pub(super) struct SimHandler {
     device: Arc<SimDevice>,
-    /// Open `stats` files, by handle: the text as it was at open.
+    /// Open `stats` and `trace` files, by handle: the text as it was at open.
     texts: Mutex<HashMap<u64, Vec<u8>>>,
     next_handle: AtomicU64,
     /// None while the power is on.
@@ -108,6 +108,13 @@ impl SimHandler {
         Ok(self.attributes(node))
     }
 
+    /// Keeps the text of an open file; gives its handle.
+    fn keep(&self, text: Vec<u8>) -> u64 {
+        let fh = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        self.texts.lock().insert(fh, text);
+        fh
+    }
+
     fn open(&self, request: &Request<'_>) -> Outcome<OpenOut> {
         let node = self.node(request)?;
         let mut fh = 0;
@@ -116,8 +123,11 @@ impl SimHandler {
                 let report = SimReport::new(&self.device);
                 let mut text = serde_json::to_vec_pretty(&report).map_err(|_| Errno(libc::EIO))?;
                 text.push(b'\n');
-                fh = self.next_handle.fetch_add(1, Ordering::Relaxed);
-                self.texts.lock().insert(fh, text);
+                fh = self.keep(text);
+            }
+            Node::Trace => {
+                let trace = self.device.next_trace().ok_or(Errno(libc::ENODATA))?;
+                fh = self.keep(lines(&trace).into_bytes());
             }
             Node::Image if self.cut.lock().is_none() => return Err(Errno(libc::ENODATA)),
             _ => {}
@@ -143,7 +153,7 @@ impl SimHandler {
                     Err(e) => return reply.fail(e.into()),
                 }
             }
-            Node::Stats => {
+            Node::Stats | Node::Trace => {
                 let texts = self.texts.lock();
                 let text = texts.get(&args.fh).map_or(&[][..], Vec::as_slice);
                 let start = (args.offset as usize).min(text.len());
@@ -189,9 +199,14 @@ impl SimHandler {
         Ok(self.device.submit_one(write).wait()?)
     }
 
-    /// `cut SEED`: cuts the power, if it is on, and chooses an image by the seed.
+    /// `cut SEED`: cuts the power, if it is on, and chooses an image by the seed. `trace`: records
+    /// from now on what happens.
     fn control(&self, data: &[u8]) -> Outcome<()> {
         let text = std::str::from_utf8(data).map_err(|_| Errno(libc::EINVAL))?;
+        if text.trim() == "trace" {
+            self.device.start_trace();
+            return Ok(());
+        }
         let seed = text.trim().strip_prefix("cut ").and_then(|seed| seed.trim().parse().ok());
         let seed = seed.ok_or(Errno(libc::EINVAL))?;
         let mut cut = self.cut.lock();
@@ -289,6 +304,23 @@ impl SimHandler {
         }
         Ok(())
     }
+}
+
+/// The events of a trace by time.
+fn lines(trace: &SimTrace) -> String {
+    let transfers = trace.transfers.iter().map(|event| {
+        (event.at_ns, format!("transfer {} {} {}\n", event.at_ns, event.id.0, event.epoch))
+    });
+    let persists = trace.persists.iter().map(|event| {
+        let (id, epoch, offset) = (event.id.0, event.epoch, event.offset);
+        (event.at_ns, format!("persist {} {id} {epoch} {offset}\n", event.at_ns))
+    });
+    let depths = trace.queue_depths.iter();
+    let depths = depths.map(|(at_ns, depth)| (*at_ns, format!("queue {at_ns} {depth}\n")));
+    let mut events: Vec<(u64, String)> = transfers.chain(persists).chain(depths).collect();
+    // Stable: what happened at the same moment keeps its order.
+    events.sort_by_key(|(at_ns, _)| *at_ns);
+    events.into_iter().map(|(_, line)| line).collect()
 }
 
 impl Handler for SimHandler {

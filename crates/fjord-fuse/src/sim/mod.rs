@@ -2,7 +2,8 @@
 //! put on it, fjord as well as the kernel's ext4 on a loop device.
 //!
 //! Beside `disk` lie `stats` (what the model counted, JSON, made anew at each open), `control`
-//! (commands, one per write) and `image` (after a power cut, an image that it may have left).
+//! (commands, one per write), `trace` (what happened when, once asked for) and `image` (after a power
+//! cut, an image that it may have left).
 //!
 //! Invariant: nothing of `disk` is cached above the model, so that each read, write and fsync costs
 //! what the model says.
@@ -28,10 +29,14 @@ pub const SUBTYPE: &str = "fjord-sim";
 pub const DISK: &str = "disk";
 /// The file that tells what the model counted.
 pub const STATS: &str = "stats";
-/// The file that takes commands: `cut SEED`.
+/// The file that takes commands: `cut SEED`, `trace`.
 pub const CONTROL: &str = "control";
 /// The file that holds an image after a power cut.
 pub const IMAGE: &str = "image";
+
+/// The file that tells what happened since it was opened last, one event a line, in order:
+/// `transfer NS COMMAND EPOCH`, `persist NS COMMAND EPOCH OFFSET`, `queue NS DEPTH`.
+pub const TRACE: &str = "trace";
 
 /// What `stats` holds. Times are in nanoseconds of the model.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
-//! The five nodes of the mount and their attributes. Owns no state.
+//! The six nodes of the mount and their attributes. Owns no state.
 
-use super::{CONTROL, DISK, IMAGE, STATS};
+use super::{CONTROL, DISK, IMAGE, STATS, TRACE};
 use crate::abi::*;
 
 /// A node; the number is its ID on the wire.
@@ -12,12 +12,18 @@ pub(super) enum Node {
     Stats = 3,
     Control = 4,
     Image = 5,
+    Trace = 6,
 }
 
 impl Node {
     /// The files, in the order of the directory.
-    pub(super) const FILES: [(Node, &'static str); 4] =
-        [(Node::Disk, DISK), (Node::Stats, STATS), (Node::Control, CONTROL), (Node::Image, IMAGE)];
+    pub(super) const FILES: [(Node, &'static str); 5] = [
+        (Node::Disk, DISK),
+        (Node::Stats, STATS),
+        (Node::Control, CONTROL),
+        (Node::Image, IMAGE),
+        (Node::Trace, TRACE),
+    ];
 
     pub(super) fn from_id(id: u64) -> Option<Node> {
         match id {
@@ -36,6 +42,8 @@ impl Node {
             Node::Root => libc::S_IFDIR | 0o755,
             Node::Disk => libc::S_IFREG | 0o600,
             Node::Stats => libc::S_IFREG | 0o444,
+            // Who reads it takes it away.
+            Node::Trace => libc::S_IFREG | 0o400,
             Node::Control => libc::S_IFREG | 0o200,
             Node::Image => libc::S_IFREG | 0o400,
         }
