@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
     bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, sim,
-    stat, tree, tune, umount,
+    stat, stats, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Umount(umount::Args),
     /// Make a new image
     Mkfs(mkfs::Args),
+    /// Show what a mount has done: fsyncs by policy, fallbacks, latency, commits, blocks
+    Stats(stats::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
     /// Change the parameters of an unmounted image

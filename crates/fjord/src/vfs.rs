@@ -184,6 +184,7 @@ impl Fs {
             dirty_pages_bytes: self.0.page_lru.dirty_bytes(),
             cached_metadata_bytes: self.0.meta.cached_bytes(),
             journal: self.0.journal().stats(),
+            areas: self.0.has_log().then(|| self.0.journal().area_stats()).flatten(),
             device: self.0.device.stats(),
         }
     }
@@ -291,6 +292,8 @@ pub struct Stats {
     pub cached_metadata_bytes: u64,
     /// The journal's counters.
     pub journal: fjord_journal::JournalStats,
+    /// Areas for i-transactions, if the image has some.
+    pub areas: Option<fjord_journal::AreaStats>,
     /// The device's counters.
     pub device: fjord_block::DeviceStats,
 }

@@ -15,6 +15,7 @@ pub(crate) mod recover;
 pub(crate) mod rm;
 pub(crate) mod sim;
 pub(crate) mod stat;
+pub(crate) mod stats;
 pub(crate) mod tree;
 pub(crate) mod tune;
 pub(crate) mod umount;
@@ -41,6 +42,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
+        Command::Stats(args) => stats::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }

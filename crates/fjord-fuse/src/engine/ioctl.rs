@@ -1,4 +1,4 @@
-//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label.
+//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label, counters.
 //!
 //! The kernel passes on only well-formed ioctls: the direction and size in the number tell which
 //! bytes come with the request and how many may go back.
@@ -11,6 +11,7 @@ use crate::{
     abi::*,
     reply::{Errno, Responder},
     request::Request,
+    stats::{FJORD_IOC_STATS, MountStats},
 };
 
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
@@ -135,6 +136,7 @@ impl EngineHandler {
                 }
                 Ok(Vec::new())
             }
+            FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),
             FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL => {
                 self.ioctl_on_fs(request, args, input)
             }

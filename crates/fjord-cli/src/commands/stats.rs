@@ -1,0 +1,194 @@
+//! `fjord stats`: what a mount has done.
+
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use fjord_fuse::stats::MountStats;
+
+use crate::{
+    failure::{Failure, Result},
+    output, size,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+An fsync is served by the mount's policy, by data alone (nothing but contents changed), or falls back
+to a commit of everything, for the reasons shown.
+
+Examples:
+  fjord stats /mnt
+  fjord stats --watch /mnt
+  fjord stats --json /mnt | jq .fsync.fallbacks")]
+pub(crate) struct Args {
+    /// Directory that a fjord mount stands on, or one below
+    dir: PathBuf,
+    /// Print a line every so many seconds: what was done since the last one
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    watch: Option<f64>,
+    /// Print JSON; with --watch a document per line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    match args.watch {
+        None => {
+            let stats = read(&args.dir)?;
+            if args.json { output::json(&stats) } else { output::print(table(&stats)) }
+        }
+        Some(seconds) => {
+            let pause = Duration::try_from_secs_f64(seconds)
+                .ok()
+                .filter(|pause| !pause.is_zero())
+                .ok_or_else(|| Failure::usage(format!("{seconds} is no time between lines")))?;
+            watch(args, pause)
+        }
+    }
+}
+
+fn read(dir: &Path) -> Result<MountStats> {
+    MountStats::read(dir).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOTTY | libc::ENOSYS | libc::EINVAL) => Failure::new(format!(
+            "{} is not on a mount of fjord; name the directory given to fjord mount",
+            dir.display()
+        )),
+        _ => Failure::from(e).context(dir.display()),
+    })
+}
+
+/// Prints what each pause brought, until the mount or the reader goes.
+fn watch(args: &Args, pause: Duration) -> Result<()> {
+    let mut before = read(&args.dir)?;
+    for line in 0_u64.. {
+        std::thread::sleep(pause);
+        let now = read(&args.dir)?;
+        let text = match args.json {
+            true => serde_json::to_string(&now).map_err(std::io::Error::from)? + "\n",
+            // As a terminal is high.
+            false if line.is_multiple_of(20) => heading() + &difference(&before, &now, pause),
+            false => difference(&before, &now, pause),
+        };
+        output::print(text)?;
+        before = now;
+    }
+    Ok(())
+}
+
+fn heading() -> String {
+    format!(
+        "{:>10}{:>10}{:>10}{:>11}{:>10}{:>10}{:>10}{:>12}\n",
+        "fsyncs/s", "policy", "data", "fallbacks", "commits", "flushes", "MB/s", "dirty"
+    )
+}
+
+fn difference(before: &MountStats, now: &MountStats, pause: Duration) -> String {
+    let per_s = |count: fn(&MountStats) -> u64| {
+        count(now).saturating_sub(count(before)) as f64 / pause.as_secs_f64()
+    };
+    format!(
+        "{:>10.0}{:>10.0}{:>10.0}{:>11.0}{:>10.0}{:>10.0}{:>10.1}{:>12}\n",
+        per_s(|stats| stats.fsync.calls),
+        per_s(|stats| stats.fsync.policy),
+        per_s(|stats| stats.fsync.data),
+        per_s(|stats| stats.fsync.fallbacks.values().sum()),
+        per_s(|stats| stats.journal.commits),
+        per_s(|stats| stats.device.flush_issued_count),
+        per_s(|stats| stats.device.write_bytes) / 1e6,
+        size::show(now.cache.dirty_bytes)
+    )
+}
+
+fn table(stats: &MountStats) -> String {
+    let fsync = &stats.fsync;
+    let share = |count: u64| format!("{count} ({:.1} %)", percent(count, fsync.calls));
+    let mut lines: Vec<(String, String)> = vec![
+        ("fsync policy".into(), stats.fsync_policy.clone()),
+        ("fsyncs".into(), fsync.calls.to_string()),
+        ("  by the policy".into(), share(fsync.policy)),
+        ("  data alone".into(), share(fsync.data)),
+        ("  nothing to do".into(), share(fsync.nothing)),
+        ("  fallbacks".into(), share(fsync.fallbacks.values().sum())),
+    ];
+    let reasons = fsync.fallbacks.iter();
+    lines.extend(reasons.map(|(why, count)| (format!("    {why}"), share(*count))));
+    if fsync.failed > 0 {
+        lines.push(("  failed".into(), fsync.failed.to_string()));
+    }
+    let mut latency = String::new();
+    for name in ["p50", "p95", "p99", "p99_9", "max"] {
+        let us = fsync.latency_us.get(name).copied().unwrap_or(0);
+        let _ = write!(
+            latency,
+            "{}{us} {}",
+            if latency.is_empty() { "" } else { ", " },
+            name.replace('_', ".")
+        );
+    }
+    let own_log = format!(
+        "{}, {} of file data",
+        per(fsync.log_blocks, fsync.policy),
+        size::show(fsync.inline_data_bytes)
+    );
+    let journal = &stats.journal;
+    let logged = journal.metadata_blocks + journal.data_blocks + journal.control_blocks;
+    let device = &stats.device;
+    lines.extend([
+        ("  latency, µs".into(), latency),
+        ("  own log, blocks".into(), own_log),
+        ("commits".into(), journal.commits.to_string()),
+        ("  blocks".into(), per(logged, journal.commits)),
+        ("  flushes".into(), journal.flushes.to_string()),
+        ("  checkpointed".into(), format!("{} blocks", journal.checkpoint_blocks)),
+    ]);
+    if let Some(areas) = &stats.areas {
+        let blocks = u64::from(areas.count) * u64::from(areas.area_blocks);
+        let live = format!("{} of {blocks} blocks live", areas.live_blocks);
+        lines.push(("areas".into(), format!("{}, {live}", areas.count)));
+        let written = format!("{}, full {} times", areas.transactions, areas.full);
+        lines.push(("  i-transactions".into(), written));
+    }
+    lines.extend([
+        (
+            "cache".into(),
+            format!(
+                "{} of pages ({} dirty), {} of metadata",
+                size::show(stats.cache.pages_bytes),
+                size::show(stats.cache.dirty_bytes),
+                size::show(stats.cache.metadata_bytes)
+            ),
+        ),
+        (
+            "writes".into(),
+            format!(
+                "{} ({}), {} with FUA",
+                device.write_count,
+                size::show(device.write_bytes),
+                device.fua_count
+            ),
+        ),
+        ("reads".into(), format!("{} ({})", device.read_count, size::show(device.read_bytes))),
+        (
+            "flushes".into(),
+            format!("{} sent, {} asked for", device.flush_issued_count, device.flush_count),
+        ),
+    ]);
+    if device.error_count > 0 {
+        lines.push(("device errors".into(), device.error_count.to_string()));
+    }
+    lines.iter().map(|(name, value)| format!("{name:<22}{value}\n")).collect()
+}
+
+fn percent(count: u64, all: u64) -> f64 {
+    count as f64 / all.max(1) as f64 * 100.0
+}
+
+/// A sum and its mean.
+fn per(sum: u64, count: u64) -> String {
+    match count {
+        0 => sum.to_string(),
+        _ => format!("{sum} ({:.1} each)", sum as f64 / count as f64),
+    }
+}

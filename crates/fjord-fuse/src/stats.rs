@@ -1,0 +1,251 @@
+//! Counters of a mount, for `fjord stats`: an ioctl gives them as JSON.
+//!
+//! The text goes through a buffer of fixed size, because the size is part of an ioctl's number and
+//! the kernel lets no more through. Anybody who can open a directory of the mount may ask.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use fjord::Fs;
+use serde::{Deserialize, Serialize};
+
+/// Room for the text; an ioctl's number tells sizes below 16 KiB.
+const TEXT_BYTES: usize = 8 << 10;
+/// `_IOR('J', 1, [u8; TEXT_BYTES])`.
+pub(crate) const FJORD_IOC_STATS: u32 = 2 << 30 | (TEXT_BYTES as u32) << 16 | 0x4a << 8 | 1;
+/// Quantiles of latency that are told.
+const QUANTILES: [(&str, f64); 5] =
+    [("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99_9", 0.999), ("max", 1.0)];
+
+/// What a mount has done since it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountStats {
+    /// The fsync policy in use.
+    pub fsync_policy: String,
+    /// fsync and fdatasync.
+    pub fsync: FsyncReport,
+    /// The log.
+    pub journal: JournalReport,
+    /// Areas for i-transactions; None where the image has none.
+    pub areas: Option<AreasReport>,
+    /// Memory in use.
+    pub cache: CacheReport,
+    /// The device.
+    pub device: DeviceReport,
+}
+
+/// How fsyncs were served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsyncReport {
+    /// Calls that succeeded.
+    pub calls: u64,
+    /// Nothing had changed.
+    pub nothing: u64,
+    /// Data in place and a flush, no metadata.
+    pub data: u64,
+    /// By the policy.
+    pub policy: u64,
+    /// By a commit of everything, by reason.
+    pub fallbacks: BTreeMap<String, u64>,
+    /// Calls that failed.
+    pub failed: u64,
+    /// Blocks written to a log of the policy's own.
+    pub log_blocks: u64,
+    /// Bytes of file data among them.
+    pub inline_data_bytes: u64,
+    /// Latency by quantile, in microseconds, at most an eighth too large.
+    pub latency_us: BTreeMap<String, u64>,
+    /// Calls by latency: the largest value of each bucket in microseconds, and how many.
+    pub latency_histogram: Vec<(u64, u64)>,
+}
+
+/// What the log did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalReport {
+    /// Commits.
+    pub commits: u64,
+    /// Metadata blocks logged.
+    pub metadata_blocks: u64,
+    /// Blocks of file data logged.
+    pub data_blocks: u64,
+    /// Descriptor and revoke blocks logged.
+    pub control_blocks: u64,
+    /// Flushes sent by commits and checkpoints.
+    pub flushes: u64,
+    /// Blocks that checkpoints wrote home.
+    pub checkpoint_blocks: u64,
+}
+
+/// Areas of i-transactions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AreasReport {
+    /// How many there are.
+    pub count: u32,
+    /// Blocks of each.
+    pub area_blocks: u32,
+    /// Blocks of all that hold what no commit covers (some may have committed since).
+    pub live_blocks: u64,
+    /// I-transactions written.
+    pub transactions: u64,
+    /// Their blocks.
+    pub blocks: u64,
+    /// I-transactions for which no area had room.
+    pub full: u64,
+}
+
+/// Bytes of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheReport {
+    /// File pages.
+    pub pages_bytes: u64,
+    /// Those that are dirty.
+    pub dirty_bytes: u64,
+    /// Metadata blocks.
+    pub metadata_bytes: u64,
+}
+
+/// What reached the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// Reads.
+    pub read_count: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Writes.
+    pub write_count: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// Writes with FUA.
+    pub fua_count: u64,
+    /// Flushes asked for.
+    pub flush_count: u64,
+    /// Flushes sent; the rest were combined or had nothing to do.
+    pub flush_issued_count: u64,
+    /// Requests that failed.
+    pub error_count: u64,
+}
+
+impl MountStats {
+    /// The counters of an open file system.
+    pub fn of(fs: &Fs) -> MountStats {
+        let stats = fs.stats();
+        let latency = &stats.fsync.latency_us;
+        let (reads, writes) = (stats.device.reads_total(), stats.device.writes_total());
+        MountStats {
+            fsync_policy: stats.fsync_policy.into(),
+            fsync: FsyncReport {
+                calls: stats.fsync.calls(),
+                nothing: stats.fsync.nothing,
+                data: stats.fsync.data,
+                policy: stats.fsync.policy,
+                fallbacks: stats
+                    .fsync
+                    .fallbacks
+                    .iter()
+                    .map(|(why, count)| (why.name().into(), *count))
+                    .collect(),
+                failed: stats.fsync.failed,
+                log_blocks: stats.fsync.log_blocks,
+                inline_data_bytes: stats.fsync.inline_data_bytes,
+                latency_us: QUANTILES
+                    .iter()
+                    .map(|(name, quantile)| ((*name).into(), latency.quantile_us(*quantile)))
+                    .collect(),
+                latency_histogram: latency.buckets.clone(),
+            },
+            journal: JournalReport {
+                commits: stats.journal.commits,
+                metadata_blocks: stats.journal.metadata_blocks,
+                data_blocks: stats.journal.data_blocks,
+                control_blocks: stats.journal.descriptor_blocks + stats.journal.revoke_blocks,
+                flushes: stats.journal.flushes,
+                checkpoint_blocks: stats.journal.checkpoint_blocks,
+            },
+            areas: stats.areas.map(|areas| AreasReport {
+                count: areas.area_count,
+                area_blocks: areas.area_blocks,
+                live_blocks: areas.live_blocks,
+                transactions: areas.transactions,
+                blocks: areas.blocks,
+                full: areas.full,
+            }),
+            cache: CacheReport {
+                pages_bytes: stats.cached_pages_bytes,
+                dirty_bytes: stats.dirty_pages_bytes,
+                metadata_bytes: stats.cached_metadata_bytes,
+            },
+            device: DeviceReport {
+                read_count: reads.request_count,
+                read_bytes: reads.bytes,
+                write_count: writes.request_count,
+                write_bytes: writes.bytes,
+                fua_count: stats.device.fua_count,
+                flush_count: stats.device.flush_count.iter().sum(),
+                flush_issued_count: stats.device.flush_issued_count,
+                error_count: stats.device.error_count,
+            },
+        }
+    }
+
+    /// As the ioctl gives it: JSON, zeroes behind. The histogram is left out if it does not fit.
+    pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
+        let mut text = serde_json::to_vec(self).ok()?;
+        if text.len() > TEXT_BYTES {
+            let mut short = self.clone();
+            short.fsync.latency_histogram.clear();
+            text = serde_json::to_vec(&short).ok()?;
+        }
+        (text.len() <= TEXT_BYTES).then(|| {
+            text.resize(TEXT_BYTES, 0);
+            text
+        })
+    }
+
+    /// Asks the mount at `dir`, which may be any directory or file of it.
+    ///
+    /// # Errors
+    /// `ENOTTY` if it is no mount of fjord; errors of opening it.
+    pub fn read(dir: &Path) -> io::Result<MountStats> {
+        let file = File::open(dir)?;
+        let mut text = vec![0u8; TEXT_BYTES];
+        // SAFETY: the number says that at most TEXT_BYTES are written, and `text` has as many.
+        let rc = unsafe {
+            libc::ioctl(file.as_raw_fd(), FJORD_IOC_STATS as libc::Ioctl, text.as_mut_ptr())
+        };
+        if rc < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let len = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        serde_json::from_slice(&text[..len]).map_err(io::Error::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_fits_whatever_was_counted() {
+        let mut stats = MountStats { fsync_policy: "compound".into(), ..MountStats::default() };
+        let bytes = stats.to_bytes().unwrap();
+        assert_eq!(bytes.len(), TEXT_BYTES);
+        let len = bytes.iter().position(|byte| *byte == 0).unwrap();
+        assert_eq!(serde_json::from_slice::<MountStats>(&bytes[..len]).unwrap(), stats);
+        // As many buckets as there can be, all full.
+        stats.fsync.latency_histogram = vec![(u64::MAX, u64::MAX); 288];
+        let bytes = stats.to_bytes().unwrap();
+        let len = bytes.iter().position(|byte| *byte == 0).unwrap();
+        let short: MountStats = serde_json::from_slice(&bytes[..len]).unwrap();
+        assert_eq!(short.fsync.latency_histogram, []);
+        assert_eq!(short.fsync_policy, "compound");
+    }
+
+    #[test]
+    fn what_is_no_mount_says_so() {
+        let error = MountStats::read(Path::new("/proc")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+    }
+}
