@@ -12,19 +12,23 @@ mod figure;
 mod options;
 mod plot;
 mod report;
+mod served;
 mod target;
 mod workload;
 
 use std::ops::ControlFlow;
 
 pub use error::{BenchError, Result};
-pub use experiment::{Experiment, ExperimentOptions, ExperimentReport, Mean, Row, run_experiment};
+pub use experiment::{
+    Experiment, ExperimentOptions, ExperimentReport, Gains, Mean, Row, run_experiment,
+};
 pub use figure::{
     Figure, FigureReport, LatencyReport, LatencyRow, Ordering, OrderingReport, OrderingRow,
     run_figure,
 };
 pub use options::{Options, Target, Workload};
 pub use report::{CaseResult, Latency, OpenResult, Report};
+pub use served::Served;
 pub use target::DeviceKind;
 
 use target::Stand;

@@ -107,7 +107,7 @@ fn quick_figure(name: &str, args: &[&str], numbers: &[&str]) -> Result<serde_jso
         for name in numbers {
             ensure!(row["numbers"][name].as_f64().is_some_and(|n| n > 0.0), "{name} in {row}");
         }
-        for gain in ["gain_over_kernel", "gain_over_compound"] {
+        for gain in ["gain_over_kernel", "gain_over_kernel_fast_commit", "gain_over_compound"] {
             let is_floor = row["target"] == "raw" && gain == "gain_over_compound";
             ensure!(is_floor || row[gain].as_f64().is_some_and(|n| n > 0.0), "{gain} in {row}");
         }
@@ -220,6 +220,9 @@ fn bandwidth_by_threads_on_disk_and_ram() -> Result<()> {
     let numbers = ["mb_per_s", "fsyncs_per_s", "p50_ms", "p99_ms"];
     let report = quick_figure("ijournaling-9", &[], &numbers)?;
     let threads: &[&str] = &["1 thread", "2 threads"];
+    for row in rows(&report)? {
+        ensure!(row["gain_over_raw"].as_f64().is_some_and(|gain| gain > 0.0), "{row}");
+    }
     ensure_rows(&report, &[("disk", threads), ("zram", threads)], &["raw"])
 }
 
@@ -274,6 +277,55 @@ fn a_probe_alone_and_beside_neighbours() -> Result<()> {
         let number = |name: &str| row["numbers"][name].as_f64().unwrap_or(0.0);
         let times = number("p99_ms") / number("idle_p99_ms");
         ensure!((times / number("p99_times_idle") - 1.0).abs() < 1e-6, "{row}");
+    }
+    Ok(())
+}
+
+/// Programs that fsync, on every policy.
+#[test]
+fn fallbacks_are_counted_by_program_and_reason() -> Result<()> {
+    let scratch = Scratch::new("bench-fallbacks")?;
+    let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .args(["bench", "--quick", "--figure=fallbacks", "--json=-"])
+        .arg(scratch.path())
+        .output()?;
+    let (out, _) = ended(&output, 0)?;
+    ensure_empty(scratch.path())?;
+    let report: serde_json::Value = serde_json::from_str(&out)?;
+    let programs = ["create+write+fsync", "append+fsync", "fs_mark", "varmail"];
+    let mounted = ["SQLite WAL", "SQLite PERSIST", "SQLite DELETE", "git"];
+    for policy in policies() {
+        let expected =
+            [("fjord-library", &programs[..]), ("fjord-fuse", &programs), ("fjord-fuse", &mounted)];
+        for (target, programs) in expected {
+            for program in programs {
+                let target = format!("{target}:{policy}");
+                let is = |row: &&serde_json::Value| {
+                    row["target"] == target && row["setting"] == *program
+                };
+                let row = rows(&report)?
+                    .iter()
+                    .find(is)
+                    .with_context(|| format!("{target}, {program}"))?;
+                let count = |name: &str| row["numbers"][name].as_f64().unwrap_or(0.0);
+                ensure!(count("fsync_count") > 0.0, "nobody called fsync: {row}");
+                let parts = ["policy_count", "data_count", "nothing_count", "fallback_count"];
+                ensure!(count("fsync_count") == parts.map(count).iter().sum::<f64>(), "{row}");
+                let reasons = row["served"]["fallbacks"].as_object().context("no reasons")?;
+                let told: u64 = reasons.values().filter_map(serde_json::Value::as_u64).sum();
+                ensure!(count("fallback_count") == told as f64, "{row}");
+                // Where the policy's log has a place, nothing but that log stands in the way.
+                let unavoidable: &[&str] = match policy {
+                    "ijournal" => &["log-full"],
+                    "fast-commit" => &["log-full", "commit-under-way"],
+                    _ => continue,
+                };
+                if ["create+write+fsync", "append+fsync"].contains(program) {
+                    let others = reasons.keys().filter(|why| !unavoidable.contains(&why.as_str()));
+                    ensure!(count("policy_count") > 0.0 && others.count() == 0, "{row}");
+                }
+            }
+        }
     }
     Ok(())
 }

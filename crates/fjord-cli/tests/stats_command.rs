@@ -28,10 +28,11 @@ fn counters(dir: &Path) -> Result<Value> {
     Ok(serde_json::from_str(&out.stdout)?)
 }
 
+/// Mounts a new image that has what every policy needs.
 fn mounted(scratch: &Scratch, options: &[&str]) -> Result<FjordMount> {
     let image = scratch.join("image");
     File::create(&image)?.set_len(64 << 20)?;
-    fjord(&["mkfs"], &image)?.ok()?;
+    fjord(&["mkfs", "-O", "fast_commit"], &image)?.ok()?;
     FjordMount::with_program(program(), &image, options)
 }
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::Experiment;
+use super::fallbacks;
 use super::load::{self, Neighbours, Probe, Probed, Stream, Streamed};
 use super::plan::{Load, Plan, Setting};
 use crate::error::{BenchError, Result};
+use crate::served::Served;
 use crate::target::{BenchFile, BenchFs, Stand};
 use crate::workload::{Sample, new_histogram, run_timed};
 
@@ -24,16 +26,19 @@ pub(super) struct Outcome {
     pub(super) written: Streamed,
     /// What the background wrote.
     pub(super) background: Streamed,
+    /// How fsyncs were served; None where that is not asked for.
+    pub(super) served: Option<Served>,
 }
 
 impl Outcome {
-    fn new() -> Outcome {
+    pub(super) fn new() -> Outcome {
         Outcome {
             latency: new_histogram(),
             idle: new_histogram(),
             series: Vec::new(),
             written: Streamed::default(),
             background: Streamed::default(),
+            served: None,
         }
     }
 
@@ -42,7 +47,7 @@ impl Outcome {
         Outcome { latency, series, background, ..Outcome::new() }
     }
 
-    fn of_sample(sample: Sample, unit_bytes: usize) -> Outcome {
+    pub(super) fn of_sample(sample: Sample, unit_bytes: usize) -> Outcome {
         let bytes = sample.latency.len() * unit_bytes as u64;
         let written = Streamed { bytes, seconds: sample.elapsed.as_secs_f64() };
         Outcome { latency: sample.latency, written, ..Outcome::new() }
@@ -60,6 +65,10 @@ impl Outcome {
         {
             sum.bytes += turn.bytes;
             sum.seconds += turn.seconds;
+        }
+        match (&mut self.served, other.served) {
+            (Some(sum), Some(turn)) => sum.add(&turn),
+            (sum, turn) => *sum = turn,
         }
     }
 }
@@ -80,6 +89,9 @@ pub(super) fn run(
         ))
     };
     let fs = stand.fs()?;
+    if let Load::Program(program) = setting.load {
+        return fallbacks::run(program, stand, plan);
+    }
     run_load(setting.load, &*fs, plan).map_err(what())
 }
 
@@ -121,6 +133,8 @@ fn run_load(load: Load, fs: &dyn BenchFs, plan: &Plan) -> io::Result<Outcome> {
             Ok(Outcome::of_sample(sample, unit_kib << 10))
         }
         Load::Neighbours => beside_neighbours(fs, plan),
+        // Served by the caller.
+        Load::Program(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
@@ -190,7 +204,7 @@ const FS_MARK_THREAD_COUNT: usize = 4;
 
 /// As fs_mark with an fsync after every write: files made one after the other, each thread in a
 /// directory of its own.
-fn fs_mark(
+pub(super) fn fs_mark(
     fs: &dyn BenchFs,
     unit_bytes: usize,
     file_bytes: usize,

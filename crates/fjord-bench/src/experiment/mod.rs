@@ -4,6 +4,7 @@
 //! Every target is formatted anew on the same device and takes its turn there; what a
 //! paper says stands beside what came out. Owns the experiments' names and the run.
 
+mod fallbacks;
 mod load;
 mod measure;
 mod paper;
@@ -14,7 +15,7 @@ mod report;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use report::{ExperimentReport, Mean, Row};
+pub use report::{ExperimentReport, Gains, Mean, Row};
 
 use crate::error::{BenchError, Result};
 use crate::options::{Options, Target};
@@ -43,11 +44,13 @@ pub enum Experiment {
     FastCommitTable,
     /// A probe alone, and beside eight writers that fsync.
     Neighbours,
+    /// How often programs make a policy commit everything.
+    Fallbacks,
 }
 
 impl Experiment {
     /// All of them.
-    pub const ALL: [Experiment; 8] = [
+    pub const ALL: [Experiment; 9] = [
         Experiment::Ijournaling6,
         Experiment::Ijournaling7,
         Experiment::Ijournaling8,
@@ -56,6 +59,7 @@ impl Experiment {
         Experiment::Pbg3,
         Experiment::FastCommitTable,
         Experiment::Neighbours,
+        Experiment::Fallbacks,
     ];
 
     /// Its name on the command line.
@@ -69,6 +73,7 @@ impl Experiment {
             Experiment::Pbg3 => "pbg-3",
             Experiment::FastCommitTable => "fastcommit-table",
             Experiment::Neighbours => "neighbours",
+            Experiment::Fallbacks => "fallbacks",
         }
     }
 
@@ -96,6 +101,7 @@ impl Experiment {
             Experiment::Neighbours => {
                 "4 KiB append and fsync every 20 ms, alone and beside eight writers that fsync"
             }
+            Experiment::Fallbacks => "fsyncs that had to commit everything, by program",
         }
     }
 }

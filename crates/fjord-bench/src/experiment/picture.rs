@@ -26,7 +26,8 @@ impl Experiment {
             Experiment::Ijournaling7
             | Experiment::Ijournaling9
             | Experiment::Pbg2
-            | Experiment::FastCommitTable => Kind::BySetting,
+            | Experiment::FastCommitTable
+            | Experiment::Fallbacks => Kind::BySetting,
         }
     }
 
@@ -39,6 +40,7 @@ impl Experiment {
             Experiment::Ijournaling7 => ("background in MB/s", mean),
             Experiment::Ijournaling9 => ("threads", "MB/s"),
             Experiment::Pbg2 => ("groups of a flex group", mean),
+            Experiment::Fallbacks => ("program, in the order of the table", "% fallbacks"),
             Experiment::FastCommitTable => {
                 ("unit and file size, in the order of the table", "MB/s")
             }
@@ -48,7 +50,7 @@ impl Experiment {
             x_label: x_label.into(),
             y_label: y_label.into(),
             log_x: self.kind() == Kind::Distribution || self == Experiment::Ijournaling9,
-            log_y: self.kind() != Kind::Distribution,
+            log_y: self.kind() != Kind::Distribution && self != Experiment::Fallbacks,
             ..Panel::default()
         }
     }

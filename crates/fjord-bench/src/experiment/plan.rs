@@ -31,6 +31,49 @@ pub(super) enum Load {
     FsMark { unit_kib: usize, file_kib: usize },
     /// A probe, alone and beside eight writers.
     Neighbours,
+    /// A program or a pattern of calls whose fsyncs are counted.
+    Program(Program),
+}
+
+/// Whose fsyncs are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Program {
+    CreateWriteFsync,
+    AppendFsync,
+    FsMark,
+    Varmail,
+    /// With this journal mode.
+    Sqlite(&'static str),
+    Git,
+}
+
+impl Program {
+    const ALL: [Program; 8] = [
+        Program::CreateWriteFsync,
+        Program::AppendFsync,
+        Program::FsMark,
+        Program::Varmail,
+        Program::Sqlite("WAL"),
+        Program::Sqlite("PERSIST"),
+        Program::Sqlite("DELETE"),
+        Program::Git,
+    ];
+
+    /// Whether it is a program of its own, and needs a mount.
+    fn needs_mount(self) -> bool {
+        matches!(self, Program::Sqlite(_) | Program::Git)
+    }
+
+    fn name(self) -> String {
+        match self {
+            Program::CreateWriteFsync => "create+write+fsync".into(),
+            Program::AppendFsync => "append+fsync".into(),
+            Program::FsMark => "fs_mark".into(),
+            Program::Varmail => "varmail".into(),
+            Program::Sqlite(mode) => format!("SQLite {mode}"),
+            Program::Git => "git".into(),
+        }
+    }
 }
 
 /// Everything that a run goes through.
@@ -98,6 +141,7 @@ impl Experiment {
             Experiment::Pbg3 => (10.0, 0.6),
             Experiment::FastCommitTable => (0.6, 0.05),
             Experiment::Neighbours => (5.0, 0.2),
+            Experiment::Fallbacks => (2.0, 0.2),
         }
     }
 
@@ -112,15 +156,20 @@ impl Experiment {
             }
             Experiment::Ijournaling9 => &["disk", "zram"],
             Experiment::Pbg2 | Experiment::Pbg3 => &["disk", "ufs"],
+            Experiment::Fallbacks => &["disk"],
         };
         DeviceKind::ALL.into_iter().filter(|kind| names.contains(&kind.name())).collect()
     }
 
     fn targets(self) -> Vec<Target> {
         let raw: &[Target] = if self == Experiment::Ijournaling9 { &[Target::Raw] } else { &[] };
-        let kernel = [Target::Kernel, Target::KernelFastCommit];
+        let kernel: &[Target] = match self {
+            // It does not tell.
+            Experiment::Fallbacks => &[],
+            _ => &[Target::Kernel, Target::KernelFastCommit],
+        };
         let fjord = [Target::Library(None), Target::Fuse(None)];
-        raw.iter().chain(&kernel).chain(&fjord).flat_map(every_policy).collect()
+        raw.iter().chain(kernel).chain(&fjord).flat_map(every_policy).collect()
     }
 
     /// The points to measure for a target on a device.
@@ -172,6 +221,16 @@ impl Experiment {
                     .collect()
             }
             Experiment::Neighbours => vec![plain("eight writers".into(), 0.0, Load::Neighbours)],
+            Experiment::Fallbacks => {
+                let runs = |program: &Program| match target {
+                    Target::Fuse(_) => true,
+                    _ => !program.needs_mount(),
+                };
+                let point = |(x, program): (usize, Program)| {
+                    plain(program.name(), x as f64, Load::Program(program))
+                };
+                Program::ALL.into_iter().filter(runs).enumerate().map(point).collect()
+            }
         }
     }
 }

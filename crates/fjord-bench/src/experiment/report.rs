@@ -1,8 +1,8 @@
 //! Results of an experiment. Owns how outcomes become numbers, gains, the table and JSON.
 //!
 //! A gain is how many times better a target is than another at the same device and setting: than
-//! the kernel's ext4, and than its own kind with compound commits. The number compared is the
-//! experiment's main one, marked in the table.
+//! the kernel's ext4 without and with fast commits, than its own kind with compound commits, and
+//! than the raw device where that is a target. The number compared is the experiment's main one.
 
 use std::fmt::Write as _;
 
@@ -14,6 +14,7 @@ use super::plan::Plan;
 use super::{Cell, Experiment, paper};
 use crate::options::Target;
 use crate::plot::distribution;
+use crate::served::Served;
 
 /// A number of a row.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +54,10 @@ fn mb_per_s(bytes: u64, seconds: f64) -> Option<f64> {
     (seconds > 0.0).then(|| bytes as f64 / 1e6 / seconds)
 }
 
+fn of_served(outcome: &Outcome, pick: fn(&Served) -> u64) -> Option<f64> {
+    outcome.served.as_ref().map(|served| pick(served) as f64)
+}
+
 const COUNT: Column =
     column("fsync_count", "fsyncs", 0, |outcome| Some(outcome.latency.len() as f64));
 const MEAN: Column = column("mean_ms", "mean ms", 2, |outcome| {
@@ -85,6 +90,18 @@ const BESIDE: [Column; 8] = [
     column("p99_times_idle", "p99 ×", 1, |o| times(at(o, 0.99), idle_at(o, 0.99))),
     BACKGROUND,
 ];
+const COUNTS: [Column; 6] = [
+    column("fsync_count", "fsyncs", 0, |outcome| of_served(outcome, Served::call_count)),
+    column("policy_count", "policy", 0, |outcome| of_served(outcome, |served| served.policy)),
+    column("data_count", "data only", 0, |outcome| of_served(outcome, |served| served.data)),
+    column("nothing_count", "nothing", 0, |outcome| of_served(outcome, |served| served.nothing)),
+    column("fallback_count", "fallbacks", 0, |outcome| of_served(outcome, Served::fallback_count)),
+    column("fallback_percent", "%", 1, |outcome| {
+        let call_count = of_served(outcome, Served::call_count)?.max(1.0);
+        Some(of_served(outcome, Served::fallback_count)? / call_count * 100.0)
+    }),
+];
+
 /// How an experiment is told.
 struct Shape {
     columns: &'static [Column],
@@ -93,27 +110,33 @@ struct Shape {
     more_is_better: bool,
     /// Gains are averaged over the settings.
     averages: bool,
+    /// Targets are compared at all.
+    has_gains: bool,
 }
 
 impl Experiment {
     fn shape(self) -> Shape {
-        let latency =
-            |main| Shape { columns: &LATENCY, main, more_is_better: false, averages: false };
+        let latency = |main| Shape {
+            columns: &LATENCY,
+            main,
+            more_is_better: false,
+            averages: false,
+            has_gains: true,
+        };
         match self {
             Experiment::Ijournaling6 => latency(3),
             Experiment::Ijournaling7
             | Experiment::Ijournaling8
             | Experiment::Pbg2
             | Experiment::Pbg3 => latency(1),
-            Experiment::Ijournaling9 | Experiment::FastCommitTable => Shape {
-                columns: &BANDWIDTH,
-                main: 0,
-                more_is_better: true,
-                averages: self == Experiment::FastCommitTable,
-            },
-            Experiment::Neighbours => {
-                Shape { columns: &BESIDE, main: 3, more_is_better: false, averages: false }
+            Experiment::Ijournaling9 => {
+                Shape { columns: &BANDWIDTH, more_is_better: true, ..latency(0) }
             }
+            Experiment::FastCommitTable => {
+                Shape { columns: &BANDWIDTH, more_is_better: true, averages: true, ..latency(0) }
+            }
+            Experiment::Neighbours => Shape { columns: &BESIDE, ..latency(3) },
+            Experiment::Fallbacks => Shape { columns: &COUNTS, has_gains: false, ..latency(5) },
         }
     }
 }
@@ -150,12 +173,14 @@ pub struct Row {
     pub target: String,
     /// What was measured.
     pub numbers: Numbers,
-    /// How many times better than the kernel's ext4 the main number is.
-    pub gain_over_kernel: Option<f64>,
-    /// … than the same with compound commits.
-    pub gain_over_compound: Option<f64>,
+    /// How many times better than others the main number is.
+    #[serde(flatten)]
+    pub gains: Gains,
     /// What the paper has for this method here.
     pub paper: Option<String>,
+    /// How fsyncs were served, where that is counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub served: Option<Served>,
     /// Seconds and milliseconds of each fsync, where they are told over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub series: Vec<(f64, f64)>,
@@ -166,6 +191,46 @@ pub struct Row {
     pub(super) x: f64,
 }
 
+/// How many times better than others a number is; None where the other was not measured.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Gains {
+    /// Than the raw device.
+    #[serde(rename = "gain_over_raw", skip_serializing_if = "Option::is_none")]
+    pub over_raw: Option<f64>,
+    /// Than the kernel's ext4.
+    #[serde(rename = "gain_over_kernel")]
+    pub over_kernel: Option<f64>,
+    /// Than the kernel's ext4 with fast_commit.
+    #[serde(rename = "gain_over_kernel_fast_commit")]
+    pub over_kernel_fast_commit: Option<f64>,
+    /// Than the same with compound commits.
+    #[serde(rename = "gain_over_compound")]
+    pub over_compound: Option<f64>,
+}
+
+impl Gains {
+    /// Headings of [`Gains::columns`].
+    const HEADINGS: [&str; 4] = ["÷ raw", "÷ kernel", "÷ kernel-fc", "÷ compound"];
+
+    fn columns(&self) -> [Option<f64>; 4] {
+        [self.over_raw, self.over_kernel, self.over_kernel_fast_commit, self.over_compound]
+    }
+
+    /// The mean of each.
+    fn mean(all: &[Gains]) -> Gains {
+        let mean = |pick: fn(&Gains) -> Option<f64>| {
+            let gains: Vec<f64> = all.iter().filter_map(pick).collect();
+            (!gains.is_empty()).then(|| gains.iter().sum::<f64>() / gains.len() as f64)
+        };
+        Gains {
+            over_raw: mean(|gains| gains.over_raw),
+            over_kernel: mean(|gains| gains.over_kernel),
+            over_kernel_fast_commit: mean(|gains| gains.over_kernel_fast_commit),
+            over_compound: mean(|gains| gains.over_compound),
+        }
+    }
+}
+
 /// Gains of a target, averaged over the settings of a device.
 #[derive(Clone, Debug, Serialize)]
 pub struct Mean {
@@ -173,10 +238,9 @@ pub struct Mean {
     pub device: String,
     /// The target's name.
     pub target: String,
-    /// Mean of [`Row::gain_over_kernel`].
-    pub gain_over_kernel: Option<f64>,
-    /// Mean of [`Row::gain_over_compound`].
-    pub gain_over_compound: Option<f64>,
+    /// The means of [`Row::gains`].
+    #[serde(flatten)]
+    pub gains: Gains,
     /// The paper's.
     pub paper: Option<&'static str>,
 }
@@ -238,7 +302,7 @@ pub(super) fn build(
     });
     let main = |cell: &Cell| (shape.columns[shape.main].of)(cell.outcome.as_ref()?);
     let gain = |own: &Cell, base: Option<Target>| {
-        let base = base?;
+        let base = base.filter(|_| shape.has_gains)?;
         let base = cells.iter().find(|other| {
             (other.device, other.setting.x) == (own.device, own.setting.x) && other.target == base
         })?;
@@ -255,9 +319,14 @@ pub(super) fn build(
             setting: cell.setting.name.clone(),
             target: cell.target.name(),
             numbers: Numbers(shape.columns.iter().map(|c| (*c, (c.of)(outcome))).collect()),
-            gain_over_kernel: gain(cell, Some(Target::Kernel)),
-            gain_over_compound: gain(cell, compound_of(&cell.target)),
+            gains: Gains {
+                over_raw: gain(cell, Some(Target::Raw)),
+                over_kernel: gain(cell, Some(Target::Kernel)),
+                over_kernel_fast_commit: gain(cell, Some(Target::KernelFastCommit)),
+                over_compound: gain(cell, compound_of(&cell.target)),
+            },
             paper: paper::figure(experiment, device, &cell.target, &cell.setting),
+            served: outcome.served.clone(),
             series: if over_time { outcome.series.clone() } else { Vec::new() },
             curve: distribution(&outcome.latency, 1e6),
             x: cell.setting.x,
@@ -284,19 +353,14 @@ fn means(experiment: Experiment, plan: &Plan, rows: &[Row]) -> Vec<Mean> {
     let mut means = Vec::new();
     for kind in &plan.devices {
         for target in &plan.targets {
-            let own = || {
-                rows.iter().filter(|row| row.device == kind.name() && row.target == target.name())
-            };
-            let mean = |pick: fn(&Row) -> Option<f64>| {
-                let gains: Vec<f64> = own().filter_map(pick).collect();
-                (!gains.is_empty()).then(|| gains.iter().sum::<f64>() / gains.len() as f64)
-            };
-            if own().next().is_some() {
+            let own =
+                rows.iter().filter(|row| row.device == kind.name() && row.target == target.name());
+            let gains: Vec<Gains> = own.map(|row| row.gains).collect();
+            if !gains.is_empty() {
                 means.push(Mean {
                     device: kind.name().into(),
                     target: target.name(),
-                    gain_over_kernel: mean(|row| row.gain_over_kernel),
-                    gain_over_compound: mean(|row| row.gain_over_compound),
+                    gains: Gains::mean(&gains),
                     paper: paper::mean_gain(experiment, target),
                 });
             }
@@ -304,6 +368,9 @@ fn means(experiment: Experiment, plan: &Plan, rows: &[Row]) -> Vec<Mean> {
     }
     means
 }
+
+/// Width of a gain in the table.
+const GAIN_WIDTH: usize = 12;
 
 /// Width of a column of the table: the heading, or numbers up to 99999.99.
 fn width(column: &Column) -> usize {
@@ -320,27 +387,39 @@ impl ExperimentReport {
         let mut text = format!("{} · {}\n", self.figure, self.about);
         let _ = writeln!(
             text,
-            "{} round(s) of {} s; ÷ kernel, ÷ compound: how many times better {} is{}",
+            "{} round(s) of {} s{}{}",
             self.round_count,
             self.turn_s,
-            self.main_number,
+            match self.experiment.shape().has_gains {
+                true => format!("; ÷: how many times better {} is", self.main_number),
+                false => String::new(),
+            },
             if self.quick { "; a quick run: the numbers mean nothing" } else { "" }
         );
         let mut last = None;
         for row in &self.rows {
             let heading = (&row.device, &row.setting);
             if last != Some(heading) {
-                write_heading(&mut text, row);
+                self.write_heading(&mut text, row);
                 last = Some(heading);
             }
             let _ = write!(text, "  {:<28}", row.target);
             for (column, value) in &row.numbers.0 {
                 let _ = write!(text, "{:>1$}", number(*value, column.decimals), width(column));
             }
-            let gains = [row.gain_over_kernel, row.gain_over_compound];
-            let [kernel, compound] = gains.map(|gain| number(gain, 2));
-            let paper = row.paper.as_deref().unwrap_or("–");
-            let _ = writeln!(text, "{kernel:>10}{compound:>12}  {paper}");
+            match &row.served {
+                Some(served) => {
+                    let told = served.fallbacks.iter();
+                    let told: Vec<String> = told.map(|(why, n)| format!("{why} {n}")).collect();
+                    let _ = write!(text, "  {}", told.join(", "));
+                    text.truncate(text.trim_end().len());
+                }
+                None => {
+                    self.write_gains(&mut text, &row.gains);
+                    let _ = write!(text, "  {}", row.paper.as_deref().unwrap_or("–"));
+                }
+            }
+            text.push('\n');
         }
         self.write_means(&mut text);
         for left_out in &self.left_out {
@@ -352,25 +431,48 @@ impl ExperimentReport {
         text
     }
 
+    fn write_heading(&self, text: &mut String, row: &Row) {
+        let _ = write!(text, "\n{} · {}\n  {:<28}", row.device, row.setting, "target");
+        for (column, _) in &row.numbers.0 {
+            let _ = write!(text, "{:>1$}", column.heading, width(column));
+        }
+        match row.served {
+            Some(_) => text.push_str("  reasons\n"),
+            None => self.write_gain_headings(text),
+        }
+    }
+
     fn write_means(&self, text: &mut String) {
         let mut last = None;
         for mean in &self.means {
             if last != Some(&mean.device) {
-                let _ = writeln!(
-                    text,
-                    "\n{} · mean over the settings\n  {:<28}{:>10}{:>12}  paper",
-                    mean.device, "target", "÷ kernel", "÷ compound"
-                );
+                let _ =
+                    write!(text, "\n{} · mean over the settings\n  {:<28}", mean.device, "target");
+                self.write_gain_headings(text);
                 last = Some(&mean.device);
             }
-            let _ = writeln!(
-                text,
-                "  {:<28}{:>10}{:>12}  {}",
-                mean.target,
-                number(mean.gain_over_kernel, 2),
-                number(mean.gain_over_compound, 2),
-                mean.paper.unwrap_or("–")
-            );
+            let _ = write!(text, "  {:<28}", mean.target);
+            self.write_gains(text, &mean.gains);
+            let _ = writeln!(text, "  {}", mean.paper.unwrap_or("–"));
+        }
+    }
+
+    /// Which gains are shown: that over the raw device only where there is one.
+    fn shown_gains(&self) -> impl Iterator<Item = usize> {
+        let has_raw = self.rows.iter().any(|row| row.gains.over_raw.is_some());
+        usize::from(!has_raw)..Gains::HEADINGS.len()
+    }
+
+    fn write_gain_headings(&self, text: &mut String) {
+        for index in self.shown_gains() {
+            let _ = write!(text, "{:>GAIN_WIDTH$}", Gains::HEADINGS[index]);
+        }
+        text.push_str("  paper\n");
+    }
+
+    fn write_gains(&self, text: &mut String, gains: &Gains) {
+        for index in self.shown_gains() {
+            let _ = write!(text, "{:>GAIN_WIDTH$}", number(gains.columns()[index], 2));
         }
     }
 
@@ -381,12 +483,4 @@ impl ExperimentReport {
             Err(_) => unreachable!("strings, numbers and lists always serialise"),
         }
     }
-}
-
-fn write_heading(text: &mut String, row: &Row) {
-    let _ = write!(text, "\n{} · {}\n  {:<28}", row.device, row.setting, "target");
-    for (column, _) in &row.numbers.0 {
-        let _ = write!(text, "{:>1$}", column.heading, width(column));
-    }
-    let _ = writeln!(text, "{:>10}{:>12}  paper", "÷ kernel", "÷ compound");
 }

@@ -7,6 +7,7 @@ use fjord::{File, Fs, MountOptions, OpenOptions};
 
 use super::{BenchFile, BenchFs};
 use crate::error::{BenchError, Result};
+use crate::served::Served;
 
 /// An image open in this process; unmounted when dropped.
 pub(crate) struct LibraryFs(Fs);
@@ -77,5 +78,8 @@ impl BenchFs for LibraryFs {
     }
     fn sync(&self) -> io::Result<()> {
         self.0.sync().map_err(io_error)
+    }
+    fn served(&self) -> Option<Served> {
+        Some(Served::of(&self.0.stats().fsync))
     }
 }

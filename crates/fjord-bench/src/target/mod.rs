@@ -26,6 +26,7 @@ use fjord::MountOptions;
 
 use crate::error::{BenchError, Result};
 use crate::options::{Options, Target};
+use crate::served::Served;
 
 /// Size of each area for i-transactions that an image gets.
 const AREA_BYTES: u64 = 4 << 20;
@@ -47,6 +48,10 @@ pub(crate) trait BenchFs: Send + Sync {
     fn remove_file(&self, path: &str) -> io::Result<()>;
     fn remove_tree(&self, path: &str) -> io::Result<()>;
     fn sync(&self) -> io::Result<()>;
+    /// How fsyncs were served, where the target counts.
+    fn served(&self) -> Option<Served> {
+        None
+    }
 }
 
 /// How an image is made and mounted, where not by default.
@@ -237,6 +242,34 @@ impl Stand {
             if words.is_empty() { Vec::new() } else { vec!["-o".into(), words.join(",")] };
         args.extend(self.options.fjord_mount_args.iter().cloned());
         args
+    }
+
+    /// How fsyncs were served since the image was opened.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`] for a target that does not count.
+    pub(crate) fn served(&self) -> Result<Served> {
+        let no_counters = || {
+            let name = self.target.name();
+            BenchError::Usage(format!("{name} does not count its fsyncs; take fjord's targets"))
+        };
+        let Some(dir) = self.mount_dir() else {
+            return self.fs()?.served().ok_or_else(no_counters);
+        };
+        if !matches!(self.target, Target::Fuse(_)) {
+            return Err(no_counters());
+        }
+        let program = self.options.fjord_program.display().to_string();
+        let text = mount::output_of(&program, &["stats", "--json"], &[dir])?;
+        Served::from_json(&text).ok_or_else(|| BenchError::Command {
+            command: "fjord stats --json".into(),
+            message: format!("no counters of fsync in {text}"),
+        })
+    }
+
+    /// Where it is mounted, if it is.
+    pub(crate) fn mount_dir(&self) -> Option<&Path> {
+        self.mount.as_ref().map(Mount::dir)
     }
 
     fn detach(&mut self) -> Result<()> {

@@ -23,7 +23,7 @@ pub(crate) fn run_program(program: &str, args: &[&str], paths: &[&Path]) -> Resu
     output_of(program, args, paths).map(drop)
 }
 
-fn output_of(program: &str, args: &[&str], paths: &[&Path]) -> Result<String> {
+pub(super) fn output_of(program: &str, args: &[&str], paths: &[&Path]) -> Result<String> {
     let output = Command::new(program)
         .args(args)
         .args(paths)

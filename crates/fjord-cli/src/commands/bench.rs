@@ -47,6 +47,7 @@ Figures that are measured, every fsync policy beside the kernel's ext4:
   pbg-2, pbg-3      fsync beside a copy in another directory, mean and over time
   fastcommit-table  fs_mark with an fsync after every write
   neighbours        a probe alone and beside eight writers
+  fallbacks         how often programs make a policy commit everything
 
 Devices of these: disk (an image file in DIR), zram (root), and the modelled ufs, plain-ssd,
 supercap-ssd and nvme, in real time. --targets fjord-library stands for all its policies.
