@@ -38,7 +38,7 @@ const fn set(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
 }
 
 /// All feature sets, the plainest first.
-pub const FEATURES: [Features; 11] = [
+pub const FEATURES: [Features; 13] = [
     set("default", &["-b", "4096"]),
     set("block-1k", &["-b", "1024"]),
     set("no-extents", &["-b", "4096", "-O", "^extents,^64bit"]),
@@ -50,6 +50,11 @@ pub const FEATURES: [Features; 11] = [
     set("ea_inode", &["-b", "4096", "-O", "ea_inode"]),
     set("no-dir_index", &["-b", "1024", "-O", "^dir_index,^64bit"]),
     set("meta_bg", &["-b", "1024", "-O", "meta_bg,^resize_inode"]),
+    set("inline+orphan_file", &["-b", "4096", "-O", "inline_data,orphan_file"]),
+    set(
+        "ext3",
+        &["-b", "4096", "-O", "^extents,^64bit,^metadata_csum,^flex_bg,^huge_file,^dir_nlink"],
+    ),
 ];
 
 /// The sets of the policy `fast-commit`, all with the feature.

@@ -3,7 +3,7 @@
 //! Owns [`Plan`], what to explore under which configurations, and [`run`].
 //!
 //! Invariant: the jobs of a plan come in one order, whatever the number of threads; each
-//! workload of a family gets the next configuration in turn, or all of them.
+//! workload gets a configuration in turn, or all of them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -110,7 +110,7 @@ impl Plan {
             let chosen = if product {
                 configs.clone()
             } else {
-                vec![configs[index % configs.len()].clone()]
+                vec![configs[turn_of(index, configs.len())].clone()]
             };
             chosen.into_iter().map(move |config| (config, workload.clone()))
         });
@@ -119,6 +119,21 @@ impl Plan {
             None => Box::new(jobs),
         }
     }
+}
+
+/// The configuration of `count` that is the turn of a job: all come equally often, and neighbours
+/// have little in common, so that a few jobs see many features, data modes and devices.
+fn turn_of(job: usize, count: usize) -> usize {
+    let coprime = |stride: &usize| {
+        let (mut a, mut b) = (*stride, count);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a == 1
+    };
+    // Near the golden section of the count.
+    let stride = (count * 5 / 8..).find(coprime).unwrap_or(1);
+    job % count * stride % count
 }
 
 /// Runs a plan; `progress` is called after each workload with the sum so far. Findings are
@@ -162,4 +177,18 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report> {
         Ok(())
     })?;
     Ok(total.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::turn_of;
+
+    #[test]
+    fn every_configuration_has_its_turn() {
+        for count in [1, 2, 3, 9, 117] {
+            let mut turns: Vec<usize> = (count..2 * count).map(|job| turn_of(job, count)).collect();
+            turns.sort_unstable();
+            assert!(turns.into_iter().eq(0..count));
+        }
+    }
 }

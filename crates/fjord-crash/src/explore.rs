@@ -4,7 +4,7 @@
 //!
 //! Invariant: a state is counted once per workload, however many cuts may leave it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
@@ -25,6 +25,7 @@ use crate::ops::{self, Op};
 use crate::record::{DeviceKind, Log, RecordingDevice};
 use crate::run::Runner;
 use crate::states::{self, Budget, Case, CrashState};
+use crate::tree::Tree;
 
 /// Operations on a prepared tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -329,6 +330,7 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
         base: &base.image,
         judge,
         known: HashMap::new(),
+        recent: VecDeque::new(),
         lot: lot(config, workload),
         report: Report { workloads: 1, refused: recorded.refused, ..Report::default() },
     };
@@ -349,12 +351,8 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
     Ok(explorer.report)
 }
 
-/// What is known of an image of this workload.
-struct Known {
-    recovered: Arc<Recovered>,
-    /// Cuts that were compared with the model.
-    cuts: Vec<u64>,
-}
+/// Trees that are kept for images that come again, as most do soon or never.
+const RECENT_MAX: usize = 32;
 
 struct Explorer<'a> {
     config: &'a Config,
@@ -362,14 +360,20 @@ struct Explorer<'a> {
     model: &'a Model,
     base: &'a Image,
     judge: Judge,
-    known: HashMap<u64, Known>,
-    /// Decides which states get the dearer checks: of the seed and the operations.
+    /// The last cuts that each image, by its hash, was compared with the model for.
+    known: HashMap<u64, Vec<u64>>,
+    /// The trees of the newest images, by hash.
+    recent: VecDeque<(u64, Tree)>,
+    /// Decides which states get the dearer checks: of the seed, the configuration, the operations.
     lot: u64,
     report: Report,
 }
 
 fn lot(config: &Config, workload: &Workload) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(ops::format(&workload.ops).as_bytes(), config.seed)
+    let options = &config.options;
+    let names = [config.features.name, data_name(options.data), config.device.name()];
+    let text = format!("{names:?} {} {}", options.fsync.name(), ops::format(&workload.ops));
+    xxhash_rust::xxh3::xxh3_64_with_seed(text.as_bytes(), config.seed)
 }
 
 impl Explorer<'_> {
@@ -388,17 +392,12 @@ impl Explorer<'_> {
         self.report.cases += 1;
         let hash = state.image.hash();
         let case = || CasePath(vec![state.case.clone()]);
-        if let Some(known) = self.known.get_mut(&hash) {
-            for cut in state.cuts() {
-                if known.cuts.contains(&cut) {
-                    continue;
-                }
-                known.cuts.push(cut);
-                let judged =
-                    check(&known.recovered.tree, self.model, cut, self.config.options.data);
-                if let Err(problem) = judged {
+        if let Some(last_cuts) = self.known.get_mut(&hash) {
+            // Its first cut came first; a later last cut has more promises.
+            if !last_cuts.contains(&state.last_cut) {
+                last_cuts.push(state.last_cut);
+                if let Err(problem) = self.judge_again(hash, &state) {
                     self.found(problem, Some(case()));
-                    break;
                 }
             }
             return Ok(());
@@ -419,18 +418,32 @@ impl Explorer<'_> {
                 }
                 if damage
                     && let Err(problem) =
-                        self.judge.damaged(&state.image, self.base, &recovered, &mut lot)
+                        self.judge.damaged(&state.image, self.base, &recovered, &mut lot)?
                 {
                     self.found(problem, Some(case()));
                 }
                 if inner {
                     self.inside(&state, &recovered)?;
                 }
-                let recovered = Arc::new(recovered);
-                self.known.insert(hash, Known { recovered, cuts: state.cuts().into() });
+                self.known.insert(hash, vec![state.last_cut]);
+                self.recent.truncate(RECENT_MAX - 1);
+                self.recent.push_front((hash, recovered.tree));
             }
         }
         Ok(())
+    }
+
+    /// An image that was judged before is compared with the model for another last cut.
+    fn judge_again(&mut self, hash: u64, state: &CrashState) -> Result<(), Problem> {
+        let recovered;
+        let tree = match self.recent.iter().find(|recent| recent.0 == hash) {
+            Some(recent) => &recent.1,
+            None => {
+                recovered = self.judge.recover(&state.image, false)?;
+                &recovered.tree
+            }
+        };
+        check(tree, self.model, state.last_cut, self.config.options.data)
     }
 
     fn judge_state(
@@ -531,10 +544,17 @@ pub fn replay(config: &Config, workload: &Workload, path: &CasePath) -> Result<R
         Passed::default(),
     )?;
     let report = Report { workloads: 1, states: 1, cases: 1, ..Report::default() };
-    let (model, known) = (&recorded.model, HashMap::new());
-    let lot = lot(config, workload);
-    let image = &base.image;
-    let mut explorer = Explorer { config, workload, model, base: image, judge, known, lot, report };
+    let mut explorer = Explorer {
+        config,
+        workload,
+        model: &recorded.model,
+        base: &base.image,
+        judge,
+        known: HashMap::new(),
+        recent: VecDeque::new(),
+        lot: lot(config, workload),
+        report,
+    };
     let Some((first, inner)) = path.0.split_first() else { bail!("no case is named") };
     let unknown = |case: &Case| format!("{case} is no case of this workload");
     let state = states::find(&recorded.log, config.device, first);

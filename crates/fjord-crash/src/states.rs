@@ -425,7 +425,15 @@ fn selections(
         }
         let subset = chosen.swap_remove(rng.below(chosen.len() as u64) as usize);
         let mut kept = pick(&subset);
-        // The new write first, then any of the kept ones.
+        // The new write first, then any of the kept ones, or many of them.
+        if round > 0 && rng.percent(50) {
+            for write in &mut kept {
+                let count = sector_count(&cache.log.entries[write.index]);
+                write.sectors = (count > 1 && rng.percent(70)).then(|| torn(count, rng));
+            }
+            selections.push(kept);
+            continue;
+        }
         let victim =
             if round == 0 { kept.len() - 1 } else { rng.below(kept.len() as u64) as usize };
         let count =

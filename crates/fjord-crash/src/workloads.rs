@@ -7,6 +7,8 @@
 //!
 //! Invariant: a family gives the same workloads in the same order for one seed.
 
+use std::collections::BTreeSet;
+
 use fjord_testkit::rng::Rng;
 
 use crate::explore::Workload;
@@ -264,23 +266,67 @@ fn append_far() -> Workload {
     Workload { features, ..Workload::new(Vec::new(), own(&text)) }
 }
 
+/// A sequence that makes the files and directories that its operations want to find.
+#[derive(Default)]
+struct Filling {
+    ops: Vec<Op>,
+    /// What is there, as far as this goes: an operation may still be refused.
+    names: BTreeSet<String>,
+}
+
+impl Filling {
+    fn need(&mut self, path: &str, op: fn(String) -> Op) {
+        // The directories of threads are there from the start.
+        let ready = path.is_empty() || path.len() == 2 && path.starts_with('T');
+        if !ready && self.names.insert(path.to_owned()) {
+            self.need(parent(path), Op::Mkdir);
+            self.ops.push(op(path.to_owned()));
+        }
+    }
+
+    fn push(&mut self, op: Op) {
+        let target = op.target().unwrap_or_default().to_owned();
+        match &op {
+            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) => {
+                self.need(parent(&target), Op::Mkdir);
+                self.names.insert(target);
+            }
+            Op::Link(from, _) | Op::Rename(from, _) | Op::Exchange(from, _) => {
+                let from = from.clone();
+                self.need(&from, Op::Create);
+                self.need(parent(&target), Op::Mkdir);
+                if !matches!(op, Op::Link(..) | Op::Exchange(..)) {
+                    self.names.remove(&from);
+                }
+                self.names.insert(target);
+            }
+            Op::Unlink(_) | Op::Rmdir(_) => {
+                self.need(&target, if matches!(op, Op::Rmdir(_)) { Op::Mkdir } else { Op::Create });
+                self.names.remove(&target);
+            }
+            _ => self.need(&target, Op::Create),
+        }
+        self.ops.push(op);
+    }
+}
+
 fn ten_threads(seed: u64) -> Workload {
     let mut rng = Rng::new(seed ^ 10);
     let thread = |number: u64| {
-        let mut ops = Vec::new();
+        let mut ops = Filling::default();
         for _ in 0..24 {
             let dir = *rng.pick(&["", "/d0", "/d1"]);
             let file = format!("T{number}{dir}/f{}", rng.below(4));
             ops.push(match rng.below(12) {
-                0 | 1 => Op::Mkdir(format!("T{number}/d{}", rng.below(2))),
-                2..=4 => Op::Create(file),
-                5 | 6 => Op::Write(file, rng.below(20_000), 1 + rng.magnitude(9000)),
-                7 => Op::Truncate(file, rng.below(20_000)),
-                8 => Op::Unlink(file),
+                0 => Op::Mkdir(format!("T{number}/d{}", rng.below(2))),
+                1 => Op::Create(file),
+                2..=5 => Op::Write(file, rng.below(20_000), 1 + rng.magnitude(9000)),
+                6 => Op::Truncate(file, rng.below(20_000)),
+                7 | 8 => Op::Unlink(file),
                 _ => Op::Fsync(file),
             });
         }
-        ops
+        ops.ops
     };
     let threads = (0..10).map(thread).collect();
     let dirs: String = (0..10).map(|number| format!("mkdir /T{number}; ")).collect();
@@ -304,7 +350,8 @@ const RANDOM_NAMES: [&str; 4] = ["a", "b", "c", "e"];
 
 fn random(seed: u64, round: u64) -> Workload {
     let mut rng = Rng::new(seed ^ round.wrapping_mul(0xD134_2543_DE82_EF95));
-    let mut ops = own("mkdir /D; mkdir /D/E");
+    let mut ops = Filling::default();
+    own("mkdir /D; mkdir /D/E").into_iter().for_each(|op| ops.push(op));
     let count = rng.range(20, 80);
     let path = |rng: &mut Rng| {
         let dir = *rng.pick(&["", "D/", "D/E/"]);
@@ -338,7 +385,7 @@ fn random(seed: u64, round: u64) -> Workload {
             _ => Op::Sync,
         });
     }
-    Workload::new(Vec::new(), ops)
+    Workload::new(Vec::new(), ops.ops)
 }
 
 /// Changes of a few files with a barrier after most of them, and few syncs.

@@ -57,9 +57,7 @@ fn sample_under_all_configurations() {
         &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace2],
         config,
     );
-    plan.features = FEATURES.to_vec();
-    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
-    plan.devices = DeviceKind::ALL.to_vec();
+    everywhere(&mut plan);
     plan.sample_every = 53;
     passes(&plan);
 }
@@ -94,6 +92,27 @@ fn fast_commits_are_replayed_alike() {
     plan.sample_every = 53;
     let report = passes(&plan);
     assert!(report.judged.fast_commits > 20, "{report:?}");
+}
+
+/// Long random sequences, some of them by several threads, each under another configuration,
+/// without and with the scheduler.
+#[test]
+fn random_sequences() {
+    for scheduler in [Scheduler::Direct, Scheduler::Epoch] {
+        let options = MountOptions { scheduler, ..MountOptions::default() };
+        let config = Config { compare_every: 100, inner_every: 300, ..Config::new(options) };
+        let mut plan = Plan::new(&[Family::Random, Family::Threads], config);
+        everywhere(&mut plan);
+        plan.workloads_max = Some(6);
+        passes(&plan);
+    }
+}
+
+/// All features, data modes and devices in turn.
+fn everywhere(plan: &mut Plan) {
+    plan.features = FEATURES.to_vec();
+    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.devices = DeviceKind::ALL.to_vec();
 }
 
 fn passes(plan: &Plan) -> Report {

@@ -1,7 +1,7 @@
 //! The engine with its threads on modelled devices in real time, until the power goes: what a
 //! returned fsync promised is in every image that the device may leave.
 //!
-//! `power_cut` records requests and chooses from them; here the device chooses, with its own cache,
+//! `fjord-crash` records requests and chooses from them; here the device chooses, with its own cache,
 //! order and torn sectors. Images differ by a seed that a failure prints; the moment of the cut
 //! depends on the machine's speed.
 
