@@ -84,11 +84,23 @@ pub enum Bug {
     FastCommitMarkedClean,
     /// Recovery: fast commits are applied in several transactions.
     FastCommitInParts,
+    /// Commit of parts: what shares a handle with them is left behind.
+    PartsNotClosed,
+    /// Commit of parts: a shared block is logged with the entries of all.
+    EntriesOfAllParts,
+    /// Commit of parts: entries are put into a version older than the last committed one.
+    EntriesBeforeLastPart,
+    /// Commit of parts: the file data that they refer to is not waited for.
+    PartDataNotAwaited,
+    /// Commit of parts: the next commit bears the same number in the log.
+    PartSequenceReused,
+    /// Commit of parts: what all parts freed is used again.
+    FreedOfAllParts,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 37] = [
+    pub const ALL: [Bug; 43] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -126,6 +138,12 @@ impl Bug {
         Bug::FastCommitTidNotChecked,
         Bug::FastCommitMarkedClean,
         Bug::FastCommitInParts,
+        Bug::PartsNotClosed,
+        Bug::EntriesOfAllParts,
+        Bug::EntriesBeforeLastPart,
+        Bug::PartDataNotAwaited,
+        Bug::PartSequenceReused,
+        Bug::FreedOfAllParts,
     ];
 }
 

@@ -22,6 +22,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use fjord_block::Buf;
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -209,7 +210,9 @@ impl Buffer {
             return Entries::Left;
         }
         let logged = state.frozen.back().or(state.committed.as_ref()).map(|(_, version)| version);
-        let Some(base) = logged.or(state.base.as_ref()) else { return Entries::NoBase };
+        let older = state.base.as_ref();
+        let stale = older.filter(|_| planted(Bug::EntriesBeforeLastPart));
+        let Some(base) = stale.or(logged).or(older) else { return Entries::NoBase };
         let mut version = base.clone();
         copy(&contents, version.make_mut());
         if version[..] == base[..] {
@@ -235,7 +238,9 @@ impl Buffer {
         if home {
             self.set_base(&mut state, version);
         } else {
-            state.base = None;
+            if !planted(Bug::EntriesBeforeLastPart) {
+                state.base = None;
+            }
             state.committed = Some((sequence, version));
         }
     }

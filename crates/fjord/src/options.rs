@@ -26,6 +26,8 @@ pub enum FsyncPolicyKind {
     /// The whole running transaction.
     #[default]
     Compound,
+    /// The block groups that the file depends on.
+    Group,
     /// The file's own changes, as ext4's fast commit logs them.
     FastCommit,
     /// The file alone, by an i-transaction behind the log (iJournaling). Needs an image with
@@ -36,12 +38,18 @@ pub enum FsyncPolicyKind {
 impl FsyncPolicyKind {
     /// All there are.
     pub const ALL: &'static [FsyncPolicyKind] =
-        &[FsyncPolicyKind::Compound, FsyncPolicyKind::FastCommit, FsyncPolicyKind::Ijournal];
+        &[
+            FsyncPolicyKind::Compound,
+            FsyncPolicyKind::Group,
+            FsyncPolicyKind::FastCommit,
+            FsyncPolicyKind::Ijournal,
+        ];
 
     /// Its name on the command line and in statistics.
     pub fn name(self) -> &'static str {
         match self {
             FsyncPolicyKind::Compound => "compound",
+            FsyncPolicyKind::Group => "group",
             FsyncPolicyKind::FastCommit => "fast-commit",
             FsyncPolicyKind::Ijournal => "ijournal",
         }

@@ -141,7 +141,9 @@ impl Journal {
             state.head = log.after(log_start, log_blocks);
             state.used_blocks = state.used_blocks.saturating_add(log_blocks);
         }
-        state.next_sequence = batch.sequence.next();
+        if batch.parts.is_none() || !planted(Bug::PartSequenceReused) {
+            state.next_sequence = batch.sequence.next();
+        }
         match &mut state.running {
             Some(running) if batch.parts.is_some() => {
                 running.phase = Phase::Running;

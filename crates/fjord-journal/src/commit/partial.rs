@@ -21,6 +21,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
 use super::Locked;
@@ -183,7 +184,10 @@ impl Journal {
         locked: &Locked,
     ) -> Result<Option<Plan>, WholeReason> {
         let mut contents = locked.transaction.contents.lock();
-        let closure = contents.parts.closure(&locked.wanted);
+        let mut closure = contents.parts.closure(&locked.wanted);
+        if planted(Bug::PartsNotClosed) {
+            closure = locked.wanted.iter().copied().collect();
+        }
         if closure.is_empty() {
             return Ok(None);
         }
@@ -283,6 +287,9 @@ fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Bat
         let block = buffer.block();
         if buffer.is_shared() {
             let copy = |current: &[u8], version: &mut [u8]| {
+                if planted(Bug::EntriesOfAllParts) {
+                    version.copy_from_slice(current);
+                }
                 parts.copy_entries(block, current, version, &closure);
             };
             match buffer.freeze_entries(tid, sequence, copy) {
@@ -317,6 +324,7 @@ fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Bat
     contents.revoked = rest;
     let forgotten = contents.forgotten.extract_if(|&block, _| is_chosen(block));
     let data = contents.data.extract_if(.., |(part, _)| closure.contains(*part));
+    let data = data.filter(|_| !planted(Bug::PartDataNotAwaited));
     let callbacks = contents.callbacks.extract_if(.., |(part, _)| closure.contains(*part));
     Ok(Batch {
         tid,

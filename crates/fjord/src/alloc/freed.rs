@@ -1,6 +1,6 @@
-//! Blocks and inodes that a transaction freed, until it has committed.
+//! Blocks and inodes that a transaction freed, until that has committed.
 //!
-//! Owns the list of what each transaction freed, and with the option `discard` the runs
+//! Owns the lists of what each transaction freed, one for each group where groups commit alone, and with the option `discard` the runs
 //! whose discards are under way. Invariants: what is listed here is busy in its group; it
 //! is let go once, after the commit and after its discard; after a failed commit, never.
 //!
@@ -20,7 +20,10 @@ use super::account::Account;
 use super::table::Cell;
 use crate::fs::FsInner;
 
-/// What one transaction freed.
+/// What commits at once: a transaction, or what handles of one generation of it did in a group.
+type Key = (Tid, Option<(u32, GroupNo)>);
+
+/// What was freed under one key.
 #[derive(Debug, Default)]
 struct Freed {
     /// Group, first bit, count of bits.
@@ -32,7 +35,7 @@ struct Freed {
 /// What all transactions freed that are not over.
 #[derive(Debug, Default)]
 pub(super) struct FreedTable {
-    by_tid: Mutex<HashMap<u32, Freed>>,
+    by_key: Mutex<HashMap<Key, Freed>>,
     discarding: Mutex<Vec<(Vec<Ticket>, Freed)>>,
 }
 
@@ -93,7 +96,7 @@ impl FsInner {
             let len = len * u64::from(self.geo.block_size);
             drop(self.device.submit(vec![Request::Discard { offset, len }]));
         }
-        self.list_freed(h, |freed| match freed.blocks.last_mut() {
+        self.list_freed(h, group, |freed| match freed.blocks.last_mut() {
             // Truncation frees from the end, so runs often grow at either end.
             Some(last) if last.0 == group && first.checked_add(len) == Some(last.1) => {
                 last.1 = first;
@@ -108,25 +111,27 @@ impl FsInner {
 
     /// The same for an inode.
     pub(super) fn list_freed_inode(&self, h: &Handle, group: GroupNo, bit: u32) {
-        self.list_freed(h, |freed| freed.inodes.push((group, bit)));
+        self.list_freed(h, group, |freed| freed.inodes.push((group, bit)));
     }
 
-    fn list_freed(&self, h: &Handle, add: impl FnOnce(&mut Freed)) {
-        let tid = h.tid();
+    fn list_freed(&self, h: &Handle, group: GroupNo, add: impl FnOnce(&mut Freed)) {
+        let apart = self.commits_groups() && !planted(Bug::FreedOfAllParts);
+        // The handle changed the group's bitmap, so its callbacks run when the group commits.
+        let key = (h.tid(), apart.then(|| (h.generation(), group)));
         let is_first = {
-            let mut table = self.groups.freed.by_tid.lock();
-            let is_first = !table.contains_key(&tid.0);
-            add(table.entry(tid.0).or_default());
+            let mut table = self.groups.freed.by_key.lock();
+            let is_first = !table.contains_key(&key);
+            add(table.entry(key).or_default());
             is_first
         };
         if is_first {
-            // The transaction cannot commit before this handle stops, so none is missed.
-            h.on_commit(self.release_freed(tid));
+            // Nothing under the key can commit before this handle stops, so none is missed.
+            h.on_commit(self.release_freed(key));
         }
     }
 
-    /// What is to be done when the transaction has committed.
-    fn release_freed<E>(&self, tid: Tid) -> impl FnOnce(Result<(), E>) + Send + 'static {
+    /// What is to be done when what freed them has committed.
+    fn release_freed<E>(&self, key: Key) -> impl FnOnce(Result<(), E>) + Send + 'static {
         let (cells, account) = (self.groups.cells.clone(), self.groups.account.clone());
         let table: Arc<FreedTable> = self.groups.freed.clone();
         let discard = (self.options.discard && self.device.capabilities().discard)
@@ -136,7 +141,7 @@ impl FsInner {
                 // What a transaction freed that never committed is still in use on disk.
                 return;
             }
-            let Some(freed) = table.by_tid.lock().remove(&tid.0) else { return };
+            let Some(freed) = table.by_key.lock().remove(&key) else { return };
             let Some((device, geo)) = discard else { return freed.let_go(&cells, &account) };
             let block_size = u64::from(geo.block_size);
             let requests = freed.blocks.iter().map(|(group, first, len)| Request::Discard {

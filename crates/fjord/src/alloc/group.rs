@@ -14,6 +14,7 @@ use fjord_format::group::{GroupDesc, GroupFlags};
 use fjord_format::types::{BlockNo, GroupNo};
 use fjord_journal::{Buffer, Handle};
 
+use super::parts::part_of_group;
 use super::table::Cell;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
@@ -49,7 +50,12 @@ impl FsInner {
         let start = offset as usize;
         let range = start..start + usize::from(self.geo.desc_size);
         // Each descriptor has its own checksum, which every decoding verifies.
-        Ok((self.meta.read(block, |_| Ok(()))?, range))
+        let buffer = if self.commits_groups() {
+            self.meta.read_keeping_base(block)?
+        } else {
+            self.meta.read(block, |_| Ok(()))?
+        };
+        Ok((buffer, range))
     }
 
     /// The group's descriptor.
@@ -64,6 +70,7 @@ impl FsInner {
     /// Stores the group's descriptor in the handle's transaction.
     pub(super) fn write_desc(&self, h: &Handle, group: GroupNo, desc: &GroupDesc) -> Result<()> {
         let (buffer, range) = self.desc_place(group)?;
+        h.touch_part(part_of_group(group));
         let mut guard = h.get_write(&buffer)?;
         let bytes = guard.get_mut(range).unwrap_or_default();
         desc.encode(bytes, &self.geo, group)

@@ -39,6 +39,7 @@ mod freed;
 mod goal;
 mod group;
 mod inodes;
+mod parts;
 mod pick;
 mod stats;
 mod table;
@@ -52,6 +53,7 @@ use fjord_format::BlockNo;
 
 pub(crate) use account::Claim;
 pub(crate) use goal::Goal;
+pub(crate) use parts::GroupParts;
 pub(crate) use table::Groups;
 
 /// Metadata blocks that [`FsInner::use_picked`](crate::fs::FsInner::use_picked) dirties for

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::account::Account;
 use super::bits::SparseBits;
 use super::freed::FreedTable;
+use super::parts::ForeignRun;
 use super::zones::{self, Zones};
 use crate::error::{Error, Result};
 
@@ -147,6 +148,8 @@ pub(crate) struct Groups {
     /// Held by a trim while it keeps free blocks busy; whoever finds none waits for it.
     /// Taken before a group's lock.
     pub(super) trim_lock: Mutex<()>,
+    /// Bitmaps and inode tables outside their group.
+    pub(super) foreign: Vec<ForeignRun>,
     /// The first thing found wrong at mount.
     damage: Option<Error>,
 }
@@ -171,10 +174,16 @@ impl Groups {
             Account::new(geo.block_count / ratio, sb.r_blocks_count() / ratio, &geo.features);
         let mut cells = Vec::new();
         cells.resize_with(geo.group_count as usize, Cell::default);
-        let mut scan =
-            Scan { geo, account: &account, cells: &cells, zones: Default::default(), damage: None };
+        let mut scan = Scan {
+            geo,
+            account: &account,
+            cells: &cells,
+            zones: Default::default(),
+            foreign: Default::default(),
+            damage: None,
+        };
         read_descriptors(device.as_ref(), geo, |index, bytes| scan.desc_block(index, bytes))?;
-        let Scan { zones, damage, .. } = scan;
+        let Scan { zones, foreign, damage, .. } = scan;
         let zones = Zones::new(zones.concat());
         let overhead_blocks = zones.fixed_blocks().saturating_add(geo.first_data_block.0);
         Ok(Self {
@@ -185,6 +194,7 @@ impl Groups {
             overhead_blocks,
             stale_tails: Mutex::default(),
             trim_lock: Mutex::new(()),
+            foreign: foreign.concat(),
             damage,
         })
     }
@@ -200,6 +210,7 @@ impl Groups {
             overhead_blocks: 0,
             stale_tails: Mutex::default(),
             trim_lock: Mutex::new(()),
+            foreign: Vec::new(),
             damage: None,
         }
     }
@@ -265,6 +276,8 @@ struct Scan<'a> {
     /// Of each kind apart, for the zones of one kind are mostly in order: base blocks, block
     /// bitmaps, inode bitmaps, inode tables.
     zones: [Vec<(u64, u64)>; 4],
+    /// Of each kind apart: block bitmaps, inode bitmaps, inode tables.
+    foreign: [Vec<ForeignRun>; 3],
     damage: Option<Error>,
 }
 
@@ -296,6 +309,16 @@ impl Scan<'_> {
         zones::append(&mut self.zones[1], desc.block_bitmap.0, 1);
         zones::append(&mut self.zones[2], desc.inode_bitmap.0, 1);
         zones::append(&mut self.zones[3], desc.inode_table.0, table);
+        let places = [
+            (desc.block_bitmap, 1),
+            (desc.inode_bitmap, 1),
+            (desc.inode_table, self.geo.inode_table_blocks()),
+        ];
+        for (runs, (start, blocks)) in self.foreign.iter_mut().zip(places) {
+            if self.geo.group_of_block(start) != Some(group) {
+                ForeignRun::append(runs, start.0, blocks, group);
+            }
+        }
         cell.free.store(desc.free_clusters, Ordering::Relaxed);
         cell.longest.store(u32::MAX, Ordering::Relaxed);
         cell.free_inodes.store(desc.free_inodes, Ordering::Relaxed);

@@ -90,6 +90,21 @@ impl MetaCache {
         block: BlockNo,
         verify: impl FnOnce(&[u8]) -> Result<()>,
     ) -> Result<Arc<Buffer>> {
+        self.read_as(block, verify, Buffer::new)
+    }
+
+    /// As [`MetaCache::read`], for a block of which commits of single groups need the last
+    /// committed version.
+    pub(crate) fn read_keeping_base(&self, block: BlockNo) -> Result<Arc<Buffer>> {
+        self.read_as(block, |_| Ok(()), Buffer::new_keeping_base)
+    }
+
+    fn read_as(
+        &self,
+        block: BlockNo,
+        verify: impl FnOnce(&[u8]) -> Result<()>,
+        make: fn(BlockNo, Buf, BufferKind) -> Arc<Buffer>,
+    ) -> Result<Arc<Buffer>> {
         let slot = self.slot(block);
         let mut loaded = slot.load.lock();
         if let Some(buffer) = loaded.as_ref() {
@@ -100,7 +115,7 @@ impl MetaCache {
         let mut bufs = self.device.submit_read(offset, memory, Class::Sync).wait()?;
         let content: Buf = bufs.pop().map_or_else(|| Buf::zeroed(self.block_size), Buf::from);
         verify(&content)?;
-        let buffer = Buffer::new(block, content, BufferKind::Metadata);
+        let buffer = make(block, content, BufferKind::Metadata);
         *loaded = Some(buffer.clone());
         Ok(buffer)
     }

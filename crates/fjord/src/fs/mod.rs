@@ -29,7 +29,7 @@ use fjord_journal::{Handle, Journal};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::alloc::Groups;
+use crate::alloc::{GroupParts, Groups};
 use crate::attr::Timespec;
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
@@ -96,6 +96,8 @@ pub(crate) struct FsInner {
     pub(crate) threads: threads::Threads,
     /// Multi-mount protection, while it is held.
     pub(crate) mmp: Arc<mmp::Mmp>,
+    /// Set once, at the end of mount, where groups commit alone.
+    pub(crate) parts: OnceLock<Arc<GroupParts>>,
     /// Set once, at the end of mount.
     journal: OnceLock<Journal>,
 }

@@ -20,7 +20,7 @@ use fjord_format::{BlockNo, FormatError, InodeNo};
 use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
 use parking_lot::Mutex;
 
-use crate::alloc::Groups;
+use crate::alloc::{GroupParts, Groups};
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::dir::DirParams;
@@ -144,6 +144,10 @@ fn load(
     let (mut aborted, mut fast_commits) = (false, Vec::new());
     if let Some(opened) = journal {
         fs.groups.protect_journal(opened.runs)?;
+        if fs.commits_groups() {
+            let parts = fs.parts.get_or_init(|| Arc::new(GroupParts::new(&fs.geo, &fs.groups)));
+            opened.journal.set_parts(parts.clone())?;
+        }
         fs.set_journal(opened.journal);
         (aborted, fast_commits) = (opened.aborted, opened.fast_commits);
     }
@@ -315,6 +319,7 @@ fn build(
         mmp,
         geo,
         options,
+        parts: OnceLock::new(),
         journal: OnceLock::new(),
     })
 }

@@ -11,6 +11,7 @@
 pub(crate) mod changes;
 mod compound;
 mod fast_commit;
+mod group;
 pub(crate) mod ijournal;
 pub(crate) mod stats;
 
@@ -23,6 +24,7 @@ use fjord_block::plant::{Bug, planted};
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
+use group::Group;
 pub(crate) use stats::{Fallback, Outcome};
 
 use crate::error::Result;
@@ -50,6 +52,7 @@ pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     match kind {
         FsyncPolicyKind::Compound => Box::new(Compound),
         FsyncPolicyKind::FastCommit => Box::new(fast_commit::FastCommit),
+        FsyncPolicyKind::Group => Box::new(Group),
         FsyncPolicyKind::Ijournal => Box::<ijournal::Ijournal>::default(),
     }
 }

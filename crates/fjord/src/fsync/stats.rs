@@ -49,11 +49,13 @@ pub enum Fallback {
     DirectoryChanged,
     /// Replay would have to allocate blocks for the extents of another file.
     ExtentTree,
+    /// The change is tied to one of the superblock.
+    Superblock,
 }
 
 impl Fallback {
     /// All reasons, in order.
-    pub const ALL: [Fallback; 20] = [
+    pub const ALL: [Fallback; 21] = [
         Fallback::NotAFile,
         Fallback::HardLink,
         Fallback::Rename,
@@ -74,6 +76,7 @@ impl Fallback {
         Fallback::NewDirectory,
         Fallback::DirectoryChanged,
         Fallback::ExtentTree,
+        Fallback::Superblock,
     ];
 
     /// Name for statistics.
@@ -99,6 +102,7 @@ impl Fallback {
             Fallback::NewDirectory => "new-directory",
             Fallback::DirectoryChanged => "directory-changed",
             Fallback::ExtentTree => "extent-tree",
+            Fallback::Superblock => "superblock",
         }
     }
 }

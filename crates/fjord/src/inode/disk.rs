@@ -33,6 +33,11 @@ fn place(fs: &FsInner, ino: InodeNo) -> Result<(BlockNo, std::ops::Range<usize>)
     Ok((block, start..start + usize::from(fs.geo.inode_size)))
 }
 
+/// The block of the inode table that an inode lies in.
+pub(crate) fn table_block(fs: &FsInner, ino: InodeNo) -> Result<BlockNo> {
+    place(fs, ino).map(|(block, _)| block)
+}
+
 /// Reads an inode and verifies its checksum.
 pub(crate) fn load(fs: &FsInner, ino: InodeNo) -> Result<DiskInode> {
     let (block, range) = place(fs, ino)?;

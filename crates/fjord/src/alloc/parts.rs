@@ -1,0 +1,143 @@
+//! Block groups as parts that can commit alone ([`fjord_journal::Parts`]).
+//!
+//! Owns which group a block of metadata is of: that whose bitmap or inode table it is, or else
+//! the one it lies in. Invariants: the answer for a block never changes; a descriptor is of the
+//! group that it describes, its block is shared; the superblock is of no group.
+
+use std::collections::HashMap;
+
+use fjord_format::geometry::Geometry;
+use fjord_format::superblock::SUPERBLOCK_OFFSET_BYTES;
+use fjord_format::types::{BlockNo, GroupNo};
+use fjord_journal::{Part, PartSet, Parts};
+
+use super::Groups;
+use crate::fs::FsInner;
+
+/// Bitmaps or inode tables of groups in a row that lie one behind the other in another group
+/// (`flex_bg`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ForeignRun {
+    /// First block.
+    start: u64,
+    /// Blocks of each group.
+    stride: u32,
+    /// The first of the groups.
+    group: u32,
+    /// How many groups.
+    count: u32,
+}
+
+impl ForeignRun {
+    /// Notes in `runs`, which are of one kind and in order of groups, that `stride` blocks from
+    /// `start` on are of `group`.
+    pub(super) fn append(runs: &mut Vec<ForeignRun>, start: u64, stride: u32, group: GroupNo) {
+        if let Some(last) = runs.last_mut()
+            && last.stride == stride
+            && last.group.checked_add(last.count) == Some(group.0)
+            && last.end() == start
+        {
+            last.count += 1;
+        } else {
+            runs.push(ForeignRun { start, stride, group: group.0, count: 1 });
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.start.saturating_add(u64::from(self.stride) * u64::from(self.count))
+    }
+}
+
+/// The part that a group is.
+pub(crate) fn part_of_group(group: GroupNo) -> Part {
+    Part(group.0)
+}
+
+/// See the module.
+pub(crate) struct GroupParts {
+    geo: Geometry,
+    superblock: BlockNo,
+    /// What lies outside its group, by place.
+    foreign: Vec<ForeignRun>,
+    /// The blocks of descriptors, with their index.
+    desc_blocks: HashMap<BlockNo, u32>,
+}
+
+impl GroupParts {
+    pub(crate) fn new(geo: &Geometry, groups: &Groups) -> GroupParts {
+        let mut foreign = groups.foreign.clone();
+        foreign.sort_by_key(|run| run.start);
+        let desc_blocks = (0..).map_while(|index| {
+            let block = geo.desc_block_location(index)?;
+            Some((block, index))
+        });
+        GroupParts {
+            superblock: BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size)),
+            foreign,
+            desc_blocks: desc_blocks.collect(),
+            geo: geo.clone(),
+        }
+    }
+}
+
+impl Parts for GroupParts {
+    fn part_of(&self, block: BlockNo) -> Part {
+        if block == self.superblock {
+            return Part::WHOLE;
+        }
+        let behind = self.foreign.partition_point(|run| run.start <= block.0);
+        let run = behind.checked_sub(1).and_then(|at| self.foreign.get(at));
+        if let Some(run) = run.filter(|run| block.0 < run.end()) {
+            // Less than the count of groups.
+            let index = (block.0 - run.start) / u64::from(run.stride.max(1));
+            return Part(run.group + index as u32);
+        }
+        self.geo.group_of_block(block).map_or(Part::WHOLE, part_of_group)
+    }
+
+    fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet) {
+        let Some(index) = self.desc_blocks.get(&block) else { return };
+        let first = index * self.geo.descs_per_block;
+        let size = usize::from(self.geo.desc_size);
+        let entries = current.chunks_exact(size).zip(version.chunks_exact_mut(size));
+        for (group, (current, version)) in (first..self.geo.group_count).zip(entries) {
+            if chosen.contains(part_of_group(GroupNo(group))) {
+                version.copy_from_slice(current);
+            }
+        }
+    }
+}
+
+impl FsInner {
+    /// Whether groups can commit alone.
+    pub(crate) fn commits_groups(&self) -> bool {
+        self.options.fsync == crate::options::FsyncPolicyKind::Group && self.has_log()
+    }
+
+    /// The part that a block of metadata is of, as the journal sees it.
+    pub(crate) fn part_of(&self, block: BlockNo) -> Part {
+        self.parts.get().map_or(Part::WHOLE, |parts| parts.part_of(block))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_grow_over_groups_in_a_row() {
+        let mut runs = Vec::new();
+        for (start, stride, group) in [(100, 4, 3), (104, 4, 4), (108, 4, 5), (120, 4, 6)] {
+            ForeignRun::append(&mut runs, start, stride, GroupNo(group));
+        }
+        ForeignRun::append(&mut runs, 124, 1, GroupNo(7));
+        let expected = [(100, 4, 3, 3), (120, 4, 6, 1), (124, 1, 7, 1)];
+        let expected = expected.map(|(start, stride, group, count)| ForeignRun {
+            start,
+            stride,
+            group,
+            count,
+        });
+        assert_eq!(runs, expected);
+    }
+}

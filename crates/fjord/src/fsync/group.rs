@@ -1,0 +1,97 @@
+//! Per-block-group journaling (Kang and Shin): commit the groups that the file depends on.
+//!
+//! Blocks written: what [`super::compound`] writes, of the *closure* only: the file's group and
+//! all groups tied to it by an operation that changed both since either committed. Of a block
+//! of group descriptors the last committed copy with the closure's descriptors in it. All of it
+//! is one plain JBD2 transaction.
+//!
+//! Steps: 1. the file's data is submitted and attached to the transaction; 2. the transaction
+//! is locked, its handles drain, the closure's blocks are frozen, and the transaction runs on;
+//! 3. journal blocks are written; 4. wait for them and for the data that the closure refers to,
+//! **flush**; 5. commit block by FUA (or write and **flush**). Threads that come meanwhile are
+//! served together by the next commit.
+//!
+//! The seed is the block of the inode table: every handle that changes a file, its data, its
+//! names or its parents stores one of their inodes in the same handle, so the closure holds the
+//! path to the file as far as it is uncommitted.
+//!
+//! Falls back to compound: `entangled` (the closure is nearly everything), `superblock` (it holds
+//! that: the orphan list, the first orphan of a mount), `log-full` (no room for two
+//! transactions instead of one), `commit-under-way`, `no-log`.
+//!
+//! A crash before 5 is complete leaves the closure as of its last commit, after it the new
+//! state; other groups stay as of theirs. Linux and e2fsck recover it.
+
+use std::sync::Arc;
+
+use fjord_journal::{PartialCommit, WholeReason};
+
+use super::{Fallback, FsyncPolicy, Outcome};
+use crate::error::Result;
+use crate::file::writeback;
+use crate::fs::FsInner;
+use crate::inode::{Inode, disk};
+
+/// Commits groups.
+pub(crate) struct Group;
+
+impl FsyncPolicy for Group {
+    fn name(&self) -> &'static str {
+        "group"
+    }
+
+    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
+        writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
+        let committed = commit(fs, inode, datasync);
+        // The failure of the file's own data says more than that of the commit it was attached
+        // to.
+        writeback::finish(fs, inode).and(committed)
+    }
+}
+
+fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
+    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+    let owed = inode.in_place.owed();
+    if owed.is_some() && !fs.keeps_order() {
+        // As in the compound commit: data that is attached to nothing is complete before the
+        // flush that is to cover it.
+        writeback::wait_in_flight(fs, inode)?;
+    }
+    let done = match wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) {
+        Some(tid) => {
+            let seed = fs.part_of(disk::table_block(fs, inode.ino)?);
+            fs.journal().commit_parts(tid, &[seed])?
+        }
+        None => PartialCommit::Durable,
+    };
+    // Parts are committed by a flush that started after this call; of other commits nobody
+    // knows when theirs did.
+    let is_flushed = matches!(done, PartialCommit::Parts { .. });
+    if let Some(mark) = owed {
+        if !is_flushed {
+            fs.flush_device()?;
+        }
+        inode.in_place.record_flush(mark);
+    }
+    Ok(match done {
+        PartialCommit::Durable if owed.is_some() => Outcome::Data,
+        PartialCommit::Durable => Outcome::Nothing,
+        PartialCommit::Parts { log_blocks } => {
+            fs.fsync_counters.logged(u64::from(log_blocks), 0);
+            Outcome::Policy
+        }
+        // The groups that had to commit were all there were.
+        PartialCommit::Whole(WholeReason::Everything) => Outcome::Policy,
+        PartialCommit::Whole(reason) => Outcome::Fallback(fallback(reason)),
+    })
+}
+
+fn fallback(reason: WholeReason) -> Fallback {
+    match reason {
+        WholeReason::NoParts => Fallback::NoLog,
+        WholeReason::WholePart => Fallback::Superblock,
+        WholeReason::Everything | WholeReason::NearlyAll => Fallback::Entangled,
+        WholeReason::LogSpace => Fallback::LogFull,
+        WholeReason::UnderWay => Fallback::CommitUnderWay,
+    }
+}
