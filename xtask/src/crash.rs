@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, SPECIAL};
+use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, GROUPS, SPECIAL};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{CasePath, Config, Report, Workload, data_name, explore, replay};
 use fjord_crash::minimise::minimise;
@@ -20,11 +20,11 @@ const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMod
 /// Arguments of `cargo xtask crash`.
 #[derive(Debug, Args)]
 #[command(after_help = "Without choices every family runs under every configuration in turn; \
-endless families (ace3, random, threads) go on until --hours or --workloads end them. A finding \
+endless families (ace3, random, threads, groups) go on until --hours or --workloads end them. A finding \
 prints the command that runs it again. docs/crash-model.md says what is modelled.")]
 pub(crate) struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
-    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads
+    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads, groups
     #[arg(long, value_name = "FAMILY")]
     workload: Vec<String>,
     /// These operations instead, such as 'create /a; append /a 4096; fsync /a'; `||` between
@@ -46,7 +46,7 @@ pub(crate) struct CrashArgs {
     /// Devices (may be repeated): volatile, barrier, nocache
     #[arg(long, value_name = "KIND")]
     device: Vec<String>,
-    /// Fsync policy: compound, fast-commit, ijournal
+    /// Fsync policy: compound, group, fast-commit, ijournal
     #[arg(long, default_value = "compound")]
     policy: String,
     /// Areas for i-transactions (may be repeated); with policy ijournal 1 and 3 if not given
@@ -157,7 +157,7 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
             || deadline.is_some()
             || args.workloads.is_some()
             || !families.iter().any(|family| family.is_endless()),
-        "ace3, random and threads never end: give --hours or --workloads, or choose others with \
+        "ace3, random, threads and groups never end: give --hours or --workloads, or choose others with \
          --workload"
     );
     Ok(Plan {
@@ -183,11 +183,14 @@ fn policy(args: &CrashArgs) -> Result<FsyncPolicyKind> {
 /// The feature sets asked for; without any, those that the policy makes use of. [`SPECIAL`] ones
 /// only by name.
 fn features(args: &CrashArgs) -> Result<Vec<Features>> {
-    let known: Vec<Features> = FEATURES.into_iter().chain(FAST_COMMIT).chain(SPECIAL).collect();
+    let all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
+    let known: Vec<Features> = all.collect();
     let policy = policy(args)?;
     let sets = match (args.features.is_empty(), policy) {
+        // Where there is one group, this policy commits everything.
+        (true, FsyncPolicyKind::Group) => GROUPS.to_vec(),
         (true, FsyncPolicyKind::FastCommit) => FAST_COMMIT.to_vec(),
-        (true, _) => FEATURES.to_vec(),
+        (true, FsyncPolicyKind::Compound | FsyncPolicyKind::Ijournal) => FEATURES.to_vec(),
         (false, _) => choose("feature set", &args.features, &known, |set| set.name)?,
     };
     let areas = match (args.areas.as_slice(), policy) {
@@ -261,7 +264,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
          Linux ({} of them with fast commits; {} torn superblocks, {} torn commit blocks and {} stale \
          areas left out), {} refused by both, {} logs with a wrong bit ({} \
-         refused), {} operations refused, {} findings; {:.0} s, {:.0} states/s",
+         refused), {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
+         parts, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
         report.cases,
@@ -278,6 +282,9 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.damaged,
         report.judged.refused,
         report.refused,
+        report.by_policy,
+        report.fallbacks,
+        report.partial_commits,
         report.findings.len(),
         time.as_secs_f64(),
         report.all_states() as f64 / time.as_secs_f64().max(0.001),

@@ -66,6 +66,18 @@ pub const FAST_COMMIT: [Features; 5] = [
     set("fast_commit-inline", &["-b", "4096", "-O", "fast_commit,inline_data"]),
 ];
 
+/// Many small block groups, for policies that tell them apart: each with its own bitmaps, and
+/// together in flex groups.
+pub const GROUPS: [Features; 4] = [
+    set("groups", &["-b", "4096", "-g", "512", "-G", "1", "-O", "orphan_file", "-J", "size=4"]),
+    set("groups-flex", &["-b", "4096", "-g", "512", "-G", "4", "-J", "size=4"]),
+    set("groups-1k", &["-b", "1024", "-g", "1024", "-O", "^flex_bg", "-J", "size=1"]),
+    set(
+        "groups-meta_bg",
+        &["-b", "1024", "-g", "256", "-O", "meta_bg,^resize_inode,orphan_file", "-J", "size=1"],
+    ),
+];
+
 /// Room for files beyond 1 GiB; only for workloads that need it.
 pub const LARGE: Features = Features {
     name: "large",
@@ -91,9 +103,10 @@ const AREA_BYTES: u64 = 64 << 10;
 pub const SPECIAL: [Features; 2] = [LARGE, MANY];
 
 impl Features {
-    /// The set with this name, [`SPECIAL`] ones among them.
+    /// The set with this name, [`GROUPS`] and [`SPECIAL`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
-        FEATURES.into_iter().chain(FAST_COMMIT).chain(SPECIAL).find(|set| set.name == name)
+        let mut all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
+        all.find(|set| set.name == name)
     }
 
     /// The same with so many areas for i-transactions.

@@ -201,6 +201,12 @@ pub struct Report {
     pub workloads: u64,
     /// Operations that the engine refused.
     pub refused: u64,
+    /// fsync and fdatasync calls that the policy served by itself.
+    pub by_policy: u64,
+    /// Those that fell back to a commit of everything.
+    pub fallbacks: u64,
+    /// Commits of parts of a transaction (policy `group`).
+    pub partial_commits: u64,
     /// Requests recorded.
     pub requests: u64,
     /// Images built, equal ones too.
@@ -216,10 +222,24 @@ pub struct Report {
 }
 
 impl Report {
+    fn of(ran: Ran) -> Report {
+        Report {
+            workloads: 1,
+            refused: ran.refused,
+            by_policy: ran.by_policy,
+            fallbacks: ran.fallbacks,
+            partial_commits: ran.partial_commits,
+            ..Report::default()
+        }
+    }
+
     /// Adds another.
     pub fn add(&mut self, other: Report) {
         self.workloads += other.workloads;
         self.refused += other.refused;
+        self.by_policy += other.by_policy;
+        self.fallbacks += other.fallbacks;
+        self.partial_commits += other.partial_commits;
         self.requests += other.requests;
         self.cases += other.cases;
         self.states += other.states;
@@ -250,8 +270,17 @@ pub type Passed = Arc<Mutex<HashSet<u64>>>;
 struct Recorded {
     log: Log,
     model: Model,
-    refused: u64,
+    ran: Ran,
     failed: Option<Problem>,
+}
+
+/// What the engine says of a run.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ran {
+    refused: u64,
+    by_policy: u64,
+    fallbacks: u64,
+    partial_commits: u64,
 }
 
 /// Intervals of the engine's own threads in runs that have them.
@@ -277,17 +306,16 @@ fn record(config: &Config, base: &Base, workload: &Workload) -> Result<Recorded>
     let ran = ran.unwrap_or_else(|_| Err(anyhow::anyhow!("the engine panicked")));
     let log = device.take_log(base.image.clone());
     let failed = ran.as_ref().err().map(|e| Problem::new(Kind::EngineFailed, format!("{e:#}")));
-    Ok(Recorded { log, model: model.into_inner(), refused: ran.unwrap_or(0), failed })
+    Ok(Recorded { log, model: model.into_inner(), ran: ran.unwrap_or_default(), failed })
 }
 
-/// Mounts, runs all threads to their end, unmounts (a promise for everything). Returns how many
-/// operations were refused.
+/// Mounts, runs all threads to their end, unmounts (a promise for everything).
 fn run(
     device: &Arc<RecordingDevice>,
     options: &MountOptions,
     model: &Mutex<Model>,
     workload: &Workload,
-) -> Result<u64> {
+) -> Result<Ran> {
     let fs = Fs::open_device(device.clone(), options)?;
     let one = |ops: &[Op]| -> Result<u64> {
         let stamp = || device.stamp();
@@ -309,7 +337,13 @@ fn run(
     fs.unmount().context("unmount")?;
     let stamp = device.stamp();
     model.lock().promise(stamp, &Op::Sync);
-    Ok(refused)
+    let stats = fs.stats();
+    Ok(Ran {
+        refused,
+        by_policy: stats.fsync.policy,
+        fallbacks: stats.fsync.fallbacks.iter().map(|(_, count)| count).sum(),
+        partial_commits: stats.journal.partial_commits,
+    })
 }
 
 /// Explores a workload.
@@ -332,7 +366,7 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
         known: HashMap::new(),
         recent: VecDeque::new(),
         lot: lot(config, workload),
-        report: Report { workloads: 1, refused: recorded.refused, ..Report::default() },
+        report: Report::of(recorded.ran),
     };
     explorer.report.requests = recorded.log.entries.len() as u64;
     if let Some(problem) = recorded.failed {

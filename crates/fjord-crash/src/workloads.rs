@@ -63,10 +63,13 @@ pub enum Family {
     Random,
     /// Four threads of the same, with the engine's own threads; without end.
     Threads,
+    /// Work in six directories that seldom touches two, none of it synced as a whole, by seed;
+    /// without end. What may commit alone where block groups do.
+    Groups,
 }
 
 /// All families.
-pub const FAMILIES: [Family; 12] = [
+pub const FAMILIES: [Family; 13] = [
     Family::RenameToSub,
     Family::CreateDelete,
     Family::DeepLeaf,
@@ -79,6 +82,7 @@ pub const FAMILIES: [Family; 12] = [
     Family::Random,
     Family::Ace3,
     Family::Threads,
+    Family::Groups,
 ];
 
 impl Family {
@@ -97,6 +101,7 @@ impl Family {
             Family::TenThreads => "ten-threads",
             Family::Random => "random",
             Family::Threads => "threads",
+            Family::Groups => "groups",
         }
     }
 
@@ -107,7 +112,7 @@ impl Family {
 
     /// Whether it never ends.
     pub fn is_endless(self) -> bool {
-        matches!(self, Family::Ace3 | Family::Random | Family::Threads)
+        matches!(self, Family::Ace3 | Family::Random | Family::Threads | Family::Groups)
     }
 
     /// Its workloads.
@@ -125,6 +130,7 @@ impl Family {
             Family::TenThreads => Box::new(std::iter::once(ten_threads(seed))),
             Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
             Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
+            Family::Groups => Box::new((0u64..).map(move |round| groups(seed, round))),
         }
     }
 }
@@ -418,6 +424,45 @@ fn barriers(seed: u64, round: u64) -> Workload {
     }
     let setup = "create /f0; append /f0 12000; create /f1; append /f1 5000; create /f2; create /f3";
     Workload::new(own(setup), ops)
+}
+
+/// New directories of the root lie in groups of their own, and so do their files.
+fn groups(seed: u64, round: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ round.wrapping_mul(0xA24B_AED4_963E_E407));
+    let dirs = 6;
+    let names = ["a", "b", "c"];
+    let mut setup = String::new();
+    for dir in 0..dirs {
+        setup += &format!("mkdir /G{dir}; create /G{dir}/a; append /G{dir}/a 9000; ");
+        setup += &format!("create /G{dir}/b; append /G{dir}/b 300; ");
+    }
+    let path = |rng: &mut Rng, dir: u64| format!("G{dir}/{}", rng.pick(&names));
+    let mut ops = Vec::new();
+    for _ in 0..rng.range(24, 70) {
+        let (dir, other) = (rng.below(dirs), rng.below(dirs));
+        let file = path(&mut rng, dir);
+        ops.push(match rng.below(100) {
+            0..10 => Op::Create(file),
+            10..28 => Op::Append(file, 1 + rng.magnitude(40_000)),
+            28..36 => {
+                let offset = rng.below(20_000);
+                Op::Write(file, offset, 1 + rng.magnitude(20_000))
+            }
+            36..41 => Op::Truncate(file, rng.below(20_000)),
+            41..46 => random_fallocate(file, &mut rng),
+            46..48 => Op::Unlink(file),
+            48..52 => Op::Rename(file, path(&mut rng, dir)),
+            52..55 => Op::Rename(file, path(&mut rng, other)),
+            55..57 => Op::Link(file, path(&mut rng, other)),
+            57..60 => Op::SetXattr(file, "user.r".into(), 1 + rng.magnitude(2500) as usize),
+            60..63 => Op::Chmod(file, 0o600 + rng.below(64) as u16),
+            63..66 => Op::Mkdir(format!("G{dir}/d{}", rng.below(3))),
+            66..88 => Op::Fsync(file),
+            88..95 => Op::Fdatasync(file),
+            _ => Op::Fsync(format!("G{dir}")),
+        });
+    }
+    Workload::new(own(&setup), ops)
 }
 
 fn random_fallocate(file: String, rng: &mut Rng) -> Op {

@@ -11,7 +11,7 @@ use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_block::epoch::EpochDevice;
 use fjord_block::plant::{Bug, Planting};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
-use fjord_crash::base::FAST_COMMIT;
+use fjord_crash::base::{FAST_COMMIT, Features};
 use fjord_crash::check::Kind;
 use fjord_crash::explore::{Config, Report, Workload, explore};
 use fjord_crash::image::Image;
@@ -37,6 +37,17 @@ impl Plant {
         let parse = |text| ops::parse(text).expect("operations");
         let workload = Workload::new(parse("create /a; append /a 9000"), parse(PLAIN));
         Plant { bug, config, workload }
+    }
+
+    /// The group policy: six directories, each with its files in a group of its own.
+    fn groups(bug: Bug) -> Plant {
+        let mut plant = Plant::new(bug).setup(
+            "mkdir /G0; mkdir /G1; mkdir /G2; mkdir /G3; mkdir /G4; mkdir /G5; create /G0/a; \
+             append /G0/a 9000; create /G1/a; append /G1/a 9000; mkdir /G0/d",
+        );
+        plant.config.options.fsync = FsyncPolicyKind::Group;
+        plant.config.features = Features::by_name("groups").expect("a feature set");
+        plant
     }
 
     fn setup(mut self, text: &str) -> Plant {
@@ -283,7 +294,7 @@ impl Epochs {
         for epoch in 0..EPOCHS {
             let write = |number| Request::Write {
                 offset: place(epoch, number),
-                bufs: vec![Buf::from_slice(&[0xE0 | epoch as u8 + 1; BLOCK as usize])],
+                bufs: vec![Buf::from_slice(&[0xE0 | (epoch as u8 + 1); BLOCK as usize])],
                 order: if number == 0 { Order::Barrier } else { Order::Ordered },
                 fua: false,
                 class: Class::Sync,
@@ -419,4 +430,50 @@ fn every_bug_has_a_test() {
         let own = [format!("(Bug::{bug:?})"), format!("(Some(Bug::{bug:?}))")];
         assert!(own.iter().any(|own| tests.contains(own)), "{bug:?} has no test");
     }
+}
+
+/// Changes of groups that nothing syncs.
+const ELSEWHERE: &str = "create /G2/n; create /G3/n; create /G4/n; create /G5/n; ";
+
+#[test]
+fn parts_not_closed() {
+    let ops = "rename /G0/a /G1/x; fsync /G1/x";
+    let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed, Kind::Invented];
+    Plant::groups(Bug::PartsNotClosed).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+}
+
+#[test]
+fn entries_of_all_parts() {
+    let ops = "create /G0/n; fsync /G0/n";
+    let kinds = [Kind::Fsck, Kind::RecoveryFailed];
+    Plant::groups(Bug::EntriesOfAllParts).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+}
+
+#[test]
+fn entries_before_last_part() {
+    let ops = "create /G0/n; fsync /G0/n; create /G1/n; fsync /G1/n";
+    let kinds = [Kind::Fsck, Kind::RecoveryFailed];
+    Plant::groups(Bug::EntriesBeforeLastPart).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+}
+
+#[test]
+fn part_data_not_awaited() {
+    let ops = "append /G0/a 100; fsync /G0/a; append /G0/a 5000; fsync /G0/a";
+    let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
+    Plant::groups(Bug::PartDataNotAwaited).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+}
+
+#[test]
+fn part_sequence_reused() {
+    let ops = "create /G0/n; fsync /G0/n; create /G1/n; fsync /G1/n";
+    let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
+    Plant::groups(Bug::PartSequenceReused).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+}
+
+#[test]
+fn freed_of_all_parts() {
+    let ops = "truncate /G0/a 0; truncate /G1/a 0; fsync /G0/a; \
+               create /G1/b; append /G1/b 9000; fsync /G1/b";
+    let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
+    Plant::groups(Bug::FreedOfAllParts).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
 }

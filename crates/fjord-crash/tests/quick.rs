@@ -1,7 +1,7 @@
 //! A quick selection of the explorer's workloads, and proof that it bites.
 
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_crash::base::{FAST_COMMIT, FEATURES};
+use fjord_crash::base::{FAST_COMMIT, FEATURES, GROUPS};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::{Config, Report, Workload, explore};
 use fjord_crash::ops;
@@ -113,6 +113,20 @@ fn everywhere(plan: &mut Plan) {
     plan.features = FEATURES.to_vec();
     plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
     plan.devices = DeviceKind::ALL.to_vec();
+}
+
+/// The group policy on images with many groups, some of whose fsyncs commit a few of them.
+#[test]
+fn groups_commit_alone() {
+    let options = MountOptions { fsync: FsyncPolicyKind::Group, ..MountOptions::default() };
+    let config = Config { compare_every: 100, inner_every: 300, ..Config::new(options) };
+    let mut plan = Plan::new(&[Family::Groups], config);
+    plan.features = GROUPS.to_vec();
+    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.devices = DeviceKind::ALL.to_vec();
+    plan.workloads_max = Some(16);
+    let report = passes(&plan);
+    assert!(report.partial_commits > 20 && report.fallbacks > 0, "{report:?}");
 }
 
 fn passes(plan: &Plan) -> Report {
