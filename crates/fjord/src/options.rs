@@ -37,13 +37,12 @@ pub enum FsyncPolicyKind {
 
 impl FsyncPolicyKind {
     /// All there are.
-    pub const ALL: &'static [FsyncPolicyKind] =
-        &[
-            FsyncPolicyKind::Compound,
-            FsyncPolicyKind::Group,
-            FsyncPolicyKind::FastCommit,
-            FsyncPolicyKind::Ijournal,
-        ];
+    pub const ALL: &'static [FsyncPolicyKind] = &[
+        FsyncPolicyKind::Compound,
+        FsyncPolicyKind::Group,
+        FsyncPolicyKind::FastCommit,
+        FsyncPolicyKind::Ijournal,
+    ];
 
     /// Its name on the command line and in statistics.
     pub fn name(self) -> &'static str {
