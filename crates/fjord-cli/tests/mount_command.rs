@@ -176,7 +176,7 @@ fn a_copy_of_the_mount_elsewhere_is_cut_loose() -> Result<()> {
             std::thread::sleep(Duration::from_millis(5));
         }
         let unshare = ["-m", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 60"];
-        let mut copy = Command::new("unshare").args(unshare).stdout(Stdio::piped()).spawn()?;
+        let mut copy = tools::command("unshare")?.args(unshare).stdout(Stdio::piped()).spawn()?;
         let mut ready = [0; 6];
         let copied = copy.stdout.take().context("a pipe")?.read_exact(&mut ready);
         let outcome = (|| {

@@ -36,6 +36,7 @@ pub const TOOLS: &[Tool] = &[
     tool("tune2fs", "e2fsprogs", "changes features and UUIDs"),
     tool("chattr", "e2fsprogs", "sets inode flags"),
     tool("losetup", "mount", "attaches images"),
+    tool("unshare", "util-linux", "makes mount namespaces"),
     tool("mount", "mount", "mounts images with the kernel's ext4"),
     tool("umount", "mount", "unmounts them"),
     tool("setfattr", "attr", "extended attributes through the mount"),
