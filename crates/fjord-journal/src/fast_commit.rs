@@ -20,10 +20,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
+use fjord_format::jbd2::MIN_JOURNAL_BLOCKS;
 use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
 use fjord_format::types::Tid;
 use parking_lot::Mutex;
@@ -33,6 +34,11 @@ use crate::handle::check_no_open_handle;
 use crate::journal::{CommitterGuard, Journal};
 use crate::log::{Log, wait_all};
 use crate::stats;
+
+/// The area takes one block in so many of the journal, as with mke2fs.
+const AREA_SHARE: u32 = 64;
+/// Least length of an area that is worth having, in blocks.
+const AREA_BLOCKS_MIN: u32 = 4;
 
 /// What the file data of a request asks of the fast commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,6 +111,8 @@ pub(crate) struct Area {
     queue: Mutex<Vec<Arc<Waiting>>>,
     /// Changed by the holder of the committer's place.
     stream: Mutex<Stream>,
+    /// Blocks used, for whoever does not hold that place.
+    used_hint: AtomicU32,
 }
 
 /// The fast commits of the transaction that would come next.
@@ -130,7 +138,8 @@ impl Area {
         let range = log.superblock.lock().0.fast_commit_area();
         let blocks = range.start..range.end.saturating_sub(1);
         let stream = Mutex::new(Stream { has_head, ..Stream::default() });
-        (!blocks.is_empty()).then(|| Area { blocks, queue: Mutex::default(), stream })
+        let (queue, used_hint) = (Mutex::default(), AtomicU32::new(0));
+        (!blocks.is_empty()).then(|| Area { blocks, queue, stream, used_hint })
     }
 }
 
@@ -138,6 +147,38 @@ impl Journal {
     /// How many blocks of fast commits the area takes between two full commits; 0 without one.
     pub fn fast_commit_blocks(&self) -> u32 {
         self.inner.area.as_ref().map_or(0, |area| area.blocks.len() as u32)
+    }
+
+    /// Whether more than half of the area is used, so that a full commit in the background keeps
+    /// requests from being refused. A hint.
+    pub fn fast_commits_fill_area(&self) -> bool {
+        self.inner.area.as_ref().is_some_and(|area| {
+            area.used_hint.load(Ordering::Relaxed) > area.blocks.len() as u32 / 2
+        })
+    }
+
+    /// Sets the size of the fast-commit area of later mounts (`s_num_fc_blks`): a 64th of the
+    /// journal as mke2fs takes, as far as a log of the least length is left. Returns it; 0 when
+    /// there is no room.
+    ///
+    /// # Errors
+    /// I/O errors; the journal has an area now.
+    pub fn size_fast_commit_area(&self) -> Result<u32> {
+        let log = self.inner.log_or_usage()?;
+        if self.inner.area.is_some() {
+            return Err(JournalError::Usage("the journal has a fast-commit area".into()));
+        }
+        let maxlen = log.superblock.lock().0.s_maxlen;
+        let room = maxlen.saturating_sub(MIN_JOURNAL_BLOCKS);
+        let blocks = (maxlen / AREA_SHARE).min(room);
+        // One block belongs to nobody, and the last is not used.
+        if blocks < AREA_BLOCKS_MIN {
+            return Ok(0);
+        }
+        log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
+            superblock.s_num_fc_blks = blocks;
+        })?;
+        Ok(blocks)
     }
 
     /// Puts a request behind those of all threads, in the order of the calls. `None` without an
@@ -290,6 +331,7 @@ impl Journal {
         // A shutdown in between: whether it counts is for recovery to find out.
         self.check_running()?;
         stream.used += count;
+        area.used_hint.store(stream.used, Ordering::Relaxed);
         stats::add(&self.inner.counters.fast_commits, 1);
         stats::add(&self.inner.counters.fast_commit_requests, logged.len());
         stats::add(&self.inner.counters.fast_commit_blocks, count as usize);
@@ -309,6 +351,7 @@ impl Journal {
             return Ok(());
         }
         stream.used = 0;
+        area.used_hint.store(0, Ordering::Relaxed);
         let zeros = vec![Buf::zeroed(self.inner.block_size)];
         let requests = area_requests(log, area.blocks.start, zeros, false)?;
         stream.wipe = self.inner.device.submit(requests).pop();

@@ -14,12 +14,15 @@ use crate::{
 #[command(
     after_help = "Areas hold the i-transactions that fsync writes with --fsync ijournal. They \
 lie in the journal behind the log, where Linux and e2fsck do not look, and take space of the \
-image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img"
+image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img\n  fjord tune --fast-commit on disk.img"
 )]
 pub(crate) struct Args {
     /// Number and size of the i-journal's areas, such as 4x2M; 0 removes them
     #[arg(long, value_name = "NxSIZE|0", value_parser = parse_areas)]
     ijournal: Option<Areas>,
+    /// Set or clear the feature fast_commit, which fsync needs with --fsync fast-commit
+    #[arg(long, value_name = "on|off", value_parser = parse_switch)]
+    fast_commit: Option<bool>,
     /// Image file or block device
     image: PathBuf,
     /// Print the outcome as JSON
@@ -49,21 +52,40 @@ pub(super) fn parse_areas(text: &str) -> Result<Areas, String> {
 struct Outcome {
     ijournal_areas: u32,
     ijournal_area_bytes: u64,
+    fast_commit: bool,
+}
+
+/// Reads `on` or `off`.
+fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off".into()),
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Some(areas) = args.ijournal else {
+    if args.ijournal.is_none() && args.fast_commit.is_none() {
         return Err(Failure::usage("say what to change, such as --ijournal 4x2M"));
-    };
-    let layout = match areas {
-        Areas::None => None,
-        Areas::Some { count, area_bytes } => Some(AreaLayout { count, area_bytes }),
-    };
-    image::change(&args.image, |fs| {
-        fs.set_ijournal_areas(layout).context("changing the areas of the journal failed")
-    })?;
-    let now = image::change(&args.image, |fs| Ok(fs.ijournal_areas()))?;
+    }
+    if let Some(areas) = args.ijournal {
+        let layout = match areas {
+            Areas::None => None,
+            Areas::Some { count, area_bytes } => Some(AreaLayout { count, area_bytes }),
+        };
+        image::change(&args.image, |fs| {
+            fs.set_ijournal_areas(layout).context("changing the areas of the journal failed")
+        })?;
+    }
+    if let Some(on) = args.fast_commit {
+        image::change(&args.image, |fs| {
+            fs.set_fast_commit(on).context("changing the feature fast_commit failed")
+        })?;
+    }
+    let (now, fast_commit) =
+        image::change(&args.image, |fs| Ok((fs.ijournal_areas(), fs.has_fast_commit())))?;
     let outcome = Outcome {
+        fast_commit,
         ijournal_areas: now.map_or(0, |areas| areas.count),
         ijournal_area_bytes: now.map_or(0, |areas| areas.area_bytes),
     };
@@ -71,11 +93,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return output::json(&outcome);
     }
     let image = args.image.display();
-    output::print(match now {
-        Some(areas) => {
-            format!("{image}: {} areas of {}\n", areas.count, size::show(areas.area_bytes))
-        }
-        None => format!("{image}: no areas\n"),
+    let areas = match now {
+        Some(areas) => format!("{} areas of {}", areas.count, size::show(areas.area_bytes)),
+        None => "no areas".into(),
+    };
+    output::print(if args.fast_commit.is_some() {
+        let switch = if fast_commit { "on" } else { "off" };
+        format!("{image}: {areas}, fast_commit {switch}\n")
+    } else {
+        format!("{image}: {areas}\n")
     })
 }
 

@@ -264,7 +264,7 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
     if options.fsync == FsyncPolicyKind::FastCommit && !options.read_only && !has_fast_commit {
         return Err(Error::Usage(
             "fsync=fast-commit needs an image with the features has_journal and fast_commit; run \
-             tune2fs -O fast_commit on it, or mount it with fsync=compound"
+             `fjord tune --fast-commit on` on it, or mount it with fsync=compound"
                 .into(),
         ));
     }

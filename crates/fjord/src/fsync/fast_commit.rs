@@ -144,6 +144,9 @@ fn finish(
                 inode.in_place.record_flush(mark);
             }
             fs.fsync_counters.logged(u64::from(blocks), 0);
+            if fs.journal().fast_commits_fill_area() {
+                fs.threads.wake();
+            }
             return Ok(Outcome::Policy);
         }
         // By somebody's commit, which has not asked for data in place.

@@ -11,6 +11,7 @@
 pub(crate) mod changes;
 mod compound;
 mod fast_commit;
+mod feature;
 mod group;
 pub(crate) mod ijournal;
 pub(crate) mod stats;
