@@ -20,11 +20,11 @@ const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMod
 /// Arguments of `cargo xtask crash`.
 #[derive(Debug, Args)]
 #[command(after_help = "Without choices every family runs under every configuration in turn; \
-endless families (ace3, random, threads, groups) go on until --hours or --workloads end them. A finding \
+endless families (ace3, random, threads, groups, fsyncs) go on until --hours or --workloads end them. A finding \
 prints the command that runs it again. docs/crash-model.md says what is modelled.")]
 pub(crate) struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
-    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads, groups
+    /// barriers, thousand-files, append-far, deep-leaf, ten-threads, random, threads, groups, fsyncs
     #[arg(long, value_name = "FAMILY")]
     workload: Vec<String>,
     /// These operations instead, such as 'create /a; append /a 4096; fsync /a'; `||` between
@@ -157,7 +157,7 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
             || deadline.is_some()
             || args.workloads.is_some()
             || !families.iter().any(|family| family.is_endless()),
-        "ace3, random, threads and groups never end: give --hours or --workloads, or choose others with \
+        "ace3, random, threads, groups and fsyncs never end: give --hours or --workloads, or choose others with \
          --workload"
     );
     Ok(Plan {

@@ -66,10 +66,13 @@ pub enum Family {
     /// Work in six directories that seldom touches two, none of it synced as a whole, by seed;
     /// without end. What may commit alone where block groups do.
     Groups,
+    /// Files that grow and change, most changes synced at once, and few names that leave; by
+    /// seed, without end. What logs of single files are for.
+    Fsyncs,
 }
 
 /// All families.
-pub const FAMILIES: [Family; 13] = [
+pub const FAMILIES: [Family; 14] = [
     Family::RenameToSub,
     Family::CreateDelete,
     Family::DeepLeaf,
@@ -83,6 +86,7 @@ pub const FAMILIES: [Family; 13] = [
     Family::Ace3,
     Family::Threads,
     Family::Groups,
+    Family::Fsyncs,
 ];
 
 impl Family {
@@ -102,6 +106,7 @@ impl Family {
             Family::Random => "random",
             Family::Threads => "threads",
             Family::Groups => "groups",
+            Family::Fsyncs => "fsyncs",
         }
     }
 
@@ -112,7 +117,7 @@ impl Family {
 
     /// Whether it never ends.
     pub fn is_endless(self) -> bool {
-        matches!(self, Family::Ace3 | Family::Random | Family::Threads | Family::Groups)
+        matches!(self, Family::Ace3 | Family::Random | Family::Threads | Family::Groups | Family::Fsyncs)
     }
 
     /// Its workloads.
@@ -131,6 +136,7 @@ impl Family {
             Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
             Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
             Family::Groups => Box::new((0u64..).map(move |round| groups(seed, round))),
+            Family::Fsyncs => Box::new((0u64..).map(move |round| fsyncs(seed, round))),
         }
     }
 }
@@ -463,6 +469,47 @@ fn groups(seed: u64, round: u64) -> Workload {
         });
     }
     Workload::new(own(&setup), ops)
+}
+
+fn fsyncs(seed: u64, round: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ round.wrapping_mul(0xA24B_AED4_963E_E407));
+    // Enough inodes that those of the workload lie in a block of their own.
+    let mut setup = String::from("mkdir /D; ");
+    for number in 0..24 {
+        setup += &format!("create /old{number}; ");
+    }
+    for file in ["p", "q"] {
+        setup += &format!("create /{file}; append /{file} {}; ", 1 + rng.below(60_000));
+    }
+    let mut ops = Vec::new();
+    for _ in 0..rng.range(8, 30) {
+        let dir = *rng.pick(&["", "D/"]);
+        let file = format!("{dir}{}", rng.pick(&["p", "q", "n1", "n2", "n3"]));
+        let sync = match rng.below(10) {
+            0..6 => Some(Op::Fsync(file.clone())),
+            6..8 => Some(Op::Fdatasync(file.clone())),
+            _ => None,
+        };
+        ops.push(match rng.below(100) {
+            0..20 => Op::Create(file),
+            20..50 => Op::Append(file, 1 + rng.magnitude(20_000)),
+            50..70 => Op::Write(file, rng.below(70_000), 1 + rng.magnitude(9000)),
+            70..80 => Op::Truncate(file, rng.below(60_000)),
+            80..92 => file_fallocate(file, &mut rng),
+            92..95 => Op::Chmod(file, 0o600 + rng.below(64) as u16),
+            95..97 => Op::Unlink(file),
+            97..99 => Op::Rename(file.clone(), format!("{file}r")),
+            _ => Op::Sync,
+        });
+        ops.extend(sync);
+    }
+    Workload::new(own(&setup), ops)
+}
+
+fn file_fallocate(file: String, rng: &mut Rng) -> Op {
+    let mode = *rng.pick(&["plain", "keep", "keep+punch", "keep+punch", "zero", "keep+zero"]);
+    let (offset, len) = (rng.below(60_000), 1 + rng.below(30_000));
+    own(&format!("fallocate /{file} {mode} {offset} {len}")).remove(0)
 }
 
 fn random_fallocate(file: String, rng: &mut Rng) -> Op {

@@ -68,7 +68,7 @@ pub struct FastCommitRequest {
     /// Replay will allocate blocks of its own choice for the owner; no other owner may add blocks
     /// behind that, for replay could have chosen them.
     pub allocates: bool,
-    /// The log must hold nothing that replay has to bring home first.
+    /// The log must hold nothing that replay has to bring home first; it is emptied.
     pub needs_empty_log: bool,
 }
 
@@ -86,7 +86,7 @@ pub enum FastCommitOutcome {
     Full,
     /// The records could not be replayed behind those that are in the area.
     Conflict,
-    /// The log holds transactions that are not home, and must not.
+    /// The log holds transactions that are not home, and somebody is bringing them there.
     LogInUse,
     /// There is no area, or the log has no full commit yet that it could follow.
     Unavailable,
@@ -231,6 +231,10 @@ impl Journal {
         // A failure stops the journal, and every waiter learns that.
         if self.finish_flying().is_err() {
             return;
+        }
+        // Without it those requests are refused; a failure stops the journal.
+        if batch.iter().any(|waiting| waiting.request.needs_empty_log) {
+            let _ = self.empty_log(log);
         }
         let (committed, next, empty, used) = {
             let state = self.inner.state.lock();

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use fjord::{Fs, MountOptions};
+use fjord::{Cred, Fs, FsyncPolicyKind, MountOptions};
 use fjord_format::jbd2::fast_commit::Record;
 use fjord_testkit::fast_commits::{self, RECIPES, without_directory_times};
 use fjord_testkit::image::{self, KernelMount, Scratch};
 use fjord_testkit::manifest::{Compare, Manifest};
-use fjord_testkit::{dirty, rng};
+use fjord_testkit::{dirty, rng, tools};
 
 /// Times of change differ where the replay of one recoverer counts as a change.
 const ALIKE: Compare = Compare { ctime: false, ..Compare::SAME_IMAGE };
@@ -95,5 +95,74 @@ fn fast_commits_of_linux_recover_alike() -> Result<()> {
     }
     ensure!(all > 40 && all_by_e2fsck > 10, "only {all} fast commits, {all_by_e2fsck} by e2fsck");
     ensure!(bad.is_empty(), "{} of {images} images:\n{}", bad.len(), bad.join("\n"));
+    Ok(())
+}
+
+fn made(dir: &Scratch, features: &str) -> Result<std::path::PathBuf> {
+    let image = dir.join("image");
+    image::make_sparse(&image, 512 << 20)?;
+    let mut mke2fs = tools::command("mke2fs")?;
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=64", "-O", features]);
+    tools::run(mke2fs.arg(&image))?.ok()?;
+    Ok(image)
+}
+
+fn with_policy() -> MountOptions {
+    MountOptions { fsync: FsyncPolicyKind::FastCommit, ..MountOptions::default() }
+}
+
+/// Create, write, fsync, and append, fsync: no commit of everything but where a directory gets a
+/// block, which replay would have to choose.
+#[test]
+fn appends_and_new_files_need_no_full_commit() -> Result<()> {
+    let scratch = Scratch::in_memory("fast-commit")?;
+    let image = made(&scratch, "fast_commit")?;
+    let fs = Fs::open(&image, &with_policy())?;
+    let (root, cred) = (fs.root()?, Cred::root());
+    let (dir, grown) = (root.mkdir(b"dir", 0o755, &cred)?, root.create(b"grown", 0o644, &cred)?);
+    fs.sync()?;
+    for number in 0..150u32 {
+        let file = dir.create(format!("f{number}").as_bytes(), 0o644, &cred)?;
+        file.write(0, &[1; 10_000])?;
+        file.fsync(false)?;
+    }
+    for number in 0..600u64 {
+        grown.write(number * 4096, &[2; 4096])?;
+        grown.fsync(number % 2 == 0)?;
+    }
+    let stats = fs.stats();
+    println!("{:?}, {:?}", stats.fsync, stats.journal);
+    ensure!(stats.fsync.fallbacks.is_empty() && stats.fsync.policy == 750, "{:?}", stats.fsync);
+    drop((dir, grown, root));
+    fs.unmount()?;
+    image::e2fsck_clean(&image).map(drop)
+}
+
+#[test]
+fn the_feature_is_needed_and_can_be_switched() -> Result<()> {
+    let scratch = Scratch::in_memory("fast-commit")?;
+    let image = made(&scratch, "^fast_commit")?;
+    let said = Fs::open(&image, &with_policy()).map(drop).unwrap_err().to_string();
+    ensure!(said.contains("fjord tune --fast-commit on"), "{said}");
+    let fs = Fs::open(&image, &MountOptions::default())?;
+    fs.set_fast_commit(true)?;
+    fs.unmount()?;
+    image::e2fsck_clean(&image)?;
+    let fs = Fs::open(&image, &with_policy())?;
+    let file = fs.root()?.create(b"file", 0o644, &Cred::root())?;
+    file.write(0, b"fjord")?;
+    file.fsync(false)?;
+    ensure!(fs.stats().fsync.policy == 1, "{:?}", fs.stats().fsync);
+    drop(file);
+    fs.unmount()?;
+    // Linux takes the area as it is.
+    let mount = KernelMount::new(&image, "rw")?;
+    std::fs::File::open(mount.path().join("file"))?.sync_all()?;
+    mount.unmount()?;
+    let fs = Fs::open(&image, &MountOptions::default())?;
+    fs.set_fast_commit(false)?;
+    fs.unmount()?;
+    image::e2fsck_clean(&image)?;
+    ensure!(Fs::open(&image, &with_policy()).is_err(), "the feature is still there");
     Ok(())
 }

@@ -24,8 +24,7 @@
 //!   wrong), under a name that was in use, or where the entry may not fit without what left or
 //!   came to the directory in this transaction (a block that e2fsck adds to a directory may be
 //!   one that a later record gives to a file);
-//! - the log holds what e2fsck's replay undoes (below) although all of it was just brought home,
-//!   because a commit came in between;
+//! - the log holds what e2fsck's replay undoes (below), and somebody is bringing it home;
 //! - the area is full, or behind a file whose extent tree has nodes of its own: replay allocates
 //!   new ones, and another file's blocks could be among them.
 
@@ -68,6 +67,7 @@ struct Queued {
     ticket: FastCommitTicket,
     /// The mark of data in place that the flush covers.
     owed: Option<u64>,
+    care: Care,
 }
 
 impl FsyncPolicy for FastCommit {
@@ -85,10 +85,10 @@ impl FsyncPolicy for FastCommit {
         }
         let why = match new_entry(fs, inode) {
             Ok(entry) => {
-                let careful = clear_way(fs, inode)?;
+                let care = Care::of(fs, inode);
                 let owed = inode.in_place.owed();
                 writeback::drain(fs, inode, &mut in_flight)?;
-                match queue(fs, inode, entry, (owed, careful), datasync)? {
+                match queue(fs, inode, entry, (owed, care), datasync)? {
                     Ok(queued) => {
                         drop(in_flight);
                         return finish(fs, inode, queued, datasync);
@@ -104,24 +104,24 @@ impl FsyncPolicy for FastCommit {
     }
 }
 
-/// Brings the log home where e2fsck would undo what it holds. Whether the fast commit must find
-/// it so.
-fn clear_way(fs: &Arc<FsInner>, inode: &Inode) -> Result<bool> {
-    let journal = fs.journal();
-    let fragile = fs.fragile.get();
-    let table_block = |ino| fs.geo.inode_location(ino).map(|at| (at.group, at.table_block));
-    let careful = fragile.is_some() || table_block(inode.ino) == table_block(InodeNo::JOURNAL);
-    if !careful {
-        return Ok(false);
+/// What e2fsck would undo if it came from the log.
+#[derive(Clone, Copy)]
+struct Care {
+    /// The log must be home.
+    needed: bool,
+    /// Once it is, what this transaction did is safe.
+    until: Option<Tid>,
+}
+
+impl Care {
+    fn of(fs: &FsInner, inode: &Inode) -> Care {
+        let fragile = fs.fragile.get();
+        let table_block = |ino| fs.geo.inode_location(ino).map(|at| (at.group, at.table_block));
+        Care {
+            needed: fragile.is_some() || table_block(inode.ino) == table_block(InodeNo::JOURNAL),
+            until: fragile.filter(|&tid| fs.journal().is_committed(tid)),
+        }
     }
-    if journal.log_usage_blocks().0 > 0 {
-        journal.checkpoint_all()?;
-    }
-    let is_home = |tid: &Tid| journal.is_committed(*tid) && journal.log_usage_blocks().0 == 0;
-    if let Some(tid) = fragile.filter(is_home) {
-        fs.fragile.clear(tid);
-    }
-    Ok(true)
 }
 
 /// The commit of everything, and the wait for the file's own data.
@@ -142,6 +142,9 @@ fn finish(
         FastCommitOutcome::Logged { blocks } => {
             if let Some(mark) = queued.owed {
                 inode.in_place.record_flush(mark);
+            }
+            if let Some(tid) = queued.care.until {
+                fs.fragile.clear(tid);
             }
             fs.fsync_counters.logged(u64::from(blocks), 0);
             if fs.journal().fast_commits_fill_area() {
@@ -229,7 +232,7 @@ fn queue(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     entry: Option<Entry>,
-    (owed, needs_empty_log): (Option<u64>, bool),
+    (owed, care): (Option<u64>, Care),
     datasync: bool,
 ) -> Result<Result<Queued, Fallback>> {
     let committed = |tid| fs.journal().is_committed(tid);
@@ -268,7 +271,7 @@ fn queue(
         owner: inode.ino.0,
         records: if same { Vec::new() } else { records(inode, entry, ranges, &image) },
         data,
-        needs_empty_log,
+        needs_empty_log: care.needed,
     };
     let Some(ticket) = fs.journal().queue_fast_commit(request) else {
         return Ok(Err(Fallback::NoLog));
@@ -276,7 +279,7 @@ fn queue(
     if !same {
         state.changes.set_logged(Logged { tid, size, image: image.into() });
     }
-    Ok(Ok(Queued { ticket, owed }))
+    Ok(Ok(Queued { ticket, owed, care }))
 }
 
 /// Puts the records in the order of replay: an inode before its name, its blocks before the
