@@ -131,15 +131,14 @@ fn write_back(fs: &Arc<FsInner>) {
     }
 }
 
-/// Commits a running transaction that has waited long enough or whose fast commits take much
-/// room, and empties the log ahead of need.
+/// Commits a running transaction that has waited long enough, and empties the log ahead
+/// of need.
 fn commit_old(fs: &Arc<FsInner>) {
     if fs.status.is_read_only() {
         return;
     }
     let journal = fs.journal();
-    let wanted = fs.threads.wants_commit.swap(false, Ordering::AcqRel)
-        || journal.fast_commits_fill_area();
+    let wanted = fs.threads.wants_commit.swap(false, Ordering::AcqRel);
     let is_old = |age| wanted || age >= fs.options.commit_interval;
     let is_due = journal.running_age().is_some_and(is_old);
     let committed =

@@ -148,7 +148,7 @@ fn finish(
             }
             fs.fsync_counters.logged(u64::from(blocks), 0);
             if fs.journal().fast_commits_fill_area() {
-                fs.threads.wake();
+                fs.threads.want_commit();
             }
             return Ok(Outcome::Policy);
         }
