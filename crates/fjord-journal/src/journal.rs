@@ -188,9 +188,10 @@ impl Journal {
             fast_commit::wipe_stale_head(&log)?;
         }
         let next_tid = report.next_tid;
-        let head = if pending { start } else { log.first };
+        let in_use = pending && start != 0;
+        let head = if in_use { start } else { log.first };
         let journal = Journal::build(device, block_size, Some(log), areas, options, next_tid, head);
-        journal.inner.state.lock().empty_on_disk = !pending;
+        journal.inner.state.lock().empty_on_disk = !in_use;
         if changed {
             let log = journal.inner.log_or_usage()?;
             log.write_superblock(&journal.inner.counters, options.barrier, |_| ())?;
