@@ -117,7 +117,10 @@ impl Family {
 
     /// Whether it never ends.
     pub fn is_endless(self) -> bool {
-        matches!(self, Family::Ace3 | Family::Random | Family::Threads | Family::Groups | Family::Fsyncs)
+        matches!(
+            self,
+            Family::Ace3 | Family::Random | Family::Threads | Family::Groups | Family::Fsyncs
+        )
     }
 
     /// Its workloads.
