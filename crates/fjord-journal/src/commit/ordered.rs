@@ -128,6 +128,10 @@ impl Journal {
         let mut commit = self.commit_request(log, sequence, at, blocks.crc, durable)?;
         set_class(&mut commit, class);
         let (_, commit_offset, _) = commit.extent();
+        if self.inner.areas.is_some() {
+            // Data that an i-transaction carries is submitted no earlier than somebody waits for it.
+            wait_all(&batch.data, DATA)?;
+        }
         match body.last_mut() {
             Some(_) if planted(Bug::NoFlushBeforeCommit) || planted(Bug::CommitBeforeBlocks) => {}
             Some(last) => end_epoch(last),

@@ -46,6 +46,12 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     /// # Errors
     /// The first error of a write, flush or commit that the promise depends on.
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome>;
+
+    /// Whether all that it makes durable stays behind the barriers of before: it commits
+    /// transactions of the log, and nothing beside it.
+    fn keeps_barriers(&self) -> bool {
+        false
+    }
 }
 
 /// The policy that an option names.
@@ -70,7 +76,12 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     let began = Instant::now();
     // A sync by somebody else must know of the writes that are under way here.
     let _busy = fs.dirty_inodes.begin(inode);
-    let result = fs.fsync_policy.fsync(fs, inode, datasync);
+    let behind_barriers = fs.data_in_order.load(Ordering::Acquire);
+    let result = if behind_barriers && !fs.fsync_policy.keeps_barriers() {
+        Compound.fsync(fs, inode, datasync)
+    } else {
+        fs.fsync_policy.fsync(fs, inode, datasync)
+    };
     match result {
         Ok(outcome) => {
             fs.fsync_counters.served(outcome, began.elapsed());
