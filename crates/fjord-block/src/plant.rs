@@ -96,11 +96,37 @@ pub enum Bug {
     PartSequenceReused,
     /// Commit of parts: what all parts freed is used again.
     FreedOfAllParts,
+    /// i-journal: i-transactions count although their transaction has committed.
+    ItransactionDead,
+    /// i-journal: i-transactions are applied newest first.
+    ItransactionOrder,
+    /// i-journal: an area is written over while its i-transactions are live.
+    ItransactionAreaReused,
+    /// i-journal: an i-transaction stays in the device's cache.
+    ItransactionNotDurable,
+    /// i-journal: an i-transaction shows blocks whose data is not flushed.
+    ItransactionBeforeData,
+    /// i-journal: the new directories above a file are left out.
+    ItransactionNoParents,
+    /// i-journal: changed blocks of the extent tree are left out.
+    ItransactionNoNodes,
+    /// i-journal: a name is taken from a file that lives on elsewhere.
+    ItransactionNameTaken,
+    /// i-journal: the journal is not marked before the first i-transaction.
+    ItransactionNoMark,
+    /// i-journal: data that was written over in place is brought back.
+    InlineDataStale,
+    /// i-journal: inline data is not written home.
+    InlineDataNotReplayed,
+    /// i-journal: a commit does not wait for what an i-transaction carries.
+    InlineDataNotCommitted,
+    /// i-journal: that recovery has begun is not written down.
+    RecoveryNotMarked,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 43] = [
+    pub const ALL: [Bug; 56] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -144,6 +170,19 @@ impl Bug {
         Bug::PartDataNotAwaited,
         Bug::PartSequenceReused,
         Bug::FreedOfAllParts,
+        Bug::ItransactionDead,
+        Bug::ItransactionOrder,
+        Bug::ItransactionAreaReused,
+        Bug::ItransactionNotDurable,
+        Bug::ItransactionBeforeData,
+        Bug::ItransactionNoParents,
+        Bug::ItransactionNoNodes,
+        Bug::ItransactionNameTaken,
+        Bug::ItransactionNoMark,
+        Bug::InlineDataStale,
+        Bug::InlineDataNotReplayed,
+        Bug::InlineDataNotCommitted,
+        Bug::RecoveryNotMarked,
     ];
 }
 

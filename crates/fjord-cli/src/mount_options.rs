@@ -99,6 +99,7 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "writeback" => engine.writeback_interval = seconds()?,
         "cache_size" => engine.cache_size_bytes = size::parse(value)?,
         "fsync" => engine.fsync = fsync_policy(value)?,
+        "inline_data_max" => engine.inline_data_max_bytes = size::parse(value)?,
         "scheduler" => {
             engine.scheduler =
                 Scheduler::by_name(value).ok_or("epoch, direct or auto is expected")?;
@@ -124,13 +125,16 @@ mod tests {
 
     #[test]
     fn both_halves_get_their_options() {
-        let o =
-            parsed("ro,noatime,noacl,data=writeback,commit=30,cache_size=64M,nobarrier").unwrap();
+        let o = parsed(
+            "ro,noatime,noacl,data=writeback,commit=30,cache_size=64M,inline_data_max=8K,nobarrier",
+        )
+        .unwrap();
         assert!(o.engine.read_only && !o.engine.acl && !o.engine.barrier);
         assert_eq!(o.engine.atime, fjord::AtimeMode::Never);
         assert_eq!(o.engine.data, DataMode::Writeback);
         assert_eq!(o.engine.commit_interval, Duration::from_secs(30));
         assert_eq!(o.engine.cache_size_bytes, 64 << 20);
+        assert_eq!(o.engine.inline_data_max_bytes, 8 << 10);
     }
 
     #[test]

@@ -426,6 +426,100 @@ fn fast_commit_in_parts() {
     plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost, Kind::Fsck]);
 }
 
+/// Fsync by i-transactions, in one area.
+fn i_transactions(bug: Bug) -> Plant {
+    Plant::new(bug).with(|config| {
+        config.features = config.features.with_areas(1);
+        config.options.fsync = FsyncPolicyKind::Ijournal;
+    })
+}
+
+/// A file is fsynced, changes, and the change is committed: what the i-transaction has is older.
+#[test]
+fn i_transaction_dead() {
+    let ops = "write /a 0 5000; fsync /a; truncate /a 100; sync; create /b; fsync /b";
+    let plant = i_transactions(Bug::ItransactionDead).ops(ops);
+    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes, Kind::Fsck, Kind::RecoveryFailed]);
+}
+
+#[test]
+fn i_transaction_order() {
+    let ops = "write /a 0 100; fsync /a; write /a 50 100; append /a 3000; fsync /a";
+    i_transactions(Bug::ItransactionOrder).ops(ops).is_found(&[Kind::PromiseLost]);
+}
+
+/// More i-transactions of one file than the area holds, after one of another.
+#[test]
+fn i_transaction_area_reused() {
+    let appends = "append /a 4096; fsync /a; ".repeat(12);
+    let ops = format!("create /b; append /b 4096; fsync /b; {appends}");
+    i_transactions(Bug::ItransactionAreaReused).ops(&ops).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn i_transaction_not_durable() {
+    i_transactions(Bug::ItransactionNotDurable).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn i_transaction_before_data() {
+    let plant = i_transactions(Bug::ItransactionBeforeData).ops("append /a 60000; fsync /a");
+    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn i_transaction_no_parents() {
+    let ops = "mkdir /d; mkdir /d/e; create /d/e/f; fsync /d/e/f";
+    i_transactions(Bug::ItransactionNoParents).ops(ops).is_found(&[Kind::PromiseLost]);
+}
+
+/// Holes between the blocks: more extents than the inode holds.
+#[test]
+fn i_transaction_no_nodes() {
+    let writes: String = (0..7).map(|n| format!("write /b {} 4096; ", n * 8192)).collect();
+    let ops = format!("create /b; {writes} fsync /b; append /b 4096; fsync /b");
+    let kinds = [Kind::PromiseLost, Kind::RecoveryFailed, Kind::ForeignBytes];
+    i_transactions(Bug::ItransactionNoNodes).ops(&ops).is_found(&kinds);
+}
+
+#[test]
+fn i_transaction_name_taken() {
+    let ops = "create /b; append /b 100; fsync /b; rename /b /c; create /b; fsync /b";
+    i_transactions(Bug::ItransactionNameTaken).ops(ops).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn i_transaction_no_mark() {
+    i_transactions(Bug::ItransactionNoMark).is_found(&[Kind::PromiseLost]);
+}
+
+/// Data that an i-transaction carries is written over by a larger write, in place.
+#[test]
+fn inline_data_stale() {
+    let plant = i_transactions(Bug::InlineDataStale).setup("create /a; append /a 90000");
+    let ops = "write /a 0 4096; fsync /a; write /a 0 80000; fdatasync /a";
+    plant.ops(ops).is_found(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn inline_data_not_replayed() {
+    let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
+    i_transactions(Bug::InlineDataNotReplayed).is_found(&kinds);
+}
+
+#[test]
+fn inline_data_not_committed() {
+    let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
+    let plant = i_transactions(Bug::InlineDataNotCommitted);
+    plant.ops("append /a 4096; fsync /a; create /b; fsync /; create /c; fsync /c").is_found(&kinds);
+}
+
+#[test]
+fn recovery_not_marked() {
+    let plant = i_transactions(Bug::RecoveryNotMarked).with(|config| config.inner_every = 1);
+    plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost]);
+}
+
 /// The planted list and this file do not drift apart.
 #[test]
 fn every_bug_has_a_test() {

@@ -171,7 +171,7 @@ fn i_transactions() {
     assert!(report.judged.marked > 0 && report.judged.compared > 0, "{report:?}");
 }
 
-/// The four scenarios of the paper on iJournaling (section 6.4).
+/// Scenarios of the paper on iJournaling (section 6.4).
 #[test]
 fn the_scenarios_of_the_ijournaling_paper() {
     let fsync = FsyncPolicyKind::Ijournal;
@@ -179,8 +179,8 @@ fn the_scenarios_of_the_ijournaling_paper() {
     let mut config = Config { inner_every: 60, ..Config::new(options) };
     config.features = config.features.with_areas(3);
     config.budget.subsets_max = 3;
-    let scenarios =
-        [Family::ThousandFiles, Family::AppendFar, Family::DeepLeaf, Family::TenThreads];
+    // The thousand files take minutes: `cargo xtask crash --workload thousand-files`.
+    let scenarios = [Family::AppendFar, Family::DeepLeaf, Family::TenThreads];
     let mut plan = Plan::new(&scenarios, config);
     plan.sample_every = 1;
     let report = campaign::run(&plan, &|_| ()).expect("the explorer runs");

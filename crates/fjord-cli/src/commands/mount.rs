@@ -28,7 +28,8 @@ Mount options (-o a,b=c):
   of ext4               data=ordered|writeback|journal commit=SECONDS acl noacl discard nodiscard
                         barrier nobarrier delalloc nodelalloc grpid nogrpid resuid=N resgid=N
                         noload errors=remount-ro
-  of fjord              fsync=POLICY cache_size=SIZE writeback=SECONDS scheduler=epoch|direct|auto
+  of fjord              fsync=POLICY inline_data_max=SIZE (ijournal) cache_size=SIZE
+                        writeback=SECONDS scheduler=epoch|direct|auto
 
 As root, users other than root may use the mount (noallow_other forbids it), and the mount is of type
 fuseblk: sync, syncfs and umount wait until fjord is done. Otherwise use `fjord umount`.

@@ -19,6 +19,7 @@ mod scan;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
 use fjord_format::ijournal::{AreaFormat, AreaTable, ITransaction};
 use fjord_format::jbd2::{IjournalMark, Superblock};
@@ -209,6 +210,10 @@ impl Journal {
             return Ok(());
         }
         let nonce = rand::random();
+        if planted(Bug::ItransactionNoMark) {
+            *mark = Some(nonce);
+            return Ok(());
+        }
         let written =
             log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
                 superblock.set_ijournal(Some(IjournalMark { nonce, recovering_after: None }));
@@ -282,7 +287,9 @@ impl AreaWriter<'_> {
         let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
         for area in (0..count).map(|step| (hint % count + step) % count) {
             let mut ring = areas.areas[area].lock();
-            let found = ring.reserve(len, tid, |tid| self.journal.is_committed(tid));
+            let is_dead =
+                |tid| self.journal.is_committed(tid) || planted(Bug::ItransactionAreaReused);
+            let found = ring.reserve(len, tid, is_dead);
             let Some(start) = found else { continue };
             let wants_commit = ring.live_blocks() > areas.table.area_blocks / 2;
             drop(ring);
@@ -309,7 +316,7 @@ impl AreaWriter<'_> {
     fn requests(&self, mut at: u32, blocks: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
         let journal = &self.journal.inner;
         let log = journal.log_or_usage()?;
-        let fua = fua && journal.barrier;
+        let fua = fua && journal.barrier && !planted(Bug::ItransactionNotDurable);
         let mut requests = Vec::with_capacity(1);
         let mut blocks = blocks.into_iter().peekable();
         while blocks.peek().is_some() {

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt};
 use fjord_format::FormatError;
 use fjord_format::ijournal::{AreaFormat, AreaTable, Header, ITransaction};
@@ -77,6 +78,9 @@ pub(crate) fn scan(
         scan_area(&format, first, &bytes, committed, &mut found)?;
     }
     found.sort_by_key(|transaction| transaction.sub_id);
+    if planted(Bug::ItransactionOrder) {
+        found.reverse();
+    }
     Ok(found)
 }
 
@@ -91,7 +95,9 @@ fn scan_area(
     let mut at = 0;
     while at < bytes.len() {
         let rest = &bytes[at..];
-        let header = Header::decode(format, rest).filter(|header| header.tid.newer_than(committed));
+        let counts =
+            |header: &Header| header.tid.newer_than(committed) || planted(Bug::ItransactionDead);
+        let header = Header::decode(format, rest).filter(counts);
         let Some(header) = header else {
             at += block_size;
             continue;

@@ -118,6 +118,7 @@ impl Plan {
             .superblock
             .ijournal()
             .map(|mark| IjournalMark { recovering_after: Some(committed), ..mark });
+        let mark = if planted(Bug::RecoveryNotMarked) { self.superblock.ijournal() } else { mark };
         if !self.report.was_dirty && mark == self.superblock.ijournal() {
             return Ok(self.report);
         }

@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Ticket};
 use fjord_format::BlockNo;
 use fjord_journal::Handle;
@@ -167,7 +168,9 @@ fn record(
     for run in runs {
         writeback::insert_run(fs, handle, inode, state, run)?;
         let ticket = fs.deferred.add(fs.byte_offset(run.phys), run.bufs.clone());
-        handle.attach_data(ticket.clone());
+        if !planted(Bug::InlineDataNotCommitted) {
+            handle.attach_data(ticket.clone());
+        }
         in_flight.deferred.push(DeferredRun { ticket, lblk: run.lblk, len: run.len() });
     }
     for ticket in again {

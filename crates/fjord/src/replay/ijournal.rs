@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::checksum;
 use fjord_format::extent::{self, Extent, ExtentNode, NodeKind};
@@ -25,6 +26,7 @@ use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
 use fjord_format::types::{BlockNo, InodeNo, LogicalBlock};
 
 use super::fast_commit::Log;
+use crate::attr::FileKind;
 use crate::error::Result;
 use crate::fs::FsInner;
 use crate::replay::{self, damaged};
@@ -127,6 +129,9 @@ fn extents(fs: &FsInner, transaction: &ITransaction) -> Result<Option<Vec<Extent
         return Err(bad("its inode is of another size"));
     }
     let disk = DiskInode::decode(&image.bytes, &fs.geo)?;
+    if FileKind::from_mode(disk.mode) != Some(FileKind::Regular) {
+        return Err(bad("it is of no regular file"));
+    }
     if !disk.flags.contains(InodeFlags::EXTENTS) || disk.flags.contains(InodeFlags::INLINE_DATA) {
         return Ok(None);
     }
@@ -227,6 +232,9 @@ fn gather_data<'a>(
 
 /// Writes data to its place. The flush of the commit that follows covers it.
 fn write_home(fs: &FsInner, data: BTreeMap<BlockNo, &[u8]>) -> Result<()> {
+    if planted(Bug::InlineDataNotReplayed) {
+        return Ok(());
+    }
     let per_batch = (BATCH_BYTES / fs.geo.block_size as usize).max(1);
     let data: Vec<(BlockNo, &[u8])> = data.into_iter().collect();
     for batch in data.chunks(per_batch) {

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::{BlockNo, Tid};
 
 /// The data of one inode in i-transactions.
@@ -31,7 +32,7 @@ impl Carried {
 
     /// `count` blocks from `start` on are written in place.
     pub(crate) fn written_in_place(&mut self, start: BlockNo, count: u32) {
-        if self.blocks.is_empty() {
+        if self.blocks.is_empty() || planted(Bug::InlineDataStale) {
             return;
         }
         let end = BlockNo(start.0.saturating_add(u64::from(count)));

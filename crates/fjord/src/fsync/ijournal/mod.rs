@@ -11,7 +11,8 @@
 //!    writes wait ([`crate::file::carry`]). Larger data is written and waited for;
 //! 2. the inode, its changed extent blocks and its names are copied under the inode's lock,
 //!    which also gives the i-transaction its place in the order of all (sub-transaction ID);
-//! 3. **flush**, if data was written in 1 or before that new extents refer to;
+//! 3. **flush**, if data was written in 1 or before that new extents refer to, or in place of
+//!    what an earlier i-transaction carries;
 //! 4. the i-transaction is written with **FUA**: one write. Where data was written in place
 //!    over older data, a plain write and then a **flush** for both.
 //!
@@ -43,6 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fjord_block::Buf;
+use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
 use fjord_journal::{AreaWriter, Submitted};
 
@@ -205,6 +207,7 @@ impl Ijournal {
             inode.touch_tid(tid, true);
         }
         let flush_before = state.carried.owes_flush(committed);
+        let flush_before = flush_before.filter(|_| !planted(Bug::ItransactionBeforeData));
         let Some(writer) = fs.journal().area_writer()? else { return Err(Fallback::NoLog.into()) };
         let contents = snapshot::Contents { chain, data: &data, superseded: &superseded };
         let built = snapshot::build(fs, inode, state, &writer, tid, &contents)?;
@@ -250,10 +253,12 @@ impl Ijournal {
         in_place: bool,
     ) -> Result<(), Stop> {
         let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before } = prepared;
-        if flush_before.is_some() {
+        // What it calls superseded must be there in its place before nothing else has it.
+        let flush_first = flush_before.is_some() || !superseded.is_empty();
+        if flush_first {
             fs.flush_device()?;
         }
-        let flush_after = in_place && flush_before.is_none();
+        let flush_after = in_place && !flush_first;
         let count = blocks.len() as u64;
         let Submitted::Written(write) = writer.submit(cpu(), tid, blocks, !flush_after)? else {
             return Err(Fallback::LogFull.into());

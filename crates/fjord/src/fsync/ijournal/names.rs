@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::dirent::FileType;
 
@@ -44,6 +45,9 @@ impl Chain {
             }
             let parent = link.parent;
             links.push(link);
+            if planted(Bug::ItransactionNoParents) {
+                break;
+            }
             at = table::get(fs, parent)?;
         }
         links.reverse();
@@ -87,6 +91,9 @@ fn link_of(fs: &Arc<FsInner>, inode: &Arc<Inode>, is_file: bool) -> Result<Optio
 
 /// A name can be taken over from a file that is gone, and from nothing else.
 fn check_reuse(fs: &FsInner, entry: &Entry) -> Result<(), Fallback> {
+    if planted(Bug::ItransactionNameTaken) {
+        return Ok(());
+    }
     match &entry.replaced {
         Some(replaced)
             if replaced.fate != Fate::Gone && !fs.journal().is_committed(replaced.tid) =>

@@ -1,6 +1,7 @@
 //! From an inode's state to the blocks of an i-transaction.
 
 use fjord_block::Buf;
+use fjord_block::plant::{Bug, planted};
 use fjord_format::extent::{ExtentNode, NodeKind};
 use fjord_format::ijournal::{Builder, Place};
 use fjord_format::{BlockNo, FormatError, Tid};
@@ -68,7 +69,8 @@ pub(super) fn build(
         builder.superseded(start, count).map_err(too_large)?;
     }
     let mut payload = Vec::new();
-    let nodes = state.changes.uncommitted_extent_blocks(committed);
+    let mut nodes = state.changes.uncommitted_extent_blocks(committed);
+    nodes.retain(|_| !planted(Bug::ItransactionNoNodes));
     for &block in &nodes {
         let content = fs.meta.read(block, |_| Ok(()))?.snapshot();
         let place = builder.extent_block(block, &content).map_err(too_large)?;
