@@ -1,8 +1,6 @@
 //! The scheduler as a device, with real threads: contents, order, flush promises, errors and
 //! wake-ups over memory, over files, and over a device that reorders, delays and fails.
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,6 +14,8 @@ use fjord_block::{
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use crate::backends;
 
 const PAGE: u64 = 4096;
 
@@ -525,8 +525,8 @@ fn threads_at_random_survive_errors() {
 #[test]
 fn overlapping_writes_keep_their_order_on_every_backend() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = EpochDevice::new(common::open_new(backend, dir.path(), 1 << 20));
+    for backend in backends::BACKENDS {
+        let device = EpochDevice::new(backends::open_new(backend, dir.path(), 1 << 20));
         thread::scope(|scope| {
             for number in 0..4u64 {
                 let device = &device;
@@ -557,8 +557,8 @@ fn overlapping_writes_keep_their_order_on_every_backend() {
 #[test]
 fn unaligned_neighbours_do_not_lose_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = EpochDevice::new(common::open_new(backend, dir.path(), 1 << 20));
+    for backend in backends::BACKENDS {
+        let device = EpochDevice::new(backends::open_new(backend, dir.path(), 1 << 20));
         let write = |n: u64| Request::write(n * 100, vec![Buf::from_slice(&[n as u8; 100])]);
         let tickets = device.submit((0..100).map(write).collect());
         assert_eq!(Ticket::wait_all(&tickets), Ok(()), "{backend}");
@@ -572,8 +572,8 @@ fn unaligned_neighbours_do_not_lose_bytes() {
 #[test]
 fn requests_complete_without_waiters() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = EpochDevice::new(common::open_new(backend, dir.path(), 1 << 20));
+    for backend in backends::BACKENDS {
+        let device = EpochDevice::new(backends::open_new(backend, dir.path(), 1 << 20));
         let (sender, receiver) = std::sync::mpsc::channel();
         let mut batch: Vec<_> = (0..20).map(|n| write(n, 1, Order::Barrier, Class::Sync)).collect();
         batch.push(Request::flush());

@@ -54,11 +54,13 @@ fn nothing_completes_before_its_modelled_time() {
 
 #[test]
 fn a_power_cut_fails_what_is_under_way_and_keeps_what_was_flushed() {
-    let device = SimDevice::new(&Profile::PLAIN_SSD, 1 << 20);
+    // So slow that the cut comes in time however busy the machine is: ten seconds of writes.
+    let device = SimDevice::new(&Profile::DISK, 64 << 20);
     device.write_all_at(0, &[7; 4096]).unwrap();
     device.flush().unwrap();
-    let write = |i: u64| Request::write(i * 4096, vec![Buf::from_slice(&[9; 4096])]);
-    let tickets = device.submit((1..100).map(write).chain([Request::flush()]).collect());
+    let write =
+        |i: u64| Request::write(i * 7919 % 16_384 * 4096, vec![Buf::from_slice(&[9; 4096])]);
+    let tickets = device.submit((1..2000).map(write).chain([Request::flush()]).collect());
     let image = device.cut_power(CutScope::Contract, &mut SeededChooser::new(3));
     let results: Vec<_> = tickets.iter().map(Ticket::wait).collect();
     assert!(results.iter().any(Result::is_err), "the cut came too late");

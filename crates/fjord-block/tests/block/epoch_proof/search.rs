@@ -9,7 +9,7 @@ use fjord_block::epoch::{
 };
 use fjord_block::{IoError, Order};
 
-use crate::model::{Model, touches};
+use super::model::{Model, touches};
 
 /// What is searched.
 #[derive(Clone, Debug)]

@@ -1,5 +1,4 @@
 //! The backends under test.
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::fs::File;
 use std::path::Path;

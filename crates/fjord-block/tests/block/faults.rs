@@ -1,13 +1,13 @@
 //! Failures reach every ticket that depends on them, and are not forgotten.
 
-mod common;
-
 use std::sync::Arc;
 
 use fjord_block::{
     Buf, Device, DeviceExt, Engine, FaultAction, FaultDevice, FaultMatch, FaultRule, FileDevice,
     FileOptions, IoErrorKind, IoOp, MemDevice, OpenError, Request, Ticket,
 };
+
+use crate::backends;
 
 fn page(byte: u8) -> Vec<Buf> {
     vec![Buf::from_slice(&[byte; 4096])]
@@ -57,8 +57,8 @@ fn faults_by_range_and_torn_writes() {
 #[test]
 fn the_wrapper_fails_records_and_passes_on() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = FaultDevice::new(common::open_new(backend, dir.path(), 1 << 20));
+    for backend in backends::BACKENDS {
+        let device = FaultDevice::new(backends::open_new(backend, dir.path(), 1 << 20));
         device.start_recording();
         device.submit_one(Request::write(0, page(1))).wait().unwrap();
         device.flush().unwrap();
@@ -97,8 +97,8 @@ fn the_wrapper_fails_records_and_passes_on() {
 #[test]
 fn bad_requests_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = common::open_new(backend, dir.path(), 1 << 20);
+    for backend in backends::BACKENDS {
+        let device = backends::open_new(backend, dir.path(), 1 << 20);
         for offset in [1 << 20, (1 << 20) - 512, u64::MAX - 100] {
             let error = device.submit_one(Request::write(offset, page(1))).wait().unwrap_err();
             assert_eq!(error.kind, IoErrorKind::OutOfRange);
@@ -122,7 +122,7 @@ fn bad_requests_are_refused() {
 fn read_only_devices_share_and_refuse() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    common::make_image(&path, 1 << 20);
+    backends::make_image(&path, 1 << 20);
     let options = FileOptions { read_only: true, ..FileOptions::default() };
     let a = FileDevice::open(&path, &options).unwrap();
     let b = FileDevice::open(&path, &options).unwrap();
@@ -138,7 +138,7 @@ fn read_only_devices_share_and_refuse() {
 fn an_image_is_opened_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    common::make_image(&path, 1 << 20);
+    backends::make_image(&path, 1 << 20);
     let first = FileDevice::open(&path, &FileOptions::default()).unwrap();
     let error = FileDevice::open(&path, &FileOptions::default()).unwrap_err();
     assert_eq!(error.errno(), libc::EBUSY);
@@ -161,9 +161,9 @@ fn what_cannot_be_opened_says_why() {
 #[test]
 fn a_file_truncated_behind_our_back_fails_reads() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in &common::BACKENDS[1..] {
-        let device = common::open_new(backend, dir.path(), 1 << 20);
-        common::make_image(&dir.path().join(backend), 8192);
+    for backend in &backends::BACKENDS[1..] {
+        let device = backends::open_new(backend, dir.path(), 1 << 20);
+        backends::make_image(&dir.path().join(backend), 8192);
         assert_eq!(device.read_buf(4096, 8192).unwrap_err().kind, IoErrorKind::UnexpectedEof);
         let at = |offset| {
             device.submit_read(
@@ -202,7 +202,7 @@ fn a_full_host_is_told_and_recovered_from() {
     );
     for engine in [Engine::Uring, Engine::Plain] {
         let path = mount.join("image");
-        common::make_image(&path, 8 << 20);
+        backends::make_image(&path, 8 << 20);
         let options = FileOptions { engine, ..FileOptions::default() };
         let device = Arc::new(FileDevice::open(&path, &options).unwrap());
         let error = device.write_all_at(0, &vec![1; 4 << 20]).unwrap_err();

@@ -1,12 +1,12 @@
 //! Every backend against a vector of bytes, under random batches from many threads.
 
-mod common;
-
 use std::sync::Arc;
 
 use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, FileDevice, Order, Request, Ticket};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+use crate::backends;
 
 const REGION_BYTES: usize = 1 << 20;
 const PAGE_BYTES: usize = 4096;
@@ -119,10 +119,10 @@ fn check_regions(device: &dyn Device, models: &[Vec<u8>]) {
 #[test]
 fn random_batches_from_many_threads() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
+    for backend in backends::BACKENDS {
         for (thread_count, round_count) in [(1, 60), (8, 25), (64, 4)] {
             let device =
-                common::open_new(backend, dir.path(), (thread_count * REGION_BYTES) as u64);
+                backends::open_new(backend, dir.path(), (thread_count * REGION_BYTES) as u64);
             let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
                 let work = |index: usize| {
                     let device = &*device;
@@ -137,7 +137,8 @@ fn random_batches_from_many_threads() {
             drop(device);
             if backend != "mem" {
                 let device =
-                    FileDevice::open(&dir.path().join(backend), &common::options(backend)).unwrap();
+                    FileDevice::open(&dir.path().join(backend), &backends::options(backend))
+                        .unwrap();
                 check_regions(&device, &models);
             }
         }
@@ -147,8 +148,8 @@ fn random_batches_from_many_threads() {
 #[test]
 fn dropped_tickets_complete_and_device_drop_waits() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in &common::BACKENDS[1..] {
-        let device = common::open_new(backend, dir.path(), 4 << 20);
+    for backend in &backends::BACKENDS[1..] {
+        let device = backends::open_new(backend, dir.path(), 4 << 20);
         std::thread::scope(|scope| {
             for thread in 0..8u64 {
                 let device = &device;
@@ -185,8 +186,8 @@ fn dropped_tickets_complete_and_device_drop_waits() {
 #[test]
 fn callbacks_run_without_a_waiter() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = common::open_new(backend, dir.path(), 1 << 20);
+    for backend in backends::BACKENDS {
+        let device = backends::open_new(backend, dir.path(), 1 << 20);
         let (sender, receiver) = std::sync::mpsc::channel();
         let chained = device.clone();
         device.submit_one(Request::write(0, vec![Buf::zeroed(4096)])).on_complete(move |result| {
@@ -203,8 +204,8 @@ fn callbacks_run_without_a_waiter() {
 #[test]
 fn more_pieces_than_one_call_takes() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device = common::open_new(backend, dir.path(), 4 << 20);
+    for backend in backends::BACKENDS {
+        let device = backends::open_new(backend, dir.path(), 4 << 20);
         let bufs: Vec<Buf> =
             (0..3000u32).map(|i| Buf::from_slice(&i.to_le_bytes().repeat(128))).collect();
         // The second request keeps the first from being a lone one.
@@ -226,8 +227,8 @@ fn more_pieces_than_one_call_takes() {
 #[test]
 fn one_ticket_many_waiters() {
     let dir = tempfile::tempdir().unwrap();
-    for backend in common::BACKENDS {
-        let device: Arc<dyn Device> = common::open_new(backend, dir.path(), 1 << 20);
+    for backend in backends::BACKENDS {
+        let device: Arc<dyn Device> = backends::open_new(backend, dir.path(), 1 << 20);
         for round in 0..50u8 {
             let write = |at| Request::write(at, vec![Buf::from_slice(&[round; 4096])]);
             let mut tickets = device.submit(vec![write(0), write(8192), write(16384)]);

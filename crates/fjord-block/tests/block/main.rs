@@ -1,0 +1,15 @@
+//! Tests of the block layer from outside, in one program. What measures the memory of the whole
+//! process is in `pool`.
+
+mod backends;
+mod epoch_device;
+mod epoch_proof;
+mod epoch_rules;
+mod epoch_sim;
+mod faults;
+mod loop_device;
+mod model;
+mod sim_cut;
+mod sim_device;
+mod sim_latency;
+mod sim_timing;
