@@ -89,7 +89,7 @@ fn fast_commits_are_replayed_alike() {
     );
     plan.features = FAST_COMMIT.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
-    plan.sample_every = 53;
+    plan.sample_every = 409;
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Fsyncs], 1);
     plan.workloads_max = Some(10);
