@@ -141,7 +141,6 @@ fn plan(args: &CrashArgs) -> Result<Plan> {
     let mut config = Config::new(options);
     config.seed = args.seed;
     config.budget.subsets_max = args.subsets;
-    config.budget.torn_max = 1;
     (config.inner_every, config.compare_every) = (args.inner_every, args.compare_every);
     config.damage_every = args.damage_every;
     let deadline = match args.hours {

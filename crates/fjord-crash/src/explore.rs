@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use fjord::{Fs, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{Fs, MountOptions, Scheduler};
 use fjord_testkit::rng::Rng;
 use parking_lot::Mutex;
 
@@ -149,9 +149,6 @@ impl Finding {
             data_name(self.options.data),
             self.device.name()
         );
-        if self.options.fsync != FsyncPolicyKind::default() {
-            line += &format!(" --policy {}", self.options.fsync.name());
-        }
         if self.features.areas > 0 {
             line += &format!(" --areas {}", self.features.areas);
         }

@@ -37,3 +37,14 @@ fn a_shifted_range_is_committed_before_it_is_overwritten() {
     passes(setup, "fallocate /foo insert 4096 4096; write /foo 3000 6000; fdatasync /foo");
     passes(setup, "fallocate /foo collapse 4096 4096; write /foo 3000 6000; sync");
 }
+
+/// Pages of a range were written before those below it, and took the on-disk size along.
+#[test]
+fn allocating_a_range_leaves_no_hole_below_the_size() {
+    let setup = "create /a; mkdir /D";
+    passes(setup, "append /a 23534; fallocate /a keep 5969 14514; fsync /D");
+    passes(
+        "mkdir /D; mkdir /D/E; create /D/e; link /D/e /D/E/a",
+        "append /D/E/a 23534; fallocate /D/E/a keep 5969 14514; fsync /D",
+    );
+}

@@ -129,7 +129,7 @@ fn groups_commit_alone() {
     plan.devices = DeviceKind::ALL.to_vec();
     plan.workloads_max = Some(16);
     let report = passes(&plan);
-    assert!(report.partial_commits > 20 && report.fallbacks > 0, "{report:?}");
+    assert!(report.partial_commits >= 10 && report.fallbacks > 0, "{report:?}");
 }
 
 fn passes(plan: &Plan) -> Report {

@@ -15,13 +15,17 @@ use parking_lot::{Condvar, Mutex};
 /// Longer than anything here takes, unless it waits for what never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Size of the images.
+const IMAGE_BYTES: usize = 128 << 20;
+
 fn image(areas: Option<AreaLayout>) -> MemImage {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("image");
     let made = Command::new("mke2fs")
-        .args(["-q", "-F", "-t", "ext4", "-b", "4096"])
+        // A log in which what sixteen threads ask for at once fits one transaction.
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=32"])
         .arg(&path)
-        .arg("32M")
+        .arg(format!("{}M", IMAGE_BYTES >> 20))
         .status()
         .expect("mke2fs runs (package e2fsprogs)");
     assert!(made.success());
@@ -186,8 +190,8 @@ fn what_was_fsynced_is_there_after_a_crash() {
     assert_eq!(fallbacks(&fs), []);
 
     // A process that is killed: what was written is there, nothing more comes.
-    let dead = MemDevice::new(32 << 20);
-    let mut bytes = vec![0; 32 << 20];
+    let dead = MemDevice::new(IMAGE_BYTES as u64);
+    let mut bytes = vec![0; IMAGE_BYTES];
     use fjord_block::DeviceExt;
     device.read_exact_at(0, &mut bytes).expect("read");
     dead.write_all_at(0, &bytes).expect("copied");

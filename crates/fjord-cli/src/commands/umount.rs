@@ -136,9 +136,20 @@ fn is_claimed(device: &Path) -> bool {
 fn check_clean(image: &Path) -> Result<()> {
     let mut bytes = vec![0; SUPERBLOCK_OFFSET_BYTES as usize + SUPERBLOCK_BYTES];
     let read = File::open(image).and_then(|mut f| f.read_exact(&mut bytes));
-    if read.is_err() {
+    match read {
+        Ok(()) => {}
         // Not readable for this user; the daemon has ended, and that was the promise.
-        return Ok(());
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(()),
+        Err(error) => {
+            return Err(Failure {
+                code: EXIT_DAMAGED,
+                message: format!(
+                    "{} is unmounted, but cannot be read ({error}), so nobody knows whether it is \
+                     clean; look at the device, then run fjord recover",
+                    image.display()
+                ),
+            });
+        }
     }
     let clean = RawSuperblock::decode(&bytes[SUPERBLOCK_OFFSET_BYTES as usize..])
         .is_ok_and(|sb| !sb.features().incompat.contains(Incompat::RECOVER));

@@ -276,12 +276,14 @@ fn allocate(
     mode: FallocMode,
 ) -> Result<()> {
     let grows = !mode.contains(FallocMode::KEEP_SIZE);
-    let old_tail = {
+    let (old_tail, behind) = {
         let state = inode.state.write();
-        grows && write::zero_old_tail(fs, inode, &state, span.end)?
+        let old_tail = grows && write::zero_old_tail(fs, inode, &state, span.end)?;
+        (old_tail, state.disk.size < state.size)
     };
-    // Delayed pages in the range get their own blocks first; the rest becomes unwritten.
-    let range = if old_tail { 0..u64::MAX } else { span.outer_start..span.outer_end };
+    // Delayed pages in the range get their own blocks first; the rest becomes unwritten. With
+    // those of the range the on-disk size moves on, so those below it must not stay behind.
+    let range = if old_tail || behind { 0..u64::MAX } else { span.outer_start..span.outer_end };
     writeback::write_locked(fs, inode, in_flight, range, writeback::Mode::DataFirst(Class::Sync))?;
     let mut state = inode.state.write();
     let result = fill_holes(fs, inode, &mut state, span.outer_start, span.outer_end);
