@@ -193,11 +193,10 @@ const PLANTED: &str = "fjord-crash: planted";
 
 /// Test programs of the engine, and which of their tests, that run again with the other keeper of
 /// order than the default one (`FJORD_SCHEDULER`; docs/ordering.md).
-const OTHER_SCHEDULER: [(&str, &str); 6] = [
+const OTHER_SCHEDULER: [(&str, &str); 5] = [
     ("fjord-journal: journal", ""),
     ("fjord: unit tests", ""),
     ("fjord: names", ""),
-    ("fjord: power_cut", ""),
     ("fjord-testkit: engine_models", ""),
     ("fjord-cli: mounted", "kill_9"),
 ];

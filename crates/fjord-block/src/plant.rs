@@ -66,7 +66,7 @@ pub enum Bug {
     FsyncAsFdatasync,
     /// Fsync: an overwrite in place is waited for, but not flushed.
     OverwriteNotFlushed,
-    /// fbarrier: the data is written, and what comes later may overtake it.
+    /// fbarrier and fdatabarrier do nothing.
     BarrierIgnored,
     /// Fast commit: no flush between the data and the records that add its blocks.
     FastCommitBeforeData,
