@@ -354,17 +354,8 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
     let size = base.image.size_bytes();
     let judge =
         Judge::new(&config.options, &base.log_extents, &base.dead_extents, size, passed.clone())?;
-    let mut explorer = Explorer {
-        config,
-        workload,
-        model: &recorded.model,
-        base: &base.image,
-        judge,
-        known: HashMap::new(),
-        recent: VecDeque::new(),
-        lot: lot(config, workload),
-        report: Report::of(recorded.ran),
-    };
+    let subject = Subject { config, workload, model: &recorded.model, base: &base.image };
+    let mut explorer = Explorer::new(subject, judge, Report::of(recorded.ran));
     explorer.report.requests = recorded.log.entries.len() as u64;
     if let Some(problem) = recorded.failed {
         explorer.found(problem, None);
@@ -384,6 +375,14 @@ pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<
 
 /// Trees that are kept for images that come again, as most do soon or never.
 const RECENT_MAX: usize = 32;
+
+/// What is explored.
+struct Subject<'a> {
+    config: &'a Config,
+    workload: &'a Workload,
+    model: &'a Model,
+    base: &'a Image,
+}
 
 struct Explorer<'a> {
     config: &'a Config,
@@ -407,7 +406,22 @@ fn lot(config: &Config, workload: &Workload) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(text.as_bytes(), config.seed)
 }
 
-impl Explorer<'_> {
+impl<'a> Explorer<'a> {
+    fn new(subject: Subject<'a>, judge: Judge, report: Report) -> Explorer<'a> {
+        let Subject { config, workload, model, base } = subject;
+        Explorer {
+            config,
+            workload,
+            model,
+            base,
+            judge,
+            known: HashMap::new(),
+            recent: VecDeque::new(),
+            lot: lot(config, workload),
+            report,
+        }
+    }
+
     fn found(&mut self, problem: Problem, case: Option<CasePath>) {
         self.report.findings.push(Finding {
             problem,
@@ -575,17 +589,8 @@ pub fn replay(config: &Config, workload: &Workload, path: &CasePath) -> Result<R
         Passed::default(),
     )?;
     let report = Report { workloads: 1, states: 1, cases: 1, ..Report::default() };
-    let mut explorer = Explorer {
-        config,
-        workload,
-        model: &recorded.model,
-        base: &base.image,
-        judge,
-        known: HashMap::new(),
-        recent: VecDeque::new(),
-        lot: lot(config, workload),
-        report,
-    };
+    let subject = Subject { config, workload, model: &recorded.model, base: &base.image };
+    let mut explorer = Explorer::new(subject, judge, report);
     let Some((first, inner)) = path.0.split_first() else { bail!("no case is named") };
     let unknown = |case: &Case| format!("{case} is no case of this workload");
     let state = states::find(&recorded.log, config.device, first);

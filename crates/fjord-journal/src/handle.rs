@@ -15,9 +15,10 @@ use fjord_block::Ticket;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
+use crate::admission::Admitted;
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
-use crate::journal::{Admitted, Journal};
+use crate::journal::Journal;
 use crate::part::Part;
 use crate::transaction::{Callback, Transaction};
 

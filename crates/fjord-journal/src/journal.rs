@@ -1,5 +1,5 @@
-//! The journal: which transaction is running, committing, committed; admission of handles;
-//! the sticky error.
+//! The journal: which transaction is running, committing, committed; the sticky error.
+//! Which handles may start is [`crate::admission`]'s.
 //!
 //! Invariants:
 //! - transactions are numbered without gaps and commit in order; so is, by numbers of its own,
@@ -13,8 +13,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use fjord_block::{Boost, Device, DeviceExt};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
@@ -32,7 +32,7 @@ use crate::map::JournalMap;
 use crate::part::Parts;
 use crate::recovery::{self, RecoveryReport};
 use crate::stats::{self, Counters, JournalStats};
-use crate::transaction::{Checkpoint, Committing, Phase, Running, Sequence, Transaction};
+use crate::transaction::{Checkpoint, Committing, Phase, Running, Sequence};
 
 /// Transactions whose commits are with the device at a time, so that what they hold in memory
 /// and in the log is bounded.
@@ -89,7 +89,7 @@ pub(crate) struct Inner {
     pub(crate) barrier: bool,
     /// Commits leave order to the device instead of waiting and flushing in between.
     pub(crate) ordered: bool,
-    transaction_blocks_max: u32,
+    pub(crate) transaction_blocks_max: u32,
     /// How the file system is made of parts, if parts are to commit alone. Set once, while
     /// no transaction runs.
     parts: OnceLock<Arc<dyn Parts>>,
@@ -544,102 +544,6 @@ impl Journal {
         first
     }
 
-    /// Finds or starts a running transaction with room for `credits` and counts a handle in.
-    pub(crate) fn admit(&self, credits: u32) -> Result<Admitted> {
-        if credits > self.credits_max() {
-            return Err(JournalError::Usage(format!(
-                "a handle of {credits} blocks, but a transaction of this journal holds at most {}; \
-                 split the change or make the journal larger",
-                self.credits_max()
-            )));
-        }
-        let mut waiting_since = None;
-        let mut state = self.inner.state.lock();
-        loop {
-            self.check_running()?;
-            match self.admission(&state, credits) {
-                Admission::Now => break,
-                Admission::Locked => {
-                    waiting_since.get_or_insert_with(Instant::now);
-                    self.inner.unlocked.wait(&mut state);
-                }
-                Admission::TransactionFull(_) | Admission::LogFull if self.is_whole_log() => {
-                    return Err(JournalError::ReplayTooLarge);
-                }
-                Admission::TransactionFull(tid) => {
-                    waiting_since.get_or_insert_with(Instant::now);
-                    drop(state);
-                    self.commit(tid)?;
-                    state = self.inner.state.lock();
-                }
-                Admission::LogFull => {
-                    waiting_since.get_or_insert_with(Instant::now);
-                    drop(state);
-                    stats::add(&self.inner.counters.log_full, 1);
-                    self.make_room(credits)?;
-                    state = self.inner.state.lock();
-                }
-            }
-        }
-        if let Some(since) = waiting_since {
-            stats::add(&self.inner.counters.start_waits, 1);
-            stats::add_time(&self.inner.counters.start_wait_nanoseconds, since.elapsed());
-        }
-        stats::add(&self.inner.counters.handles, 1);
-        let running = state.running_or_new();
-        running.handles += 1;
-        running.reserved_blocks += credits;
-        let (transaction, generation) = (running.transaction.clone(), running.generation);
-        Ok(Admitted { transaction, generation, credits })
-    }
-
-    fn admission(&self, state: &State, credits: u32) -> Admission {
-        let reserved = match &state.running {
-            Some(running) if running.phase != Phase::Running => return Admission::Locked,
-            Some(running) => running.reserved_blocks,
-            None => 0,
-        };
-        let need = self.log_blocks_needed(reserved.saturating_add(credits));
-        if need > self.transaction_blocks_max() {
-            return match &state.running {
-                Some(running) => Admission::TransactionFull(running.transaction.tid),
-                None => Admission::Now,
-            };
-        }
-        if need > self.free_blocks(state) { Admission::LogFull } else { Admission::Now }
-    }
-
-    /// Whether the log must be checkpointed before a handle of `credits` blocks can start.
-    pub(crate) fn is_log_full_for(&self, credits: u32) -> bool {
-        matches!(self.admission(&self.inner.state.lock(), credits), Admission::LogFull)
-    }
-
-    /// Grants credits to an open handle if the running transaction and the log have room.
-    pub(crate) fn extend(&self, credits: u32) -> bool {
-        let mut state = self.inner.state.lock();
-        let free = self.free_blocks(&state);
-        let Some(running) = &mut state.running else { return false };
-        let wanted = running.reserved_blocks.saturating_add(credits);
-        let need = self.log_blocks_needed(wanted);
-        if need > self.transaction_blocks_max() || need > free {
-            return false;
-        }
-        running.reserved_blocks = wanted;
-        true
-    }
-
-    /// A handle stopped with `credits` unused.
-    pub(crate) fn release(&self, credits: u32) {
-        let mut state = self.inner.state.lock();
-        if let Some(running) = &mut state.running {
-            running.reserved_blocks = running.reserved_blocks.saturating_sub(credits);
-            running.handles = running.handles.saturating_sub(1);
-            if running.handles == 0 && running.phase == Phase::Locked {
-                self.inner.drained.notify_all();
-            }
-        }
-    }
-
     /// Whether the next revoke, after `count`, starts another revoke block.
     pub(crate) fn needs_revoke_block(&self, count: usize) -> bool {
         let log = self.inner.log.as_ref();
@@ -675,30 +579,6 @@ impl Journal {
                 live.remove(&buffer.block());
             }
         }
-    }
-
-    /// Log blocks that a transaction takes whose buffers and revoke blocks are `blocks`.
-    pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
-        let Some(log) = &self.inner.log else { return 0 };
-        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
-        blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1)
-    }
-
-    fn is_whole_log(&self) -> bool {
-        self.inner.whole_log.load(Ordering::Acquire)
-    }
-
-    fn transaction_blocks_max(&self) -> u32 {
-        match &self.inner.log {
-            Some(log) if self.is_whole_log() => log.len().saturating_sub(1),
-            _ => self.inner.transaction_blocks_max,
-        }
-    }
-
-    pub(crate) fn free_blocks(&self, state: &State) -> u32 {
-        // One block stays free so that a full log does not look like an empty one.
-        let Some(log) = &self.inner.log else { return u32::MAX };
-        log.len().saturating_sub(1).saturating_sub(state.used_blocks)
     }
 }
 
@@ -759,35 +639,7 @@ impl Drop for CommitterGuard<'_> {
     }
 }
 
-/// What a handle is given.
-pub(crate) struct Admitted {
-    pub(crate) transaction: Arc<Transaction>,
-    pub(crate) generation: u32,
-    pub(crate) credits: u32,
-}
-
-/// Whether a handle may start.
-enum Admission {
-    Now,
-    /// A commit has locked the running transaction.
-    Locked,
-    /// The running transaction has to be committed first.
-    TransactionFull(Tid),
-    /// The log has to be checkpointed first.
-    LogFull,
-}
-
 impl State {
-    /// The running transaction; starts one if there is none.
-    fn running_or_new(&mut self) -> &mut Running {
-        let next_tid = &mut self.next_tid;
-        self.running.get_or_insert_with(|| {
-            let tid = *next_tid;
-            *next_tid = tid.next();
-            Running::new(tid)
-        })
-    }
-
     /// The oldest sequence that recovery still needs and where it starts in the log.
     pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
         if let Some(checkpoint) = self.checkpoints.front() {

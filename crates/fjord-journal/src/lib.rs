@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod area;
 mod buffer;
 mod checkpoint;
