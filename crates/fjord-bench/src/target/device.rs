@@ -6,12 +6,17 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fjord_block::sim::Profile;
 
 use super::mount::{Medium, Mount};
 use crate::error::{BenchError, Result};
 use crate::options::Options;
+
+/// How long a zram device may stay busy after the last file system left it.
+const ZRAM_BUSY_MAX: Duration = Duration::from_secs(60);
 
 /// What file systems are put on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +126,7 @@ impl Device {
             result = sim.unmount();
         }
         if let Some(number) = self.zram.take() {
-            result = result.and(write_sys(&zram_dir(number).join("reset"), "1")).and(write_sys(
-                Path::new("/sys/class/zram-control/hot_remove"),
-                &number.to_string(),
-            ));
+            result = result.and(remove_zram(number));
         }
         if self.kind == DeviceKind::Disk && !self.path.as_os_str().is_empty() {
             // It may be gone already, or never have been made.
@@ -146,11 +148,38 @@ fn zram_dir(number: u32) -> PathBuf {
 }
 
 fn write_sys(path: &Path, value: &str) -> Result<()> {
-    File::options()
-        .write(true)
-        .open(path)
-        .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
-        .map_err(BenchError::io(format!("write {}", path.display())))
+    try_write_sys(path, value).map_err(BenchError::io(format!("write {}", path.display())))
+}
+
+fn try_write_sys(path: &Path, value: &str) -> io::Result<()> {
+    let mut file = File::options().write(true).open(path)?;
+    io::Write::write_all(&mut file, value.as_bytes())
+}
+
+/// Empties a zram device and removes it.
+///
+/// Others look into a block device as they like: udev when a writer closes it, and the kernel
+/// itself for a moment after an unmount. Both let go soon, so a busy device is tried again.
+fn remove_zram(number: u32) -> Result<()> {
+    let reset = zram_dir(number).join("reset");
+    let deadline = Instant::now() + ZRAM_BUSY_MAX;
+    loop {
+        match try_write_sys(&reset, "1") {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(50));
+            }
+            result => {
+                result.map_err(BenchError::io(format!(
+                    "write {} (is the device mounted elsewhere?)",
+                    reset.display()
+                )))?;
+                break;
+            }
+        }
+    }
+    write_sys(Path::new("/sys/class/zram-control/hot_remove"), &number.to_string())
 }
 
 /// Adds a zram device; reading the file does that.
