@@ -36,8 +36,8 @@ impl<R: Rules> EpochQueue<R> {
         if !self.traits.volatile_cache || self.failure().is_some() {
             return None;
         }
-        let class =
-            self.flushes.wanted_class().into_iter().chain(self.epoch_flush_class()).min()?;
+        let wanting = self.flushes.unserved().chain(self.epoch_flush_request());
+        let class = wanting.filter_map(|id| Some(self.requests.get(&id)?.class)).min()?;
         let before = self.flushes.flying.iter().filter(|(.., other)| *other <= class).count();
         (before < self.tuning.flush_depth as usize).then_some(class)
     }
@@ -57,8 +57,9 @@ impl<R: Rules> EpochQueue<R> {
             return None;
         }
         let flush_class = self.flush_class();
-        if let Some(id) = self.starving(now_ns) {
-            return Some(Choice::Request(id));
+        let overdue = self.most_overdue(now_ns);
+        if overdue.is_some() && !self.overdue_left_last {
+            return overdue;
         }
         for class in CLASSES {
             if flush_class == Some(class) {
@@ -71,17 +72,30 @@ impl<R: Rules> EpochQueue<R> {
             let id = self.ready.next(class, now_ns, deadline_ns);
             return id.map(Choice::Request);
         }
-        self.wants_room(now_ns).then_some(Choice::Flush)
+        overdue.or_else(|| self.wants_room(now_ns).then_some(Choice::Flush))
     }
 
-    /// The oldest request below class Sync that has waited too long.
-    fn starving(&self, now_ns: u64) -> Option<RequestId> {
-        [Class::Async, Class::Background].into_iter().find_map(|class| {
+    /// Of all below class Sync that have waited too long, the one that is late by most: the oldest
+    /// ready request of a class, unless one of its class is under way, or the flush that a request
+    /// or the next epoch waits for. What these wait for is older and of no worse class, so that it
+    /// had its turn before them.
+    fn most_overdue(&self, now_ns: u64) -> Option<Choice> {
+        let late_ns = |class: Class, pushed_ns: u64| {
+            let limit_ns = self.tuning.starvation_ns[class as usize];
+            now_ns.saturating_sub(pushed_ns).checked_sub(limit_ns)
+        };
+        let requests = [Class::Async, Class::Background].into_iter().filter_map(|class| {
             let (pushed_ns, id) = self.ready.oldest(class)?;
-            let age_ns = now_ns.saturating_sub(pushed_ns);
-            let starved = age_ns >= self.tuning.starvation_ns[class as usize];
-            (starved && self.share.flying_of(class) == 0).then_some(id)
-        })
+            let late_ns = late_ns(class, pushed_ns)?;
+            (self.share.flying_of(class) == 0).then_some((late_ns, Choice::Request(id)))
+        });
+        let flushes = self.flush_class().into_iter().flat_map(|_| {
+            let waiting = self.flushes.unserved().chain(self.epoch_flush_request());
+            let waiting = waiting.filter_map(|id| self.requests.get(&id));
+            waiting.filter_map(|entry| late_ns(entry.class, entry.pushed_ns))
+        });
+        let flush = flushes.max().map(|late_ns| (late_ns, Choice::Flush));
+        requests.chain(flush).max_by_key(|(late_ns, _)| *late_ns).map(|(_, choice)| choice)
     }
 
     /// The next command for the device.
@@ -93,6 +107,7 @@ impl<R: Rules> EpochQueue<R> {
     /// Sends one of [`EpochQueue::choices`], or a flush that nobody asked for. None when the
     /// choice is not among them.
     pub fn dispatch(&mut self, choice: Choice, now_ns: u64) -> Option<Command> {
+        self.overdue_left_last = self.most_overdue(now_ns) == Some(choice);
         match choice {
             Choice::Flush => Some(self.send_flush(now_ns)),
             Choice::Request(id) => self.send_request(id, now_ns),

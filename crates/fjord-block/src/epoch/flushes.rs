@@ -22,7 +22,7 @@ pub(super) struct Flushes {
     /// Flush requests that still wait for ordered writes before them.
     pub(super) not_ready: BTreeSet<RequestId>,
     /// Flush requests and writes with emulated FUA that need durability up to a time.
-    pub(super) waiting: Vec<(RequestId, ChangeTime, Class)>,
+    pub(super) waiting: Vec<(RequestId, ChangeTime)>,
     /// Under way, oldest first, with the time each began and its class.
     pub(super) flying: Vec<(CommandId, ChangeTime, Class)>,
 }
@@ -39,8 +39,8 @@ impl Flushes {
     }
 
     /// A request needs all changes so far; gives whether a flush under way or an earlier one will do.
-    pub(super) fn wait(&mut self, id: RequestId, class: Class) -> bool {
-        self.waiting.push((id, self.now, class));
+    pub(super) fn wait(&mut self, id: RequestId) -> bool {
+        self.waiting.push((id, self.now));
         self.is_served(self.now)
     }
 
@@ -49,15 +49,14 @@ impl Flushes {
         self.durable >= time || self.flying.iter().any(|(_, began, _)| *began >= time)
     }
 
-    /// The best class among those that no flush under way will serve.
-    pub(super) fn wanted_class(&self) -> Option<Class> {
-        let unserved = self.waiting.iter().filter(|(_, time, _)| !self.is_served(*time));
-        unserved.map(|(.., class)| *class).min()
+    /// Those that no flush under way will serve.
+    pub(super) fn unserved(&self) -> impl Iterator<Item = RequestId> {
+        self.waiting.iter().filter(|(_, time)| !self.is_served(*time)).map(|(id, _)| *id)
     }
 
     /// A flush begins; gives the number of requests that no other one serves.
     pub(super) fn begin(&mut self, command: CommandId, class: Class) -> u64 {
-        let count = self.waiting.iter().filter(|(_, time, _)| !self.is_served(*time)).count();
+        let count = self.unserved().count();
         self.flying.push((command, self.now, class));
         count as u64
     }
@@ -75,7 +74,7 @@ impl Flushes {
     pub(super) fn take_served(&mut self) -> Vec<RequestId> {
         let durable = self.durable;
         let mut served = Vec::new();
-        self.waiting.retain(|(id, time, _)| {
+        self.waiting.retain(|(id, time)| {
             let done = *time <= durable;
             if done {
                 served.push(*id);

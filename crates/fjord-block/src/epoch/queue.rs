@@ -93,6 +93,9 @@ pub struct EpochQueue<R: Rules = Paper> {
     low_ordered: BTreeSet<RequestId>,
     pub(super) flushes: Flushes,
     pub(super) share: Share,
+    /// The last command left because it was overdue. The next one is another: else what is overdue
+    /// without end would hold up class Sync.
+    pub(super) overdue_left_last: bool,
     failure: Option<IoError>,
     done: VecDeque<(RequestId, IoResult)>,
     pub(super) stats: EpochStats,
@@ -122,6 +125,7 @@ impl<R: Rules> EpochQueue<R> {
             low_ordered: BTreeSet::new(),
             flushes: Flushes::new(traits.volatile_cache),
             share: Share::new(traits.volatile_cache, &tuning),
+            overdue_left_last: false,
             failure: None,
             done: VecDeque::new(),
             stats: EpochStats::default(),
@@ -287,10 +291,6 @@ impl<R: Rules> EpochQueue<R> {
             self.stats.promoted_count += 1;
             todo.extend(entry.blockers.iter().copied());
             let epoch = entry.epoch;
-            if let Some(waiting) = self.flushes.waiting.iter_mut().find(|(flush, ..)| *flush == id)
-            {
-                waiting.2 = class;
-            }
             if was_ready {
                 self.make_ready(id);
             }
@@ -369,7 +369,7 @@ impl<R: Rules> EpochQueue<R> {
         self.low_ordered.remove(&id);
         self.ordered.remove(&id);
         let Some(entry) = self.requests.get_mut(&id) else { return };
-        let (io, class, error) = (entry.io, entry.class, entry.error.clone());
+        let (io, error) = (entry.io, entry.error.clone());
         let (epoch, blocks) = (entry.epoch, std::mem::take(&mut entry.blocks));
         self.overlaps.remove(id, &io);
         if let Some(state) = epoch.and_then(|epoch| self.epoch_mut(epoch)) {
@@ -393,7 +393,7 @@ impl<R: Rules> EpochQueue<R> {
             }
             None if emulated_fua => {
                 self.stats.flush_request_count += 1;
-                let served = self.flushes.wait(id, class);
+                let served = self.flushes.wait(id);
                 self.stats.combined_flush_count += u64::from(served);
             }
             None => self.finish(id, Ok(())),
@@ -453,7 +453,7 @@ impl<R: Rules> EpochQueue<R> {
         self.share.stop_flushes();
         let mut hit: Vec<RequestId> = self.flushes.not_ready.iter().copied().collect();
         self.flushes.not_ready.clear();
-        hit.extend(self.flushes.waiting.drain(..).map(|(id, ..)| id));
+        hit.extend(self.flushes.waiting.drain(..).map(|(id, _)| id));
         for id in hit {
             if let Some(entry) = self.requests.get(&id) {
                 let error = self.stop_error(&entry.io);
@@ -495,8 +495,8 @@ impl<R: Rules> EpochQueue<R> {
                 }
                 self.flushes.not_ready.remove(&flush);
                 self.leave(flush);
-                if let Some(entry) = self.requests.get(&flush) {
-                    let served = self.flushes.wait(flush, entry.class);
+                if self.requests.contains_key(&flush) {
+                    let served = self.flushes.wait(flush);
                     self.stats.combined_flush_count += u64::from(served);
                 }
             }
@@ -532,8 +532,8 @@ impl<R: Rules> EpochQueue<R> {
         })
     }
 
-    /// The class in which a flush is wanted so that the next epoch can leave.
-    pub(super) fn epoch_flush_class(&self) -> Option<Class> {
+    /// The request on whose behalf a flush is wanted so that the next epoch can leave.
+    pub(super) fn epoch_flush_request(&self) -> Option<RequestId> {
         let progress = self.progress()?;
         let open = self.epochs.front()?;
         if self.traits.native_barrier
@@ -543,8 +543,7 @@ impl<R: Rules> EpochQueue<R> {
         {
             return None;
         }
-        let next = self.ordered.first().and_then(|id| self.requests.get(id))?;
-        Some(next.class)
+        self.ordered.first().copied()
     }
 
     /// Takes out a result, oldest first.

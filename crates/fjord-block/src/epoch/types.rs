@@ -149,8 +149,8 @@ pub enum Choice {
 pub struct Tuning {
     /// Age in ns, by class, at which the oldest request is taken before the nearest one.
     pub deadline_ns: [u64; 3],
-    /// Age in ns, by class, at which a request is treated as of class Sync, so that a stream of
-    /// better classes cannot hold it for ever.
+    /// Age in ns, by class, at which a request or the flush that it waits for is overdue: it takes
+    /// turns with whatever else may leave, so that no stream of others can hold it for ever.
     pub starvation_ns: [u64; 3],
     /// Merged commands have at most this many bytes; 0 merges nothing.
     pub merge_bytes_max: u64,

@@ -1,6 +1,7 @@
 //! Storage order, proven for small queues: every script of a few requests, on every kind of
 //! device, through every schedule that the scheduler calls legal. See docs/ordering.md.
 
+mod flood;
 mod model;
 mod search;
 mod wrong;
@@ -8,9 +9,10 @@ mod wrong;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use fjord_block::epoch::{DeviceTraits, Io, IoKind, Paper, Rules};
+use fjord_block::epoch::{DeviceTraits, Io, IoKind, Paper, Rules, Tuning};
 use fjord_block::{Class, Order};
 
+use flood::Flood;
 use search::{Case, search};
 
 const PAGE: u64 = 4096;
@@ -94,13 +96,24 @@ fn cases<R: Rules>(scripts: &[Vec<Io>], failures: u32) -> Vec<Case<R>> {
 
 /// Searches all cases on all cores; gives the number of states, or the first violation.
 fn search_all<R: Rules + Send + Sync>(cases: &[Case<R>]) -> Result<u64, (u64, String)> {
+    on_all_cores(cases, |case| {
+        let outcome = search(case);
+        (outcome.state_count, outcome.violation)
+    })
+}
+
+/// The same for any search that gives its states and what it found.
+fn on_all_cores<C: Sync>(
+    cases: &[C],
+    search: impl Fn(&C) -> (u64, Option<String>) + Sync,
+) -> Result<u64, (u64, String)> {
     let (next, state_count) = (AtomicUsize::new(0), AtomicU64::new(0));
     let violation = Mutex::new(None);
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = search(case);
-            state_count.fetch_add(outcome.state_count, Ordering::Relaxed);
-            if let Some(found) = outcome.violation {
+            let (states, found) = search(case);
+            state_count.fetch_add(states, Ordering::Relaxed);
+            if let Some(found) = found {
                 next.store(cases.len(), Ordering::Relaxed);
                 violation.lock().expect("no search panics").get_or_insert(found);
             }
@@ -108,7 +121,7 @@ fn search_all<R: Rules + Send + Sync>(cases: &[Case<R>]) -> Result<u64, (u64, St
     };
     std::thread::scope(|scope| {
         let count = std::thread::available_parallelism().map_or(1, usize::from);
-        (0..count).for_each(|_| drop(scope.spawn(work)));
+        (0..count).for_each(|_| drop(scope.spawn(&work)));
     });
     let state_count = state_count.into_inner();
     match violation.into_inner().expect("no search panics") {
@@ -195,4 +208,112 @@ fn the_search_notices_a_delay() {
     case.demand_no_delay = true;
     let violation = search(&case).violation.expect("the delay is noticed");
     assert!(violation.starts_with("request 1 waits for an orderless one"), "{violation}");
+}
+
+/// A device so slow that class Sync is overdue at once, on the real times.
+const SLOW_TICK_NS: u64 = 250_000_000;
+/// One that is some completions away from each age, on short times.
+const FAST_TICK_NS: u64 = 1_000_000;
+const FAST_DEADLINE_NS: [u64; 3] = [3_000_000, 4_000_000, 6_000_000];
+const FAST_STARVATION_NS: [u64; 3] = [u64::MAX, 5_000_000, 8_000_000];
+
+/// Ordered writes, barriers and flushes of each class, each script on pages of its own.
+fn flooded_scripts(len: u32) -> Vec<Vec<Io>> {
+    let classes = [Class::Sync, Class::Async, Class::Background];
+    let of = |class| {
+        let write = |order| Io::write(0, PAGE, order, class);
+        [write(Order::Ordered), write(Order::Barrier), Io::flush(class)]
+    };
+    let mut scripts = scripts(&classes.into_iter().flat_map(of).collect::<Vec<_>>(), len);
+    for script in &mut scripts {
+        for (page, io) in (0..).zip(script).filter(|(_, io)| io.kind != IoKind::Flush) {
+            io.offset = 2 * page * PAGE;
+        }
+    }
+    scripts
+}
+
+/// What may come without end.
+fn floods() -> Vec<Io> {
+    let write = |class| Io::write(0, PAGE, Order::Orderless, class);
+    vec![
+        write(Class::Sync),
+        Io { kind: IoKind::Write { order: Order::Orderless, fua: true }, ..write(Class::Sync) },
+        Io::read(0, PAGE, Class::Sync),
+        write(Class::Async),
+        write(Class::Background),
+    ]
+}
+
+fn flooded_cases(len: u32, tuning: &Tuning) -> Vec<Flood> {
+    let ages = |tuning: &Tuning| {
+        let [_, r#async, background] = tuning.starvation_ns;
+        [tuning.deadline_ns[0], r#async, background]
+    };
+    let fast = Tuning { deadline_ns: FAST_DEADLINE_NS, ..tuning.clone() };
+    let fast = match tuning.starvation_ns[1] {
+        u64::MAX => fast,
+        _ => Tuning { starvation_ns: FAST_STARVATION_NS, ..fast },
+    };
+    let speeds = [(tuning.clone(), SLOW_TICK_NS), (fast, FAST_TICK_NS)];
+    let mut cases = Vec::new();
+    for script in flooded_scripts(len) {
+        for traits in [DEVICES[0], DEVICES[2], DEVICES[3]] {
+            for queue_depth in [1, 2] {
+                for flood in floods() {
+                    cases.extend(speeds.iter().map(|(tuning, tick_ns)| Flood {
+                        traits: DeviceTraits { queue_depth, ..traits },
+                        overdue_ns: ages(tuning),
+                        tuning: tuning.clone(),
+                        script: script.clone(),
+                        flood,
+                        tick_ns: *tick_ns,
+                    }));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Whatever orderless requests there are, of whatever class, all that is ordered has its turn.
+#[test]
+fn no_flood_of_orderless_requests_delays_order() {
+    let ticks_max = AtomicU64::new(0);
+    for len in 1..script_len() {
+        let mut cases = flooded_cases(len, &Tuning::for_depth(2));
+        // Three against every order of completion take hours.
+        cases.retain(|case| len < 3 || case.traits.queue_depth == 1);
+        let started = std::time::Instant::now();
+        let found = on_all_cores(&cases, |case| {
+            let seen = flood::search(case);
+            ticks_max.fetch_max(seen.ticks_max, Ordering::Relaxed);
+            (seen.state_count, seen.violation)
+        });
+        let states = found.unwrap_or_else(|(_, violation)| panic!("{violation}"));
+        println!(
+            "floods, {len} requests: {} cases, {states} states, at most {} completions once overdue, {:.1} s",
+            cases.len(),
+            ticks_max.load(Ordering::Relaxed),
+            started.elapsed().as_secs_f64()
+        );
+    }
+}
+
+/// What never ages is held up for ever by plain writes and reads of class Sync.
+#[test]
+fn the_search_notices_a_flood() {
+    let never = Tuning { starvation_ns: [u64::MAX; 3], ..Tuning::for_depth(2) };
+    let mut cases = flooded_cases(1, &never);
+    let is_plain = |io: &Io| !matches!(io.kind, IoKind::Write { fua: true, .. });
+    cases.retain(|case| case.flood.class == Class::Sync && is_plain(&case.flood));
+    cases.retain(|case| case.script[0].class != Class::Sync);
+    // Without a cache a flush has nothing to wait for.
+    cases.retain(|case| case.script[0].kind != IoKind::Flush || case.traits.volatile_cache);
+    assert!(!cases.is_empty());
+    for case in &mut cases {
+        case.overdue_ns = FAST_STARVATION_NS;
+        let violation = flood::search(case).violation;
+        assert!(violation.is_some(), "no delay is noticed: {case:?}");
+    }
 }
