@@ -121,7 +121,7 @@ fn on_all_cores<C: Sync>(
     };
     std::thread::scope(|scope| {
         let count = std::thread::available_parallelism().map_or(1, usize::from);
-        (0..count).for_each(|_| drop(scope.spawn(&work)));
+        (0..count).for_each(|_| drop(scope.spawn(work)));
     });
     let state_count = state_count.into_inner();
     match violation.into_inner().expect("no search panics") {
