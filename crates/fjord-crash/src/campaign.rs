@@ -5,6 +5,7 @@
 //! Invariant: the jobs of a plan come in one order, whatever the number of threads; each
 //! workload gets a configuration in turn, or all of them.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -12,9 +13,10 @@ use anyhow::Result;
 use parking_lot::Mutex;
 
 use crate::base::Features;
-use crate::explore::{Config, Passed, Report, Workload, explore};
+use crate::explore::{Config, Passed, Workload, explore};
 use crate::minimise::minimise;
 use crate::record::DeviceKind;
+use crate::report::Report;
 use crate::workloads::Family;
 
 /// What to explore.
@@ -42,6 +44,8 @@ pub struct Plan {
     pub threads: usize,
     /// Stop at so many findings.
     pub findings_max: usize,
+    /// Where runs of several threads with a finding are kept.
+    pub save: Option<PathBuf>,
 }
 
 impl Plan {
@@ -59,6 +63,7 @@ impl Plan {
             deadline: None,
             threads: 2,
             findings_max: 1,
+            save: None,
         }
     }
 
@@ -154,7 +159,8 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report> {
             let Some((config, workload)) = jobs.lock().next() else { break };
             let mut report = explore(&config, &workload, &passed)?;
             for finding in &mut report.findings {
-                *finding = minimise(&config, finding.clone())?;
+                *finding = minimise(finding.clone())?;
+                plan.save.as_deref().map_or(Ok(()), |dir| finding.save(dir))?;
             }
             let mut total = total.lock();
             total.add(report);

@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a block of [`Content`].
 pub const BLOCK_BYTES: u64 = 4096;
 
@@ -15,10 +17,36 @@ type Block = [u8; BLOCK_BYTES as usize];
 static ZEROS: Block = [0; BLOCK_BYTES as usize];
 
 /// What a file holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "SavedContent", into = "SavedContent")]
 pub struct Content {
     size_bytes: u64,
     blocks: BTreeMap<u64, Arc<Block>>,
+}
+
+/// A content in a file: its size and the blocks that are not zero.
+#[derive(Serialize, Deserialize)]
+struct SavedContent {
+    size_bytes: u64,
+    blocks: Vec<(u64, Vec<u8>)>,
+}
+
+impl From<Content> for SavedContent {
+    fn from(content: Content) -> SavedContent {
+        let blocks = content.blocks.iter().map(|(number, block)| (*number, block.to_vec()));
+        SavedContent { size_bytes: content.size_bytes, blocks: blocks.collect() }
+    }
+}
+
+impl From<SavedContent> for Content {
+    fn from(saved: SavedContent) -> Content {
+        let mut content = Content::default();
+        for (number, bytes) in &saved.blocks {
+            content.write(number.saturating_mul(BLOCK_BYTES), bytes);
+        }
+        content.set_size(saved.size_bytes);
+        content
+    }
 }
 
 impl Content {

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of a piece.
@@ -67,10 +68,36 @@ fn spread(place: u64, hash: u64) -> u64 {
 }
 
 /// The contents of a device; cheap to clone, changes do not show in clones.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(from = "SavedImage", into = "SavedImage")]
 pub struct Image {
     size_bytes: u64,
     chunks: Vec<Option<Arc<Chunk>>>,
+}
+
+/// An image in a file: its size, and the pieces that are not zero.
+#[derive(Serialize, Deserialize)]
+struct SavedImage {
+    size_bytes: u64,
+    pieces: Vec<(u64, Vec<u8>)>,
+}
+
+impl From<Image> for SavedImage {
+    fn from(image: Image) -> SavedImage {
+        let pieces = image.changed_pieces(&Image::new(image.size_bytes)).into_iter();
+        let pieces = pieces.filter_map(|number| Some((number, image.piece(number)?.data.to_vec())));
+        SavedImage { size_bytes: image.size_bytes, pieces: pieces.collect() }
+    }
+}
+
+impl From<SavedImage> for Image {
+    fn from(saved: SavedImage) -> Image {
+        let mut image = Image::new(saved.size_bytes);
+        for (number, bytes) in &saved.pieces {
+            image.write(number.saturating_mul(PIECE_BYTES as u64), bytes);
+        }
+        image
+    }
 }
 
 impl Image {

@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 
 use crate::base::quiet;
 use crate::check::{Kind, Problem};
+use crate::finding::Damage;
 use crate::image::{Image, PIECE_BYTES};
 use crate::record::{DeviceKind, Log, RecordingDevice};
 use crate::tree::{Seen, Tree};
@@ -75,6 +76,22 @@ pub struct JudgeStats {
     pub damaged: u64,
     /// See `damaged`.
     pub refused: u64,
+}
+
+impl JudgeStats {
+    /// Adds another.
+    pub fn add(&mut self, other: &JudgeStats) {
+        self.recoveries += other.recoveries;
+        self.fscks += other.fscks;
+        self.compared += other.compared;
+        self.marked += other.marked;
+        self.torn_superblocks += other.torn_superblocks;
+        self.torn_commits += other.torn_commits;
+        self.stale_areas += other.stale_areas;
+        self.fast_commits += other.fast_commits;
+        self.damaged += other.damaged;
+        self.refused += other.refused;
+    }
 }
 
 /// Judges images, one after the other.
@@ -168,44 +185,46 @@ impl Judge {
         Ok(Recovered { image, tree, canonical, log })
     }
 
-    /// Turns one bit of the log that was written since `base`: the mount must be refused, or the
-    /// bit must not matter. The first words of a block are spared: without them the log ends there,
-    /// and nothing tells that it went on. Does nothing where logged blocks have no checksums.
+    /// A bit of the log that was written since `base`. The first words of a block are spared:
+    /// without them the log ends there, and nothing tells that it went on. `None` where logged
+    /// blocks have no checksums.
+    pub fn choose_damage(&self, dirty: &Image, base: &Image, rng: &mut Rng) -> Option<Damage> {
+        const SPARED_BYTES: u64 = 64;
+        let in_log = |at: &u64| {
+            self.log_extents.iter().any(|(start, len)| (*start..start + len).contains(at))
+        };
+        let written =
+            dirty.changed_pieces(base).into_iter().map(|piece| piece * PIECE_BYTES as u64);
+        // A piece may hold several blocks, the last of them the first behind the log.
+        let pieces: Vec<u64> = written.filter(in_log).collect();
+        if pieces.is_empty() || !has_checksums(dirty) {
+            return None;
+        }
+        // Blocks have 1024 bytes or more.
+        let inside = rng.below(PIECE_BYTES as u64 / 1024) * 1024 + rng.range(SPARED_BYTES, 1024);
+        let at = rng.pick(&pieces) + inside;
+        let bit = rng.below(8) as u8;
+        in_log(&at).then_some(Damage { at, bit })
+    }
+
+    /// Turns one bit of the image: the mount must be refused, or the bit must not matter.
     ///
     /// # Errors
     /// Outer: the tools do not run. Inner: the problem.
     pub fn damaged(
         &mut self,
         dirty: &Image,
-        base: &Image,
         ours: &Recovered,
-        rng: &mut Rng,
+        damage: Damage,
     ) -> Result<Result<(), Problem>> {
-        const SPARED_BYTES: u64 = 64;
-        let in_log = |at: u64| {
-            self.log_extents.iter().any(|(start, len)| (*start..start + len).contains(&at))
-        };
-        let written =
-            dirty.changed_pieces(base).into_iter().map(|piece| piece * PIECE_BYTES as u64);
-        // A piece may hold several blocks, the last of them the first behind the log.
-        let pieces: Vec<u64> = written.filter(|at| in_log(*at)).collect();
-        if pieces.is_empty() || !has_checksums(dirty) {
-            return Ok(Ok(()));
-        }
-        // Blocks have 1024 bytes or more.
-        let inside = rng.below(PIECE_BYTES as u64 / 1024) * 1024 + rng.range(SPARED_BYTES, 1024);
-        let at = rng.pick(&pieces) + inside;
-        if !in_log(at) {
-            return Ok(Ok(()));
-        }
-        let bit = 1u8 << rng.below(8);
         let mut image = dirty.clone();
         let mut byte = [0];
-        image.read(at, &mut byte);
-        image.write(at, &[byte[0] ^ bit]);
+        image.read(damage.at, &mut byte);
+        image.write(damage.at, &[byte[0] ^ 1 << damage.bit]);
         self.stats.damaged += 1;
         let wrong = |text: String| {
-            let text = format!("bit {bit:#04x} of byte {at} turned in the log: {text}");
+            let Damage { at, bit } = damage;
+            let text = format!("bit {bit} of byte {at} turned in the log: {text}");
             Ok(Err(Problem::new(Kind::DamageReplayed, text)))
         };
         let again = match self.attempt(&image, false) {

@@ -4,8 +4,9 @@
 //! - [`ops`], [`model`], [`run`]: workloads, the model that keeps step with them, promises;
 //! - [`record`], [`states`], [`image`]: the recorded device and the images of its cuts;
 //! - [`tree`], [`check`], [`judge`]: what a recovered image shows and what it must show;
-//! - [`explore`]: all of it together for one workload; [`workloads`], [`campaign`],
-//!   [`minimise`]: many.
+//! - [`recording`], [`explore`]: all of it together for one workload; [`finding`], [`minimise`],
+//!   [`report`]: what comes of it;
+//! - [`workloads`], [`campaign`], [`command`]: many, and how they are asked for.
 //!
 //! ```no_run
 //! use fjord_crash::explore::{Config, Workload, explore};
@@ -22,14 +23,18 @@
 pub mod base;
 pub mod campaign;
 pub mod check;
+pub mod command;
 pub mod content;
 pub mod explore;
+pub mod finding;
 pub mod image;
 pub mod judge;
 pub mod minimise;
 pub mod model;
 pub mod ops;
 pub mod record;
+pub mod recording;
+pub mod report;
 pub mod run;
 pub mod states;
 pub mod tree;

@@ -19,6 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fjord::FileKind;
+use serde::{Deserialize, Serialize};
 
 use crate::content::Content;
 use crate::ops::{Op, leaf, parent};
@@ -31,7 +32,7 @@ pub type Slot = (ObjectId, String);
 pub const ROOT: ObjectId = 0;
 
 /// The versions of one aspect.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct History<T> {
     /// When the change to it began, and the value.
     versions: Vec<(u64, T)>,
@@ -124,8 +125,39 @@ impl<T: PartialEq + Clone> History<T> {
     }
 }
 
+/// Times in a saved model: seconds and nanoseconds.
+mod saved_time {
+    use fjord::Timespec;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Timespec, to: S) -> Result<S::Ok, S::Error> {
+        (time.sec, time.nsec).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Timespec, D::Error> {
+        let (sec, nsec) = Deserialize::deserialize(from)?;
+        Ok(Timespec { sec, nsec })
+    }
+}
+
+/// Kinds in a saved model: the type bits of a mode.
+mod saved_kind {
+    use fjord::FileKind;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(kind: &FileKind, to: S) -> Result<S::Ok, S::Error> {
+        kind.mode_bits().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<FileKind, D::Error> {
+        let bits = Deserialize::deserialize(from)?;
+        FileKind::from_mode(bits).ok_or_else(|| D::Error::custom("no kind of file"))
+    }
+}
+
 /// Attributes that are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attrs {
     /// Permission bits.
     pub mode: u16,
@@ -134,6 +166,7 @@ pub struct Attrs {
     /// Group.
     pub gid: u32,
     /// Modification time.
+    #[serde(with = "saved_time")]
     pub mtime: fjord::Timespec,
 }
 
@@ -141,13 +174,14 @@ pub struct Attrs {
 pub type Xattrs = BTreeMap<String, Vec<u8>>;
 
 /// An inode.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Object {
     /// Its number.
     pub ino: u64,
     /// Its generation.
     pub generation: u32,
     /// Its kind.
+    #[serde(with = "saved_kind")]
     pub kind: FileKind,
     /// Where a symbolic link points.
     pub target: Option<Vec<u8>>,
@@ -175,7 +209,7 @@ pub struct Made {
 }
 
 /// A promise of order: whoever sees a change that began after `stamp` sees what was promised.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Barrier {
     /// When the call returned.
     pub stamp: u64,
@@ -184,7 +218,7 @@ pub struct Barrier {
 }
 
 /// The file system as it should be.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Model {
     objects: Vec<Object>,
     /// Objects that ever had an inode number.

@@ -20,6 +20,7 @@ use fjord_block::{
     Order, ReadTicket, Request, Ticket, TicketCore,
 };
 use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
 
 use crate::image::Image;
 
@@ -70,13 +71,14 @@ impl DeviceKind {
 }
 
 /// What a logged request puts on the device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Effect {
     /// These bytes from `offset` on.
     Write {
         /// Where, in bytes.
         offset: u64,
         /// What.
+        #[serde(with = "saved_bufs")]
         bufs: Vec<Buf>,
     },
     /// Zeros, or after a discard anything at all.
@@ -105,8 +107,23 @@ impl Effect {
     }
 }
 
+/// Buffers in a saved log: lists of bytes.
+mod saved_bufs {
+    use fjord_block::Buf;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bufs: &[Buf], to: S) -> Result<S::Ok, S::Error> {
+        bufs.iter().map(|buf| &buf[..]).collect::<Vec<&[u8]>>().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Buf>, D::Error> {
+        let list: Vec<Vec<u8>> = Deserialize::deserialize(from)?;
+        Ok(list.iter().map(|bytes| Buf::from_slice(bytes)).collect())
+    }
+}
+
 /// One request of a log.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Entry {
     /// What it does.
     pub effect: Effect,
@@ -114,8 +131,6 @@ pub struct Entry {
     pub epoch: Option<u64>,
     /// Durable by itself when done.
     pub fua: bool,
-    /// Who waited.
-    pub class: Class,
     /// The clock at submission.
     pub submitted_at: u64,
     /// The clock at completion; `u64::MAX` while under way.
@@ -123,7 +138,7 @@ pub struct Entry {
 }
 
 /// What a device saw, from an image on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Log {
     /// The contents before.
     pub base: Image,
@@ -293,24 +308,24 @@ impl RecordingDevice {
         };
         // Under the lock of the log, so that the log's order is the order of effects.
         self.apply(&request);
-        let (effect, order, fua, class) = match request {
-            Request::Write { offset, bufs, order, fua, class } => {
-                (Effect::Write { offset, bufs }, order, fua, class)
+        let (effect, order, fua) = match request {
+            Request::Write { offset, bufs, order, fua, .. } => {
+                (Effect::Write { offset, bufs }, order, fua)
             }
-            Request::Flush { class } => (Effect::Flush, Order::Orderless, false, class),
+            Request::Flush { .. } => (Effect::Flush, Order::Orderless, false),
             Request::Discard { offset, len } => {
                 let effect = Effect::Zero { offset, len, discard: true };
-                (effect, Order::Orderless, false, Class::Async)
+                (effect, Order::Orderless, false)
             }
             Request::WriteZeroes { offset, len } => {
                 let effect = Effect::Zero { offset, len, discard: false };
-                (effect, Order::Orderless, false, Class::Async)
+                (effect, Order::Orderless, false)
             }
         };
         let index = entries.len();
         let epoch = (order != Order::Orderless).then_some(epoch);
         let submitted_at = self.shared.tick();
-        entries.push(Entry { effect, epoch, fua, class, submitted_at, completed_at: u64::MAX });
+        entries.push(Entry { effect, epoch, fua, submitted_at, completed_at: u64::MAX });
         if order == Order::Barrier {
             state.epoch += 1;
         }

@@ -61,6 +61,15 @@ pub struct Case {
     pub kept: Vec<Kept>,
 }
 
+impl Case {
+    /// Says what is there of a pending write: in the order of indexes.
+    pub fn set(&mut self, index: usize, kept: Option<Kept>) {
+        self.kept.retain(|other| other.index != index);
+        self.kept.extend(kept);
+        self.kept.sort_by_key(|kept| kept.index);
+    }
+}
+
 impl std::fmt::Display for Case {
     /// `AFTER:INDEX,INDEX/0110,...`, or `AFTER:-` when nothing pending is kept.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -262,6 +271,16 @@ fn apply(image: &mut Image, entry: &Entry, take: impl Fn(usize) -> bool) {
 }
 
 impl Cache<'_> {
+    fn new(log: &Log, kind: DeviceKind) -> Cache<'_> {
+        let (before, durable) = (epochs_before(log), log.base.clone());
+        Cache { log, kind, before, durable, pending: Vec::new() }
+    }
+
+    fn step(&mut self, moment: &Moment) {
+        self.force(&moment.forced);
+        self.pending.extend(moment.submitted.map(|index| Pending { index, lost: None }));
+    }
+
     fn force(&mut self, forced: &[usize]) {
         for &index in forced {
             let Some(at) = self.pending.iter().position(|write| write.index == index) else {
@@ -332,13 +351,7 @@ pub fn enumerate(
     visit: &mut dyn FnMut(CrashState) -> ControlFlow<()>,
 ) {
     let moments = moments(log, kind);
-    let mut cache = Cache {
-        log,
-        kind,
-        before: epochs_before(log),
-        durable: log.base.clone(),
-        pending: Vec::new(),
-    };
+    let mut cache = Cache::new(log, kind);
     // The end of the window of each moment: the next one that forces something.
     let mut last_cuts = vec![log.end; moments.len()];
     for index in (1..moments.len()).rev() {
@@ -346,10 +359,7 @@ pub fn enumerate(
         last_cuts[index - 1] = if later.forced.is_empty() { last_cuts[index] } else { later.stamp };
     }
     for (moment, last_cut) in moments.iter().zip(last_cuts) {
-        cache.force(&moment.forced);
-        if let Some(index) = moment.submitted {
-            cache.pending.push(Pending { index, lost: None });
-        }
+        cache.step(moment);
         if moment.stamp < from {
             continue;
         }
@@ -366,23 +376,25 @@ pub fn enumerate(
     }
 }
 
+/// The device behind the moment with this stamp, and the moments that follow.
+fn device_at(log: &Log, kind: DeviceKind, after: u64) -> Option<(Cache<'_>, Vec<Moment>)> {
+    let mut cache = Cache::new(log, kind);
+    let mut moments = moments(log, kind);
+    let at = moments.iter().position(|moment| moment.stamp == after)?;
+    let later = moments.split_off(at + 1);
+    moments.iter().for_each(|moment| cache.step(moment));
+    Some((cache, later))
+}
+
+/// The writes that are pending at the cut of a case, by their index in the log.
+pub fn pending(log: &Log, kind: DeviceKind, case: &Case) -> Option<Vec<usize>> {
+    let (cache, _) = device_at(log, kind, case.after)?;
+    Some(cache.pending.iter().map(|write| write.index).collect())
+}
+
 /// The state that a case names, if it is legal for this log.
 pub fn find(log: &Log, kind: DeviceKind, case: &Case) -> Option<CrashState> {
-    let mut cache = Cache {
-        log,
-        kind,
-        before: epochs_before(log),
-        durable: log.base.clone(),
-        pending: Vec::new(),
-    };
-    let moments = moments(log, kind);
-    let at = moments.iter().position(|moment| moment.stamp == case.after)?;
-    for moment in &moments[..=at] {
-        cache.force(&moment.forced);
-        if let Some(index) = moment.submitted {
-            cache.pending.push(Pending { index, lost: None });
-        }
-    }
+    let (cache, later) = device_at(log, kind, case.after)?;
     let pending = |kept: &Kept| cache.pending.iter().any(|write| write.index == kept.index);
     if !case.kept.iter().all(pending) {
         return None;
@@ -392,7 +404,7 @@ pub fn find(log: &Log, kind: DeviceKind, case: &Case) -> Option<CrashState> {
     if legal != case.kept {
         return None;
     }
-    let next = moments[at + 1..].iter().find(|moment| !moment.forced.is_empty());
+    let next = later.iter().find(|moment| !moment.forced.is_empty());
     Some(CrashState {
         image: cache.build(&case.kept),
         case: case.clone(),
@@ -501,21 +513,5 @@ fn trim<T>(list: &mut Vec<T>, max: usize, rng: &mut Rng) {
     while list.len() > max.max(2) {
         let victim = rng.range(2, list.len() as u64) as usize;
         list.swap_remove(victim);
-    }
-}
-
-/// Counts what [`enumerate`] gives, without building images.
-pub fn count(log: &Log, kind: DeviceKind, budget: &Budget, seed: u64, from: u64, cases: &mut u64) {
-    let mut cache =
-        Cache { log, kind, before: Vec::new(), durable: Image::new(0), pending: Vec::new() };
-    for moment in moments(log, kind) {
-        cache.pending.retain(|write| !moment.forced.contains(&write.index));
-        if let Some(index) = moment.submitted {
-            cache.pending.push(Pending { index, lost: None });
-        }
-        if moment.stamp >= from {
-            let mut rng = Rng::new(seed ^ moment.stamp);
-            *cases += selections(&cache, moment.submitted, budget, &mut rng).len() as u64;
-        }
     }
 }

@@ -13,10 +13,13 @@ use fjord_block::plant::{Bug, Planting};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
 use fjord_crash::base::{FAST_COMMIT, Features};
 use fjord_crash::check::Kind;
-use fjord_crash::explore::{Config, Report, Workload, explore};
+use fjord_crash::command::CrashArgs;
+use fjord_crash::explore::{Config, Workload, explore};
+use fjord_crash::finding::Finding;
 use fjord_crash::image::Image;
 use fjord_crash::ops;
 use fjord_crash::record::{DeviceKind, Log, RecordingDevice};
+use fjord_crash::report::Report;
 use fjord_crash::states::{self, Budget};
 
 /// A workload that a bug shows in.
@@ -74,7 +77,8 @@ impl Plant {
         explore(&self.config, &self.workload, &Default::default()).expect("the explorer runs")
     }
 
-    /// Without the bug there is no finding; with it the first one is of one of these kinds.
+    /// Without the bug there is no finding; with it the first one is of one of these kinds, and
+    /// the command that it prints finds it again.
     fn is_found(&self, kinds: &[Kind]) {
         let sound = self.run(None);
         assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
@@ -86,8 +90,24 @@ impl Plant {
         println!("| `{bug:?}` | `{:?}` | {tried} | {all} |", finding.problem.kind);
         println!("    {finding}");
         assert!(kinds.contains(&finding.problem.kind), "{bug:?}: {finding}");
-        assert!(finding.case.is_some(), "{bug:?} was found without a power cut: {finding}");
+        assert!(finding.target.is_some(), "{bug:?} was found without a power cut: {finding}");
+        let _planting = Planting::new(Some(self.bug));
+        is_rerun(finding);
     }
+}
+
+/// The line that a finding prints, read as the program reads it, finds the same again; it says
+/// so when it has to look elsewhere for it.
+fn is_rerun(finding: &Finding) {
+    let text = finding.to_string();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("rerun: "));
+    let line = line.expect("a finding prints a command");
+    let args = CrashArgs::parse_line(line).expect("the command is understood");
+    assert_eq!(args, finding.rerun(), "{line}");
+    let report = args.rerun(&|text| panic!("{text}: {line}")).expect("the explorer runs");
+    let [again] = &report.findings[..] else { panic!("not found again: {line}") };
+    assert_eq!(again.problem.kind, finding.problem.kind, "{line}");
+    assert_eq!(again.target, finding.target, "{line}");
 }
 
 #[test]

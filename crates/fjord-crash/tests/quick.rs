@@ -3,9 +3,10 @@
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_crash::base::{FAST_COMMIT, FEATURES, GROUPS};
 use fjord_crash::campaign::{self, Plan};
-use fjord_crash::explore::{Config, Report, Workload, explore};
+use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::ops;
 use fjord_crash::record::DeviceKind;
+use fjord_crash::report::Report;
 use fjord_crash::workloads::Family;
 
 fn run(config: &Config, text: &str) -> Report {
