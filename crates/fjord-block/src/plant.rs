@@ -39,8 +39,14 @@ pub enum Bug {
     ChecksumsNotVerified,
     /// Recovery: the log is marked empty before the replayed blocks are durable.
     ReplayNotFlushed,
+    /// Recovery: the newest transaction is left out.
+    LastCommitIgnored,
+    /// Mount: a torn superblock is refused, though the log has it whole.
+    TornSuperblockRefused,
     /// Allocator: freed blocks are picked again before their transaction has committed.
     BlockReuse,
+    /// Allocator: blocks are freed twice.
+    FreedTwice,
     /// Allocator: an inode's number is free as soon as its last name is gone, while its deletion
     /// is still to come.
     InodeReuse,
@@ -126,7 +132,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 56] = [
+    pub const ALL: [Bug; 59] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -142,7 +148,10 @@ impl Bug {
         Bug::SequenceNotChecked,
         Bug::ChecksumsNotVerified,
         Bug::ReplayNotFlushed,
+        Bug::LastCommitIgnored,
+        Bug::TornSuperblockRefused,
         Bug::BlockReuse,
+        Bug::FreedTwice,
         Bug::InodeReuse,
         Bug::DiscardBeforeCommit,
         Bug::EntryBeforeInode,

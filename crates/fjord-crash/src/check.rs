@@ -37,6 +37,22 @@ pub enum Kind {
     EngineFailed,
 }
 
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 10] = [
+        Kind::RecoveryFailed,
+        Kind::Fsck,
+        Kind::PromiseLost,
+        Kind::OrderBroken,
+        Kind::ForeignBytes,
+        Kind::Invented,
+        Kind::NotIdempotent,
+        Kind::Disagrees,
+        Kind::DamageReplayed,
+        Kind::EngineFailed,
+    ];
+}
+
 /// A finding without its case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind:?}: {text}")]

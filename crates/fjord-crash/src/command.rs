@@ -91,10 +91,11 @@ pub struct CrashArgs {
     /// Every workload under every configuration, instead of one each in turn
     #[arg(long)]
     pub product: bool,
-    /// Subsets of unflushed writes that each moment gives at the most
-    #[arg(long, default_value_t = 12)]
+    /// Subsets of unflushed writes that each moment gives; of more than that can be, some that
+    /// have each pair of writes in all four combinations are always among them
+    #[arg(long, default_value_t = Budget::default().subsets_max)]
     pub subsets: usize,
-    /// Torn images that each submitted write gives at the most
+    /// Torn images that each moment gives at the most
     #[arg(long, default_value_t = Budget::default().torn_max)]
     pub torn: usize,
     /// Of the states, one in so many is cut inside its recovery too; 0 for none

@@ -306,7 +306,7 @@ impl Explorer {
         let mut second = false;
         while let Some((log, path)) = queue.pop() {
             let Some(log) = log else { continue };
-            for state in inner_states(&log, self.config.seed) {
+            for state in inner_states(&log, &self.config) {
                 if !seen.insert(state.image.hash()) {
                     continue;
                 }
@@ -349,11 +349,11 @@ impl Explorer {
     }
 }
 
-/// States of cuts inside a recovery: fewer of each moment than for the workload itself.
-fn inner_states(log: &Log, seed: u64) -> Vec<CrashState> {
-    let budget = Budget { subsets_max: 4, torn_max: 1 };
+/// States of cuts inside a recovery.
+fn inner_states(log: &Log, config: &Config) -> Vec<CrashState> {
     let mut list = Vec::new();
-    states::enumerate(log, DeviceKind::Volatile, &budget, seed, 0, &mut |state| {
+    let (kind, budget) = (DeviceKind::Volatile, &config.budget);
+    states::enumerate(log, kind, budget, config.seed, 0, &mut |state| {
         list.push(state);
         ControlFlow::Continue(())
     });

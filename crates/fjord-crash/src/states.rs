@@ -23,17 +23,16 @@ use crate::record::{DeviceKind, Effect, Entry, Log};
 
 /// The smallest unit that is written whole.
 pub const SECTOR_BYTES: u64 = 512;
-/// Pending writes up to which all subsets are tried.
-pub const EXHAUSTIVE_MAX: usize = 6;
 /// What a discarded range holds after a power cut.
 const GARBAGE: u8 = 0xDB;
 
 /// How many images a moment gives at the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Subsets of whole writes at each moment; all are tried when there are fewer.
+    /// Subsets of whole writes at each moment: all of them when there are no more; else those
+    /// that have each pair in all four combinations, and others up to this number.
     pub subsets_max: usize,
-    /// Torn variants at each submission.
+    /// Torn variants at each moment.
     pub torn_max: usize,
 }
 
@@ -413,7 +412,7 @@ pub fn find(log: &Log, kind: DeviceKind, case: &Case) -> Option<CrashState> {
     })
 }
 
-/// Which subsets of the pending writes are tried, the new one in each of them.
+/// Which subsets of the pending writes are tried, the new one in each of them, and which torn ones.
 fn selections(
     cache: &Cache<'_>,
     newest: Option<usize>,
@@ -422,49 +421,51 @@ fn selections(
 ) -> Vec<Vec<Kept>> {
     let others: Vec<usize> =
         cache.pending.iter().map(|write| write.index).filter(|i| Some(*i) != newest).collect();
-    let mut chosen = subsets(others.len(), budget.subsets_max, rng);
+    let chosen = subsets(others.len(), budget.subsets_max, rng);
     let whole = |index: usize| Kept { index, sectors: None };
     let pick = |subset: &Vec<bool>| -> Vec<Kept> {
         let others = others.iter().zip(subset).filter(|(_, keep)| **keep);
         others.map(|(index, _)| *index).chain(newest).map(whole).collect()
     };
     let mut selections: Vec<Vec<Kept>> = chosen.iter().map(pick).collect();
-    let Some(newest) = newest else { return selections };
-    let sectors = sector_count(&cache.log.entries[newest]);
     for round in 0..budget.torn_max {
-        if chosen.is_empty() {
-            break;
-        }
-        let subset = chosen.swap_remove(rng.below(chosen.len() as u64) as usize);
-        let mut kept = pick(&subset);
-        // The new write first, then any of the kept ones, or many of them.
-        if round > 0 && rng.percent(50) {
-            for write in &mut kept {
-                let count = sector_count(&cache.log.entries[write.index]);
-                write.sectors = (count > 1 && rng.percent(70)).then(|| torn(count, rng));
-            }
+        let mut kept = pick(rng.pick(&chosen));
+        tear(cache, &mut kept, newest.is_some() && round == 0, rng);
+        if kept.iter().any(|write| write.sectors.is_some()) {
             selections.push(kept);
-            continue;
         }
-        let victim =
-            if round == 0 { kept.len() - 1 } else { rng.below(kept.len() as u64) as usize };
-        let count =
-            if round == 0 { sectors } else { sector_count(&cache.log.entries[kept[victim].index]) };
-        if count < 2 {
-            continue;
-        }
-        kept[victim].sectors = Some(torn(count, rng));
-        selections.push(kept);
     }
     selections
 }
 
-/// Some, but not all, of `count` sectors: a prefix, a suffix, or any.
+/// Tears the last of the kept writes, or else any one of them, or many.
+fn tear(cache: &Cache<'_>, kept: &mut [Kept], the_last: bool, rng: &mut Rng) {
+    let count = |write: &Kept| sector_count(&cache.log.entries[write.index]);
+    if kept.is_empty() {
+        return;
+    }
+    if !the_last && rng.percent(50) {
+        for write in kept {
+            let count = count(write);
+            write.sectors = (count > 1 && rng.percent(70)).then(|| torn(count, rng));
+        }
+        return;
+    }
+    let victim = if the_last { kept.len() - 1 } else { rng.below(kept.len() as u64) as usize };
+    let count = count(&kept[victim]);
+    kept[victim].sectors = (count > 1).then(|| torn(count, rng));
+}
+
+/// Some, but not all, of `count` sectors: a prefix, a suffix, all but one, one alone, or any.
 fn torn(count: usize, rng: &mut Rng) -> Vec<bool> {
     let at = rng.range(1, count as u64) as usize;
-    match rng.below(3) {
-        0 => (0..count).map(|sector| sector < at).collect(),
-        1 => (0..count).map(|sector| sector >= at).collect(),
+    let one = rng.below(count as u64) as usize;
+    let keep = |keep: &dyn Fn(usize) -> bool| (0..count).map(keep).collect();
+    match rng.below(5) {
+        0 => keep(&|sector| sector < at),
+        1 => keep(&|sector| sector >= at),
+        2 => keep(&|sector| sector != one),
+        3 => keep(&|sector| sector == one),
         _ => {
             let mut sectors: Vec<bool> = (0..count).map(|_| rng.percent(50)).collect();
             sectors[at - 1] = true;
@@ -474,44 +475,118 @@ fn torn(count: usize, rng: &mut Rng) -> Vec<bool> {
     }
 }
 
-/// Subsets of `count` things: all while they are few; else all, none, each one missing, each one
-/// alone, pairs missing, and random ones, of which the first two are always among the `max`.
+/// Subsets of `count` things: all of them while there are no more than `max`. Else none, all, and
+/// so many that of any two things each is there or not beside the other there or not
+/// ([`pairwise`], also beyond `max`); then up to `max` each one missing, each one alone, and random
+/// ones.
 fn subsets(count: usize, max: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
-    if count < EXHAUSTIVE_MAX {
-        let mut all: Vec<Vec<bool>> = (0..1usize << count)
-            .map(|bits| (0..count).map(|at| bits >> at & 1 == 0).collect())
+    let all = u32::try_from(count).ok().and_then(|count| 1usize.checked_shl(count));
+    if let Some(all) = all.filter(|all| *all <= max) {
+        return (0..all)
+            .rev()
+            .map(|bits| (0..count).map(|at| bits >> at & 1 == 1).collect())
             .collect();
-        // The first is "all kept", the last "none".
-        if let Some(last) = all.pop().filter(|_| all.len() > 1) {
-            all.insert(1, last);
-        } else if all.is_empty() {
-            all.push(Vec::new());
-        }
-        trim(&mut all, max, rng);
-        return all;
     }
-    let mut list = vec![vec![true; count], vec![false; count]];
+    let mut list = vec![vec![true; count]];
+    list.extend(pairwise(count, rng));
+    let mut single: Vec<Vec<bool>> = Vec::new();
     for at in 0..count {
-        list.push((0..count).map(|other| other != at).collect());
-        list.push((0..count).map(|other| other == at).collect());
+        single.push((0..count).map(|other| other != at).collect());
+        single.push((0..count).map(|other| other == at).collect());
     }
-    let pairs = count * (count - 1) / 2;
-    for _ in 0..pairs.min(max) {
-        let (a, b) = (rng.below(count as u64) as usize, rng.below(count as u64) as usize);
-        list.push((0..count).map(|other| other != a && other != b).collect());
-    }
-    for _ in 0..max.div_ceil(2) {
+    shuffle(&mut single, rng);
+    single.truncate(max.saturating_sub(list.len()));
+    list.append(&mut single);
+    while list.len() < max {
         let percent = *rng.pick(&[20, 50, 80]);
         list.push((0..count).map(|_| rng.percent(percent)).collect());
     }
-    trim(&mut list, max, rng);
     list
 }
 
-/// Leaves the first two and a random choice of the others.
-fn trim<T>(list: &mut Vec<T>, max: usize, rng: &mut Rng) {
-    while list.len() > max.max(2) {
-        let victim = rng.range(2, list.len() as u64) as usize;
-        list.swap_remove(victim);
+/// As few subsets as can be, the empty one first, that have any two things in all four
+/// combinations (Katona; Kleitman and Spencer, 1973). Of `n` subsets behind the first, each thing is
+/// in another choice of more than half: of two such choices, neither contains the other, and they
+/// meet. Which thing has which choice is random.
+fn pairwise(count: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
+    let mut rows = 1;
+    while choose(rows, rows / 2 + 1) < count {
+        rows += 1;
+    }
+    let mut choices = Vec::with_capacity(count);
+    let mut choice: Vec<usize> = (0..rows / 2 + 1).collect();
+    while choices.len() < count {
+        choices.push(choice.clone());
+        // The next one in order: the last place that can move does, those behind it follow.
+        let movable = (0..choice.len()).rev().find(|at| choice[*at] + choice.len() - at < rows);
+        let Some(at) = movable else { break };
+        let start = choice[at] + 1;
+        choice.iter_mut().skip(at).zip(start..).for_each(|(place, row)| *place = row);
+    }
+    shuffle(&mut choices, rng);
+    let row = |row: usize| choices.iter().map(|choice| choice.contains(&row)).collect();
+    [vec![false; count]].into_iter().chain((0..rows).map(row)).collect()
+}
+
+/// How many choices of `few` out of `many` there are; the greatest number, if that is too many.
+fn choose(many: usize, few: usize) -> usize {
+    (0..few)
+        .try_fold(1usize, |product, at| {
+            Some(product.checked_mul(many.checked_sub(at)?)? / (at + 1))
+        })
+        .unwrap_or(if few > many { 0 } else { usize::MAX })
+}
+
+fn shuffle<T>(list: &mut [T], rng: &mut Rng) {
+    for at in (1..list.len()).rev() {
+        list.swap(at, rng.below(at as u64 + 1) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_subsets_while_they_are_few() {
+        let mut rng = Rng::new(1);
+        for count in 0..=5 {
+            let mut list = subsets(count, 32, &mut rng);
+            assert!(list[0].iter().all(|kept| *kept));
+            assert_eq!(list.len(), 1 << count);
+            list.sort_unstable();
+            list.dedup();
+            assert_eq!(list.len(), 1 << count);
+        }
+    }
+
+    #[test]
+    fn each_pair_in_all_four_combinations() {
+        let mut rng = Rng::new(1);
+        for count in [2, 3, 6, 7, 10, 11, 35, 36, 100, 300] {
+            for max in [1, 8, 32] {
+                let list = subsets(count, max, &mut rng);
+                assert!(list.len() <= 32, "{count}: {}", list.len());
+                assert!(list.contains(&vec![true; count]) && list.contains(&vec![false; count]));
+                for (a, b) in (1..count).flat_map(|b| (0..b).map(move |a| (a, b))) {
+                    for wanted in [(false, false), (false, true), (true, false), (true, true)] {
+                        let there = list.iter().any(|row| (row[a], row[b]) == wanted);
+                        assert!(there, "{count} {max}: {a} and {b} {wanted:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_torn_write_lacks_something_and_has_something() {
+        let mut rng = Rng::new(1);
+        for count in [2, 3, 8, 64] {
+            for _ in 0..200 {
+                let sectors = torn(count, &mut rng);
+                assert_eq!(sectors.len(), count);
+                assert!(sectors.contains(&true) && sectors.contains(&false), "{sectors:?}");
+            }
+        }
     }
 }

@@ -17,10 +17,12 @@ use fjord_crash::command::CrashArgs;
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::finding::Finding;
 use fjord_crash::image::Image;
+use fjord_crash::minimise::minimise;
 use fjord_crash::ops;
 use fjord_crash::record::{DeviceKind, Log, RecordingDevice};
 use fjord_crash::report::Report;
 use fjord_crash::states::{self, Budget};
+use fjord_crash::workloads::Family;
 
 /// A workload that a bug shows in.
 struct Plant {
@@ -96,6 +98,67 @@ impl Plant {
     }
 }
 
+/// What shows a bug as this kind of problem, first of all.
+fn plant_of(kind: Kind) -> Plant {
+    match kind {
+        Kind::RecoveryFailed => Plant::new(Bug::SequenceNotChecked).setup(
+            "create /a; append /a 9000; sync; create /x; sync; create /y; sync; create /z; sync",
+        ),
+        Kind::Fsck => Plant::new(Bug::OrphanTooLate).ops(OPEN_WITHOUT_NAMES),
+        Kind::PromiseLost => Plant::new(Bug::CommitNotDurable),
+        Kind::OrderBroken => barriers_ignored(),
+        Kind::ForeignBytes => {
+            let ops = "truncate /a 0; create /b; append /b 9000; fsync /b";
+            Plant::new(Bug::BlockReuse).ops(ops)
+        }
+        Kind::Invented => Plant::new(Bug::RenameInTwo),
+        Kind::NotIdempotent => {
+            let plant = Plant::new(Bug::ReplayNotFlushed);
+            plant.with(|config| (config.inner_every, config.budget.torn_max) = (1, 0))
+        }
+        Kind::Disagrees => {
+            Plant::new(Bug::LastCommitIgnored).with(|config| config.compare_every = 1)
+        }
+        Kind::DamageReplayed => {
+            Plant::new(Bug::ChecksumsNotVerified).with(|config| config.damage_every = 1)
+        }
+        Kind::EngineFailed => Plant::new(Bug::FreedTwice).ops("truncate /a 0; fsync /a; sync"),
+    }
+}
+
+/// Each kind of finding prints a command that shows it again, before and after it is made small.
+#[test]
+fn a_finding_of_each_kind_is_rerun() {
+    for kind in Kind::ALL {
+        let plant = plant_of(kind);
+        let report = plant.run(Some(plant.bug));
+        let finding = report.findings.first().expect("the bug is found");
+        assert_eq!(finding.problem.kind, kind, "{finding}");
+        let _planting = Planting::new(Some(plant.bug));
+        is_rerun(finding);
+        let small = minimise(finding.clone()).expect("the explorer runs");
+        assert_eq!(small.problem.kind, kind, "{small}");
+        is_rerun(&small);
+        println!("{small}");
+    }
+}
+
+/// A run of threads is not repeatable, so its recording is kept: the finding is in the file, and
+/// needs the bug no more.
+#[test]
+fn a_run_of_threads_is_rerun_from_its_recording() {
+    let mut plant = Plant::new(Bug::CommitNotDurable);
+    plant.workload = Family::Threads.workloads(1).next().expect("an endless family");
+    let mut report = plant.run(Some(plant.bug));
+    let finding = report.findings.pop().expect("the bug is found");
+    let mut finding = minimise(finding).expect("the explorer runs");
+    let dir = tempfile::tempdir().expect("a directory");
+    finding.save(dir.path()).expect("a file");
+    let _planting = Planting::new(None);
+    is_rerun(&finding);
+    println!("{finding}");
+}
+
 /// The line that a finding prints, read as the program reads it, finds the same again; it says
 /// so when it has to look elsewhere for it.
 fn is_rerun(finding: &Finding) {
@@ -163,12 +226,14 @@ fn wrap_off_by_one() {
 
 #[test]
 fn tail_before_home() {
-    Plant::new(Bug::TailBeforeHome).is_found(&[Kind::PromiseLost, Kind::Fsck]);
+    let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
+    Plant::new(Bug::TailBeforeHome).is_found(&kinds);
 }
 
 #[test]
 fn tail_not_durable() {
-    round_the_log(Bug::TailNotDurable).is_found(&[Kind::PromiseLost, Kind::Fsck]);
+    let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
+    round_the_log(Bug::TailNotDurable).is_found(&kinds);
 }
 
 /// The oldest transaction has a directory's block that the running one changes, too, when the log
@@ -206,7 +271,36 @@ fn checksums_not_verified() {
 #[test]
 fn replay_not_flushed() {
     let plant = Plant::new(Bug::ReplayNotFlushed).with(|config| config.inner_every = 1);
-    plant.is_found(&[Kind::NotIdempotent]);
+    plant.is_found(&[Kind::NotIdempotent, Kind::RecoveryFailed]);
+}
+
+/// Found in the first images whose log holds a transaction that nobody was promised.
+#[test]
+fn last_commit_ignored() {
+    let plant = Plant::new(Bug::LastCommitIgnored).with(|config| config.compare_every = 1);
+    plant.is_found(&[Kind::Disagrees]);
+}
+
+/// Found only where a write is torn.
+#[test]
+fn torn_superblock_refused() {
+    let plant = |torn| {
+        let plant = Plant::new(Bug::TornSuperblockRefused);
+        plant.with(|config| config.budget.torn_max = torn)
+    };
+    assert!(plant(0).run(Some(Bug::TornSuperblockRefused)).findings.is_empty());
+    plant(8).is_found(&[Kind::RecoveryFailed]);
+}
+
+/// Needs no power cut: the second time is found by the engine.
+#[test]
+fn freed_twice() {
+    let plant = Plant::new(Bug::FreedTwice).ops("truncate /a 0; fsync /a; sync");
+    assert!(plant.run(None).findings.is_empty());
+    let report = plant.run(Some(Bug::FreedTwice));
+    let finding = report.findings.first().expect("the bug is found");
+    assert_eq!(finding.problem.kind, Kind::EngineFailed, "{finding}");
+    println!("| `FreedTwice` | `EngineFailed` | 0 | |");
 }
 
 #[test]
@@ -372,11 +466,14 @@ fn barrier_not_reassigned() {
 
 #[test]
 fn barrier_ignored() {
+    barriers_ignored().is_found(&[Kind::OrderBroken]);
+}
+
+fn barriers_ignored() -> Plant {
     Plant::new(Bug::BarrierIgnored)
         .setup("create /a; append /a 9000; create /b; append /b 9000")
         .ops("write /a 0 5000; fdatabarrier /a; write /b 0 5000; fdatasync /b")
         .with(|config| config.options.scheduler = Scheduler::Epoch)
-        .is_found(&[Kind::OrderBroken]);
 }
 
 /// Fast commits of files behind the journal's block of the inode table, over two full commits.

@@ -118,6 +118,7 @@ impl<'a> Scan<'a> {
             self.tid = failed;
         }
         self.drop_torn_async();
+        self.complete.pop_if(|_| planted(Bug::LastCommitIgnored));
         if self.complete.is_empty() {
             self.note(Case::EmptyLog);
         }

@@ -130,6 +130,9 @@ impl FsInner {
         {
             let mut guard = cell.lock.lock();
             self.change_block_bits(h, group, cell, bits.clone(), false)?;
+            if planted(Bug::FreedTwice) {
+                self.change_block_bits(h, group, cell, bits.clone(), false)?;
+            }
             let overlay = guard.get_or_insert_default();
             if !planted(Bug::BlockReuse) {
                 overlay.busy.insert(bits.clone(), self.geo.clusters_per_group);
