@@ -113,8 +113,7 @@ fn plant_of(kind: Kind) -> Plant {
         }
         Kind::Invented => Plant::new(Bug::RenameInTwo),
         Kind::NotIdempotent => {
-            let plant = Plant::new(Bug::ReplayNotFlushed);
-            plant.with(|config| (config.inner_every, config.budget.torn_max) = (1, 0))
+            i_transactions(Bug::RecoveryNotMarked).with(|config| config.inner_every = 1)
         }
         Kind::Disagrees => {
             Plant::new(Bug::LastCommitIgnored).with(|config| config.compare_every = 1)

@@ -45,7 +45,7 @@ fn without_flushes_promises_are_lost() {
 #[test]
 fn ace_of_length_1() {
     let config =
-        Config { compare_every: 40, inner_every: 12, ..Config::new(MountOptions::default()) };
+        Config { compare_every: 40, inner_every: 24, ..Config::new(MountOptions::default()) };
     passes(&Plan::new(&[Family::Ace1], config));
 }
 
@@ -53,13 +53,13 @@ fn ace_of_length_1() {
 #[test]
 fn sample_under_all_configurations() {
     let config =
-        Config { compare_every: 100, inner_every: 16, ..Config::new(MountOptions::default()) };
+        Config { compare_every: 100, inner_every: 40, ..Config::new(MountOptions::default()) };
     let mut plan = Plan::new(
         &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace2],
         config,
     );
     everywhere(&mut plan);
-    plan.sample_every = 53;
+    plan.sample_every = 79;
     passes(&plan);
 }
 
@@ -67,7 +67,7 @@ fn sample_under_all_configurations() {
 #[test]
 fn sample_over_the_scheduler() {
     let options = MountOptions { scheduler: Scheduler::Epoch, ..MountOptions::default() };
-    let config = Config { compare_every: 100, inner_every: 16, ..Config::new(options) };
+    let config = Config { compare_every: 100, inner_every: 32, ..Config::new(options) };
     let families = [Family::Barriers, Family::RenameToSub, Family::CreateDelete, Family::Ace2];
     let mut plan = Plan::new(&families, config);
     plan.features = FEATURES.to_vec();
@@ -83,7 +83,7 @@ fn sample_over_the_scheduler() {
 #[test]
 fn fast_commits_are_replayed_alike() {
     let options = MountOptions { fsync: FsyncPolicyKind::FastCommit, ..MountOptions::default() };
-    let config = Config { compare_every: 4, inner_every: 12, ..Config::new(options) };
+    let config = Config { compare_every: 16, inner_every: 40, ..Config::new(options) };
     let mut plan = Plan::new(
         &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace2],
         config,
@@ -94,6 +94,7 @@ fn fast_commits_are_replayed_alike() {
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Fsyncs], 1);
     plan.workloads_max = Some(10);
+    plan.config.compare_every = 4;
     let report = passes(&plan);
     assert!(report.judged.fast_commits > 60, "{report:?}");
 }
@@ -156,7 +157,7 @@ fn passes(plan: &Plan) -> Report {
 fn i_transactions() {
     let fsync = FsyncPolicyKind::Ijournal;
     let options = MountOptions { fsync, ..MountOptions::default() };
-    let config = Config { compare_every: 60, inner_every: 12, ..Config::new(options) };
+    let config = Config { compare_every: 60, inner_every: 24, ..Config::new(options) };
     let mut plan = Plan::new(
         &[Family::RenameToSub, Family::CreateDelete, Family::DeepLeaf, Family::Ace1],
         config.clone(),
