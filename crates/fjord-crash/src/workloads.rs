@@ -504,6 +504,10 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
             97..99 => Op::Rename(file.clone(), format!("{file}r")),
             _ => Op::Sync,
         });
+        if let Some(Op::Unlink(file)) = ops.last().cloned() {
+            // The name comes back.
+            ops.extend([Op::Create(file.clone()), Op::Append(file, 1 + rng.magnitude(20_000))]);
+        }
         ops.extend(sync);
     }
     Workload::new(own(&setup), ops)

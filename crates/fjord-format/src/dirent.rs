@@ -365,6 +365,18 @@ pub fn has_room(area: &[u8], format: &DirFormat, name_len: usize) -> Result<bool
     Ok(false)
 }
 
+/// Bytes of the largest record that a new entry could get.
+///
+/// # Errors
+/// [`FormatError::Corrupt`] when a record breaks a rule.
+pub fn largest_room_bytes(area: &[u8], format: &DirFormat) -> Result<usize> {
+    let mut largest = 0;
+    for entry in records(area, format) {
+        largest = largest.max(entry?.free_bytes());
+    }
+    Ok(largest)
+}
+
 /// Puts a new entry at the first place with room, unless the name is there already. The whole
 /// area is searched for the name.
 ///

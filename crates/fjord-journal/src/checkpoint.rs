@@ -62,7 +62,7 @@ impl Journal {
 
     /// Waits for the place of the one who checkpoints. Who waits in front of others than the
     /// background hurries the writes that it waits for.
-    fn lock_checkpoint(&self, class: Class) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_checkpoint(&self, class: Class) -> MutexGuard<'_, ()> {
         let lock = &self.inner.checkpoint_lock;
         if class == Class::Background {
             return lock.lock();

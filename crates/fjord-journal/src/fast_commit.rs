@@ -86,8 +86,6 @@ pub enum FastCommitOutcome {
     Full,
     /// The records could not be replayed behind those that are in the area.
     Conflict,
-    /// The log holds transactions that are not home, and somebody is bringing them there.
-    LogInUse,
     /// There is no area, or the log has no full commit yet that it could follow.
     Unavailable,
 }
@@ -152,8 +150,18 @@ impl Journal {
     /// Whether more than half of the area is used, so that a full commit in the background keeps
     /// requests from being refused. A hint.
     pub fn fast_commits_fill_area(&self) -> bool {
+        self.is_area_used_beyond(1, 2)
+    }
+
+    /// Whether little of the area is left: whoever used it last had better see to a full commit
+    /// than leave the next one without. A hint.
+    pub fn fast_commits_exhaust_area(&self) -> bool {
+        self.is_area_used_beyond(3, 4)
+    }
+
+    fn is_area_used_beyond(&self, part: u32, of: u32) -> bool {
         self.inner.area.as_ref().is_some_and(|area| {
-            area.used_hint.load(Ordering::Relaxed) > area.blocks.len() as u32 / 2
+            area.used_hint.load(Ordering::Relaxed) > area.blocks.len() as u32 * part / of
         })
     }
 
@@ -207,38 +215,45 @@ impl Journal {
                 return outcome;
             }
             self.check_running()?;
-            if state.committer_busy {
+            if state.committer_busy || state.commits_waiting > 0 {
                 self.inner.committer_free.wait(&mut state);
                 continue;
             }
             state.committer_busy = true;
             drop(state);
             let place = CommitterGuard::of(&self.inner);
+            let mut is_done = true;
             // What was committed in order only comes before it; a failure shows above.
             if self.finish_flying().is_ok() {
                 let batch = std::mem::take(&mut *area.queue.lock());
-                self.write_batch(log, area, &batch);
+                is_done = self.write_batch(log, area, &batch);
+                if !is_done {
+                    // Nobody else had the place, so nobody has overtaken them.
+                    area.queue.lock().splice(0..0, batch);
+                }
             }
             drop(place);
+            if !is_done {
+                // Without the place: whoever checkpoints may wait for that.
+                drop(self.lock_checkpoint(Class::Sync));
+            }
             state = self.inner.state.lock();
         }
     }
 
     /// Decides about each request and writes those that can be logged. The caller has the
-    /// committer's place.
-    fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) {
-        // Commits that are only in order yet must be over before the stream goes on behind them.
+    /// committer's place. `false`, and nothing done, when the log must be empty for one of them
+    /// and somebody else is checkpointing it.
+    fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) -> bool {
         // A failure stops the journal, and every waiter learns that.
-        if self.finish_flying().is_err() {
-            return;
+        if batch.iter().any(|waiting| waiting.request.needs_empty_log)
+            && let Ok(false) = self.empty_log(log)
+        {
+            return false;
         }
-        // Without it those requests are refused; a failure stops the journal.
-        if batch.iter().any(|waiting| waiting.request.needs_empty_log) {
-            let _ = self.empty_log(log);
-        }
-        let (committed, next, empty, used) = {
+        let (committed, next, empty) = {
             let state = self.inner.state.lock();
-            (state.committed, state.logged.next().0, state.empty_on_disk, state.used_blocks > 0)
+            (state.committed, state.logged.next().0, state.empty_on_disk)
         };
         let mut stream = area.stream.lock();
         let first = stream.used == 0;
@@ -255,8 +270,6 @@ impl Journal {
                 why
             } else if empty {
                 FastCommitOutcome::Unavailable
-            } else if used && request.needs_empty_log {
-                FastCommitOutcome::LogInUse
             } else if other && (request.adds_blocks || request.allocates) {
                 FastCommitOutcome::Conflict
             } else if !push_all(&mut writer, &request.records) {
@@ -289,6 +302,7 @@ impl Journal {
             }
             *waiting.outcome.lock() = Some(mine);
         }
+        true
     }
 
     fn write_stream(

@@ -130,6 +130,8 @@ pub(crate) struct State {
     pub(crate) checkpoints: VecDeque<Checkpoint>,
     /// A thread is committing, or is changing what only a committer may.
     pub(crate) committer_busy: bool,
+    /// Threads that wait for the committer's place to commit; fast commits let them go first.
+    pub(crate) commits_waiting: u32,
     /// The newest transaction that is durable and whose callbacks have run.
     pub(crate) committed: Tid,
     /// The newest commit block that is durable; its callbacks may still have to run.
@@ -221,6 +223,7 @@ impl Journal {
             committing: VecDeque::new(),
             checkpoints: VecDeque::new(),
             committer_busy: false,
+            commits_waiting: 0,
             committed: Tid(next_tid.0.wrapping_sub(1)),
             logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
             next_tid,
@@ -359,7 +362,12 @@ impl Journal {
                     stats::add(&self.inner.counters.commit_waits, 1);
                 }
                 waited = true;
+                state.commits_waiting += 1;
                 self.inner.committer_free.wait(&mut state);
+                state.commits_waiting -= 1;
+                if state.commits_waiting == 0 {
+                    self.inner.committer_free.notify_all();
+                }
                 continue;
             }
             state.committer_busy = true;

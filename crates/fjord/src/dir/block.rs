@@ -110,6 +110,14 @@ pub(super) fn read_first(dir: &Dir<'_>, state: &InodeState) -> Result<(Arc<Buffe
     }
 }
 
+/// Bytes of the largest entry that still fits block `lblk`, which must hold entries.
+pub(super) fn room_bytes(dir: &Dir<'_>, state: &InodeState, lblk: LogicalBlock) -> Result<usize> {
+    let buffer = read_leaf(dir, state, lblk)?;
+    let bytes = buffer.read();
+    let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+    dirent::largest_room_bytes(area, dir.format()).map_err(dir.damaged(lblk))
+}
+
 /// Edits the entries of block `lblk` and sets its checksum.
 pub(super) fn edit(
     dir: &Dir<'_>,

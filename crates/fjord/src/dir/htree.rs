@@ -15,7 +15,7 @@ use fjord_format::{FormatError, LogicalBlock};
 use fjord_journal::{Buffer, Handle};
 use rustix::io::Errno;
 
-use super::{Dir, Found, NewEntry, Place, block};
+use super::{Dir, Found, NewEntry, Place, block, early_room_bytes};
 use crate::error::{Error, Result};
 use crate::inode::{InodeState, disk};
 
@@ -222,7 +222,7 @@ pub(super) fn insert(
             return Ok(());
         }
         if !path.bottom(dir)?.is_full(dir)? {
-            return split_leaf(dir, h, state, &path, new, hash);
+            return split_leaf(dir, h, state, &path, Some((new, hash)));
         }
         split_index(dir, h, state, &path)?;
     }
@@ -253,14 +253,44 @@ fn insert_in_leaf(
     }
 }
 
-/// Splits the full leaf at the end of `path`, whose index block has room, and adds the entry.
+/// Splits the leaf that a name is in when it has little room left. Returns the bytes that were
+/// left if so.
+pub(super) fn split_early(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+    name: &[u8],
+) -> Result<Option<usize>> {
+    let seed = dir.params.hash_seed;
+    let (mut path, _) = probe(dir, state, |version| dirhash(name, version, seed).hash)?;
+    let room_bytes = block::room_bytes(dir, state, path.leaf)?;
+    if room_bytes >= early_room_bytes(dir) {
+        return Ok(None);
+    }
+    let mut splits = 0;
+    while path.bottom(dir)?.is_full(dir)? && splits < SPLITS_MAX {
+        split_index(dir, h, state, &path)?;
+        path = probe(dir, state, |version| dirhash(name, version, seed).hash)?.0;
+        splits += 1;
+    }
+    split_leaf(dir, h, state, &path, None)?;
+    Ok(Some(room_bytes))
+}
+
+/// Splits the first leaf.
+pub(super) fn split_first(dir: &Dir<'_>, h: &Handle, state: &mut InodeState) -> Result<()> {
+    let (path, _) = probe(dir, state, |_| 0)?;
+    split_leaf(dir, h, state, &path, None)
+}
+
+/// Splits the leaf at the end of `path`, whose index block has room, and adds the entry if
+/// there is one.
 fn split_leaf(
     dir: &Dir<'_>,
     h: &Handle,
     state: &mut InodeState,
     path: &Path,
-    new: &NewEntry<'_>,
-    hash: u32,
+    new: Option<(&NewEntry<'_>, u32)>,
 ) -> Result<()> {
     let (format, seed) = (dir.format(), dir.seed);
     let frame = path.bottom(dir)?;
@@ -270,11 +300,13 @@ fn split_leaf(
     let mut prepare = || -> Result<_, FormatError> {
         let split =
             dirent::split_leaf(&mut lower, &mut upper, format, path.version, dir.params.hash_seed)?;
-        let half = if hash >= split.first_hash { &mut upper } else { &mut lower };
-        let area = format.entries_area_mut(half)?;
-        let inserted = dirent::insert(area, format, new.name, new.ino, new.file_type)?;
-        if !matches!(inserted, Inserted::At(_)) {
-            return Err(FormatError::corrupt("directory block", "half a block has no room"));
+        if let Some((new, hash)) = new {
+            let half = if hash >= split.first_hash { &mut upper } else { &mut lower };
+            let area = format.entries_area_mut(half)?;
+            let inserted = dirent::insert(area, format, new.name, new.ino, new.file_type)?;
+            if !matches!(inserted, Inserted::At(_)) {
+                return Err(FormatError::corrupt("directory block", "half a block has no room"));
+            }
         }
         dirent::set_checksum(&mut lower, format, seed)?;
         dirent::set_checksum(&mut upper, format, seed)?;

@@ -9,7 +9,7 @@ use fjord_journal::Handle;
 use rustix::io::Errno;
 
 use super::block::{self, Located};
-use super::{Dir, Found, NewEntry, Place, htree};
+use super::{Dir, Found, NewEntry, Place, early_room_bytes, htree};
 use crate::error::Result;
 use crate::inode::InodeState;
 
@@ -93,6 +93,38 @@ pub(super) fn insert(
         dirent::set_checksum(bytes, format, dir.seed)
     })?;
     Ok(())
+}
+
+/// Bytes of the largest entry that still fits the last block; none if that is a hole.
+pub(super) fn last_room_bytes(dir: &Dir<'_>, state: &InodeState) -> Result<usize> {
+    let last = LogicalBlock(block::count(dir, state)?.saturating_sub(1));
+    match block::locate(dir, state, last)? {
+        Located::Hole(_) => Ok(0),
+        Located::At(_) => block::room_bytes(dir, state, last),
+    }
+}
+
+/// Adds a block, or an index, when there is little room left in the last one. Returns the bytes
+/// that were left there if so.
+pub(super) fn grow_early(
+    dir: &Dir<'_>,
+    h: &Handle,
+    state: &mut InodeState,
+) -> Result<Option<usize>> {
+    let room_bytes = last_room_bytes(dir, state)?;
+    if room_bytes >= early_room_bytes(dir) {
+        return Ok(None);
+    }
+    if block::count(dir, state)? == 1 && dir.params.dir_index {
+        htree::convert(dir, h, state)?;
+        htree::split_first(dir, h, state)?;
+    } else {
+        block::append(dir, h, state, |bytes| {
+            dirent::init_block(bytes, dir.format())?;
+            dirent::set_checksum(bytes, dir.format(), dir.seed)
+        })?;
+    }
+    Ok(Some(room_bytes))
 }
 
 /// The directory is locked, so room that was seen is there; bytes that two inodes share

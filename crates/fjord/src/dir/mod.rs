@@ -8,6 +8,8 @@
 //! - each function leaves the directory readable by Linux and e2fsck, also when it fails:
 //!   new blocks are filled in memory before they are allocated, and a block that has become
 //!   part of the directory is written in the same handle;
+//! - where new names are logged by themselves (policy fast-commit), a block with little room gets
+//!   another one beside it before it is full;
 //! - a directory of one block that overflows becomes indexed (feature `dir_index`), a linear
 //!   one of several blocks stays linear, as in Linux;
 //! - `state.size == state.disk.size`, a multiple of the block size except inline;
@@ -37,6 +39,7 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
+use crate::options::FsyncPolicyKind;
 
 pub(crate) use readdir::read_dir;
 
@@ -206,9 +209,39 @@ pub(crate) fn insert(
         linear::insert(&dir, h, state, &new)?;
     }
     if state.disk.blocks_512 != blocks {
-        state.changes.reshaped(h.tid());
+        state.changes.reshaped(h.tid(), -1);
+        return Ok(());
+    }
+    state.changes.entry_added(h.tid(), dirent::rec_len_for(name.len()));
+    if fs.options.fsync != FsyncPolicyKind::FastCommit {
+        return Ok(());
+    }
+    match grow_early(&dir, h, state, name) {
+        // There is room for this entry, and that is all that was asked for.
+        Err(error) if error.is(Errno::NOSPC) => Ok(()),
+        other => other,
+    }
+}
+
+/// Where a policy logs the names of new files by themselves, replay must find room for them in
+/// the blocks that the last commit has. So a directory grows while there still is some: a
+/// commit in the background has the new block before the old ones are full.
+fn grow_early(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, name: &[u8]) -> Result<()> {
+    let room = if dir.is_indexed(state) {
+        htree::split_early(dir, h, state, name)?
+    } else {
+        linear::grow_early(dir, h, state)?
+    };
+    if let Some(room_bytes) = room {
+        state.changes.reshaped(h.tid(), i64::try_from(room_bytes).unwrap_or(i64::MAX));
+        dir.fs.threads.want_commit();
     }
     Ok(())
+}
+
+/// A block with less than this for an entry gets another one beside it, when blocks come early.
+fn early_room_bytes(dir: &Dir<'_>) -> usize {
+    dir.format().block_bytes / 4
 }
 
 /// An entry to be added.
@@ -232,7 +265,18 @@ pub(crate) fn remove(
 ) -> Result<()> {
     let dir = Dir::new(fs, inode, state);
     let format = dir.format();
-    state.changes.reshaped(h.tid());
+    let room_bytes = match found.place {
+        Place::Block { lblk, .. } => {
+            let mut room = block::room_bytes(&dir, state, lblk)?;
+            if !dir.is_indexed(state) {
+                // A new entry may go to any block.
+                room = room.max(linear::last_room_bytes(&dir, state)?);
+            }
+            i64::try_from(room).unwrap_or(i64::MAX)
+        }
+        Place::Inline { .. } => -1,
+    };
+    state.changes.reshaped(h.tid(), room_bytes);
     match found.place {
         Place::Block { lblk, offset } => {
             block::edit(&dir, h, state, lblk, |area| dirent::remove(area, format, offset))

@@ -25,7 +25,8 @@ pub(crate) const CHECKPOINT_BLOCKS: usize = 4096;
 #[derive(Default)]
 struct Signal {
     stop: bool,
-    wake: bool,
+    /// How often somebody wanted the threads awake: each thread knows which it has seen.
+    wakes: u64,
 }
 
 /// Handles of the background threads.
@@ -65,11 +66,8 @@ impl Threads {
     /// Wakes the threads before their time.
     pub(crate) fn wake(&self) {
         let (lock, condvar) = &*self.signal;
-        let mut signal = lock.lock();
-        if !signal.wake {
-            signal.wake = true;
-            condvar.notify_all();
-        }
+        lock.lock().wakes += 1;
+        condvar.notify_all();
     }
 
     /// Asks the commit thread for a commit soon.
@@ -95,16 +93,17 @@ impl Threads {
 
 fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), body: fn(&Arc<FsInner>)) {
     let (lock, condvar) = signal;
+    let mut seen = 0;
     loop {
         {
             let mut state = lock.lock();
-            if !state.stop && !state.wake {
+            if !state.stop && state.wakes == seen {
                 condvar.wait_until(&mut state, Instant::now() + TICK);
             }
             if state.stop {
                 return;
             }
-            state.wake = false;
+            seen = state.wakes;
         }
         let Some(fs) = fs.upgrade() else { return };
         body(&fs);
@@ -143,6 +142,10 @@ fn commit_old(fs: &Arc<FsInner>) {
     let is_due = journal.running_age().is_some_and(is_old);
     let committed =
         if is_due { journal.commit_running().map(drop) } else { journal.finish_commits() };
+    if is_due {
+        // What was wanted meanwhile has been done; whoever wants more asks again.
+        fs.threads.wants_commit.store(false, Ordering::Release);
+    }
     if let Err(error) = committed {
         fs.note_write_error(&error.into());
     }

@@ -43,7 +43,7 @@ pub(crate) struct Changes {
     /// The inode left memory with changes of transactions up to this one.
     forgotten: Option<Tid>,
     /// Entries left this directory, or blocks came to it.
-    reshaped: Option<Tid>,
+    reshaped: Option<Reshaped>,
     /// Attributes in the inode changed, or what lies there on disk is not this inode's.
     attributes: Option<Tid>,
     /// What a log of changes has of the inode.
@@ -87,6 +87,29 @@ pub(crate) struct Removed {
     pub(crate) ino: InodeNo,
     /// What became of it.
     pub(crate) fate: Fate,
+    /// What a crash shows under the name.
+    pub(crate) shown: Shown,
+}
+
+/// What a crash shows under a name that was taken away, as far as the transactions before and the
+/// policy's own log go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// Nothing.
+    Nothing,
+    /// This file, which has no other name, and nothing but extents in its inode.
+    File(InodeNo),
+    /// Something else.
+    Other,
+}
+
+/// A directory whose blocks are not as the transaction found them.
+#[derive(Clone, Copy, Debug)]
+struct Reshaped {
+    tid: Tid,
+    /// Bytes in a row that a new entry finds in the blocks of before, with all of the transaction's
+    /// in them and with those that left; less than none when one found no room.
+    room_bytes: i64,
 }
 
 /// What became of an inode that lost a name; ordered by how much a reuse of the name takes.
@@ -120,14 +143,24 @@ impl Changes {
         self.entry_logged = false;
     }
 
-    /// Room was made in this directory: an entry left, or a block came.
-    pub(crate) fn reshaped(&mut self, tid: Tid) {
-        self.reshaped = Some(tid);
+    /// Room is made in this directory, by an entry that leaves or a block that comes: until then
+    /// a new entry had `room_bytes` in a row, or less than none if one did not fit.
+    pub(crate) fn reshaped(&mut self, tid: Tid, room_bytes: i64) {
+        let before = self.reshaped.filter(|reshaped| reshaped.tid == tid);
+        let room_bytes = before.map_or(room_bytes, |before| before.room_bytes.min(room_bytes));
+        self.reshaped = Some(Reshaped { tid, room_bytes });
+    }
+
+    /// An entry came to this directory. At worst it took room in the block that has least.
+    pub(crate) fn entry_added(&mut self, tid: Tid, bytes: usize) {
+        if let Some(reshaped) = self.reshaped.as_mut().filter(|reshaped| reshaped.tid == tid) {
+            reshaped.room_bytes -= i64::try_from(bytes).unwrap_or(i64::MAX);
+        }
     }
 
     /// Whether whatever was added to this directory by `tid` fits it as it was before.
     pub(crate) fn has_shape_of_before(&self, tid: Tid) -> bool {
-        self.reshaped != Some(tid)
+        self.reshaped.is_none_or(|reshaped| reshaped.tid != tid || reshaped.room_bytes >= 0)
     }
 
     /// The attributes that the inode holds itself changed.
@@ -209,8 +242,28 @@ impl Changes {
     pub(crate) fn removed(&self, name: &[u8]) -> Option<Removed> {
         let known = self.removed.get(name).copied();
         let unknown = self.removed_more.or(self.forgotten);
-        let moved = |tid| Removed { tid, ino: InodeNo(0), fate: Fate::Moved };
+        let (fate, shown) = (Fate::Moved, Shown::Other);
+        let moved = |tid| Removed { tid, ino: InodeNo(0), fate, shown };
         known.or_else(|| unknown.map(moved))
+    }
+
+    /// What a crash shows under the name of a file that transaction `tid` takes away, its last
+    /// one, as far as names go. What transactions before `tid` did counts as committed, for
+    /// nothing is logged ahead of that.
+    pub(crate) fn shown_by_name(&self, tid: Tid, ino: InodeNo) -> Shown {
+        let is_known =
+            self.needs_commit.is_none_or(|(other, _)| other != tid) && self.forgotten != Some(tid);
+        let is_logged =
+            self.entry_logged && self.logged.as_ref().is_some_and(|logged| logged.tid == tid);
+        if !is_known {
+            return Shown::Other;
+        }
+        if self.born != Some(tid) || is_logged {
+            return Shown::File(ino);
+        }
+        // What had the name before this one, which no crash shows.
+        let before = self.entry.as_ref().and_then(|entry| entry.replaced);
+        before.filter(|before| before.tid == tid).map_or(Shown::Nothing, |before| before.shown)
     }
 
     /// The transaction that made the inode, unless it has committed.
@@ -284,7 +337,7 @@ mod tests {
     const NONE: fn(Tid) -> bool = |_| false;
 
     fn removed(tid: u32, ino: u32, fate: Fate) -> Removed {
-        Removed { tid: Tid(tid), ino: InodeNo(ino), fate }
+        Removed { tid: Tid(tid), ino: InodeNo(ino), fate, shown: Shown::Other }
     }
 
     #[test]
@@ -294,6 +347,37 @@ mod tests {
         dir.name_removed(b"a", removed(5, 13, Fate::Gone));
         assert_eq!(dir.removed(b"a"), Some(removed(5, 13, Fate::Moved)));
         assert_eq!(dir.removed(b"b"), None);
+    }
+
+    #[test]
+    fn a_crash_shows_what_was_committed_or_logged() {
+        let mut old = Changes::default();
+        old.born(Tid(4));
+        assert_eq!(old.shown_by_name(Tid(5), InodeNo(12)), Shown::File(InodeNo(12)));
+        let replaced = Removed { shown: Shown::File(InodeNo(12)), ..removed(5, 12, Fate::Gone) };
+        let mut new = Changes::default();
+        new.born(Tid(5));
+        new.named(Tid(5), InodeNo(2), b"f", Some(replaced), true);
+        assert_eq!(new.shown_by_name(Tid(5), InodeNo(13)), Shown::File(InodeNo(12)));
+        new.set_logged(Logged { tid: Tid(5), size: 0, image: Box::default() });
+        assert_eq!(new.shown_by_name(Tid(5), InodeNo(13)), Shown::File(InodeNo(13)));
+        new.require_commit(Tid(5), Fallback::HardLink);
+        assert_eq!(new.shown_by_name(Tid(5), InodeNo(13)), Shown::Other);
+        assert_eq!(new.shown_by_name(Tid(6), InodeNo(13)), Shown::File(InodeNo(13)));
+    }
+
+    #[test]
+    fn entries_take_the_room_that_was_there_before() {
+        let mut dir = Changes::default();
+        dir.entry_added(Tid(5), 1000);
+        assert!(dir.has_shape_of_before(Tid(5)), "it found room without any change");
+        dir.reshaped(Tid(5), 40);
+        dir.entry_added(Tid(5), 24);
+        dir.reshaped(Tid(5), 100);
+        assert!(dir.has_shape_of_before(Tid(5)));
+        dir.entry_added(Tid(5), 24);
+        assert!(!dir.has_shape_of_before(Tid(5)));
+        assert!(dir.has_shape_of_before(Tid(6)));
     }
 
     #[test]

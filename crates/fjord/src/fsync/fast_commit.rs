@@ -2,8 +2,9 @@
 //!
 //! Blocks written: one of the fast-commit area (more for very many extents), for all threads that
 //! call meanwhile together: INODE, an ADD_RANGE or DEL_RANGE for each run of the changed part of
-//! the map, and for a file made since the last full commit INODE and CREAT in front of them. Unlike
-//! Linux, which logs the changes of all files, an fsync here logs those of its own file.
+//! the map, and for a file made since the last full commit INODE and CREAT in front of them. If its
+//! name was that of a file which is gone, that one is emptied and unlinked before (DEL_RANGE,
+//! UNLINK). Unlike Linux, which logs the changes of all files, an fsync here logs those of its own.
 //!
 //! Steps: 1. dirty data is submitted, blocks and extents go into the running transaction as ever;
 //! 2. wait for the data; 3. under the inode's lock the records are made and queued, so that those
@@ -20,14 +21,18 @@
 //! replays of the others have limits. An fsync commits everything ([`Fallback`]) when
 //! - the file got, lost or changed a name, is an orphan, or its attributes changed (as in Linux);
 //! - its data is inline or journaled, it has a block map, a part of it was collapsed or inserted;
-//! - it was made in a directory that has no full commit yet (Linux counts a new directory's links
-//!   wrong), under a name that was in use, or where the entry may not fit without what left or
-//!   came to the directory in this transaction (a block that e2fsck adds to a directory may be
-//!   one that a later record gives to a file);
-//! - the log holds what e2fsck's replay undoes (below), and somebody is bringing it home;
+//! - it was made in a directory that has no full commit yet (e2fsck 1.47 does not make the first
+//!   block of a directory, and Linux counts its links wrong), under a name of something else than
+//!   a plain file that is gone, or where the entry may not fit without what left or
+//!   came to the directory in this transaction (e2fsck 1.47.0 adds no block to a directory, later
+//!   ones may take one that a later record gives to a file). So that this hardly happens,
+//!   directories grow early under this policy: see [`crate::dir`];
 //! - the area is full, or behind a file whose extent tree has nodes of its own: replay allocates
 //!   new ones, and another file's blocks could be among them.
-
+//!
+//! A full commit ends the stream of fast commits. One that is under way is waited for, as in Linux.
+//! One in the background keeps the area from filling up; whoever uses the last quarter of it all
+//! the same is served, and then commits.
 //!
 //! The replay of e2fsck 1.47 begins with what it read before it replayed the log, and writes some
 //! of it back: fields of the superblock, the block of the inode table that holds the journal's
@@ -46,7 +51,7 @@ use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
 use fjord_format::types::{LogicalBlock, Tid};
 use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
 
-use super::changes::{Entry, Logged};
+use super::changes::{Entry, Logged, Shown};
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::Result;
 use crate::file::writeback::{self, journals_data};
@@ -56,6 +61,8 @@ use crate::map::{self, MapKind};
 
 /// Most ranges that one fsync logs; a file changed in more places is better off with a commit.
 const RANGES_MAX: usize = 256;
+/// Blocks that a file which is gone had at most: 8 TiB of 4 KiB each. Linux counts no further.
+const GONE_BLOCKS: u32 = i32::MAX as u32;
 /// Bytes of `i_extra_isize` and the checksum behind it, which e2fsck's replay asks for.
 const EXTRA_BYTES_MIN: u16 = 4;
 
@@ -83,9 +90,10 @@ impl FsyncPolicy for FastCommit {
             drop(in_flight);
             return commit_all(fs, inode, datasync);
         }
+        wait_for_commit_before(fs, inode)?;
         let why = match new_entry(fs, inode) {
             Ok(entry) => {
-                let care = Care::of(fs, inode);
+                let care = Care::of(fs, inode, entry.as_ref());
                 let owed = inode.in_place.owed();
                 writeback::drain(fs, inode, &mut in_flight)?;
                 match queue(fs, inode, entry, (owed, care), datasync)? {
@@ -114,14 +122,37 @@ struct Care {
 }
 
 impl Care {
-    fn of(fs: &FsInner, inode: &Inode) -> Care {
+    fn of(fs: &FsInner, inode: &Inode, entry: Option<&NewEntry>) -> Care {
         let fragile = fs.fragile.get();
         let table_block = |ino| fs.geo.inode_location(ino).map(|at| (at.group, at.table_block));
+        let is_beside_journal = |ino| table_block(ino) == table_block(InodeNo::JOURNAL);
+        let replaced = entry.and_then(|entry| entry.replaces);
         Care {
-            needed: fragile.is_some() || table_block(inode.ino) == table_block(InodeNo::JOURNAL),
+            needed: fragile.is_some()
+                || is_beside_journal(inode.ino)
+                || replaced.is_some_and(is_beside_journal),
             until: fragile.filter(|&tid| fs.journal().is_committed(tid)),
         }
     }
+}
+
+/// The name that a file was made with, to be logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NewEntry {
+    entry: Entry,
+    /// The file that a crash would show under the name, and that is gone.
+    replaces: Option<InodeNo>,
+}
+
+/// Fast commits are ahead of one transaction; what one of before has under way is waited for, as
+/// in Linux. Its writeback is the caller's, so this may wait.
+fn wait_for_commit_before(fs: &FsInner, inode: &Inode) -> Result<()> {
+    let Some(tid) = inode.sync_tid.get() else { return Ok(()) };
+    let before = Tid(tid.0.wrapping_sub(1));
+    if !fs.journal().is_committed(before) {
+        fs.journal().commit(before)?;
+    }
+    Ok(())
 }
 
 /// The commit of everything, and the wait for the file's own data.
@@ -147,9 +178,7 @@ fn finish(
                 fs.fragile.clear(tid);
             }
             fs.fsync_counters.logged(u64::from(blocks), 0);
-            if fs.journal().fast_commits_fill_area() {
-                fs.threads.want_commit();
-            }
+            leave_room(fs)?;
             return Ok(Outcome::Policy);
         }
         // By somebody's commit, which has not asked for data in place.
@@ -159,16 +188,28 @@ fn finish(
         }
         FastCommitOutcome::Full => Fallback::LogFull,
         FastCommitOutcome::Conflict => Fallback::ExtentTree,
-        FastCommitOutcome::LogInUse => Fallback::CommitUnderWay,
         FastCommitOutcome::Unavailable => Fallback::NoLog,
     };
     commit_all(fs, inode, datasync)?;
     Ok(Outcome::Fallback(why))
 }
 
+/// Sees to it that the next fast commit has room: a full commit ends the stream. It is asked for
+/// in the background when half of the area is used; if nobody has got to it by the last
+/// quarter, the caller, which has been served, does it.
+fn leave_room(fs: &Arc<FsInner>) -> Result<()> {
+    let journal = fs.journal();
+    if journal.fast_commits_exhaust_area() {
+        journal.commit_running()?;
+    } else if journal.fast_commits_fill_area() {
+        fs.threads.want_commit();
+    }
+    Ok(())
+}
+
 /// The name that the file was made with, if that has to be logged; else why it cannot be, as far
 /// as the directory tells. Takes the directory's lock, so the caller holds none of the kind.
-fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<Entry>, Fallback> {
+fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<NewEntry>, Fallback> {
     let committed = |tid| fs.journal().is_committed(tid);
     let entry = {
         let state = inode.state.read();
@@ -177,10 +218,14 @@ fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<Entry>, Fal
         entry.filter(|_| !state.changes.is_entry_logged())
     };
     let Some(entry) = entry else { return Ok(None) };
-    if entry.replaced.is_some_and(|replaced| !committed(replaced.tid)) {
-        return Err(Fallback::NameReuse);
-    }
-    if !entry.fits {
+    let replaced = entry.replaced.filter(|replaced| !committed(replaced.tid));
+    let replaces = match replaced.map_or(Shown::Nothing, |replaced| replaced.shown) {
+        Shown::Nothing => None,
+        Shown::File(ino) => Some(ino),
+        Shown::Other => return Err(Fallback::NameReuse),
+    };
+    // The entry that leaves makes room for one of the same length.
+    if replaces.is_none() && !entry.fits {
         return Err(Fallback::DirectoryChanged);
     }
     // It cannot have been removed without taking the name away first.
@@ -195,7 +240,7 @@ fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<Entry>, Fal
     if state.disk.flags.contains(InodeFlags::INLINE_DATA) {
         return Err(Fallback::InlineData);
     }
-    Ok(Some(entry))
+    Ok(Some(NewEntry { entry, replaces }))
 }
 
 /// Whether the file's changes can be told by records, as far as it tells itself.
@@ -231,7 +276,7 @@ fn check_file(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
 fn queue(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
-    entry: Option<Entry>,
+    entry: Option<NewEntry>,
     (owed, care): (Option<u64>, Care),
     datasync: bool,
 ) -> Result<Result<Queued, Fallback>> {
@@ -243,7 +288,12 @@ fn queue(
     let Some(tid) = inode.sync_tid.get() else { return Ok(Err(Fallback::Forgotten)) };
     let now = state.changes.uncommitted_entry(committed);
     // Whoever logged the name meanwhile stands before this in the queue.
-    let entry = entry.filter(|old| now == Some(old) && !state.changes.is_entry_logged());
+    let entry = entry.filter(|old| now == Some(&old.entry) && !state.changes.is_entry_logged());
+    // Once that commits, the number of what had the name may be somebody else's.
+    let stale = |entry: &NewEntry| entry.entry.replaced.is_some_and(|replaced| replaced.tid != tid);
+    if entry.as_ref().is_some_and(|entry| entry.replaces.is_some() && stale(entry)) {
+        return Ok(Err(Fallback::CommitUnderWay));
+    }
     let ranges = match changed_ranges(fs, inode, &state)? {
         Ok(ranges) => ranges,
         Err(why) => return Ok(Err(why)),
@@ -283,10 +333,11 @@ fn queue(
 }
 
 /// Puts the records in the order of replay: an inode before its name, its blocks before the
-/// attributes that count them.
+/// attributes that count them; before all, what had the name loses its blocks (e2fsck deletes
+/// files without names for good only when they are empty) and then the name.
 fn records(
     inode: &Inode,
-    entry: Option<Entry>,
+    entry: Option<NewEntry>,
     mut ranges: Vec<Record>,
     image: &[u8],
 ) -> Vec<Record> {
@@ -294,8 +345,13 @@ fn records(
     let attributes = Record::Inode { ino, bytes: image.to_vec() };
     let mut records = Vec::with_capacity(ranges.len() + 3);
     if let Some(entry) = entry.filter(|_| !planted(Bug::FastCommitNoName)) {
+        let (parent, name) = (entry.entry.parent, entry.entry.name.into_vec());
+        if let Some(ino) = entry.replaces {
+            let (logical, len) = (LogicalBlock(0), GONE_BLOCKS);
+            records.push(Record::DelRange { ino, logical, len });
+            records.push(Record::Unlink(EntryRecord { parent, ino, name: name.clone() }));
+        }
         records.push(attributes.clone());
-        let (parent, name) = (entry.parent, entry.name.into_vec());
         records.push(Record::Create(EntryRecord { parent, ino, name }));
     }
     records.append(&mut ranges);

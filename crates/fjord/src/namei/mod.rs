@@ -39,7 +39,7 @@ use crate::dir;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::fsync::Fallback;
-use crate::fsync::changes::{Fate, Removed};
+use crate::fsync::changes::{Fate, Removed, Shown};
 use crate::inode::{Inode, InodeState, attr, disk, table};
 use crate::map;
 use crate::vfs::InodeRef;
@@ -257,7 +257,19 @@ fn note_removed(
     } else {
         Fate::Gone
     };
-    note_name_free(fs, dir_state, name, Removed { tid, ino, fate });
+    let shown = if fate == Fate::Gone && is_plain(fs, state) {
+        state.changes.shown_by_name(tid, ino)
+    } else {
+        Shown::Other
+    };
+    note_name_free(fs, dir_state, name, Removed { tid, ino, fate, shown });
+}
+
+/// Whether all that a file has besides its inode are extents.
+fn is_plain(fs: &FsInner, state: &InodeState) -> bool {
+    let may_have_values =
+        fs.geo.features.incompat.contains(fjord_format::features::Incompat::EA_INODE);
+    state.is_file() && map::has_extents(state) && state.disk.file_acl.0 == 0 && !may_have_values
 }
 
 /// Notes for fsync what became of the inode that had a name.

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::fs::FsInner;
 use crate::fsync::Fallback;
-use crate::fsync::changes::{Fate, Removed};
+use crate::fsync::changes::{Fate, Removed, Shown};
 use crate::inode::{Inode, InodeState, attr, disk, table};
 use crate::vfs::{InodeRef, RenameFlags};
 
@@ -382,7 +382,8 @@ impl Call<'_> {
         name: &[u8],
         (inode, state): (&Inode, &mut InodeState),
     ) {
-        let removed = Removed { tid: h.tid(), ino: inode.ino, fate: Fate::Moved };
+        let (fate, shown) = (Fate::Moved, Shown::Other);
+        let removed = Removed { tid: h.tid(), ino: inode.ino, fate, shown };
         note_name_free(self.fs, dir_state, name, removed);
         state.changes.require_commit(h.tid(), Fallback::Rename);
     }
