@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use fjord::{AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, Scheduler, SetAttr};
 use fjord_block::{
     AlignedBuf, Capabilities, Class, Completer, Device, FaultDevice, MemDevice, MemImage,
     ReadTicket, Request, Ticket,
@@ -102,8 +102,24 @@ fn a_small_fsync_is_one_write() {
         });
         assert_eq!(sent, (1, 1, 0), "a new file");
     }
+    for datasync in [false, true] {
+        let sent = requests_of(&device, || file.fsync(datasync).expect("durable"));
+        assert_eq!(sent, (0, 0, 0), "nothing new");
+    }
+    // What the transaction of the same number changes is written again.
+    let change = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    file.set_attr(&change, &Cred::root()).expect("set");
     let sent = requests_of(&device, || file.fsync(false).expect("durable"));
-    assert!(sent.0 <= 1 && sent.2 == 0, "nothing new: {sent:?}");
+    assert_eq!(sent, (1, 1, 0), "a new mode");
+    file.set_xattr(b"user.name", b"value", fjord::XattrFlags::empty()).expect("set");
+    let sent = requests_of(&device, || file.fsync(false).expect("durable"));
+    assert_eq!(sent, (1, 1, 0), "a new attribute");
+    file.fallocate(fjord::FallocMode::KEEP_SIZE, 1 << 20, 8192).expect("room");
+    let sent = requests_of(&device, || file.fsync(true).expect("durable"));
+    assert_eq!(sent, (1, 1, 0), "new blocks");
+    let sent = requests_of(&device, || file.fsync(false).expect("durable"));
+    assert_eq!(sent, (0, 0, 0), "nothing new");
+    assert_eq!(fs.stats().fsync.nothing, 3);
     assert_eq!(fallbacks(&fs), []);
     fs.unmount().expect("clean");
 }
@@ -168,6 +184,39 @@ fn fallbacks_are_counted_by_reason() {
         file.fsync(false).expect("durable");
     }
     assert!(count(Fallback::LogFull) > 0, "{:?}", fallbacks(&fs));
+    fs.unmount().expect("clean");
+}
+
+/// What recovery would have to do fills up long before the commit interval is over: a commit in
+/// the background starts at half, and fsyncs go on in the other half.
+#[test]
+fn a_commit_in_the_background_keeps_recovery_small() {
+    // Half of an area takes 1,024 i-transactions; what recovery may do is half used up before,
+    // for each of these makes a directory.
+    const FSYNCS_MAX: u32 = 900;
+    let device = logged(&image(areas(2, 8 << 20)));
+    let options = MountOptions {
+        background_threads: true,
+        commit_interval: Duration::from_secs(3600),
+        ..options()
+    };
+    let fs = Fs::open_device(device, &options).expect("the image mounts");
+    let root = fs.root().expect("a root");
+    let before = fs.stats().journal.commits;
+    let mut number = 0;
+    while fs.stats().journal.commits == before {
+        assert!(number < FSYNCS_MAX, "no commit came");
+        let dir = root.mkdir(format!("{number}").as_bytes(), 0o755, &Cred::root());
+        let file = dir.expect("a directory").create(b"file", 0o644, &Cred::root());
+        file.expect("a file").fsync(false).expect("durable");
+        number += 1;
+        if number % 16 == 0 {
+            // The other thread may have no CPU of its own.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(fallbacks(&fs), [], "after {number} fsyncs");
+    assert!(number > 100, "a commit after {number} fsyncs has another reason");
     fs.unmount().expect("clean");
 }
 

@@ -56,6 +56,10 @@ pub(crate) struct Inode {
     pub(crate) sync_tid: TidCell,
     /// The same for fdatasync: changes needed to reach the data.
     pub(crate) datasync_tid: TidCell,
+    /// How often one of the two was set: whoever finds it as it was finds the inode as it was.
+    touches: AtomicU64,
+    /// The newest of those that a durable i-transaction has; 0: none.
+    logged_touches: AtomicU64,
     /// Which data writes a device flush has covered.
     pub(crate) in_place: FlushCell,
     /// A durable i-transaction has the name that the inode was made with.
@@ -255,6 +259,8 @@ impl Inode {
             refs: AtomicUsize::new(0),
             sync_tid: TidCell::default(),
             datasync_tid: TidCell::default(),
+            touches: AtomicU64::new(0),
+            logged_touches: AtomicU64::new(0),
             in_place: FlushCell::default(),
             entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
@@ -273,9 +279,26 @@ impl Inode {
 
     /// Records that `tid` holds a change of this inode; `data` if fdatasync needs it.
     pub(crate) fn touch_tid(&self, tid: Tid, data: bool) {
+        self.touches.fetch_add(1, Ordering::AcqRel);
         self.sync_tid.set(tid);
         if data {
             self.datasync_tid.set(tid);
         }
+    }
+
+    /// A number that every recorded change of the inode makes another one. To be asked for under
+    /// the state lock, which changes are made under.
+    pub(crate) fn touches(&self) -> u64 {
+        self.touches.load(Ordering::Acquire)
+    }
+
+    /// An i-transaction with the state of `touches` is durable.
+    pub(crate) fn set_logged(&self, touches: u64) {
+        self.logged_touches.fetch_max(touches, Ordering::AcqRel);
+    }
+
+    /// Whether the state of `touches` is durable by an i-transaction, as long as that counts.
+    pub(crate) fn is_logged(&self, touches: u64) -> bool {
+        touches > 0 && self.logged_touches.load(Ordering::Acquire) == touches
     }
 }

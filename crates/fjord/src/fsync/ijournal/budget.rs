@@ -3,7 +3,9 @@
 //! Recovery applies all live i-transactions in one transaction of the log. Invariant: the
 //! metadata blocks that it may change for them fit there.
 
+use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
+use std::hash::{Hash, Hasher};
 
 use fjord_format::extent::ExtentNode;
 use fjord_format::{BlockNo, InodeNo, Tid};
@@ -13,6 +15,8 @@ use crate::fs::FsInner;
 
 /// Recovery may take one part in this many of the log: what is freed meanwhile is not counted.
 const LOG_SHARE: u64 = 2;
+/// From one part in this many of that on, a commit in the background is due.
+const FILL_SHARE: u64 = 2;
 /// Blocks of a group: descriptor, both bitmaps.
 const GROUP_BLOCKS: u64 = 3;
 /// Blocks of a directory that gets an entry: itself, a leaf, an index.
@@ -28,6 +32,8 @@ enum Part {
     Block(u64),
     Group(u32),
     Directory(InodeNo),
+    /// A name, by its hash: one that is made again needs no more room.
+    Name(u64),
 }
 
 impl Part {
@@ -36,6 +42,8 @@ impl Part {
             Part::Block(_) => 1,
             Part::Group(_) => GROUP_BLOCKS,
             Part::Directory(_) => DIRECTORY_BLOCKS,
+            // Names are counted in bytes.
+            Part::Name(_) => 0,
         }
     }
 }
@@ -44,8 +52,8 @@ impl Part {
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     parts: Vec<Part>,
-    /// Bytes of directory entries.
-    entry_bytes: u64,
+    /// Names with the bytes of their entries.
+    names: Vec<(Part, u64)>,
 }
 
 impl Footprint {
@@ -62,8 +70,10 @@ impl Footprint {
     pub(super) fn entry(&mut self, fs: &FsInner, parent: InodeNo, name: &[u8]) {
         self.parts.push(Part::Directory(parent));
         self.inode(fs, parent);
+        let mut hasher = DefaultHasher::new();
+        (parent.0, name).hash(&mut hasher);
         // Inode number, lengths, type; then the name, padded.
-        self.entry_bytes += 12 + name.len() as u64;
+        self.names.push((Part::Name(hasher.finish()), 12 + name.len() as u64));
     }
 
     /// A block of the file's extent tree is used.
@@ -104,6 +114,16 @@ impl Spent {
     }
 }
 
+/// What became of a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Charge {
+    Fits,
+    /// It fits, and a commit would be good soon.
+    Fills,
+    /// Recovery could not do it.
+    Full,
+}
+
 /// Counts what recovery has to do for transactions that have not committed.
 #[derive(Default)]
 pub(super) struct Budget {
@@ -111,8 +131,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Counts an i-transaction of `tid`. `false` when that would be too much.
-    pub(super) fn charge(&self, fs: &FsInner, tid: Tid, footprint: Footprint) -> bool {
+    /// Counts an i-transaction of `tid`.
+    pub(super) fn charge(&self, fs: &FsInner, tid: Tid, footprint: Footprint) -> Charge {
         let (_, log_blocks) = fs.journal().log_usage_blocks();
         let block_bytes = u64::from(fs.geo.block_size);
         let mut all = self.spent.lock();
@@ -123,7 +143,11 @@ impl Budget {
             all.len() - 1
         });
         if let Some(spent) = all.get_mut(at) {
-            spent.entry_bytes += footprint.entry_bytes;
+            for (name, bytes) in footprint.names {
+                if spent.parts.insert(name) {
+                    spent.entry_bytes += bytes;
+                }
+            }
             for part in footprint.parts {
                 if spent.parts.insert(part) {
                     spent.part_blocks += part.blocks();
@@ -131,6 +155,13 @@ impl Budget {
             }
         }
         let sum: u64 = all.iter().map(|spent| spent.blocks(block_bytes)).sum();
-        sum <= u64::from(log_blocks) / LOG_SHARE
+        let limit = u64::from(log_blocks) / LOG_SHARE;
+        if sum > limit {
+            Charge::Full
+        } else if sum > limit / FILL_SHARE {
+            Charge::Fills
+        } else {
+            Charge::Fits
+        }
     }
 }

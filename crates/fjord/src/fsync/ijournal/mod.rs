@@ -25,7 +25,10 @@
 //! Falls back to the commit of everything for what a file alone cannot tell (see
 //! [`Fallback`]): directories, renames and links that no commit covers, names whose last owner
 //! lives on elsewhere, orphans, attribute blocks, block maps, journaled data; and when the area
-//! or recovery has no room.
+//! or recovery has no room, which a commit in the background keeps from happening: it is asked for
+//! when half is used up.
+//!
+//! An fsync that finds the inode as a durable i-transaction has it writes nothing.
 //!
 //! Invariants: an i-transaction bears the newest transaction that changed the file, and holds
 //! every block of the extent tree that no commit covers; a name is left out only when a durable
@@ -56,7 +59,7 @@ use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map;
 
-use budget::Budget;
+use budget::{Budget, Charge};
 use names::Chain;
 
 /// Writes i-transactions.
@@ -101,6 +104,10 @@ struct Prepared<'a> {
     superseded: Vec<(fjord_format::BlockNo, u32)>,
     /// A flush must come before it, and what it pays for.
     flush_before: Option<(Tid, u64)>,
+    /// Which state of the inode it has.
+    touches: u64,
+    /// Recovery would have much to do for what is live.
+    wants_commit: bool,
 }
 
 impl FsyncPolicy for Ijournal {
@@ -202,6 +209,11 @@ impl Ijournal {
             return Ok(None);
         }
         let Some(tid) = inode.sync_tid.get() else { return Ok(None) };
+        let is_named = chain.links.is_empty();
+        let is_same = is_named && data.is_empty() && superseded.is_empty();
+        if is_same && inode.is_logged(inode.touches()) {
+            return Ok(None);
+        }
         if !data.is_empty() {
             // Whoever commits for the data's sake must commit what carries it.
             inode.touch_tid(tid, true);
@@ -209,14 +221,17 @@ impl Ijournal {
         let flush_before = state.carried.owes_flush(committed);
         let flush_before = flush_before.filter(|_| !planted(Bug::ItransactionBeforeData));
         let Some(writer) = fs.journal().area_writer()? else { return Err(Fallback::NoLog.into()) };
+        let touches = inode.touches();
         let contents = snapshot::Contents { chain, data: &data, superseded: &superseded };
         let built = snapshot::build(fs, inode, state, &writer, tid, &contents)?;
         if built.blocks.len() > writer.blocks_max() as usize {
             return Err(Fallback::TooLarge.into());
         }
-        if !self.budget.charge(fs, tid, built.footprint) {
-            return Err(Fallback::RecoveryFull.into());
-        }
+        let wants_commit = match self.budget.charge(fs, tid, built.footprint) {
+            Charge::Fits => false,
+            Charge::Fills => true,
+            Charge::Full => return Err(Fallback::RecoveryFull.into()),
+        };
         for &(block, _) in &data {
             state.carried.carry(block, tid);
         }
@@ -225,7 +240,16 @@ impl Ijournal {
         }
         let data_bytes = data.len() as u64 * u64::from(fs.geo.block_size);
         let blocks = built.blocks;
-        Ok(Some(Prepared { writer, tid, blocks, data_bytes, superseded, flush_before }))
+        Ok(Some(Prepared {
+            writer,
+            tid,
+            blocks,
+            data_bytes,
+            superseded,
+            flush_before,
+            touches,
+            wants_commit,
+        }))
     }
 
     /// Whether small dirty data goes into the i-transaction. Not where fdatasync only has
@@ -252,7 +276,7 @@ impl Ijournal {
         prepared: Prepared<'_>,
         in_place: bool,
     ) -> Result<(), Stop> {
-        let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before } = prepared;
+        let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before, .. } = prepared;
         // What it calls superseded must be there in its place before nothing else has it.
         let flush_first = flush_before.is_some() || !superseded.is_empty();
         if flush_first {
@@ -263,13 +287,14 @@ impl Ijournal {
         let Submitted::Written(write) = writer.submit(cpu(), tid, blocks, !flush_after)? else {
             return Err(Fallback::LogFull.into());
         };
-        let wants_commit = write.wants_commit;
+        let wants_commit = write.wants_commit || prepared.wants_commit;
         writer.wait(write)?;
         if flush_after {
             fs.flush_device()?;
         }
         drop(writer);
         fs.fsync_counters.logged(count, data_bytes);
+        inode.set_logged(prepared.touches);
         if flush_before.is_some() || !superseded.is_empty() {
             let mut state = inode.state.write();
             state.carried.named(&superseded);
