@@ -1,19 +1,20 @@
-//! A device that fails one request: what was promised stays, the error is told, nothing hangs.
+//! A device that fails one request, each in turn: what was promised stays, the error is told,
+//! nothing hangs.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use fjord::{Cred, Fs, MountOptions, Scheduler};
+use fjord::{AreaLayout, Cred, Fs, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_block::{
     Capabilities, Device, FaultAction, FaultDevice, FaultMatch, FaultRule, IoOp, MemDevice,
     MemImage, Record, Request,
 };
 use fjord_testkit::hostile::base;
 use fjord_testkit::image::{self, Scratch};
-use fjord_testkit::rng::seed_from_env;
 use fjord_testkit::tools;
 
 use crate::workload::{self, Promises, Run};
@@ -51,11 +52,55 @@ impl Stack {
     }
 }
 
-/// An image and what is between it and the engine.
+/// An image, the fsync policy, and what is between the image and the engine.
 #[derive(Debug, Clone, Copy)]
 struct Setup {
     index: usize,
+    fsync: FsyncPolicyKind,
     stack: Stack,
+}
+
+impl Setup {
+    fn options(self) -> MountOptions {
+        MountOptions { fsync: self.fsync, ..self.stack.options() }
+    }
+
+    /// The base image with what the policy needs. Made once.
+    fn image(self) -> Result<MemImage> {
+        static MADE: Mutex<BTreeMap<(usize, &str), MemImage>> = Mutex::new(BTreeMap::new());
+        let mut made = MADE.lock().unwrap_or_else(|broken| broken.into_inner());
+        let key = (self.index, self.fsync.name());
+        if let Some(image) = made.get(&key) {
+            return Ok(image.clone());
+        }
+        let device = Arc::new(MemDevice::from_image(&base::get(self.index)?.image));
+        let fs = Fs::open_device(device.clone(), &workload::options())?;
+        match self.fsync {
+            FsyncPolicyKind::Compound | FsyncPolicyKind::Group | FsyncPolicyKind::FastCommit => {}
+            FsyncPolicyKind::Ijournal => {
+                fs.set_ijournal_areas(Some(AreaLayout { count: 2, area_bytes: 256 << 10 }))?;
+            }
+        }
+        fs.unmount()?;
+        let image = match self.fsync {
+            FsyncPolicyKind::FastCommit => with_fast_commits(&device.snapshot())?,
+            _ => device.snapshot(),
+        };
+        made.insert(key, image.clone());
+        Ok(image)
+    }
+}
+
+/// The same with another journal that has room for fast commits.
+fn with_fast_commits(image: &MemImage) -> Result<MemImage> {
+    let scratch = Scratch::in_memory("faults")?;
+    let path = scratch.join("fast-commit.img");
+    image.write_to_file(&path)?;
+    for args in [&["-O", "^has_journal"][..], &["-O", "has_journal,fast_commit", "-J", "size=4"]] {
+        tools::run(tools::command("tune2fs")?.args(args).arg(&path))?.ok()?;
+    }
+    image::e2fsck_clean(&path)?;
+    Ok(MemDevice::from_file(&path)?.snapshot())
 }
 
 /// What happens to one request of a run.
@@ -74,6 +119,8 @@ struct Left {
     images: [MemImage; 2],
     /// Requests by kind: writes, flushes.
     counts: (u64, u64),
+    /// Calls of fsync that the mount's own policy served.
+    policy_count: u64,
 }
 
 /// Ends the test when `act` hangs.
@@ -113,7 +160,7 @@ fn after_power_cut(before: &MemImage, records: &[Record], stack: Stack) -> Resul
 
 /// Runs the workload on a copy of the base image with a fault, or without one.
 fn run(setup: Setup, fault: Option<Fault>) -> Result<Left> {
-    let before = base::get(setup.index)?.image.clone();
+    let before = setup.image()?;
     let memory = Arc::new(MemDevice::from_image(&before));
     let stack = setup.stack;
     let device = FaultDevice::new(memory.clone()).claiming(|has| stack.claim(has));
@@ -124,13 +171,16 @@ fn run(setup: Setup, fault: Option<Fault>) -> Result<Left> {
         let matches = FaultMatch { op: Some(op), range: None };
         device.faults().add(FaultRule { matches, skip_count, hit_count_max: 1, action });
     }
-    let mut promises = Promises::new();
-    match Fs::open_device(device.clone(), &stack.options()) {
+    let (mut promises, mut policy_count) = (Promises::new(), 0);
+    match Fs::open_device(device.clone(), &setup.options()) {
         Err(error) => {
             ensure!(device.faults().hit_count() > 0, "does not open: {error}");
             ensure!(error.errno() == libc::EIO, "opening reports {error}");
         }
-        Ok(fs) => promises = use_it(&fs, &device, fault_op)?,
+        Ok(fs) => {
+            promises = use_it(&fs, &device, fault_op)?;
+            policy_count = fs.stats().fsync.policy;
+        }
     }
     let hit = device.faults().hit_count() > 0;
     let records = device.take_recording();
@@ -141,6 +191,7 @@ fn run(setup: Setup, fault: Option<Fault>) -> Result<Left> {
         promises,
         images: [memory.snapshot(), after_power_cut(&before, &records, stack)?],
         counts: (writes as u64, flushes as u64),
+        policy_count,
     })
 }
 
@@ -148,17 +199,20 @@ fn use_it(fs: &Fs, device: &FaultDevice, fault_op: Option<IoOp>) -> Result<Promi
     let mut run = Run::new(fs);
     run.all();
     let log = run.log.join("\n  ");
-    let promises = run.promises;
+    let (promises, is_told) = (run.promises, !run.errors.is_empty());
     let lost_write = device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read);
     if lost_write {
-        ensure!(!run.errors.is_empty(), "nobody was told\n  {log}");
+        if !is_told {
+            // It was sent behind the last promise and shows with the next one.
+            ensure!(one_more(fs).is_err(), "nobody was told\n  {log}");
+        }
         ensure!(fs.is_read_only(), "still writable\n  {log}");
         ensure!(fs.first_error().is_some(), "the error is not kept\n  {log}");
         let refused = fs.root().and_then(|root| root.create(b"after", 0o600, &Cred::root()));
         let errno = refused.err().map(|error| error.errno());
         ensure!(errno == Some(libc::EROFS), "a later create gives {errno:?}\n  {log}");
     } else if fault_op.is_none() {
-        ensure!(run.errors.is_empty(), "errors without a fault: {:?}", run.errors);
+        ensure!(!is_told, "errors without a fault: {:?}", run.errors);
     }
     let unmounted = fs.unmount();
     let lost_write = device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read);
@@ -167,6 +221,13 @@ fn use_it(fs: &Fs, device: &FaultDevice, fault_op: Option<IoOp>) -> Result<Promi
         bail!("unmount: {error}\n  {log}");
     }
     Ok(promises)
+}
+
+/// Another file and its fsync.
+fn one_more(fs: &Fs) -> fjord::Result<()> {
+    let file = fs.root()?.create(b"one-more", 0o600, &Cred::root())?;
+    file.write(0, b"one more")?;
+    file.open().fsync(false)
 }
 
 /// Runs with a fault and checks what is left; whether the fault was hit.
@@ -185,47 +246,61 @@ fn one(setup: Setup, fault: &Fault, judge: bool) -> Result<bool> {
     Ok(left.hit)
 }
 
-/// Fails each `stride`-th request of a kind in turn, from a start that the seed gives.
-fn sweep(setup: Setup, op: IoOp, action: &FaultAction, count: u64, stride: u64) -> Result<u64> {
-    let seed = seed_from_env("faults", 0);
-    let mut hits = 0;
-    for skip_count in (seed % stride..count).step_by(stride as usize) {
+/// Runs beyond the last request that are needed to see that it was the last: two runs may differ
+/// by a request or two, since times do.
+const BEYOND: u64 = 3;
+
+/// Fails each request of a kind in turn; gives how many there were.
+fn sweep(setup: Setup, op: IoOp, action: &FaultAction) -> Result<u64> {
+    let (mut hits, mut beyond) = (0, 0);
+    for skip_count in 0.. {
         let fault = Fault { op, skip_count, action: action.clone() };
-        let title = format!("image {}, {:?}, {fault:?}", base::get(setup.index)?.name, setup.stack);
+        let title = format!("image {}, {setup:?}, {fault:?}", base::get(setup.index)?.name);
         let judge = skip_count % 4 == 0;
         let hit = timed(&title, move || one(setup, &fault, judge))?.context(title)?;
         hits += u64::from(hit);
+        beyond = if hit { 0 } else { beyond + 1 };
+        if beyond == BEYOND {
+            break;
+        }
     }
-    println!("{setup:?}: {op} {action:?}: {hits} of {count} requests failed in turn");
+    println!("{setup:?}: {op} {action:?}: {hits} requests failed in turn");
     Ok(hits)
 }
 
-/// Every request is failed with `FJORD_ROUNDS=all`; else every so many.
-fn stride(usual: u64) -> u64 {
-    if std::env::var("FJORD_ROUNDS").is_ok_and(|rounds| rounds == "all") { 1 } else { usual }
-}
+const FAIL: FaultAction = FaultAction::Fail(libc::EIO);
 
-/// Default and 1 KiB blocks without checksums: their places in the table of base images.
+/// The default image, and 1 KiB blocks without checksums: their places in the table of base images.
 const IMAGES: [usize; 3] = [0, 1, 3];
+/// Of an image with several block groups.
+const GROUPS: usize = 12;
 
 /// All stacks with the default image, the two main ones with each.
-fn setups() -> impl Iterator<Item = Setup> {
+fn setups() -> Vec<Setup> {
     let stacks = |index: usize| if index == 0 { &Stack::ALL[..] } else { &Stack::ALL[..2] };
-    IMAGES
-        .into_iter()
-        .flat_map(move |index| stacks(index).iter().map(move |&stack| Setup { index, stack }))
+    let of =
+        |index, stack: &Stack| Setup { index, fsync: FsyncPolicyKind::Compound, stack: *stack };
+    IMAGES.into_iter().flat_map(|index| stacks(index).iter().map(move |s| of(index, s))).collect()
 }
 
-/// Both main stacks with the default image.
-fn few_setups() -> impl Iterator<Item = Setup> {
-    setups().filter(|setup| setup.index == 0).take(2)
+/// A policy with both ways to keep order, and on a device that keeps it.
+fn policy_setups(fsync: FsyncPolicyKind) -> Vec<Setup> {
+    let index = if fsync == FsyncPolicyKind::Group { GROUPS } else { 0 };
+    let stacks = [Stack::Direct, Stack::Epoch, Stack::EpochNative];
+    stacks.into_iter().map(|stack| Setup { index, fsync, stack }).collect()
+}
+
+fn policies() -> impl Iterator<Item = FsyncPolicyKind> {
+    FsyncPolicyKind::ALL.iter().copied().filter(|policy| *policy != FsyncPolicyKind::Compound)
 }
 
 #[test]
 fn without_faults_all_is_kept() -> Result<()> {
-    for setup in setups() {
+    for setup in setups().into_iter().chain(policies().flat_map(policy_setups)) {
         let left = run(setup, None)?;
         println!("{setup:?}: {:?} writes and flushes", left.counts);
+        println!("{setup:?}: {} calls of fsync served by the policy", left.policy_count);
+        ensure!(left.policy_count > 20, "the policy is not used");
         for image in &left.images {
             workload::check(Arc::new(MemDevice::from_image(image)), &left.promises)?;
         }
@@ -233,53 +308,83 @@ fn without_faults_all_is_kept() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn failed_writes() -> Result<()> {
-    for setup in setups() {
-        let (writes, _) = run(setup, None)?.counts;
-        let hits = sweep(setup, IoOp::Write, &FaultAction::Fail(libc::EIO), writes, stride(11))?;
-        ensure!(hits > 0, "no write was hit");
+fn failed_writes(setups: Vec<Setup>) -> Result<()> {
+    for setup in setups {
+        ensure!(sweep(setup, IoOp::Write, &FAIL)? > 0, "{setup:?}: no write was hit");
     }
     Ok(())
 }
 
-#[test]
-fn failed_flushes() -> Result<()> {
-    for setup in setups() {
-        let (_, flushes) = run(setup, None)?.counts;
-        sweep(setup, IoOp::Flush, &FaultAction::Fail(libc::EIO), flushes, stride(11))?;
+fn failed_flushes(setups: Vec<Setup>) -> Result<()> {
+    for setup in setups {
+        let hits = sweep(setup, IoOp::Flush, &FAIL)?;
+        ensure!((hits > 0) == (setup.stack != Stack::EpochNoCache), "{setup:?}: {hits} flushes");
     }
     Ok(())
 }
 
 /// Short writes: some bytes arrive, from the front.
-#[test]
-fn torn_writes() -> Result<()> {
-    for setup in setups() {
-        let (writes, _) = run(setup, None)?.counts;
+fn torn_writes(setups: Vec<Setup>) -> Result<()> {
+    for setup in setups {
         for keep_bytes in [512, 4096 + 512] {
             let action = FaultAction::Torn { keep_bytes, errno: libc::EIO };
-            sweep(setup, IoOp::Write, &action, writes, stride(41))?;
+            ensure!(sweep(setup, IoOp::Write, &action)? > 0, "{setup:?}: no write was hit");
         }
     }
     Ok(())
 }
 
 #[test]
+fn failed_writes_in_turn() -> Result<()> {
+    failed_writes(setups())
+}
+
+#[test]
+fn failed_flushes_in_turn() -> Result<()> {
+    failed_flushes(setups())
+}
+
+#[test]
+fn torn_writes_in_turn() -> Result<()> {
+    torn_writes(setups())
+}
+
+/// A policy's own writes fail like all others.
+fn failures_of(fsync: FsyncPolicyKind) -> Result<()> {
+    failed_writes(policy_setups(fsync))?;
+    failed_flushes(policy_setups(fsync))?;
+    torn_writes(policy_setups(fsync))
+}
+
+#[test]
+fn failures_of_group_commits() -> Result<()> {
+    failures_of(FsyncPolicyKind::Group)
+}
+
+#[test]
+fn failures_of_fast_commits() -> Result<()> {
+    failures_of(FsyncPolicyKind::FastCommit)
+}
+
+#[test]
+fn failures_of_i_transactions() -> Result<()> {
+    failures_of(FsyncPolicyKind::Ijournal)
+}
+
+#[test]
 fn full_below() -> Result<()> {
-    for setup in few_setups() {
-        let (writes, _) = run(setup, None)?.counts;
-        sweep(setup, IoOp::Write, &FaultAction::Fail(libc::ENOSPC), writes, stride(41))?;
+    for setup in setups().into_iter().take(2) {
+        let hits = sweep(setup, IoOp::Write, &FaultAction::Fail(libc::ENOSPC))?;
+        ensure!(hits > 0, "{setup:?}: no write was hit");
     }
     Ok(())
 }
 
 #[test]
 fn failed_reads() -> Result<()> {
-    for setup in setups().filter(|setup| matches!(setup.stack, Stack::Direct | Stack::Epoch)) {
-        // As many as there can be; beyond the last none is hit.
-        let reads = 150;
-        sweep(setup, IoOp::Read, &FaultAction::Fail(libc::EIO), reads, stride(9))?;
+    let setups = setups().into_iter().chain(policies().flat_map(policy_setups));
+    for setup in setups.filter(|setup| matches!(setup.stack, Stack::Direct | Stack::Epoch)) {
+        ensure!(sweep(setup, IoOp::Read, &FAIL)? > 0, "{setup:?}: no read was hit");
     }
     Ok(())
 }
