@@ -72,6 +72,9 @@ pub(crate) struct Kill9Args {
     /// Threads of the workload
     #[arg(long, default_value_t = 4)]
     workers: u32,
+    /// Argument for `fjord tune` of the new image, such as --ijournal=4x1M (may be repeated)
+    #[arg(long = "tune-arg", value_name = "ARG", allow_hyphen_values = true)]
+    tune_args: Vec<String>,
     /// Keep the image of a failed round here
     #[arg(long, default_value = "target/kill9-failed")]
     keep: PathBuf,
@@ -180,6 +183,8 @@ pub(crate) fn kill9(args: &Kill9Args) -> Result<()> {
         set: args.common.set()?,
         program,
         mount_args: args.common.mount_args.clone(),
+        tune_args: args.tune_args.clone(),
+        linux_recovers: !args.common.mount_args.iter().any(|arg| arg.contains("ijournal")),
         keep_failed_in: Some(crate::workspace().join(&args.keep)),
     };
     let summary = kill9::run(&options)?;

@@ -213,18 +213,26 @@ fn attribute_programs_work() -> Result<()> {
 }
 
 fn kills(set_name: &str, rounds: u64, mount_args: &[&str]) -> Result<()> {
+    kills_of(set_name, &[], rounds, mount_args)
+}
+
+fn kills_of(set_name: &str, tune_args: &[&str], rounds: u64, mount_args: &[&str]) -> Result<()> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect();
     let options = kill9::Options {
         rounds,
         seed: rng::seed_from_env("kill9", 1),
         workers: 4,
         set: set(set_name),
         program: env!("CARGO_BIN_EXE_fjord").into(),
-        mount_args: mount_args.iter().map(|arg| (*arg).to_owned()).collect(),
+        mount_args: owned(mount_args),
+        tune_args: owned(tune_args),
+        linux_recovers: !mount_args.iter().any(|arg| arg.contains("ijournal")),
         keep_failed_in: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kill9-failed")),
     };
     let summary = kill9::run(&options)?;
-    println!("{set_name}: {summary:?}");
+    println!("{set_name} {mount_args:?}: {summary:?}");
+    ensure!(summary.fsyncs > 0, "nothing was promised");
     Ok(())
 }
 
@@ -241,4 +249,20 @@ fn kill_9_keeps_every_promise_on_1k_blocks() -> Result<()> {
 #[test]
 fn kill_9_keeps_every_promise_on_ext3() -> Result<()> {
     kills("ext3", 25, &[])
+}
+
+/// The policies other than the default one, with both keepers of order.
+#[test]
+fn each_fsync_policy_keeps_its_promises_when_killed() -> Result<()> {
+    for (set, tune_args, policy) in [
+        ("default", &[][..], "fsync=group"),
+        ("fast_commit", &[], "fsync=fast-commit"),
+        ("default", &["--ijournal", "4x1M"], "fsync=ijournal"),
+    ] {
+        for scheduler in ["direct", "epoch"] {
+            let options = format!("{policy},scheduler={scheduler}");
+            kills_of(set, tune_args, 8, &["-o", &options])?;
+        }
+    }
+    Ok(())
 }

@@ -38,6 +38,10 @@ pub struct Options {
     pub program: PathBuf,
     /// Further arguments of `fjord mount`.
     pub mount_args: Vec<String>,
+    /// Arguments of `fjord tune` for the new image; none leave it as it is.
+    pub tune_args: Vec<String>,
+    /// Whether Linux recovers what is killed: not what `fsync=ijournal` wrote.
+    pub linux_recovers: bool,
     /// Directory that receives the image of a failed round.
     pub keep_failed_in: Option<PathBuf>,
 }
@@ -58,6 +62,10 @@ pub fn run(options: &Options) -> Result<Summary> {
     let (disk, scratch) = (Scratch::new("kill9")?, Scratch::in_memory("kill9")?);
     let img = disk.join("live.img");
     options.set.make(&img)?;
+    if !options.tune_args.is_empty() {
+        let mut tune = Command::new(&options.program);
+        tools::run(tune.arg("tune").args(&options.tune_args).arg(&img))?.ok()?;
+    }
     let mut rng = Rng::new(options.seed);
     let mut summary = Summary::default();
     let mut old: Option<(String, Vec<Ledger>)> = None;
@@ -176,7 +184,7 @@ fn check_with_linux(
     killed: &Path,
     copy: &Path,
 ) -> Result<()> {
-    if !options.set.kernel_mounts()? {
+    if !options.linux_recovers || !options.set.kernel_mounts()? {
         return Ok(());
     }
     image::copy_sparse(killed, copy)?;
