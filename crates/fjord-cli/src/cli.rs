@@ -17,7 +17,8 @@ Exit codes:
   5  the image has a feature that fjord does not support in this way
 
 Environment:
-  FJORD_LOG  what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)";
+  FJORD_LOG    what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)
+  FJORD_FSYNC  the fsync policy of mounts that are not told which (auto)";
 
 /// A crash-safe ext4 in user space: make, mount, inspect, edit and repair images
 #[derive(Debug, Parser)]

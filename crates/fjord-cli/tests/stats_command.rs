@@ -39,7 +39,8 @@ fn mounted(scratch: &Scratch, options: &[&str]) -> Result<FjordMount> {
 #[test]
 fn each_fsync_is_counted_once_and_where_it_belongs() -> Result<()> {
     let scratch = Scratch::new("stats-count")?;
-    let mount = mounted(&scratch, &[])?;
+    // The policy of which each fsync flushes.
+    let mount = mounted(&scratch, &["--fsync", "compound"])?;
     let before = counters(mount.path())?;
     ensure!(before["fsync"]["calls"] == 0 && before["fsync_policy"].is_string(), "{before}");
     let mut file = File::create(mount.path().join("file"))?;
@@ -87,12 +88,66 @@ fn every_policy_tells_of_itself() -> Result<()> {
         file.sync_all()?;
         drop(file);
         let now = counters(mount.path())?;
-        if policy.name() != "auto" {
-            ensure!(now["fsync_policy"] == policy.name(), "{now}");
-        }
+        ensure!(now["fsync_policy"] == policy.name(), "{now}");
         ensure!(now["fsync"]["calls"] == 1, "{now}");
         mount.unmount()?;
     }
+    Ok(())
+}
+
+/// Without a word the image decides, and the environment before it; `fjord info` foretells it.
+#[test]
+fn auto_is_what_the_image_is_made_for() -> Result<()> {
+    for (options, policy) in [
+        (&["-O", "fast_commit"][..], "ijournal"),
+        (&["-O", "fast_commit", "--ijournal", "none"], "fast-commit"),
+        (&["--ijournal", "none"], "compound"),
+    ] {
+        let scratch = Scratch::new("stats-auto")?;
+        let image = scratch.join("image");
+        File::create(&image)?.set_len(64 << 20)?;
+        fjord(&[&["mkfs"], options].concat(), &image)?.ok()?;
+        let info = fjord(&["info", "--json"], &image)?.ok()?.stdout;
+        let info: Value = serde_json::from_str(&info)?;
+        ensure!(info["journal"]["fsync_policy"] == policy, "{options:?}: {info}");
+        for asked in [&[][..], &["--fsync", "auto"], &["-o", "fsync=auto"]] {
+            let mount = FjordMount::with_program(program(), &image, asked)?;
+            let now = counters(mount.path())?;
+            ensure!(now["fsync_policy"] == policy, "{options:?} {asked:?}: {now}");
+            mount.unmount()?;
+        }
+        if policy != "compound" {
+            let mount = FjordMount::with_program(program(), &image, &["-o", "data=journal"])?;
+            ensure!(counters(mount.path())?["fsync_policy"] == "compound");
+            mount.unmount()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_environment_names_a_policy() -> Result<()> {
+    let scratch = Scratch::new("stats-environment")?;
+    let image = scratch.join("image");
+    File::create(&image)?.set_len(64 << 20)?;
+    fjord(&["mkfs"], &image)?.ok()?;
+    let dir = scratch.join("mount");
+    fs::create_dir(&dir)?;
+    let mount = |name: &str, options: &[&str]| {
+        let mut command = Command::new(program());
+        command.env("FJORD_FSYNC", name).args(["mount", "--daemon"]).args(options);
+        tools::run(command.arg(&image).arg(&dir).stdin(Stdio::null()))
+    };
+    for (name, options, policy) in
+        [("group", &[][..], "group"), ("group", &["--fsync", "compound"], "compound")]
+    {
+        mount(name, options)?.ok()?;
+        let now = counters(&dir)?;
+        fjord(&["umount"], &dir)?.ok()?;
+        ensure!(now["fsync_policy"] == policy, "{now}");
+    }
+    let said = mount("sometimes", &[])?;
+    ensure!(said.code != Some(0) && said.stderr.contains("FJORD_FSYNC"), "{said:?}");
     Ok(())
 }
 

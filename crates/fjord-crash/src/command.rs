@@ -362,7 +362,7 @@ impl CrashArgs {
             // Where there is one group, this policy commits everything.
             (true, FsyncPolicyKind::Group) => GROUPS.to_vec(),
             (true, FsyncPolicyKind::FastCommit) => FAST_COMMIT.to_vec(),
-            (true, FsyncPolicyKind::Compound | FsyncPolicyKind::Ijournal) => FEATURES.to_vec(),
+            (true, _) => FEATURES.to_vec(),
             (false, _) => choose("feature set", &self.features, &known, |set| set.name)?,
         };
         let areas = match (self.areas.as_slice(), policy) {

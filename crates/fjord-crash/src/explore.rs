@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use fjord::MountOptions;
+use fjord::{FsyncPolicyKind, MountOptions};
 use fjord_testkit::rng::Rng;
 use parking_lot::Mutex;
 
@@ -77,8 +77,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// Default features and options on a volatile device.
-    pub fn new(options: MountOptions) -> Config {
+    /// Default features on a volatile device. Options that leave the fsync policy to the image
+    /// mean compound: which policy is explored is for whoever asks to say.
+    pub fn new(mut options: MountOptions) -> Config {
+        if options.fsync == FsyncPolicyKind::Auto {
+            options.fsync = FsyncPolicyKind::Compound;
+        }
         Config {
             features: crate::base::FEATURES[0],
             options,

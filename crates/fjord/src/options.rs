@@ -23,8 +23,12 @@ pub enum DataMode {
 /// Which blocks an fsync commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FsyncPolicyKind {
-    /// The whole running transaction.
+    /// As the environment variable `FJORD_FSYNC` says; without it the finest that the image is
+    /// made for: [`Ijournal`](Self::Ijournal) with areas, [`FastCommit`](Self::FastCommit) with
+    /// the feature of that name, else [`Compound`](Self::Compound). Decided when it is mounted.
     #[default]
+    Auto,
+    /// The whole running transaction.
     Compound,
     /// The block groups that the file depends on.
     Group,
@@ -36,7 +40,7 @@ pub enum FsyncPolicyKind {
 }
 
 impl FsyncPolicyKind {
-    /// All there are.
+    /// All that a mount can have; [`Auto`](Self::Auto) becomes one of them.
     pub const ALL: &'static [FsyncPolicyKind] = &[
         FsyncPolicyKind::Compound,
         FsyncPolicyKind::Group,
@@ -47,6 +51,7 @@ impl FsyncPolicyKind {
     /// Its name on the command line and in statistics.
     pub fn name(self) -> &'static str {
         match self {
+            FsyncPolicyKind::Auto => "auto",
             FsyncPolicyKind::Compound => "compound",
             FsyncPolicyKind::Group => "group",
             FsyncPolicyKind::FastCommit => "fast-commit",
@@ -54,9 +59,39 @@ impl FsyncPolicyKind {
         }
     }
 
-    /// The policy of a name.
+    /// The variable that `Auto` asks.
+    const VARIABLE: &str = "FJORD_FSYNC";
+
+    /// The policy of a name, `auto` among them.
     pub fn from_name(name: &str) -> Option<FsyncPolicyKind> {
-        FsyncPolicyKind::ALL.iter().copied().find(|policy| policy.name() == name)
+        let mut all = FsyncPolicyKind::ALL.iter().copied().chain([FsyncPolicyKind::Auto]);
+        all.find(|policy| policy.name() == name)
+    }
+
+    /// What the environment makes of `Auto`; may be `Auto` still.
+    ///
+    /// # Errors
+    /// `Usage` if it names another policy than there are.
+    pub(crate) fn or_from_environment(self) -> Result<FsyncPolicyKind> {
+        if self != FsyncPolicyKind::Auto {
+            return Ok(self);
+        }
+        let Some(name) = std::env::var_os(Self::VARIABLE) else { return Ok(self) };
+        name.to_str().and_then(Self::from_name).ok_or_else(|| {
+            let known: Vec<&str> = Self::ALL.iter().map(|policy| policy.name()).collect();
+            let known = known.join(", ");
+            Error::Usage(format!("{} is {name:?}; {known} or auto is expected", Self::VARIABLE))
+        })
+    }
+
+    /// What `Auto` becomes on an image that has areas for i-transactions or for fast commits.
+    pub fn or_for_image(self, has_areas: bool, has_fast_commits: bool) -> FsyncPolicyKind {
+        match self {
+            FsyncPolicyKind::Auto if has_areas => FsyncPolicyKind::Ijournal,
+            FsyncPolicyKind::Auto if has_fast_commits => FsyncPolicyKind::FastCommit,
+            FsyncPolicyKind::Auto => FsyncPolicyKind::Compound,
+            named => named,
+        }
     }
 }
 
@@ -130,7 +165,7 @@ pub struct MountOptions {
     pub no_load_journal: bool,
     /// Data mode.
     pub data: DataMode,
-    /// Fsync policy.
+    /// Fsync policy; `Auto` is what the image is made for.
     pub fsync: FsyncPolicyKind,
     /// Who keeps the order of writes. A device that keeps order by itself is used as it is.
     pub scheduler: Scheduler,

@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fjord::FsyncPolicyKind;
+use fjord_format::features::Compat;
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use serde::Serialize;
 
@@ -73,6 +75,8 @@ struct JournalInfo {
     ijournal_marked: bool,
     /// I-transactions that recovery would apply.
     i_transactions: usize,
+    /// What the fsync policy `auto` is on this image.
+    fsync_policy: &'static str,
 }
 
 /// Reads and decodes the superblock, whatever state the image is in.
@@ -108,6 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => None,
         None => image::log(&args.image).ok().flatten().map(|plan| {
             let areas = plan.area_table().ok().flatten();
+            let has_fast_commits = sb.features().compat.contains(Compat::FAST_COMMIT);
+            let policy = FsyncPolicyKind::Auto.or_for_image(areas.is_some(), has_fast_commits);
             JournalInfo {
                 blocks: plan.superblock().s_maxlen,
                 sequence: plan.superblock().s_sequence.0,
@@ -117,6 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 ijournal_area_blocks: areas.map_or(0, |areas| areas.area_blocks),
                 ijournal_marked: plan.superblock().ijournal().is_some(),
                 i_transactions: plan.i_transactions().map_or(0, |found| found.len()),
+                fsync_policy: policy.name(),
             }
         }),
     };
@@ -213,6 +220,7 @@ fn text(i: &Info) -> String {
             let each = bytes(u64::from(j.ijournal_area_blocks));
             rows.push(("Journal areas", format!("{} of {each}", j.ijournal_areas)));
         }
+        rows.push(("Fsync policy (auto)", j.fsync_policy.into()));
         if j.ijournal_marked {
             let text = format!("{} to apply; run fjord recover", j.i_transactions);
             rows.push(("Journal i-transactions", text));

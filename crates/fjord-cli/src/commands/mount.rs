@@ -54,7 +54,8 @@ pub(crate) struct Args {
     /// Return when it is mounted, and serve in the background
     #[arg(long)]
     daemon: bool,
-    /// What an fsync commits
+    /// What an fsync commits: auto (what the image is made for), compound, group, fast-commit,
+    /// ijournal
     #[arg(long, value_name = "POLICY", value_parser = mount_options::fsync_policy)]
     fsync: Option<FsyncPolicyKind>,
     /// Memory for file pages and metadata together

@@ -132,6 +132,7 @@ fn load(
 ) -> Result<Arc<FsInner>> {
     let device = &below.device;
     let journal = open_journal(device, raw, geo, &options)?;
+    let options = settle_policy(options, journal.as_ref().map(|opened| &opened.journal));
     // The replay may have changed the superblock.
     let raw = read_superblock(&**device)?;
     let geo = Geometry::from_superblock(&raw)?;
@@ -261,6 +262,7 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
         });
     }
     options.cache_size_bytes = options.cache_size_bytes.max(CACHE_MIN_BYTES);
+    options.fsync = options.fsync.or_from_environment()?;
     let has_fast_commit = features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL);
     if options.fsync == FsyncPolicyKind::FastCommit && !options.read_only && !has_fast_commit {
         return Err(Error::Usage(
@@ -277,6 +279,14 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
         }
     }
     Ok(options)
+}
+
+/// Decides which policy `Auto` is. Journaled data has nothing that is logged more finely.
+fn settle_policy(options: MountOptions, journal: Option<&Journal>) -> MountOptions {
+    let journal = journal.filter(|_| options.data != DataMode::Journal);
+    let has_areas = journal.is_some_and(Journal::has_areas);
+    let has_fast_commits = journal.is_some_and(|journal| journal.fast_commit_blocks() > 0);
+    MountOptions { fsync: options.fsync.or_for_image(has_areas, has_fast_commits), ..options }
 }
 
 fn build(

@@ -75,6 +75,8 @@ struct Queued {
     /// The mark of data in place that the flush covers.
     owed: Option<u64>,
     care: Care,
+    /// Which state of the inode it is.
+    touches: u64,
 }
 
 impl FsyncPolicy for FastCommit {
@@ -174,6 +176,7 @@ fn finish(
             if let Some(mark) = queued.owed {
                 inode.in_place.record_flush(mark);
             }
+            inode.set_logged(queued.touches);
             if let Some(tid) = queued.care.until {
                 fs.fragile.clear(tid);
             }
@@ -329,7 +332,7 @@ fn queue(
     if !same {
         state.changes.set_logged(Logged { tid, size, image: image.into() });
     }
-    Ok(Ok(Queued { ticket, owed, care }))
+    Ok(Ok(Queued { ticket, owed, care, touches: inode.touches() }))
 }
 
 /// Puts the records in the order of replay: an inode before its name, its blocks before the

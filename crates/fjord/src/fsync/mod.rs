@@ -53,10 +53,11 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     }
 }
 
-/// The policy that an option names.
+/// The policy that an option names. `Auto` is something else by the time a file can be
+/// changed, see `fs/mount.rs`; for a mere look at an image it is as good as any.
 pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     match kind {
-        FsyncPolicyKind::Compound => Box::new(Compound),
+        FsyncPolicyKind::Auto | FsyncPolicyKind::Compound => Box::new(Compound),
         FsyncPolicyKind::FastCommit => Box::new(fast_commit::FastCommit),
         FsyncPolicyKind::Group => Box::new(Group),
         FsyncPolicyKind::Ijournal => Box::<ijournal::Ijournal>::default(),
@@ -132,7 +133,9 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
 /// On a file system that an error made read-only: fails if the file has changes that did not
 /// reach the device before, and never will.
 fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
-    let uncommitted = is_uncommitted(fs, inode, datasync);
+    // What a log of the policy's own has, recovery will find.
+    let is_logged = inode.is_logged(inode.touches());
+    let uncommitted = is_uncommitted(fs, inode, datasync) && !is_logged;
     if !(uncommitted || inode.pages.has_dirty() || inode.in_place.owed().is_some()) {
         return Ok(());
     }

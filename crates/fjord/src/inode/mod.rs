@@ -58,7 +58,7 @@ pub(crate) struct Inode {
     pub(crate) datasync_tid: TidCell,
     /// How often one of the two was set: whoever finds it as it was finds the inode as it was.
     touches: AtomicU64,
-    /// The newest of those that a durable i-transaction has; 0: none.
+    /// The newest of those that a log of the policy's own has; 0: none.
     logged_touches: AtomicU64,
     /// Which data writes a device flush has covered.
     pub(crate) in_place: FlushCell,
@@ -292,12 +292,12 @@ impl Inode {
         self.touches.load(Ordering::Acquire)
     }
 
-    /// An i-transaction with the state of `touches` is durable.
+    /// The state of `touches`, and a path to it, are durable by a log of the policy's own.
     pub(crate) fn set_logged(&self, touches: u64) {
         self.logged_touches.fetch_max(touches, Ordering::AcqRel);
     }
 
-    /// Whether the state of `touches` is durable by an i-transaction, as long as that counts.
+    /// Whether the state of `touches` is durable by such a log, unless a commit has it by now.
     pub(crate) fn is_logged(&self, touches: u64) -> bool {
         touches > 0 && self.logged_touches.load(Ordering::Acquire) == touches
     }

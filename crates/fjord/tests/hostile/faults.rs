@@ -75,11 +75,8 @@ impl Setup {
         }
         let device = Arc::new(MemDevice::from_image(&base::get(self.index)?.image));
         let fs = Fs::open_device(device.clone(), &workload::options())?;
-        match self.fsync {
-            FsyncPolicyKind::Compound | FsyncPolicyKind::Group | FsyncPolicyKind::FastCommit => {}
-            FsyncPolicyKind::Ijournal => {
-                fs.set_ijournal_areas(Some(AreaLayout { count: 2, area_bytes: 256 << 10 }))?;
-            }
+        if self.fsync == FsyncPolicyKind::Ijournal {
+            fs.set_ijournal_areas(Some(AreaLayout { count: 2, area_bytes: 256 << 10 }))?;
         }
         fs.unmount()?;
         let image = match self.fsync {

@@ -53,7 +53,6 @@ use fjord_journal::{AreaWriter, Submitted};
 
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::{Error, Result};
-use crate::file::truncate::{settle_size, shown_size};
 use crate::file::writeback::{self, journals_data};
 use crate::file::{carry, writeback::Mode};
 use crate::fs::FsInner;
@@ -189,29 +188,21 @@ impl Ijournal {
     ) -> Result<Option<Prepared<'a>>, Stop> {
         let committed = |tid| fs.journal().is_committed(tid);
         let mut guard = inode.state.write();
-        check_kind(fs, &guard)?;
-        check_state(fs, &guard)?;
+        let state = &mut *guard;
+        check_kind(fs, state)?;
+        check_state(fs, state)?;
         let mut data = Vec::new();
         let dirty = inode.pages.dirty_count();
-        if (1..=pages_max(fs)).contains(&dirty) {
-            if self.carries(fs, inode, &guard, datasync) {
-                data = carry::carry(fs, inode, in_flight, &mut guard, dirty)?;
-            } else {
-                drop(guard);
-                let (range, mode) = (0..u64::MAX, Mode::Fsync { datasync });
-                writeback::write_locked(fs, inode, in_flight, range, mode)?;
-                writeback::drain_submitted(fs, inode, in_flight)?;
-                if !super::is_uncommitted(fs, inode, datasync) {
-                    // Old blocks written over, and nothing else that anybody asked for.
-                    return Ok(None);
-                }
-                // Some were allocated before, but written for the first time.
-                guard = inode.state.write();
-                check_kind(fs, &guard)?;
-                check_state(fs, &guard)?;
-            }
+        if (1..=pages_max(fs)).contains(&dirty) && self.carries(fs, inode, state, datasync) {
+            data = carry::carry(fs, inode, in_flight, state, dirty)?;
+        } else if dirty > 0 && dirty <= pages_max(fs) {
+            // Old blocks written over, and nothing else that anybody asked for.
+            drop(guard);
+            let range = 0..u64::MAX;
+            writeback::write_locked(fs, inode, in_flight, range, Mode::Fsync { datasync })?;
+            writeback::drain_submitted(fs, inode, in_flight)?;
+            return Ok(None);
         }
-        let state = &mut *guard;
         store_lazy(fs, inode, state, datasync)?;
         let superseded = state.carried.superseded(committed);
         if data.is_empty() && superseded.is_empty() && !super::is_uncommitted(fs, inode, datasync) {
@@ -350,20 +341,20 @@ fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     }
 }
 
-/// Stores what is kept lazily: times, and the size as far as no dirty page keeps it back.
+/// Stores what is kept lazily: times, and the size when no page is dirty.
 fn store_lazy(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
     datasync: bool,
 ) -> Result<()> {
-    let grows = shown_size(fs, inode, state, state.disk.size) > state.disk.size;
+    let grows = state.disk.size < state.size && !inode.pages.has_dirty();
     if !(grows || (state.dirty && !datasync)) {
         return Ok(());
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     if grows {
-        settle_size(fs, inode, state);
+        state.disk.size = state.size;
         inode.touch_tid(handle.tid(), true);
     }
     disk::store(fs, &handle, inode, state)?;
