@@ -1,9 +1,17 @@
 //! What the explorer has found in the engine, so that it stays mended.
 
-use fjord::{DataMode, MountOptions};
+use std::sync::Arc;
+
+use fjord::{Cred, DataMode, Fs, MountOptions, Scheduler};
+use fjord_block::{
+    AlignedBuf, Capabilities, Class, Completer, Device, Driver, ReadTicket, Request, Ticket,
+    TicketCore,
+};
+use fjord_crash::base::{Base, Features, quiet};
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::ops;
-use fjord_crash::record::DeviceKind;
+use fjord_crash::record::{DeviceKind, RecordingDevice};
+use parking_lot::Mutex;
 
 fn passes(setup: &str, text: &str) {
     for data in [DataMode::Ordered, DataMode::Writeback, DataMode::Journal] {
@@ -47,4 +55,97 @@ fn allocating_a_range_leaves_no_hole_below_the_size() {
         "mkdir /D; mkdir /D/E; create /D/e; link /D/e /D/E/a",
         "append /D/E/a 23534; fallocate /D/E/a keep 5969 14514; fsync /D",
     );
+}
+
+/// A device that does something once, when somebody waits for a write.
+#[derive(Debug)]
+struct Interrupted {
+    inner: Arc<RecordingDevice>,
+    interruption: Arc<Interruption>,
+}
+
+/// What is done, taken out when it is.
+#[derive(Default)]
+struct Interruption(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for Interruption {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Interruption")
+    }
+}
+
+/// Completes a write of [`Interrupted`] for whoever waits first.
+struct OnWait {
+    inner: Ticket,
+    outer: Mutex<Option<Completer>>,
+    interruption: Arc<Interruption>,
+}
+
+impl Driver for OnWait {
+    fn drive(&self, _: &Arc<TicketCore>) {
+        let interruption = self.interruption.0.lock().take();
+        interruption.into_iter().for_each(|interrupt| interrupt());
+        let outer = self.outer.lock().take();
+        outer.into_iter().for_each(|outer| outer.complete(self.inner.wait()));
+    }
+
+    fn start(&self, _: &Arc<TicketCore>) {}
+}
+
+impl Device for Interrupted {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        let wrap = |inner: Ticket| {
+            let (ticket, completer) = Ticket::pending(None);
+            let interruption = self.interruption.clone();
+            let driver = Arc::new(OnWait { inner, outer: Mutex::new(None), interruption });
+            completer.set_driver(driver.clone());
+            *driver.outer.lock() = Some(completer);
+            ticket
+        };
+        self.inner.submit(batch).into_iter().map(wrap).collect()
+    }
+
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        self.inner.submit_read(offset, bufs, class)
+    }
+}
+
+/// Writeback waits for one batch of pages while a later one is to come; an append in between
+/// dirties the last page of those taken, and pages behind them. The size must not pass the former:
+/// what was appended to it was not there after a crash.
+#[test]
+fn a_size_does_not_pass_a_page_that_is_dirty_again() {
+    const SIZE: usize = (6 << 20) - 100;
+    let features = Features::by_name("block-1k").expect("a feature set");
+    let base = Base::get(features, &[]).expect("an image");
+    let inner = Arc::new(RecordingDevice::plain(base.image.clone(), DeviceKind::Volatile));
+    let interruption = Arc::new(Interruption::default());
+    let device = Interrupted { inner: inner.clone(), interruption: interruption.clone() };
+    let options = quiet(&MountOptions { scheduler: Scheduler::Direct, ..MountOptions::default() });
+    let fs = Fs::open_device(Arc::new(device), &options).expect("a file system");
+    let file = fs.root().and_then(|root| root.create(b"a", 0o644, &Cred::root())).expect("a file");
+    file.write(0, &vec![7; SIZE]).expect("written");
+    let again = file.clone();
+    let append = move || assert_eq!(again.write(SIZE as u64, &[8; 3000]).expect("appended"), 3000);
+    *interruption.0.lock() = Some(Box::new(append));
+    fs.sync().expect("synced");
+    assert!(interruption.0.lock().is_none(), "nobody waited for a write");
+    assert_eq!(file.attr().size, SIZE as u64 + 3000);
+
+    let crashed = Arc::new(RecordingDevice::plain(inner.image(), DeviceKind::Volatile));
+    let fs = Fs::open_device(crashed, &options).expect("a file system");
+    let file = fs.root().and_then(|root| root.lookup(b"a")).expect("the file");
+    let size = file.attr().size as usize;
+    assert!(size >= SIZE, "what was there at the sync was promised: {size}");
+    let mut bytes = vec![0; size];
+    file.read(0, &mut bytes).expect("read");
+    assert_eq!(bytes.iter().position(|byte| *byte == 0), None, "zeros in a file of {size} bytes");
 }

@@ -88,7 +88,7 @@ cases! {
     14 WholeLap Refuse
     "The walk has read as many blocks as the log has without an end: only a forged log does that.";
     15 BadDescriptorTorn End
-    "Wrong checksum of a descriptor or revoke block, and no commit block follows: it was being written.";
+    "Wrong checksum of a descriptor or revoke block, and the log has no commit block of its transaction: it was being written.";
     16 BadDescriptorStale End
     "Wrong checksum of a descriptor or revoke block, and its commit is older than the one before: left by another journal.";
     17 BadDescriptorCommitted Refuse

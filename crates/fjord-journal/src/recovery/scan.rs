@@ -175,12 +175,34 @@ impl<'a> Scan<'a> {
     /// The log ended for `case`; a transaction begun is torn.
     fn end(&mut self, case: Case, pending: &Pending) -> Step<()> {
         self.note(case);
-        if pending.bad_block.is_some() {
+        if let Some((at, detail)) = &pending.bad_block {
+            if !self.is_async() && self.finds_commit()? {
+                return Err(self.corrupt(Case::BadDescriptorCommitted, *at, detail.clone()));
+            }
             self.note(Case::BadDescriptorTorn);
         } else if pending.begun {
             self.note(Case::TornTransaction);
         }
         Ok(())
+    }
+
+    /// Whether a whole commit block of the expected transaction is anywhere in the log: a wrong
+    /// descriptor may have led the walk past it.
+    fn finds_commit(&mut self) -> Step<bool> {
+        let last_sec = self.complete.last().map_or(0, |(last, _)| last.committed_at.0);
+        for at in self.superblock.s_first..self.superblock.log_end() {
+            let block = self.reader.block(at).map_err(read_error)?;
+            let is_ours = header_of(block).is_ok_and(|header| {
+                header.block_type == BlockType::Commit && header.sequence == self.tid
+            });
+            if is_ours
+                && CommitBlock::verify(&self.format, block, 0).is_ok()
+                && CommitBlock::decode(block).is_ok_and(|commit| commit.commit_sec >= last_sec)
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn descriptor(&mut self, here: u32, block: &[u8], pending: &mut Pending) -> Step<()> {

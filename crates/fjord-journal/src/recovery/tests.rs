@@ -424,6 +424,27 @@ fn every_row_of_the_table_is_reached_and_does_what_it_says() {
     }
 }
 
+/// A flag of a tag says that the descriptor ends there, or goes on: the walk takes something else for
+/// the commit block, and the log seems to end. The commit block shows that it does not.
+#[test]
+fn a_wrong_tag_does_not_hide_a_commit() {
+    // Header, then the low byte of the flags of the first tag (big-endian, behind the number).
+    const FLAGS: usize = 12 + 7;
+    for homes in [&[(4, 9), (5, 8)][..], &[(4, 9)]] {
+        let mut forge = forged(ChecksumVersion::V3, |forge| {
+            forge.good(&[(3, 1)]);
+            forge.blocks(homes);
+            let at = forge.descriptor_at;
+            forge.block_mut(at)[FLAGS] ^= 8;
+            forge.commit();
+        });
+        forge.seal();
+        let device: Arc<dyn Device> = Arc::new(forge.device());
+        let refusal = scan_cases(&device, &map(), BLOCK_SIZE).expect_err("it is damaged");
+        assert_eq!(refusal.case, Case::BadDescriptorCommitted, "{}", refusal.error);
+    }
+}
+
 #[test]
 fn rows_are_numbered_without_gaps_and_explained() {
     for (index, case) in Case::ALL.iter().enumerate() {

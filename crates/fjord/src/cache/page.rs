@@ -340,6 +340,20 @@ impl PageMap {
         dirty.into_iter().any(|chunk| chunk.dirty & chunk.delalloc != 0)
     }
 
+    /// The first dirty page of `range`.
+    pub(crate) fn first_dirty(&self, range: Range<u64>) -> Option<u32> {
+        let inner = self.inner.lock();
+        let first = (range.start / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
+        inner
+            .dirty_chunks
+            .range(first..)
+            .take_while(|&&index| u64::from(index) * u64::from(CHUNK_PAGES) < range.end)
+            .find_map(|&index| {
+                let dirty = inner.chunks.get(&index)?.dirty & chunk_mask(index, &range);
+                (dirty != 0).then(|| index * CHUNK_PAGES + dirty.trailing_zeros())
+            })
+    }
+
     /// Takes up to `max` dirty pages of `range` in order: each becomes clean and *writeback*.
     pub(crate) fn take_dirty(&self, range: Range<u64>, max: usize) -> Vec<DirtyPage> {
         let mut inner = self.inner.lock();

@@ -27,6 +27,23 @@ fn frozen_pages_keep_their_content() {
 }
 
 #[test]
+fn the_first_dirty_page_of_a_range() {
+    let map = PageMap::new(PageLru::new(1 << 20, PAGE));
+    for lblk in [3, 64, 200] {
+        map.insert_dirty(lblk, page(1), false);
+    }
+    map.insert_clean(5, page(1));
+    let _ = map.take_dirty(200..201, 1);
+    let first = |range| map.first_dirty(range);
+    assert_eq!(first(0..u64::MAX), Some(3));
+    assert_eq!((first(3..4), first(0..3), first(4..64)), (Some(3), None, None));
+    assert_eq!(
+        (first(4..65), first(64..u64::MAX), first(65..u64::MAX)),
+        (Some(64), Some(64), None)
+    );
+}
+
+#[test]
 fn a_page_without_a_place_keeps_its_reservation_until_told() {
     let map = PageMap::new(PageLru::new(1 << 20, PAGE));
     map.insert_dirty(7, page(1), true);

@@ -168,9 +168,9 @@ fn settle_tail(
 }
 
 /// The same for a write that came in after [`settle_tail`]: what it added is zeros from now on.
-fn keep_size(inode: &Inode, state: &mut InodeState, end: u64) {
+fn keep_size(fs: &FsInner, inode: &Inode, state: &mut InodeState, end: u64) {
     if end >= state.size {
-        truncate::settle_size(inode, state);
+        truncate::settle_size(fs, inode, state);
     }
 }
 
@@ -204,7 +204,7 @@ fn punch(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span) -> Result<()> {
         return touch(fs, inode, &mut state);
     }
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
-    keep_size(inode, &mut state, span.end);
+    keep_size(fs, inode, &mut state, span.end);
     truncate::discard_prealloc(fs, &mut state);
     truncate::remove_blocks(fs, inode, &mut state, span.inner_start, span.inner_end, false)
 }
@@ -228,7 +228,7 @@ fn zero_range(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span, mode: FallocMod
     }
     zero_edges(fs, inode, &mut state, span)?;
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
-    keep_size(inode, &mut state, span.end);
+    keep_size(fs, inode, &mut state, span.end);
     // Holes become unwritten blocks, written blocks lose their content by the flag alone.
     fill_holes(fs, inode, &mut state, span.outer_start, span.outer_end)?;
     let mut lblk = span.inner_start;
@@ -256,7 +256,7 @@ fn extend_size(
 ) -> Result<()> {
     if !mode.contains(FallocMode::KEEP_SIZE) && end > state.size {
         state.size = end;
-        truncate::settle_size(inode, state);
+        truncate::settle_size(fs, inode, state);
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     inode.touch_tid(handle.tid(), true);
@@ -404,7 +404,8 @@ fn collapse(
         truncate::remove_blocks(fs, inode, state, from, to, false)?;
         map::collapse(fs, inode, state, from as u32, (to - from) as u32)?;
         state.size -= span.end - span.start;
-        state.disk.size = state.size;
+        state.disk.size = state.disk.size.min(state.size);
+        truncate::settle_size(fs, inode, state);
         extend_size(fs, inode, state, 0, FallocMode::KEEP_SIZE)
     })
 }
@@ -422,7 +423,7 @@ fn insert(
         let (from, len) = (span.inner_start, span.inner_end - span.inner_start);
         // The size grows first: a crash in between leaves a longer file, not a shorter one.
         state.size += span.end - span.start;
-        state.disk.size = state.size;
+        truncate::settle_size(fs, inode, state);
         extend_size(fs, inode, state, 0, FallocMode::KEEP_SIZE)?;
         map::expand(fs, inode, state, from as u32, len as u32)
     })

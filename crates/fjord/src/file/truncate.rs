@@ -49,11 +49,33 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
     grow(fs, inode, &mut in_flight, size)
 }
 
-/// Gives the file on disk the size that it has in memory, or as much of it as it had: while pages
-/// are dirty, the size follows with them, or a crash would show what lies in their place.
-pub(crate) fn settle_size(inode: &Inode, state: &mut InodeState) {
-    let whole = !inode.pages.has_dirty() || planted(Bug::StaleTail);
-    state.disk.size = if whole { state.size } else { state.disk.size.min(state.size) };
+/// The size in bytes that a crash may show, if nothing of the file is on its way to the device:
+/// up to the first dirty page that the size on disk does not reach beyond. A crash would show what
+/// lies in its place on the device. `written` bytes are there, or will be before the size is.
+pub(crate) fn shown_size(fs: &FsInner, inode: &Inode, state: &InodeState, written: u64) -> u64 {
+    shown_size_before(fs, inode, state, written, u64::MAX)
+}
+
+/// The same if the pages from `end` on are about to be written.
+pub(crate) fn shown_size_before(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &InodeState,
+    written: u64,
+    end: u64,
+) -> u64 {
+    let block_size = u64::from(fs.geo.block_size);
+    let written = written.min(state.size);
+    match inode.pages.first_dirty(written / block_size..end) {
+        Some(lblk) => written.max(u64::from(lblk) * block_size).min(state.size),
+        None => state.size,
+    }
+}
+
+/// Gives the file on disk the size that it has in memory, or as much of it as may be shown.
+pub(crate) fn settle_size(fs: &FsInner, inode: &Inode, state: &mut InodeState) {
+    let shown = shown_size(fs, inode, state, state.disk.size);
+    state.disk.size = if planted(Bug::StaleTail) { state.size } else { shown };
 }
 
 fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u64) -> Result<()> {
@@ -62,7 +84,7 @@ fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u
     let handle = fs.start(disk::STORE_CREDITS)?;
     if size > state.size {
         state.size = size;
-        settle_size(inode, &mut state);
+        settle_size(fs, inode, &mut state);
     }
     finish(fs, &handle, inode, &mut state)
 }
@@ -89,7 +111,7 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     drop_pages(fs, inode, state, keep..u64::MAX);
     discard_prealloc(fs, state);
     state.size = size;
-    settle_size(inode, state);
+    settle_size(fs, inode, state);
     remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
 }
 

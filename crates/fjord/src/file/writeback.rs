@@ -25,6 +25,7 @@ use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
 use crate::error::Result;
 use crate::file::carry::DeferredRun;
+use crate::file::truncate::{settle_size, shown_size, shown_size_before};
 use crate::fs::FsInner;
 use crate::fs::dirty::Busy;
 use crate::inode::{InFlight, InFlightWrite, Inode, InodeState, disk};
@@ -93,6 +94,9 @@ impl WriteRun {
 struct Batch {
     runs: Vec<WriteRun>,
     tickets: Vec<Ticket>,
+    /// The size in bytes that a crash may show once they are written. That of the moment at which
+    /// the pages were taken: what is dirtied later is not there.
+    shown_size: u64,
     /// The last one is a barrier.
     ends_epoch: bool,
 }
@@ -151,13 +155,25 @@ fn write_batches(
     range: Range<u64>,
     mode: Mode,
 ) -> Result<()> {
-    let mut pending: VecDeque<Batch> = VecDeque::new();
-    let mut result = submit_all(fs, inode, in_flight, range, mode, &mut pending);
-    for batch in pending {
-        result = result.and(complete(fs, inode, batch));
+    let wanted = wanted_size(inode, &range);
+    loop {
+        let mut pending: VecDeque<Batch> = VecDeque::new();
+        let mut result = submit_all(fs, inode, in_flight, range.clone(), mode, &mut pending);
+        for batch in pending {
+            result = result.and(complete(fs, inode, batch));
+        }
+        result?;
+        // A page that was dirtied meanwhile may keep the size back that the caller is to find on
+        // disk; each round gets at least past that page.
+        if store_lazy(fs, inode, mode)? >= wanted {
+            return Ok(());
+        }
     }
-    result?;
-    store_lazy(fs, inode, mode)
+}
+
+/// The size in bytes that the file must have on disk, at least, when all of it is written back.
+fn wanted_size(inode: &Inode, range: &Range<u64>) -> u64 {
+    if *range == (0..u64::MAX) { inode.state.read().size } else { 0 }
 }
 
 /// Submits the dirty pages of `range`. Background batches that are not complete yet are left
@@ -171,20 +187,27 @@ fn submit_all(
     pending: &mut VecDeque<Batch>,
 ) -> Result<()> {
     let mut cursor = range.start;
+    let mut written = 0;
     loop {
         let mut state = inode.state.write();
         let pages = inode.pages.take_dirty(cursor..range.end, BATCH_PAGES);
-        let Some(last) = pages.last() else { return Ok(()) };
+        let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
+        let first = u64::from(first.lblk);
         cursor = u64::from(last.lblk) + 1;
+        // Pages behind the cursor that are dirty again are not in this batch, so the size must not
+        // pass them; those of batches under way that are, will be there as they were taken.
+        written = state.disk.size.max(written);
+        let end = cursor * u64::from(fs.geo.block_size);
+        written = shown_size_before(fs, inode, &state, written, first).min(end).max(written);
         if journals_data(fs, &state) {
-            journal_pages(fs, inode, &mut state, pages)?;
+            journal_pages(fs, inode, &mut state, pages, written)?;
             continue;
         }
-        let batch = submit(fs, inode, &mut state, pages, mode)?;
+        let batch = submit(fs, inode, &mut state, pages, written, mode)?;
         match mode {
             Mode::Fsync { .. } | Mode::Barrier { .. } => {
                 let datasync = mode.is_datasync();
-                record(fs, inode, &mut state, &batch.runs, &batch.tickets, datasync)?;
+                record(fs, inode, &mut state, &batch, &batch.tickets, datasync)?;
                 drop(state);
                 if batch.ends_epoch {
                     inode.in_place.record_barrier(inode.in_place.mark());
@@ -223,23 +246,24 @@ pub(crate) fn journals_data(fs: &FsInner, state: &InodeState) -> bool {
         && (fs.options.data == DataMode::Journal || disk::has_journal_data_flag(&state.disk))
 }
 
-/// Stores an inode whose lazily kept fields (times) changed, and its whole size once no page
-/// is dirty: pages that would have moved the on-disk size on may have been punched out.
-fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<()> {
+/// Stores an inode whose lazily kept fields (times) changed, and its size as far as no dirty page
+/// keeps it back: pages that would have moved the on-disk size on may have been punched out.
+/// Gives the size that is on disk; all there can be, of a file that is as long there as in memory.
+fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<u64> {
     let mut state = inode.state.write();
-    let grows = state.disk.size < state.size && !inode.pages.has_dirty();
+    let grows = shown_size(fs, inode, &state, state.disk.size) > state.disk.size;
     let lazy = state.dirty && !mode.is_datasync();
-    if state.dead || !(grows || lazy) {
-        return Ok(());
+    if !state.dead && (grows || lazy) {
+        let handle = fs.start(disk::STORE_CREDITS)?;
+        if grows {
+            settle_size(fs, inode, &mut state);
+            inode.touch_tid(handle.tid(), true);
+        }
+        disk::store(fs, &handle, inode, &mut state)?;
+        handle.stop();
     }
-    let handle = fs.start(disk::STORE_CREDITS)?;
-    if grows {
-        state.disk.size = state.size;
-        inode.touch_tid(handle.tid(), true);
-    }
-    disk::store(fs, &handle, inode, &mut state)?;
-    handle.stop();
-    Ok(())
+    let is_whole = state.dead || state.disk.size >= state.size;
+    Ok(if is_whole { u64::MAX } else { state.disk.size })
 }
 
 /// Finds or picks the blocks of `pages` and submits their writes.
@@ -248,6 +272,7 @@ fn submit(
     inode: &Inode,
     state: &mut InodeState,
     pages: Vec<DirtyPage>,
+    shown_size: u64,
     mode: Mode,
 ) -> Result<Batch> {
     let runs = match place(fs, inode, state, pages) {
@@ -265,8 +290,10 @@ fn submit(
     let (class, order) = how(fs, inode, mode);
     let mut orders = vec![order; runs.len()];
     // Else a commit will end the epoch.
-    let ends_epoch =
-        matches!(mode, Mode::Barrier { .. }) && is_data_only(fs, state, &runs, mode.is_datasync());
+    let grows = shown_size > state.disk.size;
+    let ends_epoch = matches!(mode, Mode::Barrier { .. })
+        && !grows
+        && is_data_only(state, &runs, mode.is_datasync());
     if ends_epoch && let Some(last) = orders.last_mut() {
         *last = Order::Barrier;
     }
@@ -285,7 +312,7 @@ fn submit(
     if matches!(mode, Mode::DataFirst(_)) {
         inode.quasi_async.began(&tickets);
     }
-    Ok(Batch { runs, tickets, ends_epoch })
+    Ok(Batch { runs, tickets, shown_size, ends_epoch })
 }
 
 /// Class and order of data writes. Data that is complete before its extents enter a transaction
@@ -303,17 +330,10 @@ fn how(fs: &FsInner, inode: &Inode, mode: Mode) -> (Class, Order) {
     }
 }
 
-/// Whether writing these runs changes nothing but data.
-fn is_data_only(fs: &FsInner, state: &InodeState, runs: &[WriteRun], datasync: bool) -> bool {
-    let grows = shown_size(fs, state, runs) > state.disk.size;
+/// Whether writing these runs, without growth, changes nothing but data.
+fn is_data_only(state: &InodeState, runs: &[WriteRun], datasync: bool) -> bool {
     let changes = runs.iter().any(|run| run.place != Place::Written);
-    !(changes || grows) && (datasync || !state.dirty)
-}
-
-/// The size in bytes that a crash may show once these runs are written.
-fn shown_size(fs: &FsInner, state: &InodeState, runs: &[WriteRun]) -> u64 {
-    let end = runs.last().map_or(0, |r| u64::from(r.lblk) + u64::from(r.len()));
-    (end * u64::from(fs.geo.block_size)).min(state.size)
+    !changes && (datasync || !state.dirty)
 }
 
 pub(super) type Lost = Vec<(u32, u32)>;
@@ -390,7 +410,7 @@ fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
     }
     inode.quasi_async.ended();
     let mut state = inode.state.write();
-    record(fs, inode, &mut state, &batch.runs, &[], true)?;
+    record(fs, inode, &mut state, &batch, &[], true)?;
     drop(state);
     for run in &batch.runs {
         inode.pages.end_writeback(run.lblk, run.len());
@@ -398,18 +418,18 @@ fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
     Ok(())
 }
 
-/// Inserts the extents of `runs` and moves the on-disk size on; `tickets` are attached
+/// Inserts the extents of a batch and moves the on-disk size on; `tickets` are attached
 /// to the transaction that does it, so that its commit covers all of the data. Where nothing
 /// but data changes, no commit does, and `inode.in_place` notes that a flush is owed.
 fn record(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
-    runs: &[WriteRun],
+    batch: &Batch,
     tickets: &[Ticket],
     datasync: bool,
 ) -> Result<()> {
-    record_runs(fs, inode, state, runs, tickets, datasync)
+    record_runs(fs, inode, state, batch, tickets, datasync)
         // Data without a commit to cover it.
         .inspect_err(|_| inode.in_place.record_write())
 }
@@ -418,11 +438,12 @@ fn record_runs(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
-    runs: &[WriteRun],
+    batch: &Batch,
     tickets: &[Ticket],
     datasync: bool,
 ) -> Result<()> {
-    let disk_size = shown_size(fs, state, runs);
+    let runs = &batch.runs;
+    let disk_size = batch.shown_size.min(state.size);
     let grows = disk_size > state.disk.size;
     let changes: Vec<usize> =
         (0..runs.len()).filter(|&i| runs[i].place != Place::Written).collect();
@@ -491,12 +512,14 @@ pub(super) fn insert_run(
     Ok(())
 }
 
-/// data=journal: puts the pages into the running transaction instead of writing them.
+/// data=journal: puts the pages into the running transaction instead of writing them; with the
+/// last of them the file may show `shown_size` bytes.
 fn journal_pages(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
     pages: Vec<DirtyPage>,
+    shown_size: u64,
 ) -> Result<()> {
     let runs = place(fs, inode, state, pages).map_err(|(error, lost)| {
         for (lblk, len) in lost {
@@ -519,7 +542,7 @@ fn journal_pages(
                 },
                 bufs: run.bufs[done as usize..(done + part) as usize].to_vec(),
             };
-            journal_run(fs, inode, state, &slice)?;
+            journal_run(fs, inode, state, &slice, shown_size)?;
             done += part;
         }
     }
@@ -531,6 +554,7 @@ fn journal_run(
     inode: &Arc<Inode>,
     state: &mut InodeState,
     run: &WriteRun,
+    shown_size: u64,
 ) -> Result<()> {
     let credits = map::credits_insert(fs, 1) + disk::STORE_CREDITS + run.len();
     let handle = fs.start(credits)?;
@@ -540,7 +564,7 @@ fn journal_run(
         handle.get_create(&buffer)?.copy_from_slice(page);
     }
     let end = (u64::from(run.lblk) + u64::from(run.len())) * u64::from(fs.geo.block_size);
-    state.disk.size = state.disk.size.max(end.min(state.size));
+    state.disk.size = state.disk.size.max(end.min(shown_size).min(state.size));
     inode.touch_tid(handle.tid(), true);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
@@ -664,6 +688,8 @@ struct Started<'a> {
     busy: &'a Busy<'a>,
     in_flight: MutexGuard<'a, InFlight>,
     pending: VecDeque<Batch>,
+    /// See [`wanted_size`].
+    wanted: u64,
     result: Result<()>,
 }
 
@@ -707,21 +733,24 @@ fn start_one<'a>(
         if may_wait { inode.lock_writeback() } else { inode.writeback.try_lock()? };
     let mut pending = VecDeque::new();
     let mode = Mode::DataFirst(class);
+    let wanted = wanted_size(inode, &(0..u64::MAX));
     let result = drain(fs, inode, &mut in_flight)
         .and_then(|()| submit_all(fs, inode, &mut in_flight, 0..u64::MAX, mode, &mut pending));
-    Some(Started { busy, in_flight, pending, result })
+    Some(Started { busy, in_flight, pending, wanted, result })
 }
 
-fn end_one(fs: &Arc<FsInner>, one: Started<'_>, class: Class) -> Result<()> {
+fn end_one(fs: &Arc<FsInner>, mut one: Started<'_>, class: Class) -> Result<()> {
     let inode = one.busy.inode();
     let mut result = one.result;
     for batch in one.pending {
         result = result.and(complete(fs, inode, batch));
     }
     let mode = Mode::DataFirst(class);
-    let result = noting(fs, inode, result.and_then(|()| store_lazy(fs, inode, mode)));
-    drop(one.in_flight);
-    result
+    let result = result.and_then(|()| match store_lazy(fs, inode, mode)? {
+        size if size >= one.wanted => Ok(()),
+        _ => write_batches(fs, inode, &mut one.in_flight, 0..u64::MAX, mode),
+    });
+    noting(fs, inode, result)
 }
 
 /// Lets a writer wait while too much of the cache is dirty. Called without any lock held.

@@ -53,6 +53,7 @@ use fjord_journal::{AreaWriter, Submitted};
 
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::{Error, Result};
+use crate::file::truncate::{settle_size, shown_size};
 use crate::file::writeback::{self, journals_data};
 use crate::file::{carry, writeback::Mode};
 use crate::fs::FsInner;
@@ -341,20 +342,20 @@ fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     }
 }
 
-/// Stores what is kept lazily: times, and the size when no page is dirty.
+/// Stores what is kept lazily: times, and the size as far as no dirty page keeps it back.
 fn store_lazy(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
     datasync: bool,
 ) -> Result<()> {
-    let grows = state.disk.size < state.size && !inode.pages.has_dirty();
+    let grows = shown_size(fs, inode, state, state.disk.size) > state.disk.size;
     if !(grows || (state.dirty && !datasync)) {
         return Ok(());
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     if grows {
-        state.disk.size = state.size;
+        settle_size(fs, inode, state);
         inode.touch_tid(handle.tid(), true);
     }
     disk::store(fs, &handle, inode, state)?;
