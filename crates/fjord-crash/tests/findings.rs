@@ -2,22 +2,31 @@
 
 use std::sync::Arc;
 
-use fjord::{Cred, DataMode, Fs, MountOptions, Scheduler};
+use fjord::{Cred, DataMode, Fs, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_block::{
     AlignedBuf, Capabilities, Class, Completer, Device, Driver, ReadTicket, Request, Ticket,
     TicketCore,
 };
-use fjord_crash::base::{Base, Features, quiet};
+use fjord_crash::base::{Base, FAST_COMMIT, Features, quiet};
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::ops;
 use fjord_crash::record::{DeviceKind, RecordingDevice};
 use parking_lot::Mutex;
 
 fn passes(setup: &str, text: &str) {
+    passes_by(FsyncPolicyKind::Compound, setup, text);
+}
+
+fn passes_by(fsync: FsyncPolicyKind, setup: &str, text: &str) {
     for data in [DataMode::Ordered, DataMode::Writeback, DataMode::Journal] {
         for device in DeviceKind::ALL {
-            let options = MountOptions { data, ..MountOptions::default() };
-            let config = Config { device, ..Config::new(options) };
+            let options = MountOptions { data, fsync, ..MountOptions::default() };
+            let mut config = Config { device, ..Config::new(options) };
+            config.features = match fsync {
+                FsyncPolicyKind::FastCommit => FAST_COMMIT[0],
+                FsyncPolicyKind::Ijournal => config.features.with_areas(1),
+                _ => config.features,
+            };
             let parse = |text| ops::parse(text).expect("operations");
             let workload = Workload::new(parse(setup), parse(text));
             let report = explore(&config, &workload, &Default::default()).expect("it runs");
@@ -55,6 +64,16 @@ fn allocating_a_range_leaves_no_hole_below_the_size() {
         "mkdir /D; mkdir /D/E; create /D/e; link /D/e /D/E/a",
         "append /D/E/a 23534; fallocate /D/E/a keep 5969 14514; fsync /D",
     );
+}
+
+/// fdatasync took a first write to blocks that were allocated before for one over old data, and did
+/// not log that they are written now.
+#[test]
+fn the_first_write_to_allocated_blocks_is_more_than_data() {
+    for &policy in FsyncPolicyKind::ALL {
+        let setup = "create /a; fallocate /a plain 0 19411";
+        passes_by(policy, setup, "write /a 7347 36; fdatasync /a; write /a 9000 36; fsync /a");
+    }
 }
 
 /// A device that does something once, when somebody waits for a write.

@@ -189,21 +189,29 @@ impl Ijournal {
     ) -> Result<Option<Prepared<'a>>, Stop> {
         let committed = |tid| fs.journal().is_committed(tid);
         let mut guard = inode.state.write();
-        let state = &mut *guard;
-        check_kind(fs, state)?;
-        check_state(fs, state)?;
+        check_kind(fs, &guard)?;
+        check_state(fs, &guard)?;
         let mut data = Vec::new();
         let dirty = inode.pages.dirty_count();
-        if (1..=pages_max(fs)).contains(&dirty) && self.carries(fs, inode, state, datasync) {
-            data = carry::carry(fs, inode, in_flight, state, dirty)?;
-        } else if dirty > 0 && dirty <= pages_max(fs) {
-            // Old blocks written over, and nothing else that anybody asked for.
-            drop(guard);
-            let range = 0..u64::MAX;
-            writeback::write_locked(fs, inode, in_flight, range, Mode::Fsync { datasync })?;
-            writeback::drain_submitted(fs, inode, in_flight)?;
-            return Ok(None);
+        if (1..=pages_max(fs)).contains(&dirty) {
+            if self.carries(fs, inode, &guard, datasync) {
+                data = carry::carry(fs, inode, in_flight, &mut guard, dirty)?;
+            } else {
+                drop(guard);
+                let (range, mode) = (0..u64::MAX, Mode::Fsync { datasync });
+                writeback::write_locked(fs, inode, in_flight, range, mode)?;
+                writeback::drain_submitted(fs, inode, in_flight)?;
+                if !super::is_uncommitted(fs, inode, datasync) {
+                    // Old blocks written over, and nothing else that anybody asked for.
+                    return Ok(None);
+                }
+                // Some were allocated before, but written for the first time.
+                guard = inode.state.write();
+                check_kind(fs, &guard)?;
+                check_state(fs, &guard)?;
+            }
         }
+        let state = &mut *guard;
         store_lazy(fs, inode, state, datasync)?;
         let superseded = state.carried.superseded(committed);
         if data.is_empty() && superseded.is_empty() && !super::is_uncommitted(fs, inode, datasync) {
