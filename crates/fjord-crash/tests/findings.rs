@@ -76,6 +76,18 @@ fn the_first_write_to_allocated_blocks_is_more_than_data() {
     }
 }
 
+/// A new file took over one name of a file that had had two, and both had gone: after a crash the
+/// old file was there with the other one alone, as it never had been.
+#[test]
+fn a_name_is_not_taken_from_a_file_with_another_name() {
+    for &policy in FsyncPolicyKind::ALL {
+        let setup = "create /a; append /a 100; link /a /b; mkdir /d";
+        passes_by(policy, setup, "unlink /b; unlink /a; create /a; fdatasync /a");
+        passes_by(policy, setup, "rename /b /d/b; unlink /a; unlink /d/b; create /a; fsync /a");
+        passes_by(policy, "create /a; create /c", "link /a /b; rename /c /a; create /e; fsync /e");
+    }
+}
+
 /// A device that does something once, when somebody waits for a write.
 #[derive(Debug)]
 struct Interrupted {

@@ -115,11 +115,13 @@ struct Reshaped {
 /// What became of an inode that lost a name; ordered by how much a reuse of the name takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
-    /// It was a file, and this was its last name: whoever has the name next replaces it.
+    /// It was a file, and this was its last name, and the only one that the last commit has:
+    /// whoever has the name next replaces it.
     Gone,
     /// It was an empty directory.
     GoneDir,
-    /// It lives on under another name: replacing it without that name would lose it.
+    /// It lives on under another name, or does so in the last commit: replacing it without that
+    /// name would lose it, or show it with that one alone.
     Moved,
 }
 

@@ -254,6 +254,9 @@ fn note_removed(
         Fate::Moved
     } else if state.is_dir() {
         Fate::GoneDir
+    } else if state.changes.needs_commit(|tid| fs.journal().is_committed(tid)).is_some() {
+        // It may have had other names in the last commit.
+        Fate::Moved
     } else {
         Fate::Gone
     };
