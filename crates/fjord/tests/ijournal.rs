@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use fjord::{AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, Scheduler, SetAttr};
+use fjord::{
+    AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, RenameFlags, Scheduler, SetAttr,
+};
 use fjord_block::{
     AlignedBuf, Capabilities, Class, Completer, Device, FaultDevice, MemDevice, MemImage,
     ReadTicket, Request, Ticket,
@@ -166,10 +168,10 @@ fn fallbacks_are_counted_by_reason() {
     assert_eq!(count(Fallback::HardLink), 1);
     b.write(0, b"x").expect("written");
     b.fsync(false).expect("durable");
-    root.rename(b"b", &root, b"c", fjord::RenameFlags::empty(), &Cred::root()).expect("renamed");
+    root.rename(b"b", &root, b"c", RenameFlags::empty(), &Cred::root()).expect("renamed");
     b.fsync(false).expect("durable");
     assert_eq!(count(Fallback::Rename), 1);
-    root.rename(b"c", &root, b"d", fjord::RenameFlags::empty(), &Cred::root()).expect("renamed");
+    root.rename(b"c", &root, b"d", RenameFlags::empty(), &Cred::root()).expect("renamed");
     let again = make(b"c");
     again.fsync(false).expect("durable");
     assert_eq!(count(Fallback::NameReuse), 1, "c's last owner lives on as d");
@@ -337,7 +339,8 @@ impl Device for Gate {
     }
 }
 
-/// A commit is stuck in its flush. Fsyncs of files that it holds, and of others, go on.
+/// A commit is stuck in its flush. Fsyncs of files that it holds, and of others, in private and
+/// shared directories, with renames and removals in between, go on.
 #[test]
 fn no_fsync_waits_for_a_commit_under_way() {
     const THREADS: usize = 16;
@@ -355,13 +358,17 @@ fn no_fsync_waits_for_a_commit_under_way() {
             file
         })
         .collect();
+    let shared: Vec<_> = (0..4)
+        .map(|number| root.mkdir(format!("shared{number}").as_bytes(), 0o755, &Cred::root()))
+        .collect::<fjord::Result<_>>()
+        .expect("directories");
     gate.close();
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| fs.sync());
         gate.wait_until_one_is_held();
         let (done, finished) = channel();
         for (number, old) in old.iter().enumerate() {
-            let (root, done) = (&root, done.clone());
+            let (root, done, shared) = (&root, done.clone(), &shared[number % shared.len()]);
             scope.spawn(move || {
                 let dir = root.mkdir(format!("d{number}").as_bytes(), 0o755, &Cred::root());
                 let dir = dir.expect("a directory");
@@ -372,6 +379,22 @@ fn no_fsync_waits_for_a_commit_under_way() {
                     new.fsync(false).expect("durable");
                     old.write(old.attr().size, &[3; 2000]).expect("written");
                     old.fsync(round % 2 == 0).expect("durable");
+                    let name = format!("{number}-{round}");
+                    for (name, is_removed) in [(&name, false), (&format!("{number}"), true)] {
+                        let name = name.as_bytes();
+                        let new = shared.create(name, 0o644, &Cred::root()).expect("a file");
+                        new.write(0, &[4; 5000]).expect("written");
+                        new.fsync(false).expect("durable");
+                        if is_removed {
+                            // And comes back in the next round.
+                            shared.unlink(name).expect("removed");
+                        } else {
+                            let (to, flags) = (format!("moved{round}"), RenameFlags::empty());
+                            let cred = Cred::root();
+                            let renamed = shared.rename(name, &dir, to.as_bytes(), flags, &cred);
+                            renamed.expect("renamed");
+                        }
+                    }
                 }
                 done.send(()).expect("somebody counts");
             });
@@ -385,6 +408,6 @@ fn no_fsync_waits_for_a_commit_under_way() {
     });
     let stats = fs.stats().fsync;
     assert_eq!(stats.fallbacks, []);
-    assert_eq!(stats.policy as usize, THREADS * (1 + 2 * FSYNCS));
+    assert_eq!(stats.policy as usize, THREADS * (1 + 4 * FSYNCS));
     fs.unmount().expect("clean");
 }
