@@ -26,10 +26,11 @@ mod rename;
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_format::InodeNo;
 use fjord_format::dirent::FileType;
+use fjord_format::features::Incompat;
 use fjord_format::htree::LINK_COUNT_MAX;
 use fjord_format::inode::InodeFlags;
+use fjord_format::{InodeNo, Tid};
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
@@ -260,7 +261,7 @@ fn note_removed(
     } else {
         Fate::Gone
     };
-    let shown = if fate == Fate::Gone && is_plain(fs, state) {
+    let shown = if fate == Fate::Gone && is_plain(fs, state, tid) {
         state.changes.shown_by_name(tid, ino)
     } else {
         Shown::Other
@@ -268,11 +269,13 @@ fn note_removed(
     note_name_free(fs, dir_state, name, Removed { tid, ino, fate, shown });
 }
 
-/// Whether all that a file has besides its inode are extents.
-fn is_plain(fs: &FsInner, state: &InodeState) -> bool {
-    let may_have_values =
-        fs.geo.features.incompat.contains(fjord_format::features::Incompat::EA_INODE);
-    state.is_file() && map::has_extents(state) && state.disk.file_acl.0 == 0 && !may_have_values
+/// Whether all that a file has besides its inode are extents, and had before `tid` too.
+fn is_plain(fs: &FsInner, state: &InodeState, tid: Tid) -> bool {
+    let may_have_values = fs.geo.features.incompat.contains(Incompat::EA_INODE);
+    let has_other = state.disk.file_acl.0 != 0
+        || may_have_values
+        || state.changes.has_attribute_changes(|other| other != tid);
+    state.is_file() && map::has_extents(state) && !has_other
 }
 
 /// Notes for fsync what became of the inode that had a name.
