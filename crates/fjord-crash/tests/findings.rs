@@ -7,7 +7,7 @@ use fjord_block::{
     AlignedBuf, Capabilities, Class, Completer, Device, Driver, ReadTicket, Request, Ticket,
     TicketCore,
 };
-use fjord_crash::base::{Base, FAST_COMMIT, Features, quiet};
+use fjord_crash::base::{Base, FAST_COMMIT, FEATURES, Features, quiet};
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::ops;
 use fjord_crash::record::{DeviceKind, RecordingDevice};
@@ -18,15 +18,19 @@ fn passes(setup: &str, text: &str) {
 }
 
 fn passes_by(fsync: FsyncPolicyKind, setup: &str, text: &str) {
+    let features = match fsync {
+        FsyncPolicyKind::FastCommit => FAST_COMMIT[0],
+        FsyncPolicyKind::Ijournal => FEATURES[0].with_areas(1),
+        _ => FEATURES[0],
+    };
+    passes_on(features, fsync, setup, text);
+}
+
+fn passes_on(features: Features, fsync: FsyncPolicyKind, setup: &str, text: &str) {
     for data in [DataMode::Ordered, DataMode::Writeback, DataMode::Journal] {
         for device in DeviceKind::ALL {
             let options = MountOptions { data, fsync, ..MountOptions::default() };
-            let mut config = Config { device, ..Config::new(options) };
-            config.features = match fsync {
-                FsyncPolicyKind::FastCommit => FAST_COMMIT[0],
-                FsyncPolicyKind::Ijournal => config.features.with_areas(1),
-                _ => config.features,
-            };
+            let config = Config { device, features, ..Config::new(options) };
             let parse = |text| ops::parse(text).expect("operations");
             let workload = Workload::new(parse(setup), parse(text));
             let report = explore(&config, &workload, &Default::default()).expect("it runs");
@@ -85,6 +89,27 @@ fn a_name_is_not_taken_from_a_file_with_another_name() {
         passes_by(policy, setup, "unlink /b; unlink /a; create /a; fdatasync /a");
         passes_by(policy, setup, "rename /b /d/b; unlink /a; unlink /d/b; create /a; fsync /a");
         passes_by(policy, "create /a; create /c", "link /a /b; rename /c /a; create /e; fsync /e");
+    }
+}
+
+/// Data that left the inode for a block of its own was waited for, but an i-transaction showed the
+/// block without a flush.
+#[test]
+fn data_that_leaves_the_inode_is_flushed_before_it_is_shown() {
+    let inline = Features::by_name("inline_data").expect("a feature set").with_areas(1);
+    let policies = [(inline, FsyncPolicyKind::Ijournal), (inline, FsyncPolicyKind::Compound)];
+    let fast_commit = Features::by_name("fast_commit-inline").expect("a feature set");
+    for (features, policy) in
+        policies.into_iter().chain([(fast_commit, FsyncPolicyKind::FastCommit)])
+    {
+        let setup = "create /a; append /a 90";
+        passes_on(features, policy, setup, "fallocate /a keep+punch 8698 20029; fsync /a");
+        passes_on(
+            features,
+            policy,
+            setup,
+            "truncate /a 9000; fdatasync /a; write /a 5000 10; fsync /a",
+        );
     }
 }
 

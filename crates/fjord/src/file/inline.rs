@@ -197,6 +197,8 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
     if let Some(run) = run {
         fs.use_picked(&handle, run, 1)?;
         map::insert(fs, &handle, inode, state, 0, run.start, run.len, true)?;
+        // What was written out waits for a flush still.
+        state.carried.mapped_unflushed(handle.tid());
     }
     inode.touch_tid(handle.tid(), true);
     disk::store(fs, &handle, inode, state)?;
