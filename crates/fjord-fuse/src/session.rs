@@ -2,8 +2,8 @@
 //!
 //! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
 //! exactly one reply (or none, where the protocol has none); one worker is always waiting for a
-//! request unless [`SessionConfig::threads_max`] are busy, so a worker that sleeps in an fsync
-//! holds nobody up; [`Session::run`] returns after every worker has ended and the handler has
+//! request, or will be within a millisecond, unless [`SessionConfig::threads_max`] are busy, so a
+//! worker that sleeps in an fsync holds nobody up for long; [`Session::run`] returns after every worker has ended and the handler has
 //! seen [`Handler::destroy`].
 
 use std::{

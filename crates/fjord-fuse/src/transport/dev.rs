@@ -19,9 +19,11 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
+use super::duty::{Duty, Turn};
 use super::polling::Polling;
 use super::{Channel, RequestBuf, Transport};
 use crate::abi::FUSE_DEV_IOC_CLONE;
+use crate::request::parse_header;
 
 /// The device that a connection is opened through.
 pub const DEV_FUSE: &str = "/dev/fuse";
@@ -34,6 +36,7 @@ pub struct DevFuse {
     /// The kernel's number of the connection, once the mount is known.
     connection: Mutex<Option<u64>>,
     polling: Arc<Polling>,
+    duty: Arc<Duty>,
 }
 
 impl DevFuse {
@@ -43,6 +46,7 @@ impl DevFuse {
             fd: Mutex::new(Some(Arc::new(fd))),
             connection: Mutex::new(None),
             polling: Arc::default(),
+            duty: Arc::default(),
         }
     }
 
@@ -84,12 +88,14 @@ impl Transport for DevFuse {
             true => clone_device(session.as_fd(), libc::O_NONBLOCK)?,
             false => None,
         };
-        let polling = self.polling.clone();
+        let worker = self.duty.worker();
         Ok(Box::new(DevFuseChannel {
             sleeping,
             polled,
             received_polled: false,
-            polling,
+            polling: self.polling.clone(),
+            duty: self.duty.clone(),
+            worker,
             _session: session,
         }))
     }
@@ -144,8 +150,17 @@ pub struct DevFuseChannel {
     /// Which of the two the last request came through: its reply must leave there.
     received_polled: bool,
     polling: Arc<Polling>,
+    duty: Arc<Duty>,
+    /// What `duty` knows this one as.
+    worker: u64,
     /// Keeps the connection alive while this worker serves it.
     _session: Arc<OwnedFd>,
+}
+
+impl Drop for DevFuseChannel {
+    fn drop(&mut self) {
+        self.duty.leave(self.worker);
+    }
 }
 
 /// What one read(2) of the device found.
@@ -171,31 +186,41 @@ fn read_once(mut file: &File, room: &mut [u8]) -> io::Result<Found> {
 impl Channel for DevFuseChannel {
     fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>> {
         let room = buf.as_mut_slice();
+        let turn = match self.polled {
+            Some(_) => self.duty.turn(self.worker),
+            None => Turn::Crowd,
+        };
         let mut wait = self.polling.begin();
-        if let Some(polled) = &self.polled {
-            while wait.poll_on() {
-                match read_once(polled, room)? {
-                    Found::Request(len) => {
-                        self.received_polled = true;
-                        wait.found();
-                        return Ok(Some(&room[..len]));
-                    }
-                    Found::Nothing => std::thread::yield_now(),
-                    Found::End => return Ok(None),
+        let mut looks = 0u32;
+        let found = loop {
+            // On duty a worker looks once in any case, to see whether there are many callers.
+            let polls = wait.poll_on() || (looks == 0 && turn == Turn::OnDuty);
+            let polled = self.polled.as_ref().filter(|_| polls);
+            if polled.is_none() {
+                wait.sleep();
+            }
+            match read_once(polled.unwrap_or(&self.sleeping), room) {
+                Ok(Found::Nothing) if polled.is_some() => std::thread::yield_now(),
+                Ok(Found::Nothing) => {}
+                found => {
+                    self.received_polled = polled.is_some();
+                    break found;
                 }
             }
-        }
-        wait.sleep();
-        loop {
-            match read_once(&self.sleeping, room)? {
-                Found::Request(len) => {
-                    self.received_polled = false;
-                    wait.found();
-                    return Ok(Some(&room[..len]));
-                }
-                Found::Nothing => {}
-                Found::End => return Ok(None),
+            looks = looks.saturating_add(1);
+        };
+        match found {
+            Ok(Found::Request(len)) => {
+                wait.found();
+                let caller = parse_header(&room[..len]).map_or(0, |header| header.pid);
+                self.duty.found(turn, caller, looks == 0);
+                Ok(Some(&room[..len]))
             }
+            Ok(_) => {
+                self.duty.end();
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
     }
 

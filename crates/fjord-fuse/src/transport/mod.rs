@@ -12,6 +12,7 @@ use std::io::{self, IoSlice};
 
 mod buffer;
 mod dev;
+mod duty;
 mod polling;
 
 pub use buffer::RequestBuf;

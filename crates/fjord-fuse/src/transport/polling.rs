@@ -93,7 +93,7 @@ impl Wait<'_> {
 
     /// Polling is over, the worker sleeps from now on.
     pub(super) fn sleep(&mut self) {
-        self.polled_in_vain = self.polls;
+        self.polled_in_vain |= self.polls;
         self.stop_polling();
     }
 
