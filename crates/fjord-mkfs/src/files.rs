@@ -31,10 +31,10 @@ const FAST_COMMIT_SHARE: u32 = 64;
 /// Most areas that a new image gets by itself.
 const AUTO_AREAS_MAX: u32 = 16;
 /// All areas together take one part in this many of the journal's length,
-const AUTO_JOURNAL_SHARE: u64 = 8;
-/// each at most so much,
-const AUTO_AREA_BYTES_MAX: u64 = 4 << 20;
-/// and there are none where they would be more than one part in this many of the image.
+const AUTO_JOURNAL_SHARE: u64 = 2;
+/// each at most so much: a commit must end before the fsyncs meanwhile have filled half of it,
+const AUTO_AREA_BYTES_MAX: u64 = 16 << 20;
+/// and together at most one part in this many of the image, or there are none.
 const AUTO_IMAGE_SHARE: u64 = 32;
 
 /// What the special files put on the image.
@@ -402,8 +402,10 @@ fn area_table(
         IjournalAreas::Auto => {
             let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
             let count = (cores as u64).min(u64::from(AUTO_AREAS_MAX));
-            let share = u64::from(journal) / AUTO_JOURNAL_SHARE / count;
-            let blocks = share.min(AUTO_AREA_BYTES_MAX / block_size).max(min);
+            let of_journal = u64::from(journal) / AUTO_JOURNAL_SHARE / count;
+            let of_image = geometry.block_count / AUTO_IMAGE_SHARE / count;
+            let most = of_image.min(AUTO_AREA_BYTES_MAX / block_size);
+            let blocks = of_journal.min(most).max(min);
             if (count * blocks).saturating_mul(AUTO_IMAGE_SHARE) > geometry.block_count {
                 return Ok(None);
             }

@@ -29,7 +29,7 @@ use crate::options::{Options, Target};
 use crate::served::Served;
 
 /// Size of each area for i-transactions that an image gets.
-const AREA_BYTES: u64 = 4 << 20;
+const AREA_BYTES: u64 = 16 << 20;
 
 /// An open file of a target.
 pub(crate) trait BenchFile: Send {
