@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -30,6 +31,8 @@ struct Shared {
     device: Arc<dyn Device>,
     /// Never held over a submission.
     state: Mutex<State>,
+    /// Requests whose writes are complete.
+    completed: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -63,7 +66,8 @@ struct Starter {
 impl DeferredWrites {
     /// A queue for writes to `device`.
     pub fn new(device: Arc<dyn Device>) -> DeferredWrites {
-        DeferredWrites { shared: Arc::new(Shared { device, state: Mutex::default() }) }
+        let completed = Arc::default();
+        DeferredWrites { shared: Arc::new(Shared { device, state: Mutex::default(), completed }) }
     }
 
     /// Keeps a write of `bufs` from byte `offset` on. It must not overlap another one in the
@@ -105,6 +109,12 @@ impl DeferredWrites {
     /// Bytes in the queue.
     pub fn bytes(&self) -> u64 {
         self.shared.state.lock().bytes
+    }
+
+    /// Counts on whenever writes of the queue have become complete: who looked at all of its
+    /// tickets need not look again before this changes.
+    pub fn completed_count(&self) -> u64 {
+        self.shared.completed.load(Ordering::Acquire)
     }
 
     /// Submits the oldest writes until at most `bytes` are left in the queue.
@@ -152,10 +162,12 @@ impl Shared {
                 core.nudge();
             }
         }
+        let completed = self.completed.clone();
         ticket.watch(move |result| {
             for completer in completers {
                 completer.complete(result.clone());
             }
+            completed.fetch_add(1, Ordering::AcqRel);
         });
         Some(ticket)
     }

@@ -79,6 +79,15 @@ pub(crate) fn search(words: &[u64], end: u32, goal: u32, want: u32) -> Search {
     Search { run: best, longest }
 }
 
+/// The part of a bitmap of which [`load`] with this offset makes the words that `range`
+/// touches, and the offset: the number of the first bit there.
+pub(crate) fn part<'a>(bitmap: &'a [u8], range: &Range<u32>) -> (&'a [u8], u32) {
+    let words = words_of(range);
+    let to = (words.end as usize * 8).min(bitmap.len());
+    let from = (words.start as usize * 8).min(to);
+    (&bitmap[from..to], words.start * WORD_BITS)
+}
+
 /// Copies a bitmap as it lies on disk into `words`, which gets the right length.
 pub(crate) fn load(bitmap: &[u8], words: &mut Vec<u64>) {
     words.clear();
@@ -158,10 +167,13 @@ impl SparseBits {
         })
     }
 
-    /// Adds this set to `into`, save the bits of `except`.
-    pub(crate) fn add_to(&self, into: &mut [u64], except: &Range<u32>) {
+    /// Adds this set from bit `offset` on, which begins a word, to `into`, save the bits of
+    /// `except`.
+    pub(crate) fn add_to(&self, into: &mut [u64], offset: u32, except: &Range<u32>) {
         let Some(words) = self.words.as_ref() else { return };
-        for ((index, word), target) in (0u32..).zip(words.iter()).zip(into) {
+        let first = offset / WORD_BITS;
+        let words = words.iter().skip(first as usize);
+        for ((index, word), target) in (first..).zip(words).zip(into) {
             *target |= *word & !word_mask(index, except);
         }
     }
@@ -204,8 +216,11 @@ mod tests {
         assert_eq!(set.next_missing(60), 75);
         assert_eq!(set.next_missing(59), 59);
         let mut words = [0u64; 2];
-        set.add_to(&mut words, &(62..64));
+        set.add_to(&mut words, 0, &(62..64));
         assert_eq!(words[0].count_ones(), 2);
+        let mut second = [0u64; 1];
+        set.add_to(&mut second, 64, &(62..66));
+        assert_eq!(second[0].count_ones(), 9);
         assert_eq!(set.remove(0..128), 15);
         assert_eq!(set.count(), 0);
         assert_eq!(set.next_missing(3), 3);

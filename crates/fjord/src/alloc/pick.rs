@@ -182,15 +182,24 @@ impl FsInner {
             }
             _ => 0,
         };
-        let end = self.geo.clusters_in_group(group);
+        let mut end = self.geo.clusters_in_group(group);
+        if exact {
+            // More would not be taken: no need to look at it.
+            let most = request.want.saturating_add(request.window_len);
+            end = end.min(goal_bit.saturating_add(most));
+        }
         WORDS.with_borrow_mut(|words| {
-            bits::load(&found.contents(), words);
-            overlay.busy.add_to(words, &(0..0));
+            let looked_at = if exact { goal_bit..end } else { 0..end };
+            let contents = found.contents();
+            let (part, offset) = bits::part(&contents, &looked_at);
+            bits::load(part, words);
+            overlay.busy.add_to(words, offset, &(0..0));
             if standard.respect_windows {
-                overlay.windows.add_to(words, &own);
+                overlay.windows.add_to(words, offset, &own);
             }
             let bits = if exact {
-                let len = bits::clear_run(words, goal_bit, end);
+                let goal_in_part = goal_bit - offset.min(goal_bit);
+                let len = bits::clear_run(words, goal_in_part, end - offset.min(end));
                 (len > 0).then(|| goal_bit..goal_bit + len)
             } else {
                 let search = bits::search(words, end, goal_bit, request.want);

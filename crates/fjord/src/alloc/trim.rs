@@ -89,7 +89,7 @@ impl FsInner {
         let found = self.block_bitmap(group, cell, &desc)?;
         let mut words = Vec::new();
         bits::load(&found.contents(), &mut words);
-        overlay.busy.add_to(&mut words, &(0..0));
+        overlay.busy.add_to(&mut words, 0, &(0..0));
         let mut runs = Vec::new();
         let mut at = within.start;
         while let Some(run) = bits::next_clear_run(&words, at, within.end) {

@@ -28,6 +28,8 @@ use crate::map;
 
 /// Bytes that deferred writes may hold back; beyond, the oldest are submitted.
 const DEFERRED_BYTES_MAX: u64 = 8 << 20;
+/// How much is submitted at a time.
+const DEFERRED_BYTES_STEP: u64 = 1 << 20;
 /// Carriers from which on those that are done are looked for.
 const CARRIERS_MANY: usize = 1024;
 
@@ -91,8 +93,11 @@ pub(crate) fn carry(
     })?;
     record(fs, &handle, inode, in_flight, state, &runs, &again)?;
     handle.stop();
-    if fs.carriers.add(inode) > CARRIERS_MANY || fs.deferred.bytes() > DEFERRED_BYTES_MAX {
-        fs.deferred.shrink_to(DEFERRED_BYTES_MAX / 2);
+    let waiting_bytes = fs.deferred.bytes();
+    if fs.carriers.add(inode) > CARRIERS_MANY || waiting_bytes > DEFERRED_BYTES_MAX {
+        // A little at a time: the writes of a caller of fsync must not queue behind much.
+        let step_bytes = DEFERRED_BYTES_STEP.min(waiting_bytes);
+        fs.deferred.shrink_to(waiting_bytes.min(DEFERRED_BYTES_MAX) - step_bytes);
     }
     let mut carried = Vec::with_capacity(pages.len());
     for (lblk, buf) in pages {
@@ -134,19 +139,21 @@ fn split_deferred(
     let lblks: Vec<u32> = taken.iter().map(|page| page.lblk).collect();
     let (mut again, mut fresh) = (Vec::new(), Vec::new());
     for page in taken {
-        let Some(at) = in_flight.deferred.iter().position(|run| run.contains(page.lblk)) else {
+        let before = in_flight.deferred.range(..=page.lblk).next_back();
+        let Some((&at, run)) = before.filter(|(_, run)| run.contains(page.lblk)) else {
             fresh.push(page);
             continue;
         };
         let offset = fs.byte_offset(home(fs, inode, state, page.lblk)?);
         if fs.deferred.replace(offset, page.buf.clone()) {
-            again.push(in_flight.deferred[at].ticket.clone());
+            again.push(run.ticket.clone());
             continue;
         }
         // It has been submitted: its write must not meet the next one of the block.
-        let run = in_flight.deferred.swap_remove(at);
         let result = run.ticket.wait();
-        for lblk in (run.lblk..run.lblk + run.len).filter(|lblk| !lblks.contains(lblk)) {
+        let written = run.lblk..run.lblk + run.len;
+        in_flight.deferred.remove(&at);
+        for lblk in written.filter(|lblk| !lblks.contains(lblk)) {
             inode.pages.end_writeback(lblk, 1);
         }
         result?;
@@ -171,7 +178,8 @@ fn record(
         if !planted(Bug::InlineDataNotCommitted) {
             handle.attach_data(ticket.clone());
         }
-        in_flight.deferred.push(DeferredRun { ticket, lblk: run.lblk, len: run.len() });
+        let run = DeferredRun { ticket, lblk: run.lblk, len: run.len() };
+        in_flight.deferred.insert(run.lblk, run);
     }
     for ticket in again {
         handle.attach_data(ticket.clone());
@@ -188,7 +196,7 @@ fn record(
 /// The first error of such a write.
 fn reap(inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
     let mut first = Ok(());
-    in_flight.deferred.retain(|run| match run.ticket.result() {
+    in_flight.deferred.retain(|_, run| match run.ticket.result() {
         None => true,
         Some(result) => {
             inode.pages.end_writeback(run.lblk, run.len);

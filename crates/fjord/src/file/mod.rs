@@ -11,6 +11,7 @@
 pub(crate) mod carry;
 pub(crate) mod fallocate;
 pub(crate) mod inline;
+pub(crate) mod pace;
 pub(crate) mod read;
 pub(crate) mod seek;
 pub(crate) mod truncate;

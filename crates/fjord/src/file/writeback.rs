@@ -34,8 +34,10 @@ use crate::options::DataMode;
 
 /// Pages taken in one go.
 const BATCH_PAGES: usize = 2048;
-/// Inodes that are written back together.
+/// Inodes that are written back together,
 const GROUP_INODES: usize = 64;
+/// each with at most so many pages.
+const GROUP_PAGES_MAX: usize = 64;
 /// Batches of background writeback in flight at once.
 const BATCHES_IN_FLIGHT: usize = 3;
 
@@ -85,7 +87,7 @@ pub(super) struct WriteRun {
 
 impl WriteRun {
     pub(super) fn len(&self) -> u32 {
-        // A batch has at most BATCH_PAGES pages.
+        // A batch has some thousand pages at most.
         self.bufs.len() as u32
     }
 }
@@ -190,7 +192,11 @@ fn submit_all(
     let mut written = 0;
     loop {
         let mut state = inode.state.write();
-        let pages = inode.pages.take_dirty(cursor..range.end, BATCH_PAGES);
+        let batch_pages = match mode {
+            Mode::DataFirst(_) => fs.pace.batch_pages(fs.geo.block_size),
+            Mode::Fsync { .. } | Mode::Barrier { .. } => BATCH_PAGES,
+        };
+        let pages = inode.pages.take_dirty(cursor..range.end, batch_pages);
         let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Ok(()) };
         let first = u64::from(first.lblk);
         cursor = u64::from(last.lblk) + 1;
@@ -581,7 +587,7 @@ pub(crate) fn drain(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Re
 /// Takes all data writes, also those that wait until somebody starts them.
 fn take_writes(in_flight: &mut InFlight) -> Vec<InFlightWrite> {
     let mut writes = std::mem::take(&mut in_flight.writes);
-    let deferred = std::mem::take(&mut in_flight.deferred).into_iter();
+    let deferred = std::mem::take(&mut in_flight.deferred).into_values();
     writes.extend(deferred.map(|run| {
         let DeferredRun { ticket, lblk, len } = run;
         InFlightWrite { ticket, lblk, len, unawaited_bytes: 0 }
@@ -592,11 +598,18 @@ fn take_writes(in_flight: &mut InFlight) -> Vec<InFlightWrite> {
 /// As [`drain`], but leaves alone what i-transactions carry and nobody has started.
 pub(crate) fn drain_submitted(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
     let mut writes = std::mem::take(&mut in_flight.writes);
-    let done = in_flight.deferred.extract_if(.., |run| run.ticket.is_done());
-    writes.extend(done.map(|run| {
-        let DeferredRun { ticket, lblk, len } = run;
-        InFlightWrite { ticket, lblk, len, unawaited_bytes: 0 }
-    }));
+    let completed_count = fs.deferred.completed_count();
+    if in_flight.deferred_seen != completed_count {
+        in_flight.deferred_seen = completed_count;
+        in_flight.deferred.retain(|_, run| {
+            let is_done = run.ticket.is_done();
+            if is_done {
+                let (ticket, lblk, len) = (run.ticket.clone(), run.lblk, run.len);
+                writes.push(InFlightWrite { ticket, lblk, len, unawaited_bytes: 0 });
+            }
+            !is_done
+        });
+    }
     end_writes(fs, inode, writes)
 }
 
@@ -606,7 +619,7 @@ fn reap(fs: &FsInner, inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
     if fs.unawaited_bytes.load(Ordering::Relaxed) > fs.page_lru.unawaited_threshold_bytes() {
         return drain(fs, inode, in_flight);
     }
-    in_flight.deferred.iter().for_each(|run| run.ticket.start());
+    in_flight.deferred.values().for_each(|run| run.ticket.start());
     in_flight.writes = take_writes(in_flight);
     let done = in_flight.writes.extract_if(.., |write| write.ticket.is_done()).collect();
     end_writes(fs, inode, done)
@@ -694,7 +707,8 @@ struct Started<'a> {
 }
 
 /// Writes back many inodes, keeping the device busy with the data of several at once: files
-/// of a page or two would otherwise each cost a round trip.
+/// of a page or two would otherwise each cost a round trip. Files with much data come after
+/// them, alone: an fsync of a small file must not wait for the lock of a group behind a big one.
 ///
 /// # Errors
 /// The first error met; the other inodes are written all the same.
@@ -704,7 +718,12 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class)
         let mut started: Vec<Started<'_>> = Vec::new();
         let mut others = Vec::new();
         for busy in part {
-            match start_one(fs, busy, started.is_empty(), class) {
+            let is_small = busy.inode().pages.dirty_count() <= GROUP_PAGES_MAX;
+            let one = match is_small {
+                true => start_one(fs, busy, started.is_empty(), class),
+                false => None,
+            };
+            match one {
                 Some(one) => started.push(one),
                 None => others.push(busy),
             }
@@ -720,7 +739,7 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class)
     first_error
 }
 
-/// Submits an inode's data. `None` if somebody else holds the inode: whoever holds several
+/// Submits the data of an inode that has little. `None` if somebody else holds the inode: whoever holds several
 /// may wait for none but the first, or two groups would wait for each other.
 fn start_one<'a>(
     fs: &Arc<FsInner>,

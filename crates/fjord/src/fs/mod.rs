@@ -35,6 +35,7 @@ use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
+use crate::file::pace::Pace;
 use crate::fsync::FsyncPolicy;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::table::InodeTable;
@@ -51,6 +52,8 @@ pub(crate) struct FsInner {
     /// Somebody relies on order without durability (`fbarrier`): from then on all data goes in
     /// order. Only ever set.
     pub(crate) data_in_order: AtomicBool,
+    /// How much writeback sends at a time.
+    pub(crate) pace: Pace,
     /// Bytes of data writes under way for which nobody waits in an fsync.
     pub(crate) unawaited_bytes: AtomicU64,
     /// Layout, fixed for the life of the mount.
@@ -220,6 +223,6 @@ impl FsInner {
 
     /// Wakes the writeback thread.
     pub(crate) fn wake_writeback(&self) {
-        self.threads.wake();
+        self.threads.wake(threads::Who::Writeback);
     }
 }

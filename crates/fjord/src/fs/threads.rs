@@ -25,8 +25,8 @@ pub(crate) const CHECKPOINT_BLOCKS: usize = 4096;
 #[derive(Default)]
 struct Signal {
     stop: bool,
-    /// How often somebody wanted the threads awake: each thread knows which it has seen.
-    wakes: u64,
+    /// By thread: it was woken since it last looked.
+    woken: [bool; Who::COUNT],
 }
 
 /// Handles of the background threads.
@@ -38,8 +38,31 @@ pub(crate) struct Threads {
     joins: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What a thread does each time it wakes.
-type Body = fn(&Arc<FsInner>);
+/// The threads there are.
+#[derive(Clone, Copy)]
+pub(crate) enum Who {
+    Writeback,
+    Commit,
+}
+
+impl Who {
+    const COUNT: usize = 2;
+
+    fn name(self) -> &'static str {
+        match self {
+            Who::Writeback => "fjord-writeback",
+            Who::Commit => "fjord-commit",
+        }
+    }
+
+    /// What it does each time it wakes.
+    fn work(self, fs: &Arc<FsInner>) {
+        match self {
+            Who::Writeback => write_back(fs),
+            Who::Commit => commit_old(fs),
+        }
+    }
+}
 
 impl Threads {
     /// Starts the threads that `fs` wants.
@@ -47,33 +70,32 @@ impl Threads {
         if !fs.options.background_threads || fs.options.read_only {
             return;
         }
-        let bodies: [(&str, Body); 2] =
-            [("fjord-writeback", write_back), ("fjord-commit", commit_old)];
-        for (name, body) in bodies {
+        for who in [Who::Writeback, Who::Commit] {
             let weak = Arc::downgrade(fs);
             let signal = fs.threads.signal.clone();
             let spawned = std::thread::Builder::new()
-                .name(name.into())
-                .spawn(move || run(&weak, &signal, body));
+                .name(who.name().into())
+                .spawn(move || run(&weak, &signal, who));
             match spawned {
                 Ok(join) => fs.threads.joins.lock().push(join),
                 // Without the thread, fsync, sync and unmount still do all the work.
-                Err(error) => tracing::warn!(%error, name, "cannot start a thread"),
+                Err(error) => tracing::warn!(%error, name = who.name(), "cannot start a thread"),
             }
         }
     }
 
-    /// Wakes the threads before their time.
-    pub(crate) fn wake(&self) {
+    /// Wakes a thread before its time, or lets it look again if it is at work.
+    pub(crate) fn wake(&self, who: Who) {
         let (lock, condvar) = &*self.signal;
-        lock.lock().wakes += 1;
-        condvar.notify_all();
+        if !std::mem::replace(&mut lock.lock().woken[who as usize], true) {
+            condvar.notify_all();
+        }
     }
 
     /// Asks the commit thread for a commit soon.
     pub(crate) fn want_commit(&self) {
         if !self.wants_commit.swap(true, Ordering::AcqRel) {
-            self.wake();
+            self.wake(Who::Commit);
         }
     }
 
@@ -91,22 +113,24 @@ impl Threads {
     }
 }
 
-fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), body: fn(&Arc<FsInner>)) {
+fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), who: Who) {
     let (lock, condvar) = signal;
-    let mut seen = 0;
     loop {
         {
             let mut state = lock.lock();
-            if !state.stop && state.wakes == seen {
-                condvar.wait_until(&mut state, Instant::now() + TICK);
+            let until = Instant::now() + TICK;
+            while !state.stop && !state.woken[who as usize] {
+                if condvar.wait_until(&mut state, until).timed_out() {
+                    break;
+                }
             }
             if state.stop {
                 return;
             }
-            seen = state.wakes;
+            state.woken[who as usize] = false;
         }
         let Some(fs) = fs.upgrade() else { return };
-        body(&fs);
+        who.work(&fs);
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) mod evict;
 pub(crate) mod flags;
 pub(crate) mod table;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -126,8 +127,12 @@ pub(crate) enum Orphan {
 pub(crate) struct InFlight {
     /// The writes, oldest first.
     pub(crate) writes: Vec<InFlightWrite>,
-    /// Runs that i-transactions carry and whose writes wait until somebody starts them.
-    pub(crate) deferred: Vec<DeferredRun>,
+    /// Runs that i-transactions carry and whose writes wait until somebody starts them, by
+    /// first page. They do not overlap.
+    pub(crate) deferred: BTreeMap<u32, DeferredRun>,
+    /// [`fjord_block::DeferredWrites::completed_count`] when those of `deferred` that are
+    /// complete were last looked for.
+    pub(crate) deferred_seen: u64,
 }
 
 /// A data write that has been submitted.

@@ -21,6 +21,8 @@ pub(crate) struct Carried {
     /// The newest transaction with extents whose data was written in place of being carried,
     /// and how many times that was: a flush is owed before anything but its commit shows them.
     unflushed: Option<(Tid, u64)>,
+    /// Blocks that [`Carried::prune`] left.
+    pruned_len: usize,
 }
 
 impl Carried {
@@ -81,14 +83,21 @@ impl Carried {
 
     /// Drops what no crash would replay any more.
     pub(super) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
-        self.blocks.retain(|_, tid| !committed(*tid));
+        // Few transactions, many blocks: each is asked after once.
+        let mut last = None;
+        self.blocks.retain(|_, tid| match last {
+            Some((asked, keep)) if asked == *tid => keep,
+            _ => last.insert((*tid, !committed(*tid))).1,
+        });
+        self.pruned_len = self.blocks.len();
         self.superseded.retain(|_, tid| !committed(*tid));
         self.unflushed = self.unflushed.filter(|&(tid, _)| !committed(tid));
     }
 
-    /// Whether so much is kept that [`Carried::prune`] is due.
+    /// Whether so much is kept that [`Carried::prune`] is due: twice what the last one left,
+    /// so that its cost per block does not grow with their number.
     pub(super) fn is_large(&self) -> bool {
-        self.blocks.len() >= 256
+        self.blocks.len() >= (2 * self.pruned_len).max(256)
     }
 }
 

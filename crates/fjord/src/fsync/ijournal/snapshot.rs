@@ -85,8 +85,9 @@ pub(super) fn build(
         put(&mut payload, place, content.clone());
     }
     let header = builder.finish().map_err(too_large)?;
-    let mut blocks: Vec<Buf> =
-        header.chunks(writer.format().block_size).map(Buf::from_slice).collect();
+    let header = header.chunks(writer.format().block_size);
+    let mut blocks = Vec::with_capacity(header.len() + payload.len());
+    blocks.extend(header.map(Buf::from_slice));
     blocks.append(&mut payload);
     Ok(Built { blocks, footprint })
 }
