@@ -7,6 +7,8 @@
 //! Invariant: a clock that stands still teaches nothing, so that a search over states without time
 //! meets no more of them.
 
+use crate::device::Class;
+
 /// How long a kind of command takes when no lower class is in its way, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Alone(Option<u64>);
@@ -36,12 +38,75 @@ impl Alone {
 /// The least width: one page.
 const BYTES_MIN: u64 = 4096;
 /// Time between two steps beyond the edge.
-const EDGE_STEP_NS: u64 = 100_000_000;
+const EDGE_STEP_NS: u64 = 150_000_000;
+/// So many commands in a row that took too long narrow a window, by witness: one may be late by
+/// chance.
+const LATE_COUNT: [u32; 2] = [2, 4];
+/// Those of lower classes come close together, and one absence of the processor makes many late:
+/// they must have been late for so long.
+const LATE_NS: u64 = 1_000_000;
+/// How often the best rate fades, and by which part.
+const FADE_NS: u64 = 1_000_000_000;
+const FADE_PART: u64 = 16;
+
+/// How fast the device takes writes of lower classes, in bytes per second: the best of late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Rate {
+    bytes_per_s: u64,
+    faded_ns: u64,
+}
+
+impl Rate {
+    /// A write of `len` bytes was under way from `sent_ns` to `now_ns`.
+    pub(super) fn note(&mut self, len: u64, sent_ns: u64, now_ns: u64) {
+        let took_ns = now_ns.saturating_sub(sent_ns);
+        if took_ns == 0 {
+            return;
+        }
+        if now_ns.saturating_sub(self.faded_ns) >= FADE_NS {
+            self.bytes_per_s -= self.bytes_per_s / FADE_PART;
+            self.faded_ns = now_ns;
+        }
+        let rate = u128::from(len) * 1_000_000_000 / u128::from(took_ns);
+        self.bytes_per_s = self.bytes_per_s.max(u64::try_from(rate).unwrap_or(u64::MAX));
+    }
+
+    /// What the device takes in such a time, in bytes.
+    pub(super) fn bytes_in(self, ns: u64) -> u64 {
+        let bytes = u128::from(self.bytes_per_s) * u128::from(ns) / 1_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// Commands of one kind that took too long, in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Late {
+    count: u32,
+    /// When the first was sent.
+    since_ns: u64,
+    /// How long the fastest took.
+    least_ns: u64,
+}
+
+/// Who a command that is judged belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Witness {
+    Sync,
+    Lower,
+}
+
+impl From<Class> for Witness {
+    fn from(class: Class) -> Witness {
+        if class == Class::Sync { Witness::Sync } else { Witness::Lower }
+    }
+}
 
 /// How many bytes may be somewhere; grows while that does no harm, shrinks when it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Window {
     bytes: u64,
+    /// It is never narrower.
+    bytes_min: u64,
     /// When it was changed and when it was narrowed last: what was sent earlier tells nothing of
     /// the present width. (A slow command that was sent before the last widening does.)
     changed_ns: u64,
@@ -49,36 +114,68 @@ pub(super) struct Window {
     /// The width after it was narrowed last; none before. Trouble may begin long after the step
     /// that led to it, for a cache takes its time to fill: beyond this it is widened slowly.
     edge_bytes: Option<u64>,
+    /// By witness.
+    late: [Late; 2],
 }
 
 impl Window {
     pub(super) fn new(bytes: u64) -> Window {
-        Window { bytes: bytes.max(BYTES_MIN), changed_ns: 0, narrowed_ns: 0, edge_bytes: None }
+        Window {
+            bytes: bytes.max(BYTES_MIN),
+            bytes_min: BYTES_MIN,
+            changed_ns: 0,
+            narrowed_ns: 0,
+            edge_bytes: None,
+            late: [Late::default(); 2],
+        }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// It cannot be narrower: what is slow now is so by itself.
+    /// So much does no harm, whatever single commands say.
+    pub(super) fn set_least(&mut self, bytes: u64) {
+        self.bytes_min = bytes.max(BYTES_MIN);
+        self.bytes = self.bytes.max(self.bytes_min);
+    }
+
+    /// One page at a time: what is slow now is so by itself.
     pub(super) fn is_least(&self) -> bool {
         self.bytes <= BYTES_MIN
     }
 
     /// A command that was under way from `sent_ns` to `now_ns` was allowed `target_ns`. Gives
-    /// whether it kept to that; the window is narrower if not.
-    pub(super) fn judge(&mut self, sent_ns: u64, now_ns: u64, target_ns: u64) -> bool {
+    /// whether it kept to that; the window is narrower if none of the last few of its kind did.
+    pub(super) fn judge(
+        &mut self,
+        witness: Witness,
+        sent_ns: u64,
+        now_ns: u64,
+        target_ns: u64,
+    ) -> bool {
         let took_ns = now_ns.saturating_sub(sent_ns);
+        let late = &mut self.late[witness as usize];
         if took_ns <= target_ns {
+            late.count = 0;
             return true;
         }
-        if sent_ns >= self.narrowed_ns {
-            let scaled = u128::from(self.bytes) * u128::from(target_ns) / u128::from(took_ns);
-            // One command that was late by chance shall not undo it all.
+        if sent_ns < self.narrowed_ns {
+            return false;
+        }
+        if late.count == 0 {
+            *late = Late { count: 0, since_ns: sent_ns, least_ns: took_ns };
+        }
+        late.count += 1;
+        late.least_ns = late.least_ns.min(took_ns);
+        let is_long = witness == Witness::Sync || now_ns.saturating_sub(late.since_ns) >= LATE_NS;
+        if late.count >= LATE_COUNT[witness as usize] && is_long {
+            let scaled = u128::from(self.bytes) * u128::from(target_ns) / u128::from(late.least_ns);
             let scaled = u64::try_from(scaled).unwrap_or(u64::MAX).max(self.bytes / 2);
-            self.bytes = scaled.min(self.bytes - self.bytes / 8).max(BYTES_MIN);
+            self.bytes = scaled.min(self.bytes - self.bytes / 8).max(self.bytes_min);
             self.edge_bytes = Some(self.bytes);
             (self.changed_ns, self.narrowed_ns) = (now_ns, now_ns);
+            self.late = Default::default();
         }
         false
     }
@@ -95,7 +192,7 @@ impl Window {
             None => self.bytes,
             Some(_) => (self.bytes / 8).max(512),
         };
-        self.bytes = self.bytes.saturating_add(step).min(bytes_max.max(BYTES_MIN));
+        self.bytes = self.bytes.saturating_add(step).min(bytes_max.max(self.bytes_min));
         self.changed_ns = now_ns;
         if is_beyond {
             self.edge_bytes = Some(self.bytes);

@@ -8,7 +8,7 @@
 //! bounded, and widely. Each bound lets at least one command through, so that all classes always
 //! advance.
 
-use super::pace::{Alone, Window};
+use super::pace::{Alone, Rate, Window, Witness};
 use super::queue::Flying;
 use super::types::{CommandId, IoKind, Tuning};
 use crate::device::Class;
@@ -59,6 +59,8 @@ pub(super) struct Share {
     volatile_cache: bool,
     write_alone: Alone,
     flush_alone: Alone,
+    /// Of writes of lower classes.
+    rate: Rate,
     /// For bytes of lower classes under way.
     window: Window,
     /// For their bytes in the cache.
@@ -85,6 +87,7 @@ impl Share {
             volatile_cache,
             write_alone: Alone::default(),
             flush_alone: Alone::default(),
+            rate: Rate::default(),
             window: Window::new(tuning.lower_bytes_start),
             cache_window: Window::new(tuning.lower_cache_bytes_start),
         }
@@ -201,6 +204,9 @@ impl Share {
         self.lower_seen_ns = now_ns;
         self.lower_bytes -= sent.len;
         self.transferred_bytes += if sent.kind.changes() { sent.len } else { 0 };
+        if is_plain_write {
+            self.rate.note(sent.len, sent.sent_ns, now_ns);
+        }
         if !sent.bounded {
             self.unbounded -= 1;
             self.unbounded_end_ns = now_ns;
@@ -229,10 +235,22 @@ impl Share {
         }
     }
 
+    /// How long lower classes may hold up a write of class Sync, and a flush once more: a share of
+    /// what the two take alone, in ns.
+    fn slack_ns(&self, tuning: &Tuning) -> Option<u64> {
+        let alone_ns = self.write_alone.ns()?.saturating_add(self.flush_alone.ns().unwrap_or(0));
+        Some(tuning.slack_ns(alone_ns))
+    }
+
     /// Whether a write took no longer than one of class Sync should.
     fn judge(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) -> bool {
-        let Some(alone_ns) = self.write_alone.ns() else { return false };
-        self.window.judge(sent.sent_ns, now_ns, tuning.target_ns(alone_ns))
+        let (Some(alone_ns), Some(slack_ns)) = (self.write_alone.ns(), self.slack_ns(tuning))
+        else {
+            return false;
+        };
+        self.window.set_least(self.rate.bytes_in(slack_ns));
+        let witness = Witness::from(sent.class);
+        self.window.judge(witness, sent.sent_ns, now_ns, alone_ns.saturating_add(slack_ns))
     }
 
     pub(super) fn begin_flush(&mut self, command: CommandId) {
@@ -268,12 +286,30 @@ impl Share {
             self.flush_alone.note(now_ns.saturating_sub(sent.sent_ns), undisturbed);
         }
         if (drained_bytes > 0 || was_full)
-            && let Some(alone_ns) = self.flush_alone.ns()
-            && self.cache_window.judge(sent.sent_ns, now_ns, tuning.target_ns(alone_ns))
+            && self.judge_flush(sent, drained_bytes, now_ns, tuning)
             && was_full
         {
             let bytes_max = tuning.background_cache_bytes_max;
             self.cache_window.widen(sent.sent_ns, now_ns, bytes_max);
         }
+    }
+
+    /// Whether a flush took no longer on account of what lower classes had in the cache. What
+    /// drains faster than the device takes writes is not what held it up.
+    fn judge_flush(
+        &mut self,
+        sent: &Flying,
+        drained_bytes: u64,
+        now_ns: u64,
+        tuning: &Tuning,
+    ) -> bool {
+        let Some(alone_ns) = self.flush_alone.ns() else { return false };
+        let slack_ns = self.slack_ns(tuning).unwrap_or_else(|| tuning.slack_ns(alone_ns));
+        let target_ns = alone_ns.saturating_add(slack_ns);
+        let more_ns = now_ns.saturating_sub(sent.sent_ns).saturating_sub(alone_ns);
+        let is_other = drained_bytes / 2 > self.rate.bytes_in(more_ns);
+        self.cache_window.set_least(self.rate.bytes_in(slack_ns));
+        let target_ns = if is_other { u64::MAX } else { target_ns };
+        self.cache_window.judge(Witness::from(sent.class), sent.sent_ns, now_ns, target_ns)
     }
 }

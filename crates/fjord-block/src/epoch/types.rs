@@ -169,8 +169,8 @@ pub struct Tuning {
     pub lower_bytes_start: u64,
     /// The same for bytes in a volatile cache.
     pub lower_cache_bytes_start: u64,
-    /// What commands of class Sync may take on account of lower classes, in percent of the time
-    /// that they take alone.
+    /// What a write of class Sync may take on account of lower classes, and a flush once more: in
+    /// percent of the time that the two take alone.
     pub slowdown_percent: u64,
     /// "Lately", in ns.
     pub sync_memory_ns: u64,
@@ -192,13 +192,14 @@ impl Tuning {
             background_cache_bytes_max: 8 << 20,
             lower_bytes_start: 32 << 10,
             lower_cache_bytes_start: 16 << 10,
-            slowdown_percent: 150,
+            slowdown_percent: 125,
             sync_memory_ns: 10_000_000_000,
             flush_depth: 1,
         }
     }
-    /// The time that a command may take which takes `alone_ns` by itself.
-    pub(super) fn target_ns(&self, alone_ns: u64) -> u64 {
-        alone_ns.saturating_mul(self.slowdown_percent) / 100
+
+    /// How long commands that take `alone_ns` by themselves may be held up.
+    pub(super) fn slack_ns(&self, alone_ns: u64) -> u64 {
+        alone_ns.saturating_mul(self.slowdown_percent.saturating_sub(100)) / 100
     }
 }
