@@ -285,10 +285,9 @@ impl Share {
             let undisturbed = (drained_bytes == 0 && !was_full) || self.cache_window.is_least();
             self.flush_alone.note(now_ns.saturating_sub(sent.sent_ns), undisturbed);
         }
-        if (drained_bytes > 0 || was_full)
-            && self.judge_flush(sent, drained_bytes, now_ns, tuning)
-            && was_full
-        {
+        let has_share = drained_bytes > 0 || was_full;
+        let is_well = has_share && self.judge_flush(sent, drained_bytes, now_ns, tuning);
+        if is_well && was_full {
             let bytes_max = tuning.background_cache_bytes_max;
             self.cache_window.widen(sent.sent_ns, now_ns, bytes_max);
         }
