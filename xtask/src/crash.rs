@@ -68,7 +68,7 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
          Linux ({} of them with fast commits; {} torn superblocks, {} torn commit blocks and {} stale \
          areas left out), {} refused by both, {} logs with a wrong bit ({} \
-         refused), {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
+         refused), {} of {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
          parts, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
@@ -86,6 +86,7 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.damaged,
         report.judged.refused,
         report.refused,
+        report.ops,
         report.by_policy,
         report.fallbacks,
         report.partial_commits,

@@ -26,6 +26,7 @@ pub mod check;
 pub mod command;
 pub mod content;
 pub mod explore;
+mod filling;
 pub mod finding;
 pub mod image;
 pub mod judge;

@@ -64,6 +64,37 @@ pub enum Op {
     Sync,
 }
 
+/// The paths of an operation, by reference: the old one of two, and the one it is mainly about.
+macro_rules! paths {
+    ($op:expr) => {
+        match $op {
+            Op::Link(from, to) | Op::Rename(from, to) | Op::Exchange(from, to) => {
+                [Some(from), Some(to)]
+            }
+            Op::Create(path)
+            | Op::Mkdir(path)
+            | Op::Symlink(path, _)
+            | Op::Unlink(path)
+            | Op::Rmdir(path)
+            | Op::Truncate(path, _)
+            | Op::Append(path, _)
+            | Op::Write(path, ..)
+            | Op::Magic(path, _)
+            | Op::Fallocate(path, ..)
+            | Op::SetXattr(path, ..)
+            | Op::RemoveXattr(path, _)
+            | Op::Chmod(path, _)
+            | Op::Chown(path, _)
+            | Op::Hold(path)
+            | Op::Fsync(path)
+            | Op::Fdatasync(path)
+            | Op::Fbarrier(path)
+            | Op::Fdatabarrier(path) => [None, Some(path)],
+            Op::Sync => [None, None],
+        }
+    };
+}
+
 impl Op {
     /// Whether it makes a promise.
     pub fn is_sync(&self) -> bool {
@@ -78,57 +109,20 @@ impl Op {
     /// The same operation on other paths.
     pub fn map_paths(&self, to: &dyn Fn(&str) -> Path) -> Op {
         let mut op = self.clone();
-        match &mut op {
-            Op::Link(a, b) | Op::Rename(a, b) | Op::Exchange(a, b) => (*a, *b) = (to(a), to(b)),
-            Op::Create(path)
-            | Op::Mkdir(path)
-            | Op::Symlink(path, _)
-            | Op::Unlink(path)
-            | Op::Rmdir(path)
-            | Op::Truncate(path, _)
-            | Op::Append(path, _)
-            | Op::Write(path, ..)
-            | Op::Magic(path, _)
-            | Op::Fallocate(path, ..)
-            | Op::SetXattr(path, ..)
-            | Op::RemoveXattr(path, _)
-            | Op::Chmod(path, _)
-            | Op::Chown(path, _)
-            | Op::Hold(path)
-            | Op::Fsync(path)
-            | Op::Fdatasync(path)
-            | Op::Fbarrier(path)
-            | Op::Fdatabarrier(path) => *path = to(path),
-            Op::Sync => {}
-        }
+        paths!(&mut op).into_iter().flatten().for_each(|path| *path = to(path));
         op
     }
 
     /// The path it is mainly about: the new one of two; `None` for `sync`.
     pub fn target(&self) -> Option<&str> {
-        Some(match self {
-            Op::Link(_, path) | Op::Rename(_, path) | Op::Exchange(_, path) => path,
-            Op::Create(path)
-            | Op::Mkdir(path)
-            | Op::Symlink(path, _)
-            | Op::Unlink(path)
-            | Op::Rmdir(path)
-            | Op::Truncate(path, _)
-            | Op::Append(path, _)
-            | Op::Write(path, ..)
-            | Op::Magic(path, _)
-            | Op::Fallocate(path, ..)
-            | Op::SetXattr(path, ..)
-            | Op::RemoveXattr(path, _)
-            | Op::Chmod(path, _)
-            | Op::Chown(path, _)
-            | Op::Hold(path)
-            | Op::Fsync(path)
-            | Op::Fdatasync(path)
-            | Op::Fbarrier(path)
-            | Op::Fdatabarrier(path) => path,
-            Op::Sync => return None,
-        })
+        let [_, target] = paths!(self);
+        target.map(String::as_str)
+    }
+
+    /// The other path, of an operation on two: the one that is there before.
+    pub fn source(&self) -> Option<&str> {
+        let [source, _] = paths!(self);
+        source.map(String::as_str)
     }
 }
 

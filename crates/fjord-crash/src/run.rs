@@ -85,9 +85,7 @@ impl<'a> Runner<'a> {
     fn refresh(&mut self, op: &Op, start: u64) -> Result<()> {
         let Some(target) = op.target() else { return Ok(()) };
         let mut paths = vec![target, parent(target)];
-        if let Op::Rename(from, _) | Op::Exchange(from, _) | Op::Link(from, _) = op {
-            paths.extend([from.as_str(), parent(from)]);
-        }
+        paths.extend(op.source().into_iter().flat_map(|from| [from, parent(from)]));
         for path in paths {
             if self.model.lock().resolve(path).is_some() {
                 let inode = self.resolve(path).with_context(|| format!("/{path} is not there"))?;

@@ -7,11 +7,10 @@
 //!
 //! Invariant: a family gives the same workloads in the same order for one seed.
 
-use std::collections::BTreeSet;
-
 use fjord_testkit::rng::Rng;
 
 use crate::explore::Workload;
+use crate::filling::Filling;
 use crate::ops::{self, Op, parent};
 
 /// What ACE sequences find: a file in the root, two directories, one with files and a directory.
@@ -281,54 +280,12 @@ fn append_far() -> Workload {
     Workload { features, ..Workload::new(Vec::new(), own(&text)) }
 }
 
-/// A sequence that makes the files and directories that its operations want to find.
-#[derive(Default)]
-struct Filling {
-    ops: Vec<Op>,
-    /// What is there, as far as this goes: an operation may still be refused.
-    names: BTreeSet<String>,
-}
-
-impl Filling {
-    fn need(&mut self, path: &str, op: fn(String) -> Op) {
-        // The directories of threads are there from the start.
-        let ready = path.is_empty() || path.len() == 2 && path.starts_with('T');
-        if !ready && self.names.insert(path.to_owned()) {
-            self.need(parent(path), Op::Mkdir);
-            self.ops.push(op(path.to_owned()));
-        }
-    }
-
-    fn push(&mut self, op: Op) {
-        let target = op.target().unwrap_or_default().to_owned();
-        match &op {
-            Op::Create(_) | Op::Mkdir(_) | Op::Symlink(..) => {
-                self.need(parent(&target), Op::Mkdir);
-                self.names.insert(target);
-            }
-            Op::Link(from, _) | Op::Rename(from, _) | Op::Exchange(from, _) => {
-                let from = from.clone();
-                self.need(&from, Op::Create);
-                self.need(parent(&target), Op::Mkdir);
-                if !matches!(op, Op::Link(..) | Op::Exchange(..)) {
-                    self.names.remove(&from);
-                }
-                self.names.insert(target);
-            }
-            Op::Unlink(_) | Op::Rmdir(_) => {
-                self.need(&target, if matches!(op, Op::Rmdir(_)) { Op::Mkdir } else { Op::Create });
-                self.names.remove(&target);
-            }
-            _ => self.need(&target, Op::Create),
-        }
-        self.ops.push(op);
-    }
-}
-
 fn ten_threads(seed: u64) -> Workload {
     let mut rng = Rng::new(seed ^ 10);
+    let dirs: String = (0..10).map(|number| format!("mkdir /T{number}; ")).collect();
+    let dirs = own(&dirs);
     let thread = |number: u64| {
-        let mut ops = Filling::default();
+        let mut ops = Filling::on(&dirs);
         for _ in 0..24 {
             let dir = *rng.pick(&["", "/d0", "/d1"]);
             let file = format!("T{number}{dir}/f{}", rng.below(4));
@@ -341,11 +298,10 @@ fn ten_threads(seed: u64) -> Workload {
                 _ => Op::Fsync(file),
             });
         }
-        ops.ops
+        ops.into_ops()
     };
     let threads = (0..10).map(thread).collect();
-    let dirs: String = (0..10).map(|number| format!("mkdir /T{number}; ")).collect();
-    Workload::threads(own(&dirs), threads)
+    Workload::threads(dirs.clone(), threads)
 }
 
 /// The operations of random sequences, each thread below a directory of its own.
@@ -400,13 +356,15 @@ fn random(seed: u64, round: u64) -> Workload {
             _ => Op::Sync,
         });
     }
-    Workload::new(Vec::new(), ops.ops)
+    Workload::new(Vec::new(), ops.into_ops())
 }
 
 /// Changes of a few files with a barrier after most of them, and few syncs.
 fn barriers(seed: u64, round: u64) -> Workload {
     let mut rng = Rng::new(seed ^ round.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    let mut ops = Vec::new();
+    let setup = "create /f0; append /f0 12000; create /f1; append /f1 5000; create /f2; create /f3";
+    let setup = own(setup);
+    let mut ops = Filling::on(&setup);
     for _ in 0..rng.range(6, 20) {
         let mut file = format!("f{}", rng.below(4));
         ops.push(match rng.below(20) {
@@ -431,8 +389,7 @@ fn barriers(seed: u64, round: u64) -> Workload {
             _ => {}
         }
     }
-    let setup = "create /f0; append /f0 12000; create /f1; append /f1 5000; create /f2; create /f3";
-    Workload::new(own(setup), ops)
+    Workload::new(setup, ops.into_ops())
 }
 
 /// New directories of the root lie in groups of their own, and so do their files.
@@ -446,7 +403,8 @@ fn groups(seed: u64, round: u64) -> Workload {
         setup += &format!("create /G{dir}/b; append /G{dir}/b 300; ");
     }
     let path = |rng: &mut Rng, dir: u64| format!("G{dir}/{}", rng.pick(&names));
-    let mut ops = Vec::new();
+    let setup = own(&setup);
+    let mut ops = Filling::on(&setup);
     for _ in 0..rng.range(24, 70) {
         let (dir, other) = (rng.below(dirs), rng.below(dirs));
         let file = path(&mut rng, dir);
@@ -471,7 +429,7 @@ fn groups(seed: u64, round: u64) -> Workload {
             _ => Op::Fsync(format!("G{dir}")),
         });
     }
-    Workload::new(own(&setup), ops)
+    Workload::new(setup, ops.into_ops())
 }
 
 fn fsyncs(seed: u64, round: u64) -> Workload {
@@ -484,7 +442,8 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
     for file in ["p", "q"] {
         setup += &format!("create /{file}; append /{file} {}; ", 1 + rng.below(60_000));
     }
-    let mut ops = Vec::new();
+    let setup = own(&setup);
+    let mut ops = Filling::on(&setup);
     for _ in 0..rng.range(8, 30) {
         let dir = *rng.pick(&["", "D/"]);
         let file = format!("{dir}{}", rng.pick(&["p", "q", "n1", "n2", "n3"]));
@@ -493,7 +452,7 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
             6..8 => Some(Op::Fdatasync(file.clone())),
             _ => None,
         };
-        ops.push(match rng.below(100) {
+        let op = match rng.below(100) {
             0..20 => Op::Create(file),
             20..50 => Op::Append(file, 1 + rng.magnitude(20_000)),
             50..70 => Op::Write(file, rng.below(70_000), 1 + rng.magnitude(9000)),
@@ -503,14 +462,16 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
             95..97 => Op::Unlink(file),
             97..99 => Op::Rename(file.clone(), format!("{file}r")),
             _ => Op::Sync,
-        });
-        if let Some(Op::Unlink(file)) = ops.last().cloned() {
+        };
+        ops.push(op.clone());
+        if let Op::Unlink(file) = op {
             // The name comes back.
-            ops.extend([Op::Create(file.clone()), Op::Append(file, 1 + rng.magnitude(20_000))]);
+            ops.push(Op::Create(file.clone()));
+            ops.push(Op::Append(file, 1 + rng.magnitude(20_000)));
         }
-        ops.extend(sync);
+        sync.into_iter().for_each(|sync| ops.push(sync));
     }
-    Workload::new(own(&setup), ops)
+    Workload::new(setup, ops.into_ops())
 }
 
 fn file_fallocate(file: String, rng: &mut Rng) -> Op {
@@ -533,6 +494,7 @@ fn random_fallocate(file: String, rng: &mut Rng) -> Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::DeviceKind;
 
     #[test]
     fn every_family_parses_and_repeats() {
@@ -544,6 +506,32 @@ mod tests {
             for workload in list {
                 assert_eq!(own(&ops::format(&workload.ops)), workload.ops);
             }
+        }
+    }
+
+    /// An operation that is refused tests little.
+    #[test]
+    fn few_operations_are_refused() {
+        let families = [Family::Random, Family::Groups, Family::Fsyncs, Family::Barriers];
+        for family in families {
+            let (mut all, mut refused) = (0, 0);
+            for workload in family.workloads(7).take(12) {
+                let base = crate::base::Base::get(crate::base::FEATURES[0], &workload.setup);
+                let base = base.expect("a base");
+                let image = base.image.clone();
+                let device = crate::record::RecordingDevice::plain(image, DeviceKind::Volatile);
+                let options = crate::base::quiet(&fjord::MountOptions::default());
+                let device = std::sync::Arc::new(device);
+                let fs = fjord::Fs::open_device(device, &options).expect("a file system");
+                let model = parking_lot::Mutex::new(base.model.clone());
+                let stamp = || 1;
+                let mut runner = crate::run::Runner::new(&fs, &model, &stamp);
+                for op in &workload.ops {
+                    all += 1;
+                    refused += u32::from(!runner.step(op).expect("the engine works"));
+                }
+            }
+            assert!(all > 150 && refused * 10 < all, "{}: {refused} of {all}", family.name());
         }
     }
 
