@@ -113,6 +113,25 @@ fn data_that_leaves_the_inode_is_flushed_before_it_is_shown() {
     }
 }
 
+/// A truncation zeroes the rest of its last block, in place. A new size, logged without a flush of
+/// that, showed again what the truncation had taken.
+#[test]
+fn zeros_in_place_are_flushed_before_a_size_that_shows_them() {
+    let setup = "create /q; append /q 52800";
+    let grow = ["fallocate /q plain 28216 9954", "truncate /q 38170", "append /q 5000"];
+    for policy in [FsyncPolicyKind::Ijournal, FsyncPolicyKind::FastCommit] {
+        for grow in grow {
+            // The second time the zeros are on their way already.
+            passes_by(policy, setup, &format!("truncate /q 31430; {grow}; fsync /q"));
+            passes_by(
+                policy,
+                setup,
+                &format!("truncate /q 31430; fallocate /q keep 30000 4096; {grow}; fsync /q"),
+            );
+        }
+    }
+}
+
 /// A device that does something once, when somebody waits for a write.
 #[derive(Debug)]
 struct Interrupted {

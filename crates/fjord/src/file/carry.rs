@@ -22,6 +22,7 @@ use super::writeback::{self, Place, WriteRun};
 use crate::alloc::Run;
 use crate::cache::page::DirtyPage;
 use crate::error::{Error, Result};
+use crate::file::truncate::note_growth;
 use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map;
@@ -185,7 +186,10 @@ fn record(
         handle.attach_data(ticket.clone());
     }
     // No page is dirty any more, so all of the size is there to be seen.
-    state.disk.size = state.size;
+    if state.disk.size < state.size {
+        state.disk.size = state.size;
+        note_growth(inode, state, handle.tid());
+    }
     inode.touch_tid(handle.tid(), true);
     disk::store(fs, handle, inode, state)
 }

@@ -259,6 +259,7 @@ fn extend_size(
         truncate::settle_size(fs, inode, state);
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
+    truncate::note_growth(inode, state, handle.tid());
     inode.touch_tid(handle.tid(), true);
     let now = fs.now();
     attr::set_mtime(&mut state.disk, now);

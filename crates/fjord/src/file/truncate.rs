@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
+use fjord_format::Tid;
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
@@ -78,6 +79,14 @@ pub(crate) fn settle_size(fs: &FsInner, inode: &Inode, state: &mut InodeState) {
     state.disk.size = if planted(Bug::StaleTail) { state.size } else { shown };
 }
 
+/// The size on disk grew in a transaction. Data that was written in place may be what the old size
+/// hid, so whatever shows the new one by itself must be behind a flush of it.
+pub(crate) fn note_growth(inode: &Inode, state: &mut InodeState, tid: Tid) {
+    if inode.in_place.owed().is_some() {
+        state.carried.mapped_unflushed(tid);
+    }
+}
+
 fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u64) -> Result<()> {
     writeback::drain(fs, inode, in_flight)?;
     let mut state = inode.state.write();
@@ -85,6 +94,7 @@ fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u
     if size > state.size {
         state.size = size;
         settle_size(fs, inode, &mut state);
+        note_growth(inode, &mut state, handle.tid());
     }
     finish(fs, &handle, inode, &mut state)
 }

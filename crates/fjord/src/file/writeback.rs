@@ -25,7 +25,7 @@ use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
 use crate::error::Result;
 use crate::file::carry::DeferredRun;
-use crate::file::truncate::{settle_size, shown_size, shown_size_before};
+use crate::file::truncate::{note_growth, settle_size, shown_size, shown_size_before};
 use crate::fs::FsInner;
 use crate::fs::dirty::Busy;
 use crate::inode::{InFlight, InFlightWrite, Inode, InodeState, disk};
@@ -263,6 +263,7 @@ fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<u64> 
         let handle = fs.start(disk::STORE_CREDITS)?;
         if grows {
             settle_size(fs, inode, &mut state);
+            note_growth(inode, &mut state, handle.tid());
             inode.touch_tid(handle.tid(), true);
         }
         disk::store(fs, &handle, inode, &mut state)?;

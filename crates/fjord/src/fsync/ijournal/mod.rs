@@ -53,7 +53,7 @@ use fjord_journal::{AreaWriter, Submitted};
 
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::{Error, Result};
-use crate::file::truncate::{settle_size, shown_size};
+use crate::file::truncate::{note_growth, settle_size, shown_size};
 use crate::file::writeback::{self, journals_data};
 use crate::file::{carry, writeback::Mode};
 use crate::fs::FsInner;
@@ -364,6 +364,7 @@ fn store_lazy(
     let handle = fs.start(disk::STORE_CREDITS)?;
     if grows {
         settle_size(fs, inode, state);
+        note_growth(inode, state, handle.tid());
         inode.touch_tid(handle.tid(), true);
     }
     disk::store(fs, &handle, inode, state)?;
