@@ -12,6 +12,7 @@ use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
 use crate::journal::{Journal, State};
+use crate::part::ADDED_BLOCKS;
 use crate::stats;
 use crate::transaction::{Phase, Running, Transaction};
 
@@ -133,6 +134,8 @@ impl Journal {
     /// Log blocks that a transaction takes whose buffers and revoke blocks are `blocks`.
     pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
         let Some(log) = &self.inner.log else { return 0 };
+        let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
+        let blocks = blocks.saturating_add(added);
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
         blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1)
     }

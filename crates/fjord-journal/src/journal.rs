@@ -23,7 +23,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
-use crate::commit::Flying;
+use crate::commit::{Flying, WholeReason};
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
@@ -130,6 +130,8 @@ pub(crate) struct State {
     pub(crate) checkpoints: VecDeque<Checkpoint>,
     /// A thread is committing, or is changing what only a committer may.
     pub(crate) committer_busy: bool,
+    /// The last transaction that committed as a whole for want of a smaller commit, and why.
+    pub(crate) whole: Option<(Tid, WholeReason)>,
     /// Threads that wait for the committer's place to commit; fast commits let them go first.
     pub(crate) commits_waiting: u32,
     /// The newest transaction that is durable and whose callbacks have run.
@@ -223,6 +225,7 @@ impl Journal {
             committing: VecDeque::new(),
             checkpoints: VecDeque::new(),
             committer_busy: false,
+            whole: None,
             commits_waiting: 0,
             committed: Tid(next_tid.0.wrapping_sub(1)),
             logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),

@@ -16,6 +16,9 @@ use std::collections::{HashMap, HashSet};
 
 use fjord_format::types::BlockNo;
 
+use crate::error::Result;
+use crate::handle::Handle;
+
 /// A part of the file system, by a number of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part(pub u32);
@@ -35,7 +38,23 @@ pub trait Parts: Send + Sync {
     /// `current` to `version`, which comes in as the block's last committed contents. Both
     /// have the length of a block.
     fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet);
+
+    /// Whether the parts can commit by themselves as they are; if not,
+    /// [`Parts::before_whole_commit`] has something to add.
+    fn is_ready(&self, _chosen: &PartSet) -> bool {
+        true
+    }
+
+    /// Adds, under a handle of the transaction that is about to commit as a whole, what it must
+    /// not be without: at most one block that it does not have. No other handle is
+    /// open; must not wait for any.
+    fn before_whole_commit(&self, _handle: &Handle) -> Result<()> {
+        Ok(())
+    }
 }
+
+/// Blocks that [`Parts::before_whole_commit`] may add to a transaction.
+pub(crate) const ADDED_BLOCKS: u32 = 1;
 
 /// Parts that commit together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,8 @@
 //! `i_dtime`), the orphan file, and their processing at mount.
 //!
 //! Invariants: an inode whose blocks would be lost by a crash is recorded before its
-//! transaction ends; `OrphanTable::list` mirrors the on-disk list, head first; the next
+//! transaction ends (where groups commit alone, just before it is frozen: most have been deleted
+//! by then); `OrphanTable::list` mirrors the on-disk list, head first; the next
 //! pointer of a listed inode is taken from there whenever the inode is stored.
 //!
 //! Locking: `serial` is taken with a handle open, after inode state locks and before buffers,
@@ -32,6 +33,9 @@ pub(crate) const CREDITS: u32 = 4;
 struct OrphanState {
     /// Inodes on the linked list, head first.
     list: Vec<InodeNo>,
+    /// Inodes that the running transaction made orphans and no commit has as such, where
+    /// groups commit alone: see [`record_all`].
+    unrecorded: Vec<InodeNo>,
     /// Blocks of the orphan file with the seed of their checksums, if there is one.
     file: Vec<BlockNo>,
     seed: Option<u32>,
@@ -63,7 +67,12 @@ impl OrphanTable {
     /// Whether no inode is recorded.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        state.list.is_empty() && state.slots.is_empty()
+        state.list.is_empty() && state.slots.is_empty() && state.unrecorded.is_empty()
+    }
+
+    /// Inodes that go on the list only if they are orphans still when their transaction commits.
+    pub(crate) fn unrecorded(&self) -> Vec<InodeNo> {
+        self.state.lock().unrecorded.clone()
     }
 }
 
@@ -80,6 +89,10 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
         let slot = add_to_file(fs, h, inode.ino)?;
         state.orphan = Some(match slot {
             Some((block, slot)) => Orphan::File { block, slot },
+            None if fs.commits_groups() => {
+                fs.orphans.state.lock().unrecorded.push(inode.ino);
+                Orphan::List
+            }
             None => {
                 fs.orphans.state.lock().list.insert(0, inode.ino);
                 fs.set_last_orphan(h, inode.ino.0)?;
@@ -88,6 +101,24 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
         });
     }
     disk::store(fs, h, inode, state)
+}
+
+/// Puts on the list, just before the running transaction commits as a whole, all that it leaves as
+/// orphans. Until then most have been deleted, in the same transaction, so that the head of the list,
+/// which is the superblock's and thus of no group, seldom changes.
+pub(crate) fn record_all(fs: &FsInner, h: &Handle) -> Result<()> {
+    let _serial = fs.orphans.freeze();
+    let fresh = {
+        let mut orphans = fs.orphans.state.lock();
+        let fresh = std::mem::take(&mut orphans.unrecorded);
+        orphans.list.splice(0..0, fresh.iter().copied());
+        fresh
+    };
+    let Some(head) = fresh.first() else { return Ok(()) };
+    for &ino in &fresh {
+        disk::relink_orphan(fs, h, ino)?;
+    }
+    fs.set_last_orphan(h, head.0)
 }
 
 /// Takes `inode` out of the record; the caller stores it.
@@ -116,6 +147,10 @@ pub(crate) fn remove(
 fn remove_from_list(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<()> {
     let (previous, next) = {
         let mut orphans = fs.orphans.state.lock();
+        if let Some(at) = orphans.unrecorded.iter().position(|&i| i == ino) {
+            orphans.unrecorded.remove(at);
+            return Ok(());
+        }
         let Some(at) = orphans.list.iter().position(|&i| i == ino) else { return Ok(()) };
         orphans.list.remove(at);
         let previous = at.checked_sub(1).map(|i| orphans.list[i]);

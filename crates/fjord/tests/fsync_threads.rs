@@ -58,6 +58,8 @@ struct Worker<'a> {
     thread: usize,
     dirs: Vec<(String, InodeRef)>,
     live: HashMap<Slot, (usize, InodeRef)>,
+    /// Open files that were removed.
+    nameless: Vec<InodeRef>,
     histories: Vec<History>,
     rng: Rng,
     returned: &'a AtomicU64,
@@ -71,8 +73,8 @@ impl<'a> Worker<'a> {
             .map(|name| root.lookup(name.as_bytes()).map(|dir| (name, dir)))
             .collect::<Result<_>>()?;
         let rng = Rng::new(mix(seed ^ thread as u64));
-        let (live, histories) = Default::default();
-        Ok(Worker { thread, dirs, live, histories, rng, returned })
+        let (live, nameless, histories) = Default::default();
+        Ok(Worker { thread, dirs, live, nameless, histories, rng, returned })
     }
 
     fn slot(&mut self) -> (Slot, usize) {
@@ -131,11 +133,14 @@ impl<'a> Worker<'a> {
     fn unlink(&mut self, slot: &Slot, dir: usize) -> Result<()> {
         let Some((index, file)) = self.live.remove(slot) else { return Ok(()) };
         self.histories[index].may_be_gone = true;
-        // Some are open while they lose their name, some are not.
-        let held = (self.rng.below(2) == 0).then_some(file);
-        let done = self.dirs[dir].1.unlink(slot.1.as_bytes());
-        drop(held);
-        done
+        // Some stay open for a while without a name.
+        if self.rng.below(2) == 0 {
+            self.nameless.push(file);
+        }
+        if self.nameless.len() > 2 {
+            self.nameless.clear();
+        }
+        self.dirs[dir].1.unlink(slot.1.as_bytes())
     }
 
     fn rename(&mut self, from: &Slot, dir: usize) -> Result<()> {

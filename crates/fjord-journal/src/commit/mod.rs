@@ -32,11 +32,13 @@ use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
 use fjord_format::types::Tid;
 
+use crate::admission::Admitted;
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::{JournalError, Result};
+use crate::handle::Handle;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
-use crate::part::Part;
+use crate::part::{ADDED_BLOCKS, Part};
 use crate::stats;
 use crate::transaction::{
     Batch, Callback, Checkpoint, Committing, Phase, Sequence, Transaction, Version,
@@ -66,7 +68,27 @@ impl Journal {
     }
 
     fn commit_whole(&self, locked: &Locked, began: Instant) -> Result<()> {
+        self.complete_whole(locked)?;
         self.commit_batch(locked.transaction.freeze(locked.sequence), began).map(drop)
+    }
+
+    /// Lets the file system add to a transaction, which is locked and about to be frozen as a
+    /// whole, what it must have. On failure the journal is stopped.
+    fn complete_whole(&self, locked: &Locked) -> Result<()> {
+        let Some(parts) = self.parts() else { return Ok(()) };
+        let generation = {
+            let mut state = self.inner.state.lock();
+            let Some(running) = &mut state.running else { return Ok(()) };
+            running.handles += 1;
+            running.reserved_blocks += ADDED_BLOCKS;
+            running.generation
+        };
+        let transaction = locked.transaction.clone();
+        let admitted = Admitted { transaction, generation, credits: ADDED_BLOCKS };
+        let handle = Handle::new(self.clone(), admitted);
+        let done = parts.before_whole_commit(&handle);
+        handle.stop();
+        done.inspect_err(|error| self.abort(error.clone()))
     }
 
     /// Writes what is frozen. Returns how many log blocks that took.

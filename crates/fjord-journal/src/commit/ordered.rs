@@ -70,6 +70,7 @@ impl Journal {
     pub(crate) fn begin_commit(&self) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
+        self.complete_whole(&locked)?;
         self.begin_batch(locked.transaction.freeze(locked.sequence), began, false).map(drop)
     }
 

@@ -19,7 +19,7 @@
 //! [`Running::wanted`]: crate::transaction::Running
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
@@ -72,6 +72,24 @@ pub enum WholeReason {
     UnderWay,
 }
 
+/// How often, and how long, a commit of parts that are not ready waits for them.
+const TRIES_MAX: u32 = 8;
+const TRY_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Why parts cannot commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unplanned {
+    Whole(WholeReason),
+    /// See [`Parts::is_ready`]; that may pass.
+    NotReady,
+}
+
+impl From<WholeReason> for Unplanned {
+    fn from(reason: WholeReason) -> Unplanned {
+        Unplanned::Whole(reason)
+    }
+}
+
 /// What a commit of parts takes.
 struct Plan {
     closure: PartSet,
@@ -105,12 +123,13 @@ impl Journal {
             self.check_running()?;
             if state.committed.at_least(tid) {
                 let waited = goal.is_some();
-                let whole = PartialCommit::Whole(WholeReason::UnderWay);
+                let whole = PartialCommit::Whole(state.why_whole(tid));
                 return Ok(if waited { whole } else { PartialCommit::Durable });
             }
             if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
+                let reason = state.why_whole(tid);
                 drop(state);
-                return self.commit_whole_for(tid, WholeReason::UnderWay);
+                return self.commit_whole_for(tid, reason);
             }
             let need = *goal.get_or_insert_with(|| need(&mut state, seeds));
             let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
@@ -151,8 +170,18 @@ impl Journal {
     /// place.
     fn commit_wanted(&self, log: &Log, parts: &Arc<dyn Parts>) -> Result<PartialCommit> {
         let began = Instant::now();
-        let locked = self.lock_running()?;
-        let log_blocks = match self.plan(log, parts, &locked) {
+        let mut locked = self.lock_running()?;
+        let mut plan = self.plan(log, parts, &locked);
+        for _ in 0..TRIES_MAX {
+            if plan.as_ref().err() != Some(&Unplanned::NotReady) {
+                break;
+            }
+            self.unlock_for_now(&locked);
+            std::thread::sleep(TRY_INTERVAL);
+            locked = self.lock_running()?;
+            plan = self.plan(log, parts, &locked);
+        }
+        let log_blocks = match plan {
             Ok(Some(plan)) => {
                 let batch = take_parts(parts, &locked, plan);
                 let batch = batch.inspect_err(|error| self.abort(error.clone()))?;
@@ -162,7 +191,12 @@ impl Journal {
             }
             // An earlier commit took what was wanted.
             Ok(None) => 0,
-            Err(reason) => {
+            Err(unplanned) => {
+                let reason = match unplanned {
+                    Unplanned::Whole(reason) => reason,
+                    Unplanned::NotReady => WholeReason::WholePart,
+                };
+                self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
                 self.commit_whole(&locked, began)?;
                 return Ok(PartialCommit::Whole(reason));
             }
@@ -176,13 +210,23 @@ impl Journal {
         Ok(PartialCommit::Parts { log_blocks })
     }
 
+    /// Lets handles go on for a moment, for those who wait as before.
+    fn unlock_for_now(&self, locked: &Locked) {
+        let mut state = self.inner.state.lock();
+        if let Some(running) = &mut state.running {
+            running.phase = Phase::Running;
+            running.wanted.extend_from_slice(&locked.wanted);
+        }
+        self.inner.unlocked.notify_all();
+    }
+
     /// What to take for those who wait; `None` if that is nothing.
     fn plan(
         &self,
         log: &Log,
         parts: &Arc<dyn Parts>,
         locked: &Locked,
-    ) -> Result<Option<Plan>, WholeReason> {
+    ) -> Result<Option<Plan>, Unplanned> {
         let mut contents = locked.transaction.contents.lock();
         let mut closure = contents.parts.closure(&locked.wanted);
         if planted(Bug::PartsNotClosed) {
@@ -192,12 +236,15 @@ impl Journal {
             return Ok(None);
         }
         if closure.contains(Part::WHOLE) {
-            return Err(WholeReason::WholePart);
+            return Err(WholeReason::WholePart.into());
+        }
+        if !parts.is_ready(&closure) {
+            return Err(Unplanned::NotReady);
         }
         let counts = Counts::of(&contents, parts, &closure);
         drop(contents);
         if let Some(reason) = counts.are_nearly_all() {
-            return Err(reason);
+            return Err(reason.into());
         }
         let per_block = log.format.revokes_per_block().max(1);
         let rest = counts.all_revokes - counts.revokes;
@@ -209,7 +256,7 @@ impl Journal {
         let rest = reserved.saturating_sub((counts.blocks + revoke_blocks) as u32);
         let need = self.log_blocks_needed(rest).saturating_add(shape.blocks() as u32 + 1);
         if need > self.free_blocks(&state) {
-            return Err(WholeReason::LogSpace);
+            return Err(WholeReason::LogSpace.into());
         }
         Ok(Some(Plan { closure, revoke_blocks: revoke_blocks as u32 }))
     }
@@ -233,6 +280,14 @@ fn need(state: &mut State, seeds: &[Part]) -> Need {
         Need::InFlight(running.generation)
     } else {
         Need::Nothing
+    }
+}
+
+impl State {
+    /// Why the commit of a whole transaction served somebody who wanted parts of it: if it was
+    /// begun for the sake of parts, what that found holds for all who waited with it.
+    fn why_whole(&self, tid: Tid) -> WholeReason {
+        self.whole.filter(|(other, _)| *other == tid).map_or(WholeReason::UnderWay, |(_, why)| why)
     }
 }
 

@@ -330,7 +330,7 @@ fn a_log_without_room_for_two_commits_all() {
     let mut reasons = Vec::new();
     for round in 0..12 {
         let tid = write(0);
-        for block in 1..8 {
+        for block in 1..7 {
             write(block);
         }
         if let PartialCommit::Whole(reason) = journal.commit_parts(tid, &[Part(0)]).unwrap() {

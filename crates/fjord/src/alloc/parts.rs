@@ -5,14 +5,17 @@
 //! group that it describes, its block is shared; the superblock is of no group.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use fjord_format::geometry::Geometry;
 use fjord_format::superblock::SUPERBLOCK_OFFSET_BYTES;
 use fjord_format::types::{BlockNo, GroupNo};
-use fjord_journal::{Part, PartSet, Parts};
+use fjord_journal::{Handle, JournalError, Part, PartSet, Parts};
 
 use super::Groups;
+use crate::error::Error;
 use crate::fs::FsInner;
+use crate::orphan;
 
 /// Bitmaps or inode tables of groups in a row that lie one behind the other in another group
 /// (`flex_bg`).
@@ -55,6 +58,7 @@ pub(crate) fn part_of_group(group: GroupNo) -> Part {
 
 /// See the module.
 pub(crate) struct GroupParts {
+    fs: Weak<FsInner>,
     geo: Geometry,
     superblock: BlockNo,
     /// What lies outside its group, by place.
@@ -64,7 +68,8 @@ pub(crate) struct GroupParts {
 }
 
 impl GroupParts {
-    pub(crate) fn new(geo: &Geometry, groups: &Groups) -> GroupParts {
+    pub(crate) fn new(fs: &Arc<FsInner>) -> GroupParts {
+        let (geo, groups): (&Geometry, &Groups) = (&fs.geo, &fs.groups);
         let mut foreign = groups.foreign.clone();
         foreign.sort_by_key(|run| run.start);
         let desc_blocks = (0..).map_while(|index| {
@@ -72,6 +77,7 @@ impl GroupParts {
             Some((block, index))
         });
         GroupParts {
+            fs: Arc::downgrade(fs),
             superblock: BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size)),
             foreign,
             desc_blocks: desc_blocks.collect(),
@@ -105,6 +111,22 @@ impl Parts for GroupParts {
                 version.copy_from_slice(current);
             }
         }
+    }
+
+    fn is_ready(&self, chosen: &PartSet) -> bool {
+        let Some(fs) = self.fs.upgrade() else { return true };
+        !fs.orphans.unrecorded().iter().any(|&ino| {
+            let location = self.geo.inode_location(ino);
+            location.is_none_or(|location| chosen.contains(part_of_group(location.group)))
+        })
+    }
+
+    fn before_whole_commit(&self, handle: &Handle) -> Result<(), JournalError> {
+        let Some(fs) = self.fs.upgrade() else { return Ok(()) };
+        orphan::record_all(&fs, handle).map_err(|error| match error {
+            Error::Journal(error) => error,
+            other => JournalError::Usage(format!("recording orphans: {other}")),
+        })
     }
 }
 

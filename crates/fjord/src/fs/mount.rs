@@ -148,7 +148,7 @@ fn load(
     if let Some(opened) = journal {
         fs.groups.protect_journal(opened.runs)?;
         if fs.commits_groups() {
-            let parts = fs.parts.get_or_init(|| Arc::new(GroupParts::new(&fs.geo, &fs.groups)));
+            let parts = fs.parts.get_or_init(|| Arc::new(GroupParts::new(&fs)));
             opened.journal.set_parts(parts.clone())?;
         }
         fs.set_journal(opened.journal);

@@ -16,7 +16,8 @@
 //! path to the file as far as it is uncommitted.
 //!
 //! Falls back to compound: `entangled` (the closure is nearly everything), `superblock` (it holds
-//! that: the orphan list, the first orphan of a mount), `log-full` (no room for two
+//! that: the first orphan of a mount with an orphan file; without one, a file that loses its last
+//! name and stays open, see [`crate::orphan`]), `log-full` (no room for two
 //! transactions instead of one), `commit-under-way`, `no-log`.
 //!
 //! A crash before 5 is complete leaves the closure as of its last commit, after it the new
