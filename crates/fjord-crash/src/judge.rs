@@ -358,7 +358,7 @@ impl Judge {
             return self.is_refused(dirty);
         }
         let path = self.scratch.join("dirty");
-        dirty.write_to_file(&path)?;
+        with_whole_superblock(dirty).write_to_file(&path)?;
         let plan = fjord::inspect::log(&path).ok().flatten();
         let fast_commits = plan.as_ref().is_some_and(has_records);
         let excuses = plan.as_ref().map(|plan| self.excuses(dirty, plan)).unwrap_or_default();
@@ -449,6 +449,21 @@ fn has_checksums(image: &Image) -> bool {
     image.read(SUPERBLOCK_AT, &mut bytes);
     let has = |raw: RawSuperblock| raw.features().ro_compat.contains(RoCompat::METADATA_CSUM);
     RawSuperblock::decode(&bytes).is_ok_and(has)
+}
+
+/// The image with the right checksum in its superblock, for a look at its log: what a torn one says of
+/// the journal's place holds.
+fn with_whole_superblock(image: &Image) -> Image {
+    /// Where the checksum is in it.
+    const CHECKSUM: u64 = 0x3FC;
+    let mut image = image.clone();
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    image.read(SUPERBLOCK_AT, &mut bytes);
+    if let Ok(mut raw) = RawSuperblock::decode(&bytes) {
+        raw.update_checksum();
+        image.write(SUPERBLOCK_AT + CHECKSUM, &raw.s_checksum.get().to_le_bytes());
+    }
+    image
 }
 
 fn superblock_is_torn(image: &Image) -> bool {
