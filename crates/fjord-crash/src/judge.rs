@@ -187,8 +187,8 @@ impl Judge {
     }
 
     /// A bit of the log that was written since `base`. The first words of a block are spared:
-    /// without them the log ends there, and nothing tells that it went on. `None` where logged
-    /// blocks have no checksums.
+    /// without them the log ends there, and nothing tells that it went on. So does a stream of fast
+    /// commits at a wrong checksum. `None` where logged blocks have no checksums.
     pub fn choose_damage(&self, dirty: &Image, base: &Image, rng: &mut Rng) -> Option<Damage> {
         const SPARED_BYTES: u64 = 64;
         let in_log = |at: &u64| {
@@ -205,7 +205,7 @@ impl Judge {
         let inside = rng.below(PIECE_BYTES as u64 / 1024) * 1024 + rng.range(SPARED_BYTES, 1024);
         let at = rng.pick(&pieces) + inside;
         let bit = rng.below(8) as u8;
-        in_log(&at).then_some(Damage { at, bit })
+        (in_log(&at) && !self.is_fast_commit(dirty, at)).then_some(Damage { at, bit })
     }
 
     /// Turns one bit of the image: the mount must be refused, or the bit must not matter.
@@ -309,6 +309,22 @@ impl Judge {
         };
         let stale_area = !has_records(plan) && stale_area() == Some(true);
         Excuses { torn_commit, stale_area }
+    }
+
+    /// Whether a byte of the log is in the fast-commit area.
+    fn is_fast_commit(&self, image: &Image, at: u64) -> bool {
+        let mut bytes = [0; jbd2::SUPERBLOCK_BYTES];
+        let Some(superblock) = self.journal_superblock(image).and_then(|at| {
+            image.read(at, &mut bytes);
+            jbd2::Superblock::decode(&bytes).ok()
+        }) else {
+            return false;
+        };
+        let block_size = u64::from(superblock.s_blocksize);
+        superblock.fast_commit_area().any(|block| {
+            let start = self.log_block(block, block_size);
+            start.is_some_and(|start| (start..start + block_size).contains(&at))
+        })
     }
 
     /// The byte offset of a block of the journal; block 1 is the first of the log.
