@@ -16,6 +16,9 @@ use crate::device::Class;
 /// So many pieces fill a window.
 const PIECES: u64 = 2;
 const PIECE_ALIGN_BYTES: u64 = 4096;
+/// More bytes of class Sync than these are slow by themselves: what shares the device with them tells
+/// nothing of lower classes.
+const SYNC_BYTES_MAX: u64 = 64 << 10;
 /// After so long without lower classes, nothing of theirs is left even in a protected cache.
 const QUIET_NS: u64 = 100_000_000;
 
@@ -27,6 +30,8 @@ struct Draining {
     bytes: u64,
     /// Anything was transferred since the flush before.
     has_work: bool,
+    /// Bytes of class Sync transferred since the flush before.
+    sync_bytes: u64,
 }
 
 /// Guarded, like all of the scheduler, by its owner.
@@ -36,6 +41,11 @@ pub(super) struct Share {
     flying: [u32; 3],
     /// Bytes of lower classes under way.
     lower_bytes: u64,
+    /// Bytes of class Sync under way, and when they were too many last.
+    sync_bytes: u64,
+    sync_heavy_ns: Option<u64>,
+    /// Bytes of class Sync transferred since the last flush began.
+    sync_cached_bytes: u64,
     pub(super) flying_flushes: u32,
     /// Commands of lower classes under way that were sent while these bounds did not hold, and when
     /// the last such one ended: what shared the device with them teaches nothing.
@@ -72,6 +82,9 @@ impl Share {
         Share {
             flying: [0; 3],
             lower_bytes: 0,
+            sync_bytes: 0,
+            sync_heavy_ns: None,
+            sync_cached_bytes: 0,
             flying_flushes: 0,
             unbounded: 0,
             unbounded_end_ns: 0,
@@ -176,6 +189,8 @@ impl Share {
             if self.flying[Class::Sync as usize] == 0 {
                 self.overtaking_bytes = 0;
             }
+            self.sync_bytes += sent.len;
+            self.note_heavy(sent.sent_ns);
         } else {
             self.lower_seen_ns = sent.sent_ns;
             self.unbounded += u32::from(!sent.bounded);
@@ -196,7 +211,10 @@ impl Share {
         self.has_work |= sent.kind.changes();
         if sent.class == Class::Sync {
             self.overtaking_bytes = 0;
-            if is_plain_write {
+            self.note_heavy(now_ns);
+            self.sync_bytes -= sent.len;
+            self.sync_cached_bytes += if sent.kind.changes() { sent.len } else { 0 };
+            if is_plain_write && self.is_light(sent) {
                 self.learn_alone(sent, now_ns, tuning);
             }
             return;
@@ -211,6 +229,7 @@ impl Share {
             self.unbounded -= 1;
             self.unbounded_end_ns = now_ns;
         } else if is_plain_write
+            && self.is_light(sent)
             && self.is_busy(now_ns, tuning)
             && self.judge(sent, now_ns, tuning)
             && was_filled
@@ -218,6 +237,17 @@ impl Share {
             let bytes_max = u64::from(tuning.background_depth) * tuning.background_bytes_max;
             self.window.widen(sent.sent_ns, now_ns, bytes_max);
         }
+    }
+
+    fn note_heavy(&mut self, now_ns: u64) {
+        if self.sync_bytes > SYNC_BYTES_MAX {
+            self.sync_heavy_ns = Some(now_ns);
+        }
+    }
+
+    /// Whether class Sync had little in the device since this was sent.
+    fn is_light(&self, sent: &Flying) -> bool {
+        self.sync_heavy_ns.is_none_or(|at_ns| at_ns < sent.sent_ns)
     }
 
     /// What a write of class Sync tells.
@@ -256,7 +286,9 @@ impl Share {
     pub(super) fn begin_flush(&mut self, command: CommandId) {
         self.flying_flushes += 1;
         let has_work = std::mem::take(&mut self.has_work);
-        self.draining.push(Draining { command, bytes: self.transferred_bytes, has_work });
+        let sync_bytes = std::mem::take(&mut self.sync_cached_bytes);
+        let bytes = self.transferred_bytes;
+        self.draining.push(Draining { command, bytes, has_work, sync_bytes });
     }
 
     pub(super) fn end_flush(
@@ -275,8 +307,9 @@ impl Share {
         self.durable_bytes = self.durable_bytes.max(flush.bytes);
         let width = self.cache_window.bytes();
         let was_full = std::mem::take(&mut self.was_full);
-        if drained_bytes / 2 > width {
-            // So much was sent while other bounds held.
+        let is_light = self.is_light(sent) && flush.sync_bytes <= SYNC_BYTES_MAX;
+        if drained_bytes / 2 > width || !is_light {
+            // So much was sent while other bounds held, or by those who wait themselves.
             return;
         }
         // What nobody waits for begins at moments of its own, and what has nothing to drain is
