@@ -3,11 +3,9 @@
 //!
 //! Invariant: nothing here reads a real clock, and all that is random comes from one seed.
 
-use std::collections::HashMap;
-
-use fjord_block::epoch::{self, DeviceTraits, EpochQueue, Io, IoKind, Tuning};
-use fjord_block::sim::{CommandId, Completion, Profile, SimCore, SimStats, UNIT_BYTES};
-use fjord_block::{Buf, Class, Order, Request};
+use fjord_block::epoch::{Io, Tuning};
+use fjord_block::sim::{Profile, SimCore, SimQueue, SimStats, UNIT_BYTES};
+use fjord_block::{Buf, Class, IoResult, Order, Request};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -34,66 +32,46 @@ pub(super) struct Run {
 }
 
 /// Where the writes go.
-struct Source {
-    rng: StdRng,
-    zeroes: Buf,
-}
+struct Places(StdRng);
 
-impl Source {
-    fn offset(&mut self) -> u64 {
-        self.rng.random_range(0..AREA_BYTES / UNIT_BYTES) * UNIT_BYTES
-    }
-
-    fn request(&self, offset: u64, len: u64, order: Order) -> Request {
-        let bufs = match len {
-            UNIT_BYTES => vec![self.zeroes.clone()],
-            // Neighbours that the scheduler has merged.
-            len => vec![Buf::zeroed(len as usize)],
-        };
-        Request::Write { offset, bufs, order, fua: false, class: Class::Sync }
+impl Places {
+    fn next(&mut self) -> u64 {
+        self.0.random_range(0..AREA_BYTES / UNIT_BYTES) * UNIT_BYTES
     }
 }
 
 /// A host that writes.
 trait Host {
-    /// Submits what may be submitted now.
-    fn submit(&mut self, core: &mut SimCore, source: &mut Source);
-    /// Learns of a completion; gives the number of writes that are done by it.
-    fn completed(&mut self, core: &mut SimCore, completion: &Completion) -> Result<u32>;
+    /// Submits what may be submitted and lets time pass until something is done; gives the number
+    /// of writes.
+    fn step(&mut self, places: &mut Places) -> Result<u32>;
+    fn core(&mut self) -> &mut SimCore;
 }
 
 /// Runs one way of ordering on one device.
 pub(super) fn run(profile: &Profile, ordering: Ordering) -> Result<Run> {
-    let mut core = SimCore::new(profile, DEVICE_BYTES);
-    let zeroes = Buf::zeroed(UNIT_BYTES as usize);
-    let mut source = Source { rng: StdRng::seed_from_u64(SEED), zeroes };
-    let window = 2 * profile.queue_depth as usize;
+    let window = 2 * profile.queue_depth;
     let mut host: Box<dyn Host> = match ordering {
-        Ordering::Orderless => Box::new(Window { width: window, outstanding: 0 }),
-        Ordering::WaitOnTransfer => Box::new(Window { width: 1, outstanding: 0 }),
-        Ordering::TransferAndFlush => Box::new(Flushing { outstanding: 0, flushing: None }),
+        Ordering::Orderless => Box::new(Direct::new(profile, window, false)),
+        Ordering::WaitOnTransfer => Box::new(Direct::new(profile, 1, false)),
+        Ordering::TransferAndFlush => Box::new(Direct::new(profile, 1, true)),
         Ordering::Barrier => Box::new(Scheduled::new(profile, window)),
     };
+    let mut places = Places(StdRng::seed_from_u64(SEED));
     let slow = ordering == Ordering::TransferAndFlush || profile.barrier.is_none();
     let count = if slow { SLOW_WRITE_COUNT } else { WRITE_COUNT };
     let warm = count / 4;
     let (mut done, mut start_ns) = (0, 0);
     while done < count {
-        host.submit(&mut core, &mut source);
-        let completions = core.advance_to_completion();
-        if completions.is_empty() {
-            return Err(BenchError::Usage("the modelled device has come to a halt".into()));
-        }
-        for completion in completions {
-            let was_warm = done >= warm;
-            done += host.completed(&mut core, &completion)?;
-            if done >= warm && !was_warm {
-                start_ns = core.now_ns();
-                core.reset_stats();
-                core.start_trace();
-            }
+        let was_warm = done >= warm;
+        done += host.step(&mut places)?;
+        if done >= warm && !was_warm {
+            start_ns = host.core().now_ns();
+            host.core().reset_stats();
+            host.core().start_trace();
         }
     }
+    let core = host.core();
     let seconds = (core.now_ns() - start_ns) as f64 / 1e9;
     let depths = core.take_trace().queue_depths;
     let first_ns = depths.first().map_or(0, |(at_ns, _)| *at_ns);
@@ -105,105 +83,89 @@ pub(super) fn run(profile: &Profile, ordering: Ordering) -> Result<Run> {
     })
 }
 
-fn checked(completion: &Completion) -> Result<()> {
-    completion.result.clone().map_err(|error| BenchError::Io {
-        what: "write to the modelled device".into(),
-        source: error.into(),
-    })
+/// So many orderless writes at a time, straight to the device; each flushed or none.
+struct Direct {
+    core: SimCore,
+    data: Buf,
+    width: u32,
+    outstanding: u32,
+    flushes: bool,
 }
 
-/// So many writes at a time, without a flush.
-struct Window {
-    width: usize,
-    outstanding: usize,
+impl Direct {
+    fn new(profile: &Profile, width: u32, flushes: bool) -> Self {
+        let core = SimCore::new(profile, DEVICE_BYTES);
+        Direct { core, data: Buf::zeroed(UNIT_BYTES as usize), width, outstanding: 0, flushes }
+    }
+
+    /// Gives the number of commands that are done.
+    fn wait(&mut self) -> Result<u32> {
+        counted(self.core.advance_to_completion().into_iter().map(|done| done.result))
+    }
 }
 
-impl Host for Window {
-    fn submit(&mut self, core: &mut SimCore, source: &mut Source) {
+impl Host for Direct {
+    fn step(&mut self, places: &mut Places) -> Result<u32> {
         while self.outstanding < self.width {
-            let offset = source.offset();
-            core.submit(&source.request(offset, UNIT_BYTES, Order::Orderless));
+            self.core.submit(&Request::write(places.next(), vec![self.data.clone()]));
             self.outstanding += 1;
         }
-    }
-
-    fn completed(&mut self, _: &mut SimCore, completion: &Completion) -> Result<u32> {
-        checked(completion)?;
-        self.outstanding -= 1;
-        Ok(1)
-    }
-}
-
-/// A write, then a flush, then the next write.
-struct Flushing {
-    outstanding: usize,
-    flushing: Option<CommandId>,
-}
-
-impl Host for Flushing {
-    fn submit(&mut self, core: &mut SimCore, source: &mut Source) {
-        if self.outstanding == 0 {
-            let offset = source.offset();
-            core.submit(&source.request(offset, UNIT_BYTES, Order::Orderless));
-            self.outstanding = 1;
+        let done = self.wait()?;
+        self.outstanding -= done;
+        if self.flushes {
+            self.core.submit(&Request::flush());
+            self.wait()?;
         }
+        Ok(done)
     }
 
-    fn completed(&mut self, core: &mut SimCore, completion: &Completion) -> Result<u32> {
-        checked(completion)?;
-        if self.flushing.take() == Some(completion.id) {
-            self.outstanding = 0;
-            return Ok(1);
-        }
-        self.flushing = Some(core.submit(&Request::flush()));
-        Ok(0)
+    fn core(&mut self) -> &mut SimCore {
+        &mut self.core
     }
 }
 
 /// Barrier writes through the epoch scheduler.
 struct Scheduled {
-    queue: EpochQueue,
-    width: usize,
-    outstanding: usize,
-    commands: HashMap<CommandId, epoch::CommandId>,
+    sim: SimQueue,
+    width: u32,
+    outstanding: u32,
 }
 
 impl Scheduled {
-    fn new(profile: &Profile, width: usize) -> Self {
-        let traits = DeviceTraits::from(&profile.capabilities());
-        let queue = EpochQueue::new(traits, Tuning::for_depth(profile.queue_depth));
-        Scheduled { queue, width, outstanding: 0, commands: HashMap::new() }
+    fn new(profile: &Profile, width: u32) -> Self {
+        let tuning = Tuning::for_depth(profile.queue_depth);
+        Scheduled { sim: SimQueue::new(profile, DEVICE_BYTES, tuning), width, outstanding: 0 }
     }
 }
 
 impl Host for Scheduled {
-    fn submit(&mut self, core: &mut SimCore, source: &mut Source) {
+    fn step(&mut self, places: &mut Places) -> Result<u32> {
         while self.outstanding < self.width {
-            let io = Io::write(source.offset(), UNIT_BYTES, Order::Barrier, Class::Sync);
-            self.queue.push(io, core.now_ns());
+            self.sim.push(Io::write(places.next(), UNIT_BYTES, Order::Barrier, Class::Sync));
             self.outstanding += 1;
         }
-        while let Some(command) = self.queue.next_dispatch(core.now_ns()) {
-            let id = match command.kind {
-                IoKind::Write { order, .. } => {
-                    core.submit(&source.request(command.offset, command.len, order))
-                }
-                _ => core.submit(&Request::flush()),
-            };
-            self.commands.insert(id, command.id);
-        }
-    }
-
-    fn completed(&mut self, core: &mut SimCore, completion: &Completion) -> Result<u32> {
-        checked(completion)?;
-        if let Some(command) = self.commands.remove(&completion.id) {
-            self.queue.completed(command, Ok(()), core.now_ns());
-        }
-        let mut done = 0;
-        while self.queue.pop_done().is_some() {
-            done += 1;
-            self.outstanding -= 1;
-        }
+        let done = counted(self.sim.advance(u64::MAX).into_iter().map(|(_, result)| result))?;
+        self.outstanding -= done;
         Ok(done)
     }
+
+    fn core(&mut self) -> &mut SimCore {
+        self.sim.core_mut()
+    }
+}
+
+/// The number of results, all of them good.
+fn counted(results: impl ExactSizeIterator<Item = IoResult>) -> Result<u32> {
+    if results.len() == 0 {
+        return Err(BenchError::Usage("the modelled device has come to a halt".into()));
+    }
+    let mut count = 0;
+    for result in results {
+        result.map_err(|error| BenchError::Io {
+            what: "write to the modelled device".into(),
+            source: error.into(),
+        })?;
+        count += 1;
+    }
+    Ok(count)
 }

@@ -643,7 +643,7 @@ impl SimCore {
         self.events.clear();
         self.waiting.clear();
         self.depth = 0;
-        self.meter.set_depth(0, self.now_ns);
+        self.meter.end(self.now_ns);
         let mut ids: Vec<CommandId> = self.commands.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {

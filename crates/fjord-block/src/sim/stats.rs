@@ -1,14 +1,14 @@
 //! What the model counted. Owns the queue-depth histogram and the optional traces.
 //!
 //! Invariant: the histogram's times add up to the time since the device was made (or since the
-//! statistics were reset).
+//! statistics were reset), until its power was cut.
 
 use super::core::CommandId;
 
 /// Counts of a modelled device. Times are in virtual nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SimStats {
-    /// Time since the device was made or the statistics were reset.
+    /// Time since the device was made or the statistics were reset, until its power was cut.
     pub elapsed_ns: u64,
     /// Write commands transferred.
     pub write_count: u64,
@@ -100,6 +100,8 @@ pub(super) struct Meter {
     /// Since when the queue has the depth it has.
     depth_since_ns: u64,
     depth: u32,
+    /// When the power was cut: nothing is counted afterwards.
+    ended_ns: Option<u64>,
 }
 
 impl Meter {
@@ -112,7 +114,14 @@ impl Meter {
         }
     }
 
+    /// The power is cut.
+    pub(super) fn end(&mut self, now_ns: u64) {
+        self.set_depth(0, now_ns);
+        self.ended_ns.get_or_insert(now_ns);
+    }
+
     fn settle(&mut self, now_ns: u64) {
+        let now_ns = self.ended_ns.unwrap_or(now_ns);
         let index = self.depth as usize;
         if self.stats.queue_depth_ns.len() <= index {
             self.stats.queue_depth_ns.resize(index + 1, 0);
@@ -124,12 +133,13 @@ impl Meter {
     /// The counts up to `now_ns`.
     pub(super) fn snapshot(&mut self, now_ns: u64) -> SimStats {
         self.settle(now_ns);
-        self.stats.elapsed_ns = now_ns - self.started_ns;
+        self.stats.elapsed_ns = self.ended_ns.unwrap_or(now_ns) - self.started_ns;
         self.stats.clone()
     }
 
     /// Starts to count anew.
     pub(super) fn reset(&mut self, now_ns: u64) {
+        let now_ns = self.ended_ns.unwrap_or(now_ns);
         self.stats = SimStats::default();
         self.started_ns = now_ns;
         self.depth_since_ns = now_ns;

@@ -248,3 +248,19 @@ fn after_the_cut_nothing_works_and_what_was_under_way_fails() {
     assert!(failed.iter().all(|c| c.result.as_ref().is_err_and(|e| e.errno() == libc::EIO)));
     assert_eq!((core.queue_depth(), core.outstanding_count()), (0, 0));
 }
+
+/// Counts and times stand still from the cut on.
+#[test]
+fn nothing_is_counted_after_the_cut() {
+    let mut core = SimCore::new(&Profile::UFS, SIZE_BYTES);
+    let write = || Request::write(0, vec![Buf::zeroed(4096)]);
+    core.submit(&write());
+    core.advance_to_completion();
+    core.submit(&write());
+    core.power_off();
+    let before = core.stats();
+    assert!(before.elapsed_ns > 0 && before.write_count == 1);
+    core.submit(&write());
+    core.advance_to(core.now_ns() + 1_000_000_000);
+    assert_eq!(core.stats(), before);
+}
