@@ -8,11 +8,10 @@ mod crash;
 mod hostile;
 mod images;
 mod mounted;
+mod namespace;
 mod stages;
 
-use std::{os::unix::process::CommandExt, process::Command};
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -44,7 +43,7 @@ enum Task {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    enter_namespace()?;
+    namespace::enter()?;
     match args.command {
         Task::Test(args) => stages::run(&args),
         Task::Images(args) => images::run(&args),
@@ -55,21 +54,6 @@ fn main() -> Result<()> {
         Task::Bench(args) => bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
     }
-}
-
-/// Starts this program again in a private mount namespace (root only, once).
-fn enter_namespace() -> Result<()> {
-    const MARK: &str = "FJORD_XTASK_NAMESPACE";
-    if !rustix::process::geteuid().is_root() || std::env::var_os(MARK).is_some() {
-        return Ok(());
-    }
-    let error = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "--"])
-        .arg(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .env(MARK, "1")
-        .exec();
-    Err(error).context("cannot start unshare (package util-linux)")
 }
 
 /// The root of the workspace.

@@ -1,0 +1,85 @@
+//! A mount namespace of its own for each run, so that nothing it mounts outlives it.
+//!
+//! Invariant: a run holds no copy of other people's mounts of loop devices, RAM devices and FUSE:
+//! a copy keeps the device busy after they have unmounted it.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::mount::{UnmountFlags, unmount};
+
+/// Set in the environment of everything that runs inside.
+const MARK: &str = "FJORD_XTASK_NAMESPACE";
+
+/// Starts this program again in a private mount namespace (root only, once).
+pub(crate) fn enter() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    if std::env::var_os(MARK).is_some() {
+        return if is_new()? { drop_copies() } else { Ok(()) };
+    }
+    let error = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(MARK, "1")
+        .exec();
+    Err(error).context("cannot start unshare (package util-linux)")
+}
+
+/// Whether this process is the first in its namespace.
+fn is_new() -> Result<bool> {
+    let Some(parent) = rustix::process::getppid() else { return Ok(false) };
+    let parents = format!("/proc/{}/ns/mnt", parent.as_raw_nonzero());
+    Ok(fs::read_link(parents)? != fs::read_link("/proc/self/ns/mnt")?)
+}
+
+fn drop_copies() -> Result<()> {
+    let needed = [std::env::current_dir()?, std::env::current_exe()?, std::env::temp_dir()];
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    // Later ones may lie on earlier ones.
+    for dir in copies(&mounts).into_iter().rev() {
+        if !needed.iter().any(|path| path.starts_with(&dir)) {
+            // It may have gone with what it lay on.
+            let _ = unmount(&dir, UnmountFlags::DETACH);
+        }
+    }
+    Ok(())
+}
+
+/// Where loop devices, RAM devices and FUSE are mounted, by the text of mountinfo (proc(5)).
+fn copies(mountinfo: &str) -> Vec<PathBuf> {
+    let of_line = |line: &str| {
+        let (front, back) = line.split_once(" - ")?;
+        let dir = front.split(' ').nth(4)?;
+        let mut back = back.split(' ');
+        let (kind, source) = (back.next()?, back.next()?);
+        let is_copy = kind.starts_with("fuse")
+            || source.starts_with("/dev/loop")
+            || source.starts_with("/dev/zram");
+        (is_copy && kind != "fusectl").then(|| Path::new(&dir.replace("\\040", " ")).to_owned())
+    };
+    mountinfo.lines().filter_map(of_line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_devices_that_come_and_go_are_dropped() {
+        let mountinfo = "\
+            22 27 0:21 / /proc rw,relatime - proc proc rw\n\
+            27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+            30 27 0:30 / /sys/fs/fuse/connections rw - fusectl fusectl rw\n\
+            40 27 7:0 / /tmp/a\\040b rw - ext4 /dev/loop0 rw\n\
+            41 27 253:1 / /tmp/z rw - ext2 /dev/zram1 rw\n\
+            42 27 253:1 / /tmp/f rw - fuseblk.fjord /dev/sdb1 rw\n";
+        let dirs = copies(mountinfo);
+        assert_eq!(dirs, ["/tmp/a b", "/tmp/z", "/tmp/f"].map(PathBuf::from));
+    }
+}
