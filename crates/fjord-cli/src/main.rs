@@ -21,9 +21,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-#[global_allocator]
-static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let args = helper::translate(std::env::args_os().collect());
     let cli = match cli::Cli::try_parse_from(args) {
