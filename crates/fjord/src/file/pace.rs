@@ -29,9 +29,9 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Somebody calls fsync.
-    pub(crate) fn note_fsync(&self) {
-        self.last_fsync_ns.store(self.now_ns(), Ordering::Relaxed);
+    /// Somebody called fsync at `began`.
+    pub(crate) fn note_fsync(&self, began: Instant) {
+        self.last_fsync_ns.store(self.ns_of(began), Ordering::Relaxed);
     }
 
     /// Pages of `block_size` bytes in a batch, for which nobody waits in an fsync.
@@ -42,11 +42,13 @@ impl Pace {
 
     fn is_expected(&self) -> bool {
         let last_ns = self.last_fsync_ns.load(Ordering::Relaxed);
-        last_ns != 0 && u128::from(self.now_ns().saturating_sub(last_ns)) < EXPECTED.as_nanos()
+        last_ns != 0
+            && u128::from(self.ns_of(Instant::now()).saturating_sub(last_ns)) < EXPECTED.as_nanos()
     }
 
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64 | 1
+    fn ns_of(&self, time: Instant) -> u64 {
+        // Never 0, which stands for never.
+        time.saturating_duration_since(self.start).as_nanos() as u64 | 1
     }
 }
 
@@ -58,7 +60,7 @@ mod tests {
     fn batches_are_small_after_an_fsync() {
         let pace = Pace::default();
         assert_eq!(pace.batch_pages(4096), 2048);
-        pace.note_fsync();
+        pace.note_fsync(Instant::now());
         assert_eq!([pace.batch_pages(4096), pace.batch_pages(1024)], [256, 1024]);
     }
 }
