@@ -125,6 +125,8 @@ fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
 pub enum Workload {
     /// Append 4 KiB, fsync.
     AppendFsync,
+    /// Create a file, write 4 KiB, fsync and close it.
+    CreateFsync,
     /// Overwrite 4 KiB at random in a file of 16 MiB, fdatasync.
     OverwriteFdatasync,
     /// Write one large file and fsync it.
@@ -143,8 +145,9 @@ pub enum Workload {
 
 impl Workload {
     /// All workloads.
-    pub const ALL: [Workload; 8] = [
+    pub const ALL: [Workload; 9] = [
         Workload::AppendFsync,
+        Workload::CreateFsync,
         Workload::OverwriteFdatasync,
         Workload::SequentialWrite,
         Workload::SequentialRead,
@@ -158,6 +161,7 @@ impl Workload {
     pub fn name(self) -> &'static str {
         match self {
             Workload::AppendFsync => "append-fsync",
+            Workload::CreateFsync => "create-fsync",
             Workload::OverwriteFdatasync => "overwrite-fdatasync",
             Workload::SequentialWrite => "seq-write",
             Workload::SequentialRead => "seq-read",
@@ -180,7 +184,7 @@ impl Workload {
     /// What its rate counts per second.
     pub fn unit(self) -> &'static str {
         match self {
-            Workload::AppendFsync | Workload::OverwriteFdatasync => "ops/s",
+            Workload::AppendFsync | Workload::CreateFsync | Workload::OverwriteFdatasync => "ops/s",
             Workload::SequentialWrite | Workload::SequentialRead | Workload::ParallelRead => {
                 "MiB/s"
             }
@@ -193,7 +197,11 @@ impl Workload {
     pub(crate) fn needs_names(self) -> bool {
         matches!(
             self,
-            Workload::Untar | Workload::CreateUnlink | Workload::ParallelRead | Workload::OpenHuge
+            Workload::CreateFsync
+                | Workload::Untar
+                | Workload::CreateUnlink
+                | Workload::ParallelRead
+                | Workload::OpenHuge
         )
     }
 }

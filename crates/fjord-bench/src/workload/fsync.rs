@@ -34,6 +34,31 @@ pub(super) fn append(
     Ok(sample)
 }
 
+/// Creates one file after the other in a directory per thread, each written and fsynced.
+pub(super) fn create(
+    fs: &dyn BenchFs,
+    thread_count: usize,
+    turn: Duration,
+    round: u32,
+) -> io::Result<Sample> {
+    let root = format!("create-{round}");
+    fs.make_dir(&root)?;
+    let block = [0x5a; BLOCK_BYTES];
+    let start = |thread| {
+        let dir = format!("{root}/{thread}");
+        fs.make_dir(&dir)?;
+        Ok(dir)
+    };
+    let sample = run_timed(thread_count, turn, start, |dir: &mut String, index| {
+        let mut file = fs.create(&format!("{dir}/{index}"))?;
+        file.write_at(0, &block)?;
+        file.sync(false)
+    })?;
+    fs.remove_tree(&root)?;
+    fs.sync()?;
+    Ok(sample)
+}
+
 /// Overwrites random blocks of a file per thread, each followed by fdatasync.
 pub(super) fn overwrite(
     fs: &dyn BenchFs,

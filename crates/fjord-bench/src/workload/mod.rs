@@ -32,7 +32,9 @@ impl Case {
     pub(crate) fn all(options: &Options) -> Vec<Case> {
         let case = |workload| move |thread_count| Case { workload, thread_count };
         let threads = |workload| match workload {
-            Workload::AppendFsync | Workload::OverwriteFdatasync => options.fsync_threads.clone(),
+            Workload::AppendFsync | Workload::CreateFsync | Workload::OverwriteFdatasync => {
+                options.fsync_threads.clone()
+            }
             Workload::ParallelRead => options.read_threads.clone(),
             _ => vec![1],
         };
@@ -78,6 +80,9 @@ pub(crate) fn run_turn(
     match case.workload {
         Workload::AppendFsync => {
             fsync::append(&*stand.fs()?, case.thread_count, options.turn, round)
+        }
+        Workload::CreateFsync => {
+            fsync::create(&*stand.fs()?, case.thread_count, options.turn, round)
         }
         Workload::OverwriteFdatasync => {
             fsync::overwrite(&*stand.fs()?, case.thread_count, options.turn)

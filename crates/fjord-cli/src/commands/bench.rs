@@ -32,7 +32,8 @@ Targets:
   /any/path      a directory of your choice, such as one on ext4 or xfs
 
 Workloads:
-  append-fsync overwrite-fdatasync seq-write seq-read untar create-unlink parallel-read open-huge
+  append-fsync create-fsync overwrite-fdatasync seq-write seq-read untar create-unlink
+  parallel-read open-huge
 
 Figures in virtual time on modelled devices, nothing of this machine is measured:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
