@@ -2,14 +2,21 @@
 //!
 //! Owns what is shown of it; the arguments are `fjord_crash::command`'s.
 
-use std::sync::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use fjord_crash::campaign::{self, Plan};
+use fjord_crash::campaign::{self, Event};
 pub(crate) use fjord_crash::command::CrashArgs;
+use fjord_crash::explore::Shared;
 use fjord_crash::report::Report;
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// How often the bar is drawn, so that it also moves within a long workload.
+const DRAWN_EVERY: Duration = Duration::from_millis(250);
+/// How often a line is printed where no bar is drawn, into a file for example.
+const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Runs a campaign, one workload, or one case.
 pub(crate) fn run(args: &CrashArgs) -> Result<()> {
@@ -18,9 +25,12 @@ pub(crate) fn run(args: &CrashArgs) -> Result<()> {
     std::panic::set_hook(Box::new(|_| {}));
     let started = Instant::now();
     let report = if args.is_one_run() {
-        args.rerun(&|text| println!("{text}"))?
+        let shown = Shown::new(Some(1), started)?;
+        shown.during(|| args.rerun(&shown.shared, &|text| shown.say(text)))?
     } else {
-        many(&args.plan()?)?
+        let plan = args.plan()?;
+        let shown = Shown::new(plan.job_count(), started)?;
+        shown.during(|| campaign::run(&plan, &shown.shared, &|event| shown.happened(event)))?
     };
     print_report(&report, args.seed, started.elapsed());
     if !report.findings.is_empty() {
@@ -29,34 +39,81 @@ pub(crate) fn run(args: &CrashArgs) -> Result<()> {
     Ok(())
 }
 
-fn many(plan: &Plan) -> Result<Report> {
-    let bar = match plan.job_count() {
-        Some(count) => ProgressBar::new(count as u64),
-        None => ProgressBar::new_spinner(),
-    };
-    let style = "{wide_bar} {pos}/{len} workloads, {elapsed}, {msg}";
-    bar.set_style(ProgressStyle::with_template(style)?);
-    let started = Instant::now();
-    let shown = Mutex::new((0, Instant::now()));
-    let report = campaign::run(plan, &|sum| {
-        let rate = sum.all_states() as f64 / started.elapsed().as_secs_f64().max(0.001);
-        let found = sum.findings.len();
-        let line = format!("{} states, {rate:.0}/s, {found} findings", sum.all_states());
-        bar.set_position(sum.workloads);
-        bar.set_message(line.clone());
-        let Ok(mut shown) = shown.lock() else { return };
-        for finding in &sum.findings[shown.0..] {
-            bar.suspend(|| println!("{finding}\n"));
+/// Sets a flag when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What is seen of a campaign while it runs.
+struct Shown {
+    bar: ProgressBar,
+    started: Instant,
+    shared: Arc<Shared>,
+    workloads: AtomicU64,
+}
+
+impl Shown {
+    fn new(jobs: Option<usize>, started: Instant) -> Result<Shown> {
+        let bar = match jobs {
+            Some(count) => ProgressBar::new(count as u64),
+            None => ProgressBar::new_spinner(),
+        };
+        let style = "{wide_bar} {pos}/{len} workloads, {elapsed}, {msg}";
+        bar.set_style(ProgressStyle::with_template(style)?);
+        Ok(Shown { bar, started, shared: Arc::default(), workloads: AtomicU64::new(0) })
+    }
+
+    /// Draws on while this runs.
+    fn during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let done = AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            // Panics end it, too.
+            let _ends = Ends(&done);
+            scope.spawn(|| {
+                let mut said = Instant::now();
+                while !done.load(Ordering::Relaxed) {
+                    self.draw(&mut said);
+                    std::thread::sleep(DRAWN_EVERY);
+                }
+            });
+            work()
+        });
+        self.bar.finish_and_clear();
+        outcome
+    }
+
+    fn draw(&self, said: &mut Instant) {
+        let states = self.shared.states.load(Ordering::Relaxed);
+        let found = self.shared.findings.load(Ordering::Relaxed);
+        let rate = states as f64 / self.started.elapsed().as_secs_f64().max(0.001);
+        let line = format!("{states} states, {rate:.0}/s, {found} findings");
+        let workloads = self.workloads.load(Ordering::Relaxed);
+        if self.bar.is_hidden() && said.elapsed() >= SAID_EVERY {
+            *said = Instant::now();
+            println!("{workloads} workloads: {line}");
         }
-        shown.0 = found;
-        // Where no bar is drawn, into a file for example, a line now and then.
-        if bar.is_hidden() && shown.1.elapsed() > Duration::from_secs(30) {
-            shown.1 = Instant::now();
-            println!("{} workloads: {line}", sum.workloads);
+        self.bar.set_position(workloads);
+        self.bar.set_message(line);
+        self.bar.tick();
+    }
+
+    fn say(&self, text: &str) {
+        self.bar.suspend(|| println!("{text}"));
+    }
+
+    fn happened(&self, event: Event<'_>) {
+        match event {
+            // At once: making it small takes its time, and is shown in the end.
+            Event::Found(finding) => {
+                self.say(&format!("found, to be made small: {}\n", finding.problem))
+            }
+            Event::Done(sum) => self.workloads.store(sum.workloads, Ordering::Relaxed),
         }
-    })?;
-    bar.finish_and_clear();
-    Ok(report)
+    }
 }
 
 fn print_report(report: &Report, seed: u64, time: Duration) {
@@ -64,7 +121,7 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         println!("{finding}\n");
     }
     println!(
-        "seed {seed}: {} workloads, {} requests, {} images built, {} states tried ({} of them of \
+        "seed {seed}: {} workloads, {} requests, {} of {} moments cut, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
          Linux ({} of them with fast commits; {} torn superblocks, {} torn commit blocks and {} stale \
          areas left out), {} refused by both, {} logs with a wrong bit ({} \
@@ -72,6 +129,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
          parts, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
+        report.walked.tried,
+        report.walked.moments,
         report.cases,
         report.all_states(),
         report.inner_states,

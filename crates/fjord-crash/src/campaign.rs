@@ -6,6 +6,7 @@
 //! workload gets a configuration in turn, or all of them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -13,7 +14,8 @@ use anyhow::Result;
 use parking_lot::Mutex;
 
 use crate::base::Features;
-use crate::explore::{Config, Passed, Workload, explore};
+use crate::explore::{Config, Shared, Workload, explore};
+use crate::finding::Finding;
 use crate::minimise::minimise;
 use crate::record::DeviceKind;
 use crate::report::Report;
@@ -141,15 +143,27 @@ fn turn_of(job: usize, count: usize) -> usize {
     job % count * stride % count
 }
 
-/// Runs a plan; `progress` is called after each workload with the sum so far. Findings are
+/// What happens in a campaign.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// Something is found, and will be made small now.
+    Found(&'a Finding),
+    /// A workload has ended; the sum so far, with findings as small as they become.
+    Done(&'a Report),
+}
+
+/// Runs a plan; `progress` is told what happens, and `shared` tells how far it is. Findings are
 /// minimised.
 ///
 /// # Errors
 /// The tools do not run, or a base cannot be made.
-pub fn run(plan: &Plan, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report> {
+pub fn run(
+    plan: &Plan,
+    shared: &Arc<Shared>,
+    progress: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<Report> {
     let jobs = Mutex::new(plan.jobs());
     let total = Mutex::new(Report::default());
-    let passed = Passed::default();
     let stop = AtomicBool::new(false);
     let work = || -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
@@ -157,8 +171,9 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report> {
                 break;
             }
             let Some((config, workload)) = jobs.lock().next() else { break };
-            let mut report = explore(&config, &workload, &passed)?;
+            let mut report = explore(&config, &workload, shared)?;
             for finding in &mut report.findings {
+                progress(Event::Found(finding));
                 *finding = minimise(finding.clone())?;
                 plan.save.as_deref().map_or(Ok(()), |dir| finding.save(dir))?;
             }
@@ -167,7 +182,7 @@ pub fn run(plan: &Plan, progress: &(dyn Fn(&Report) + Sync)) -> Result<Report> {
             if total.findings.len() >= plan.findings_max {
                 stop.store(true, Ordering::Relaxed);
             }
-            progress(&total);
+            progress(Event::Done(&total));
         }
         Ok(())
     };

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +15,7 @@ use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 
 use crate::base::{FAST_COMMIT, FEATURES, Features, GROUPS, SPECIAL};
 use crate::campaign::Plan;
-use crate::explore::{Config, Passed, Replayer, Workload, explore, explore_recording};
+use crate::explore::{Config, Replayer, Shared, Workload, explore, explore_recording};
 use crate::finding::{CasePath, Damage, Target};
 use crate::minimise::minimise;
 use crate::ops;
@@ -98,6 +99,10 @@ pub struct CrashArgs {
     /// Torn images that each moment gives at the most
     #[arg(long, default_value_t = Budget::default().torn_max)]
     pub torn: usize,
+    /// About so many images of a workload: of one that would give more few moments are taken, evenly
+    /// and by seed. thousand-files has 4,000 if not given, others all
+    #[arg(long, value_name = "COUNT")]
+    pub images: Option<usize>,
     /// Of the states, one in so many is cut inside its recovery too; 0 for none
     #[arg(long, default_value_t = 60)]
     pub inner_every: u64,
@@ -200,6 +205,7 @@ impl fmt::Display for CrashArgs {
         line.flag("product", self.product);
         line.unless("subsets", &self.subsets, &usual.subsets);
         line.unless("torn", &self.torn, &usual.torn);
+        line.list("images", self.images);
         line.unless("inner-every", &self.inner_every, &usual.inner_every);
         line.unless("compare-every", &self.compare_every, &usual.compare_every);
         line.unless("damage-every", &self.damage_every, &usual.damage_every);
@@ -280,6 +286,7 @@ impl CrashArgs {
             seed: config.seed,
             subsets: config.budget.subsets_max,
             torn: config.budget.torn_max,
+            images: config.budget.images_max,
             inner_every: config.inner_every,
             compare_every: config.compare_every,
             damage_every: config.damage_every,
@@ -311,7 +318,8 @@ impl CrashArgs {
         };
         let mut config = Config::new(options);
         config.seed = self.seed;
-        config.budget = Budget { subsets_max: self.subsets, torn_max: self.torn };
+        config.budget =
+            Budget { subsets_max: self.subsets, torn_max: self.torn, images_max: self.images };
         (config.inner_every, config.compare_every) = (self.inner_every, self.compare_every);
         config.damage_every = self.damage_every;
         let families =
@@ -398,13 +406,13 @@ impl CrashArgs {
     }
 
     /// Judges one run again, or one case of it; `say` is told when the case is sound now and all
-    /// of the run is tried.
+    /// of the run is tried, and `shared` how far that is.
     ///
     /// # Errors
     /// The recording cannot be read, or the tools do not run.
-    pub fn rerun(&self, say: &dyn Fn(&str)) -> Result<Report> {
+    pub fn rerun(&self, shared: &Arc<Shared>, say: &dyn Fn(&str)) -> Result<Report> {
         if let Some(path) = &self.recording {
-            return self.rejudge(path, say);
+            return self.rejudge(path, shared, say);
         }
         let (config, workload) = self.one_run()?;
         if let Some(target) = self.target()? {
@@ -416,7 +424,7 @@ impl CrashArgs {
                 Err(error) => say(&format!("{error:#}; trying all of the workload")),
             }
         }
-        let mut report = explore(&config, &workload, &Passed::default())?;
+        let mut report = explore(&config, &workload, shared)?;
         report.findings.truncate(1);
         for finding in &mut report.findings {
             *finding = minimise(finding.clone())?;
@@ -426,10 +434,15 @@ impl CrashArgs {
     }
 
     /// The same for a recorded run.
-    fn rejudge(&self, path: &std::path::Path, say: &dyn Fn(&str)) -> Result<Report> {
+    fn rejudge(
+        &self,
+        path: &std::path::Path,
+        shared: &Arc<Shared>,
+        say: &dyn Fn(&str),
+    ) -> Result<Report> {
         let (line, recording) = Recording::load(path)?;
         let (config, workload) = CrashArgs::parse_line(&line)?.one_run()?;
-        let recording = std::sync::Arc::new(recording);
+        let recording = Arc::new(recording);
         let here = |mut report: Report| {
             report.findings.iter_mut().for_each(|found| found.saved = Some(path.to_owned()));
             report
@@ -441,7 +454,7 @@ impl CrashArgs {
             }
             say("this case is sound now; trying all of the recording");
         }
-        explore_recording(&config, &workload, recording, &Passed::default()).map(here)
+        explore_recording(&config, &workload, recording, shared, None).map(here)
     }
 }
 
@@ -471,6 +484,7 @@ mod tests {
             product: true,
             subsets: 5,
             torn: 0,
+            images: Some(99),
             inner_every: 1,
             compare_every: 2,
             damage_every: 3,

@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use fjord::{FsyncPolicyKind, MountOptions};
@@ -38,6 +40,8 @@ pub struct Workload {
     pub others: Vec<Vec<Op>>,
     /// The only feature set that it fits, if not all do.
     pub features: Option<Features>,
+    /// About so many images of it, if all would be too many ([`Budget::images_max`]).
+    pub images_max: Option<usize>,
 }
 
 impl Workload {
@@ -49,7 +53,7 @@ impl Workload {
     /// A workload of several threads, on any feature set.
     pub fn threads(setup: Vec<Op>, mut threads: Vec<Vec<Op>>) -> Workload {
         let ops = if threads.is_empty() { Vec::new() } else { threads.remove(0) };
-        Workload { setup, ops, others: threads, features: None }
+        Workload { setup, ops, others: threads, ..Workload::default() }
     }
 }
 
@@ -102,37 +106,60 @@ impl Config {
     pub fn of(&self, workload: &Workload) -> Config {
         let areas = self.features.areas;
         let features = workload.features.unwrap_or(self.features).with_areas(areas);
-        Config { features, ..self.clone() }
+        let images_max = self.budget.images_max.or(workload.images_max);
+        Config { features, budget: Budget { images_max, ..self.budget }, ..self.clone() }
     }
 }
 
-/// What e2fsck has passed already; share one between explorations.
-pub type Passed = Arc<Mutex<HashSet<u64>>>;
+/// What explorations share: what e2fsck has passed already, and how far they are, for whoever
+/// watches.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Canonical hashes of images that e2fsck has passed; a leaf lock.
+    pub(crate) passed: Mutex<HashSet<u64>>,
+    /// Distinct images tried so far, those of cuts inside recovery among them.
+    pub states: AtomicU64,
+    /// Findings so far, those among them that are being made small.
+    pub findings: AtomicU64,
+}
 
 /// Explores a workload.
 ///
 /// # Errors
 /// The tools do not run, or the base cannot be made. What the engine does wrong is a finding.
-pub fn explore(config: &Config, workload: &Workload, passed: &Passed) -> Result<Report> {
+pub fn explore(config: &Config, workload: &Workload, shared: &Arc<Shared>) -> Result<Report> {
+    explore_until(config, workload, shared, None)
+}
+
+/// As [`explore`], up to a moment: what was not tried by then is left out.
+pub(crate) fn explore_until(
+    config: &Config,
+    workload: &Workload,
+    shared: &Arc<Shared>,
+    deadline: Option<Instant>,
+) -> Result<Report> {
     let config = config.of(workload);
     let Run { recording, ran, failed } = record(&config, workload)?;
     let recording = Arc::new(recording);
     let mut report = Report { requests: recording.log.entries.len() as u64, ..Report::of(ran) };
     match failed {
-        Some(problem) => report.findings.push(Finding {
-            problem,
-            target: None,
-            workload: workload.clone(),
-            config,
-            recording,
-            saved: None,
-        }),
-        None => report.add(explore_recording(&config, workload, recording, passed)?),
+        Some(problem) => {
+            shared.findings.fetch_add(1, Ordering::Relaxed);
+            report.findings.push(Finding {
+                problem,
+                target: None,
+                workload: workload.clone(),
+                config,
+                recording,
+                saved: None,
+            });
+        }
+        None => report.add(explore_recording(&config, workload, recording, shared, deadline)?),
     }
     Ok(report)
 }
 
-/// Explores a run that was recorded.
+/// Explores a run that was recorded; up to a moment, if one is given.
 ///
 /// # Errors
 /// The tools do not run.
@@ -140,18 +167,26 @@ pub fn explore_recording(
     config: &Config,
     workload: &Workload,
     recording: Arc<Recording>,
-    passed: &Passed,
+    shared: &Arc<Shared>,
+    deadline: Option<Instant>,
 ) -> Result<Report> {
     let config = &config.of(workload);
     let log = &recording.log;
-    let mut explorer = Explorer::new(config, workload, recording.clone(), passed.clone())?;
+    let mut explorer = Explorer::new(config, workload, recording.clone(), shared.clone())?;
     let mut outcome = Ok(());
-    states::enumerate(log, config.device, &config.budget, config.seed, 0, &mut |state| {
-        outcome = explorer.visit(state);
-        let enough = explorer.report.findings.len() >= config.findings_max;
-        if outcome.is_err() || enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
+    let late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    let walked =
+        states::enumerate(log, config.device, &config.budget, config.seed, 0, &mut |state| {
+            outcome = explorer.visit(state);
+            let enough = explorer.report.findings.len() >= config.findings_max;
+            if outcome.is_err() || enough || late() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
     outcome?;
+    explorer.report.walked = walked;
     Ok(explorer.into_report())
 }
 
@@ -163,6 +198,9 @@ struct Explorer {
     workload: Workload,
     recording: Arc<Recording>,
     judge: Judge,
+    shared: Arc<Shared>,
+    /// The moments at which what is admissible changes, in order.
+    stamps: Vec<u64>,
     /// The last cuts that each image, by its hash, was compared with the model for.
     known: HashMap<u64, Vec<u64>>,
     /// The trees of the newest images, by hash.
@@ -184,12 +222,14 @@ impl Explorer {
         config: &Config,
         workload: &Workload,
         recording: Arc<Recording>,
-        passed: Passed,
+        shared: Arc<Shared>,
     ) -> Result<Explorer> {
         let size = recording.log.base.size_bytes();
         let (log, dead) = (&recording.log_extents, &recording.dead_extents);
         Ok(Explorer {
-            judge: Judge::new(&config.options, log, dead, size, passed)?,
+            judge: Judge::new(&config.options, log, dead, size, shared.clone())?,
+            shared,
+            stamps: recording.model.stamps(),
             config: config.clone(),
             workload: workload.clone(),
             recording,
@@ -216,6 +256,7 @@ impl Explorer {
     }
 
     fn found(&mut self, problem: Problem, path: CasePath, damage: Option<Damage>) {
+        self.shared.findings.fetch_add(1, Ordering::Relaxed);
         let finding = self.finding(problem, Target { path, damage });
         self.report.findings.push(finding);
     }
@@ -226,8 +267,9 @@ impl Explorer {
         let case = || CasePath(vec![state.case.clone()]);
         if let Some(last_cuts) = self.known.get_mut(&hash) {
             // Its first cut came first; a later last cut has more promises.
-            if !last_cuts.contains(&state.last_cut) {
-                last_cuts.push(state.last_cut);
+            let (stamps, cut) = (&self.stamps, state.last_cut);
+            if !last_cuts.iter().any(|known| admit_the_same(stamps, *known, cut)) {
+                last_cuts.push(cut);
                 if let Err(problem) = self.judge_again(hash, &state) {
                     self.found(problem, case(), None);
                 }
@@ -235,6 +277,7 @@ impl Explorer {
             return Ok(());
         }
         self.report.states += 1;
+        self.shared.states.fetch_add(1, Ordering::Relaxed);
         // By lot, not by count: most workloads have fewer states than one in so many.
         let mut lot = Rng::new(self.lot ^ self.report.states);
         let mut one_in = |n: u64| n != 0 && lot.below(n) == 0;
@@ -292,7 +335,12 @@ impl Explorer {
             Ok(recovered) => recovered,
             Err(problem) => return Ok(Err(problem)),
         };
+        let mut judged_at = None;
         for &cut in cuts {
+            if judged_at.is_some_and(|before| admit_the_same(&self.stamps, before, cut)) {
+                continue;
+            }
+            judged_at = Some(cut);
             let judged =
                 check(&recovered.tree, &self.recording.model, cut, self.config.options.data);
             if let Err(problem) = judged {
@@ -315,6 +363,7 @@ impl Explorer {
                     continue;
                 }
                 self.report.inner_states += 1;
+                self.shared.states.fetch_add(1, Ordering::Relaxed);
                 let deeper = !second && path.0.len() == 1 && rng.percent(10);
                 let mut path = path.clone();
                 path.0.push(state.case);
@@ -353,11 +402,18 @@ impl Explorer {
     }
 }
 
+/// Whether a model with these stamps admits the same at both cuts: nothing began or was promised in
+/// between.
+fn admit_the_same(stamps: &[u64], a: u64, b: u64) -> bool {
+    let before = |cut: u64| stamps.partition_point(|stamp| *stamp < cut);
+    before(a) == before(b)
+}
+
 /// States of cuts inside a recovery.
 fn inner_states(log: &Log, config: &Config) -> Vec<CrashState> {
     let mut list = Vec::new();
-    let (kind, budget) = (DeviceKind::Volatile, &config.budget);
-    states::enumerate(log, kind, budget, config.seed, 0, &mut |state| {
+    let (kind, budget) = (DeviceKind::Volatile, config.budget.inside());
+    states::enumerate(log, kind, &budget, config.seed, 0, &mut |state| {
         list.push(state);
         ControlFlow::Continue(())
     });
@@ -380,7 +436,7 @@ impl Replayer {
         recording: Arc<Recording>,
     ) -> Result<Replayer> {
         let config = config.of(workload);
-        let explorer = Explorer::new(&config, workload, recording, Passed::default())?;
+        let explorer = Explorer::new(&config, workload, recording, Arc::default())?;
         Ok(Replayer { explorer })
     }
 

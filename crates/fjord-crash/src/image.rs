@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const PIECE_BYTES: usize = 4096;
 const CHUNK_PIECES: usize = 64;
 const CHUNK_BYTES: u64 = (PIECE_BYTES * CHUNK_PIECES) as u64;
+static ZEROS: [u8; PIECE_BYTES] = [0; PIECE_BYTES];
 
 #[derive(Clone)]
 struct Piece {
@@ -34,9 +35,7 @@ impl Piece {
 
     /// The hash of the contents; 0 for zeros.
     fn hash(&self) -> u64 {
-        *self.hash.get_or_init(|| {
-            if self.data.iter().all(|byte| *byte == 0) { 0 } else { xxh3_64(&self.data[..]) | 1 }
-        })
+        *self.hash.get_or_init(|| if *self.data == ZEROS { 0 } else { xxh3_64(&self.data[..]) | 1 })
     }
 }
 
@@ -168,18 +167,33 @@ impl Image {
         });
     }
 
-    /// Fills a range with zeros.
+    /// Fills a range with zeros: whole chunks and pieces are dropped.
     pub fn zero(&mut self, offset: u64, len: u64) {
-        let zeros = [0; PIECE_BYTES];
         let mut at = offset;
         let end = offset.saturating_add(len).min(self.size_bytes);
         while at < end {
+            if at % CHUNK_BYTES == 0 && end - at >= CHUNK_BYTES {
+                self.chunks[(at / CHUNK_BYTES) as usize] = None;
+                at += CHUNK_BYTES;
+                continue;
+            }
             let take = (PIECE_BYTES as u64 - at % PIECE_BYTES as u64).min(end - at);
             let number = at / PIECE_BYTES as u64;
-            if self.piece(number).is_some() {
-                self.write(at, &zeros[..take as usize]);
+            if self.piece(number).is_some() && take == PIECE_BYTES as u64 {
+                self.drop_piece(number);
+            } else if self.piece(number).is_some() {
+                self.write(at, &ZEROS[..take as usize]);
             }
             at += take;
+        }
+    }
+
+    fn drop_piece(&mut self, number: u64) {
+        let slot = self.chunks.get_mut(number as usize / CHUNK_PIECES);
+        if let Some(chunk) = slot.and_then(Option::as_mut) {
+            let chunk = Arc::make_mut(chunk);
+            chunk.hash = OnceLock::new();
+            chunk.pieces[number as usize % CHUNK_PIECES] = None;
         }
     }
 
@@ -279,6 +293,24 @@ mod tests {
         a.write(5000, b"\0");
         assert_eq!(a, b);
         assert_eq!(a.hash(), b.hash());
+    }
+
+    #[test]
+    fn zeros_are_as_if_nothing_was_written() {
+        let empty = Image::new(2 << 20);
+        let mut full = empty.clone();
+        full.write(0, &vec![7; 2 << 20]);
+        let mut a = full.clone();
+        // From inside a piece over whole pieces and chunks into another piece.
+        a.zero(3 * CHUNK_BYTES - 5000, 2 * CHUNK_BYTES + 10_000);
+        let mut bytes = vec![0; 2 << 20];
+        a.read(0, &mut bytes);
+        let (start, end) = (3 * CHUNK_BYTES as usize - 5000, 5 * CHUNK_BYTES as usize + 5000);
+        assert!(bytes[start..end].iter().all(|byte| *byte == 0));
+        assert!(bytes[..start].iter().chain(&bytes[end..]).all(|byte| *byte == 7));
+        a.zero(0, 2 << 20);
+        assert_eq!(a.hash(), empty.hash());
+        assert_ne!(full.hash(), empty.hash());
     }
 
     #[test]

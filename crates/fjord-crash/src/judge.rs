@@ -6,7 +6,6 @@
 //! that differ only in times of mounts, the journal's sequence number and its dead log are judged
 //! by e2fsck once per process.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -22,10 +21,10 @@ use fjord_journal::recovery::{Case, Plan};
 use fjord_testkit::image::{KernelMount, Scratch};
 use fjord_testkit::rng::Rng;
 use fjord_testkit::tools;
-use parking_lot::Mutex;
 
 use crate::base::quiet;
 use crate::check::{Kind, Problem};
+use crate::explore::Shared;
 use crate::finding::Damage;
 use crate::image::{Image, PIECE_BYTES};
 use crate::record::{DeviceKind, Log, RecordingDevice};
@@ -100,8 +99,7 @@ pub struct Judge {
     options: MountOptions,
     log_extents: Vec<(u64, u64)>,
     dead_extents: Vec<(u64, u64)>,
-    /// Canonical hashes of images that e2fsck has passed.
-    passed: Arc<Mutex<HashSet<u64>>>,
+    shared: Arc<Shared>,
     scratch: Scratch,
     file: File,
     on_file: Image,
@@ -110,7 +108,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge for images of one base. `passed` is shared between threads.
+    /// A judge for images of one base.
     ///
     /// # Errors
     /// No place for the file.
@@ -119,7 +117,7 @@ impl Judge {
         log_extents: &[(u64, u64)],
         dead_extents: &[(u64, u64)],
         size_bytes: u64,
-        passed: Arc<Mutex<HashSet<u64>>>,
+        shared: Arc<Shared>,
     ) -> Result<Judge> {
         let scratch = Scratch::in_memory("crash")?;
         let path = scratch.join("image");
@@ -130,7 +128,7 @@ impl Judge {
             options: MountOptions { barrier: true, ..quiet(options) },
             log_extents: log_extents.to_vec(),
             dead_extents: dead_extents.to_vec(),
-            passed,
+            shared,
             scratch,
             file,
             on_file: Image::new(size_bytes),
@@ -157,29 +155,43 @@ impl Judge {
     /// # Errors
     /// The problem, when the engine fails or panics.
     pub fn recover(&mut self, image: &Image, record: bool) -> Result<Recovered, Problem> {
-        self.attempt(image, record).map_err(|failure| match failure {
-            Failure::Mount(text) | Failure::Later(text) => Problem::new(Kind::RecoveryFailed, text),
-        })
+        self.attempt(image, record).map_err(Failure::into_problem)
+    }
+
+    /// Mounts and unmounts; gives what is on the device then.
+    fn remount(&mut self, image: &Image) -> Result<Image, Problem> {
+        let device = Arc::new(RecordingDevice::plain(image.clone(), DeviceKind::Volatile));
+        self.mounted(&device, |_| Ok(())).map_err(Failure::into_problem)?;
+        Ok(device.image())
+    }
+
+    /// Mounts a device, does something, unmounts.
+    fn mounted<T>(
+        &mut self,
+        device: &Arc<RecordingDevice>,
+        work: impl FnOnce(&Fs) -> Result<T>,
+    ) -> Result<T, Failure> {
+        self.stats.recoveries += 1;
+        let mount = || -> Result<T, Failure> {
+            let fs = Fs::open_device(device.clone(), &self.options)
+                .map_err(|error| Failure::Mount(format!("mount: {error}")))?;
+            let later = |error: anyhow::Error| Failure::Later(format!("{error:#}"));
+            let done = work(&fs).map_err(later)?;
+            fs.unmount().context("unmount").map_err(later)?;
+            Ok(done)
+        };
+        std::panic::catch_unwind(AssertUnwindSafe(mount))
+            .unwrap_or_else(|_| Err(Failure::Later("the engine panicked".into())))
     }
 
     fn attempt(&mut self, image: &Image, record: bool) -> Result<Recovered, Failure> {
-        self.stats.recoveries += 1;
         let kind = DeviceKind::Volatile;
         let device = Arc::new(if record {
             RecordingDevice::recording(image.clone(), kind)
         } else {
             RecordingDevice::plain(image.clone(), kind)
         });
-        let mount = || -> Result<Tree, Failure> {
-            let fs = Fs::open_device(device.clone(), &self.options)
-                .map_err(|error| Failure::Mount(format!("mount: {error}")))?;
-            let later = |error: anyhow::Error| Failure::Later(format!("{error:#}"));
-            let tree = Tree::read(&fs).map_err(later)?;
-            fs.unmount().context("unmount").map_err(later)?;
-            Ok(tree)
-        };
-        let tree = std::panic::catch_unwind(AssertUnwindSafe(mount))
-            .unwrap_or_else(|_| Err(Failure::Later("the engine panicked".into())))?;
+        let tree = self.mounted(&device, Tree::read)?;
         let log = record.then(|| device.take_log(image.clone()));
         let image = device.image();
         let canonical = self.canonical(&image);
@@ -258,7 +270,7 @@ impl Judge {
     /// # Errors
     /// Outer: the tools do not run. Inner: the problem.
     pub fn sound(&mut self, recovered: &Recovered) -> Result<Result<bool, Problem>> {
-        if self.passed.lock().contains(&recovered.canonical) {
+        if self.shared.passed.lock().contains(&recovered.canonical) {
             return Ok(Ok(false));
         }
         let path = self.put(&recovered.image)?;
@@ -267,16 +279,17 @@ impl Judge {
         if said.code != Some(0) {
             return Ok(Err(Problem::new(Kind::Fsck, said.stdout.trim().to_owned())));
         }
-        let again = match self.recover(&recovered.image, false) {
+        // Where no byte that means something has changed, the tree has not.
+        let again = match self.remount(&recovered.image) {
             Ok(again) => again,
             Err(problem) => return Ok(Err(problem)),
         };
-        if again.canonical != recovered.canonical || again.tree != recovered.tree {
-            let pieces = again.image.changed_pieces(&recovered.image);
+        if self.canonical(&again) != recovered.canonical {
+            let pieces = again.changed_pieces(&recovered.image);
             let text = format!("a second recovery changed pieces {pieces:?}");
             return Ok(Err(Problem::new(Kind::NotIdempotent, text)));
         }
-        self.passed.lock().insert(recovered.canonical);
+        self.shared.passed.lock().insert(recovered.canonical);
         Ok(Ok(true))
     }
 
@@ -458,6 +471,13 @@ enum Failure {
     Mount(String),
     /// It is not, but then cannot be read or unmounted, or the engine panics.
     Later(String),
+}
+
+impl Failure {
+    fn into_problem(self) -> Problem {
+        let (Failure::Mount(text) | Failure::Later(text)) = self;
+        Problem::new(Kind::RecoveryFailed, text)
+    }
 }
 
 fn has_checksums(image: &Image) -> bool {

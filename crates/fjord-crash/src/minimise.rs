@@ -10,16 +10,23 @@
 //!
 //! Invariant: what comes back was judged as it is.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 
 use crate::check::{Kind, Problem};
-use crate::explore::{Config, Passed, Replayer, Workload, explore};
+use crate::explore::{Config, Replayer, Workload, explore_until};
 use crate::finding::{CasePath, Finding, Target};
 use crate::ops::Op;
 use crate::states::{Case, Kept};
 
-/// Explorations that one finding is worth.
+/// Explorations that one finding is worth, and the time for them.
 const EXPLORATIONS_MAX: usize = 400;
+/// See [`EXPLORATIONS_MAX`].
+const EXPLORING_MAX: Duration = Duration::from_secs(120);
+/// Lists of so many operations first lose what comes behind the finding.
+const LONG: usize = 64;
 /// Judged images that one finding is worth.
 const IMAGES_MAX: usize = 600;
 
@@ -29,41 +36,71 @@ const IMAGES_MAX: usize = 600;
 /// The tools do not run.
 pub fn minimise(mut finding: Finding) -> Result<Finding> {
     if finding.workload.others.is_empty() {
-        let mut tries = EXPLORATIONS_MAX;
-        fewer_ops(&mut finding, &mut tries, |workload| &mut workload.ops)?;
-        fewer_ops(&mut finding, &mut tries, |workload| &mut workload.setup)?;
+        let mut tries = Tries { left: EXPLORATIONS_MAX, end: Instant::now() + EXPLORING_MAX };
+        tries.shorten(&mut finding);
+        tries.fewer_ops(&mut finding, |workload| &mut workload.ops);
+        tries.fewer_ops(&mut finding, |workload| &mut workload.setup);
     }
     plainer_image(&mut finding)?;
     Ok(finding)
 }
 
-/// Leaves out operations of the list that `list` names, many at once first.
-fn fewer_ops(
-    finding: &mut Finding,
-    tries: &mut usize,
-    list: fn(&mut Workload) -> &mut Vec<Op>,
-) -> Result<()> {
-    let config = Config { findings_max: 1, ..finding.config.clone() };
-    let len = |finding: &mut Finding| list(&mut finding.workload).len();
-    let mut width = len(finding).div_ceil(2);
-    while width > 0 {
-        let mut at = 0;
-        while at < len(finding) && *tries > 0 {
+/// What a finding is still worth.
+struct Tries {
+    /// Explorations.
+    left: usize,
+    /// When the last of them ends.
+    end: Instant,
+}
+
+impl Tries {
+    /// Goes on with this workload if it has a finding of the same kind.
+    fn take(&mut self, finding: &mut Finding, workload: &Workload) -> bool {
+        if self.left == 0 || Instant::now() >= self.end {
+            return false;
+        }
+        self.left -= 1;
+        let config = Config { findings_max: 1, ..finding.config.clone() };
+        // A tree that cannot be made so is no candidate.
+        let found = explore_until(&config, workload, &Arc::default(), Some(self.end));
+        let same = |other: &Finding| other.kind() == finding.kind();
+        match found.ok().and_then(|report| report.findings.into_iter().find(same)) {
+            Some(smaller) => *finding = smaller,
+            None => return false,
+        }
+        true
+    }
+
+    /// Looks for the first operation behind which a long workload has the finding.
+    fn shorten(&mut self, finding: &mut Finding) {
+        let mut sound = 0;
+        while finding.workload.ops.len() - sound > LONG {
             let mut workload = finding.workload.clone();
-            let ops = list(&mut workload);
-            ops.drain(at..(at + width).min(ops.len()));
-            *tries -= 1;
-            // A tree that cannot be made so is no candidate.
-            let found = explore(&config, &workload, &Passed::default()).map(|r| r.findings);
-            let same = |other: &Finding| other.kind() == finding.kind();
-            match found.ok().and_then(|found| found.into_iter().find(same)) {
-                Some(smaller) => *finding = smaller,
-                None => at += width,
+            let half = sound + (workload.ops.len() - sound) / 2;
+            workload.ops.truncate(half);
+            if !self.take(finding, &workload) {
+                sound = half;
             }
         }
-        width /= 2;
     }
-    Ok(())
+
+    /// Leaves out operations of the list that `list` names, many at once first.
+    fn fewer_ops(&mut self, finding: &mut Finding, list: fn(&mut Workload) -> &mut Vec<Op>) {
+        let len = |finding: &mut Finding| list(&mut finding.workload).len();
+        let mut width = len(finding).div_ceil(2);
+        while width > 0 {
+            let mut at = 0;
+            while at < len(finding) {
+                let mut workload = finding.workload.clone();
+                let ops = list(&mut workload);
+                ops.drain(at..(at + width).min(ops.len()));
+                if !self.take(finding, &workload) {
+                    at += width;
+                }
+            }
+            width /= 2;
+        }
+    }
 }
 
 /// Makes the image of a finding plainer, in the run that it is of.

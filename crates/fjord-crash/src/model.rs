@@ -118,6 +118,12 @@ impl<T: PartialEq + Clone> History<T> {
         self.promises.last().is_some_and(|promise| promise.1 + 1 == self.versions.len())
     }
 
+    /// The moments after which what is admissible may be another.
+    fn stamps(&self) -> impl Iterator<Item = u64> {
+        let versions = self.versions.iter().map(|version| version.0);
+        versions.chain(self.promises.iter().map(|promise| promise.0))
+    }
+
     /// Forgets the past; the present is promised from the beginning.
     fn settle(&mut self) {
         let value = self.current().clone();
@@ -437,6 +443,19 @@ impl Model {
     /// The promises of order so far, oldest first.
     pub fn barriers(&self) -> &[Barrier] {
         &self.barriers
+    }
+
+    /// The moments after which a cut may leave something else, in order: changes begun, promises.
+    pub fn stamps(&self) -> Vec<u64> {
+        let mut stamps: Vec<u64> = self.barriers.iter().map(|barrier| barrier.stamp).collect();
+        for object in &self.objects {
+            stamps.extend(object.content.stamps().chain(object.attrs.stamps()));
+            stamps.extend(object.xattrs.stamps().chain(object.names.stamps()));
+        }
+        stamps.extend(self.slots.values().flat_map(History::stamps));
+        stamps.sort_unstable();
+        stamps.dedup();
+        stamps
     }
 
     /// The model if what this barrier ordered was promised.

@@ -5,6 +5,7 @@
 use crate::finding::Finding;
 use crate::judge::JudgeStats;
 use crate::recording::Ran;
+use crate::states::Walked;
 
 /// What an exploration did.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +24,8 @@ pub struct Report {
     pub partial_commits: u64,
     /// Requests recorded.
     pub requests: u64,
+    /// Moments at which a cut leaves other images, and how many of them were tried.
+    pub walked: Walked,
     /// Images built, equal ones too.
     pub cases: u64,
     /// Distinct images of the workloads' cuts.
@@ -58,6 +61,8 @@ impl Report {
         self.fallbacks += other.fallbacks;
         self.partial_commits += other.partial_commits;
         self.requests += other.requests;
+        self.walked.moments += other.walked.moments;
+        self.walked.tried += other.walked.tried;
         self.cases += other.cases;
         self.states += other.states;
         self.inner_states += other.inner_states;

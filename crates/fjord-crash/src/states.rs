@@ -34,11 +34,42 @@ pub struct Budget {
     pub subsets_max: usize,
     /// Torn variants at each moment.
     pub torn_max: usize,
+    /// About so many images of the log: where all moments would give more, few moments are taken, one
+    /// by seed out of each run of so many. `None` for all.
+    pub images_max: Option<usize>,
+}
+
+impl Budget {
+    /// For logs of recoveries: as many images of a moment, but where moments are few, fewer still.
+    #[must_use]
+    pub fn inside(self) -> Budget {
+        /// Of what the log of the workload gives, one in so many.
+        const SHARE: usize = 64;
+        Budget { images_max: self.images_max.map(|max| (max / SHARE).max(1)), ..self }
+    }
+
+    /// How many images a moment gives with so many writes that vary.
+    fn images(&self, varying: usize) -> usize {
+        let subsets = match all_subsets(varying, self.subsets_max) {
+            Some(all) => all,
+            None => self.subsets_max.max(2 + pairwise_rows(varying)),
+        };
+        subsets + self.torn_max
+    }
+}
+
+/// The moments of a log, and how many of them were tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Walked {
+    /// How many there are.
+    pub moments: u64,
+    /// Those whose images were built.
+    pub tried: u64,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { subsets_max: 32, torn_max: 2 }
+        Budget { subsets_max: 32, torn_max: 2, images_max: None }
     }
 }
 
@@ -245,7 +276,13 @@ fn apply(image: &mut Image, entry: &Entry, take: impl Fn(usize) -> bool) {
         Effect::Flush => {}
         Effect::Write { offset, bufs } => {
             let mut at = *offset;
+            let whole = (0..sector_count(entry)).all(&take);
             for buf in bufs {
+                if whole {
+                    image.write(at, buf);
+                    at += buf.len() as u64;
+                    continue;
+                }
                 for (index, sector) in buf.chunks(SECTOR_BYTES as usize).enumerate() {
                     let position = at + index as u64 * SECTOR_BYTES;
                     if take(((position - offset) / SECTOR_BYTES) as usize) {
@@ -348,8 +385,10 @@ pub fn enumerate(
     seed: u64,
     from: u64,
     visit: &mut dyn FnMut(CrashState) -> ControlFlow<()>,
-) {
+) -> Walked {
     let moments = moments(log, kind);
+    let chosen = chosen_moments(&moments, budget, seed);
+    let mut walked = Walked { moments: moments.len() as u64, tried: 0 };
     let mut cache = Cache::new(log, kind);
     // The end of the window of each moment: the next one that forces something.
     let mut last_cuts = vec![log.end; moments.len()];
@@ -357,11 +396,12 @@ pub fn enumerate(
         let later = &moments[index];
         last_cuts[index - 1] = if later.forced.is_empty() { last_cuts[index] } else { later.stamp };
     }
-    for (moment, last_cut) in moments.iter().zip(last_cuts) {
+    for ((moment, last_cut), chosen) in moments.iter().zip(last_cuts).zip(chosen) {
         cache.step(moment);
-        if moment.stamp < from {
+        if !chosen || moment.stamp < from {
             continue;
         }
+        walked.tried += 1;
         let mut rng = Rng::new(seed ^ moment.stamp);
         for mut kept in selections(&cache, moment.submitted, budget, &mut rng) {
             cache.legalise(&mut kept);
@@ -369,10 +409,32 @@ pub fn enumerate(
             let case = Case { after: moment.stamp, kept };
             let state = CrashState { case, image, first_cut: moment.stamp + 1, last_cut };
             if visit(state).is_break() {
-                return;
+                return walked;
             }
         }
     }
+    walked
+}
+
+/// Which moments are tried: all of them, or where they give too many images one by seed out of each
+/// run of so many. At random in each run: what a workload repeats would be met at one place only.
+fn chosen_moments(moments: &[Moment], budget: &Budget, seed: u64) -> Vec<bool> {
+    let mut pending = 0;
+    let images = moments.iter().map(|moment| {
+        pending += usize::from(moment.submitted.is_some());
+        pending -= moment.forced.len();
+        budget.images(pending - usize::from(moment.submitted.is_some()))
+    });
+    let (all, count) = (images.sum::<usize>(), moments.len());
+    let Some(max) = budget.images_max.filter(|max| *max < all) else { return vec![true; count] };
+    let runs = (count * max / all).max(1);
+    let mut rng = Rng::new(seed);
+    let mut chosen = vec![false; count];
+    for run in 0..runs {
+        let (start, end) = (run * count / runs, (run + 1) * count / runs);
+        chosen[start + rng.below((end - start) as u64) as usize] = true;
+    }
+    chosen
 }
 
 /// The device behind the moment with this stamp, and the moments that follow.
@@ -480,8 +542,7 @@ fn torn(count: usize, rng: &mut Rng) -> Vec<bool> {
 /// ([`pairwise`], also beyond `max`); then up to `max` each one missing, each one alone, and random
 /// ones.
 fn subsets(count: usize, max: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
-    let all = u32::try_from(count).ok().and_then(|count| 1usize.checked_shl(count));
-    if let Some(all) = all.filter(|all| *all <= max) {
+    if let Some(all) = all_subsets(count, max) {
         return (0..all)
             .rev()
             .map(|bits| (0..count).map(|at| bits >> at & 1 == 1).collect())
@@ -504,15 +565,27 @@ fn subsets(count: usize, max: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
     list
 }
 
+/// How many subsets there are, if no more than `max`.
+fn all_subsets(count: usize, max: usize) -> Option<usize> {
+    let all = u32::try_from(count).ok().and_then(|count| 1usize.checked_shl(count));
+    all.filter(|all| *all <= max)
+}
+
+/// How many subsets [`pairwise`] gives behind the empty one.
+fn pairwise_rows(count: usize) -> usize {
+    let mut rows = 1;
+    while choose(rows, rows / 2 + 1) < count {
+        rows += 1;
+    }
+    rows
+}
+
 /// As few subsets as can be, the empty one first, that have any two things in all four
 /// combinations (Katona; Kleitman and Spencer, 1973). Of `n` subsets behind the first, each thing is
 /// in another choice of more than half: of two such choices, neither contains the other, and they
 /// meet. Which thing has which choice is random.
 fn pairwise(count: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
-    let mut rows = 1;
-    while choose(rows, rows / 2 + 1) < count {
-        rows += 1;
-    }
+    let rows = pairwise_rows(count);
     let mut choices = Vec::with_capacity(count);
     let mut choice: Vec<usize> = (0..rows / 2 + 1).collect();
     while choices.len() < count {
@@ -574,6 +647,43 @@ mod tests {
                         assert!(there, "{count} {max}: {a} and {b} {wanted:?}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn few_moments_are_spread_evenly() {
+        let moment =
+            |at: u64| Moment { stamp: at, submitted: Some(at as usize), forced: Vec::new() };
+        let moments: Vec<Moment> = (0..1000).map(moment).collect();
+        let budget = |images_max| Budget { subsets_max: 8, torn_max: 2, images_max };
+        let of = |images_max, seed| chosen_moments(&moments, &budget(images_max), seed);
+        assert!(of(None, 1).into_iter().all(|chosen| chosen));
+        assert!(of(Some(1_000_000), 1).into_iter().all(|chosen| chosen));
+        for seed in 1..20 {
+            let chosen = of(Some(1500), seed);
+            let count = |part: &[bool]| part.iter().filter(|chosen| **chosen).count();
+            let all = count(&chosen);
+            assert!((75..=150).contains(&all), "{all}");
+            for part in chosen.chunks(100) {
+                assert!(count(part).abs_diff(all / 10) <= 2, "{seed}: {}", count(part));
+            }
+            assert_ne!(chosen, of(Some(1500), seed + 100));
+        }
+        assert_eq!(of(Some(1), 3).iter().filter(|chosen| **chosen).count(), 1);
+    }
+
+    #[test]
+    fn images_of_a_moment_are_counted_without_building_them() {
+        let mut rng = Rng::new(1);
+        for max in [1, 2, 8, 32, 40] {
+            for count in 0..60 {
+                let budget = Budget { subsets_max: max, torn_max: 0, images_max: None };
+                assert_eq!(
+                    budget.images(count),
+                    subsets(count, max, &mut rng).len(),
+                    "{count} {max}"
+                );
             }
         }
     }

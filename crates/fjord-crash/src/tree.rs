@@ -125,7 +125,8 @@ fn read(file: &InodeRef) -> Result<Content> {
     let size = file.attr().size;
     let mut content = Content::default();
     let mut at = 0;
-    let mut buf = vec![0; 64 * BLOCK_BYTES as usize];
+    // Most files are small, and there may be a thousand of them.
+    let mut buf = vec![0; size.min(64 * BLOCK_BYTES) as usize];
     while at < size {
         if size > READ_WHOLE_BYTES {
             at = match file.seek_data(at) {

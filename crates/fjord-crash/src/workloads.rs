@@ -236,6 +236,9 @@ fn create_delete() -> Workload {
     Workload::new(Vec::new(), own(&text))
 }
 
+/// Images of the thousand files, if nobody asks for more: each takes the reading of them all.
+const THOUSAND_FILES_IMAGES: usize = 4000;
+
 fn thousand_files() -> Workload {
     let mut text = String::from("mkdir /d; ");
     for file in 0..1000 {
@@ -245,7 +248,8 @@ fn thousand_files() -> Workload {
         }
     }
     let features = Some(crate::base::MANY);
-    Workload { features, ..Workload::new(Vec::new(), own(&text)) }
+    let images_max = Some(THOUSAND_FILES_IMAGES);
+    Workload { features, images_max, ..Workload::new(Vec::new(), own(&text)) }
 }
 
 fn deep_leaf(depth: usize) -> Workload {

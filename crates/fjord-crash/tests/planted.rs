@@ -166,7 +166,9 @@ fn is_rerun(finding: &Finding) {
     let line = line.expect("a finding prints a command");
     let args = CrashArgs::parse_line(line).expect("the command is understood");
     assert_eq!(args, finding.rerun(), "{line}");
-    let report = args.rerun(&|text| panic!("{text}: {line}")).expect("the explorer runs");
+    let report = args
+        .rerun(&Default::default(), &|text| panic!("{text}: {line}"))
+        .expect("the explorer runs");
     let [again] = &report.findings[..] else { panic!("not found again: {line}") };
     assert_eq!(again.problem.kind, finding.problem.kind, "{line}");
     assert_eq!(again.target, finding.target, "{line}");

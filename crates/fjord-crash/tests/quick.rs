@@ -136,7 +136,7 @@ fn groups_commit_alone() {
 
 fn passes(plan: &Plan) -> Report {
     let started = std::time::Instant::now();
-    let report = campaign::run(plan, &|_| ()).expect("the explorer runs");
+    let report = campaign::run(plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!(
         "{} workloads, {} states, {} inside recovery, {:?}, {:.1} s",
         report.workloads,
@@ -167,7 +167,7 @@ fn i_transactions() {
     plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
     plan.devices = DeviceKind::ALL.to_vec();
     plan.sample_every = 3;
-    let report = campaign::run(&plan, &|_| ()).expect("the explorer runs");
+    let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
     assert!(report.findings.is_empty(), "{}", report.findings[0]);
     assert!(report.judged.marked > 0 && report.judged.compared > 0, "{report:?}");
@@ -185,7 +185,7 @@ fn the_scenarios_of_the_ijournaling_paper() {
     let scenarios = [Family::AppendFar, Family::DeepLeaf, Family::TenThreads];
     let mut plan = Plan::new(&scenarios, config);
     plan.sample_every = 1;
-    let report = campaign::run(&plan, &|_| ()).expect("the explorer runs");
+    let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
     assert!(report.findings.is_empty(), "{}", report.findings[0]);
 }
