@@ -123,8 +123,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
     println!(
         "seed {seed}: {} workloads, {} requests, {} of {} moments cut, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
-         Linux ({} of them with fast commits; {} torn superblocks, {} torn commit blocks and {} stale \
-         areas left out), {} refused by both, {} logs with a wrong bit ({} \
+         Linux ({} of them with fast commits; {} torn superblocks left out for Linux, and for \
+         e2fsck {} of them, {} torn commit blocks and {} stale areas; {} wrapped logs with an area), {} refused by both, {} logs with a wrong bit ({} \
          refused), {} of {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
          parts, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
@@ -139,8 +139,10 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.compared,
         report.judged.fast_commits,
         report.judged.torn_superblocks,
+        report.judged.torn_refused,
         report.judged.torn_commits,
         report.judged.stale_areas,
+        report.judged.wrapped_logs,
         report.judged.marked,
         report.judged.damaged,
         report.judged.refused,

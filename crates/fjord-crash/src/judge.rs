@@ -6,19 +6,18 @@
 //! that differ only in times of mounts, the journal's sequence number and its dead log are judged
 //! by e2fsck once per process.
 
+mod others;
+
 use std::fs::File;
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use fjord::{FileKind, Fs, MountOptions, Timespec};
+use fjord::{Fs, MountOptions};
 use fjord_format::features::RoCompat;
 use fjord_format::jbd2;
-use fjord_format::jbd2::fast_commit::{HEAD_TAG_BYTES, starts_with_head};
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
-use fjord_journal::recovery::{Case, Plan};
-use fjord_testkit::image::{KernelMount, Scratch};
+use fjord_testkit::image::Scratch;
 use fjord_testkit::rng::Rng;
 use fjord_testkit::tools;
 
@@ -65,6 +64,11 @@ pub struct JudgeStats {
     pub marked: u64,
     /// Images not compared with the kernel's recovery, because the cut tore the superblock.
     pub torn_superblocks: u64,
+    /// Images that e2fsck refused for the checksum of that superblock.
+    pub torn_refused: u64,
+    /// Images whose log goes on at the front of a journal with fast commits, where e2fsck does not find
+    /// it: it got them without that area, or not at all where fast commits count.
+    pub wrapped_logs: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
     /// Images cut between a full commit and the wipe of the fast-commit area, whose log e2fsck
@@ -86,6 +90,8 @@ impl JudgeStats {
         self.compared += other.compared;
         self.marked += other.marked;
         self.torn_superblocks += other.torn_superblocks;
+        self.torn_refused += other.torn_refused;
+        self.wrapped_logs += other.wrapped_logs;
         self.torn_commits += other.torn_commits;
         self.stale_areas += other.stale_areas;
         self.fast_commits += other.fast_commits;
@@ -293,46 +299,9 @@ impl Judge {
         Ok(Ok(true))
     }
 
-    /// Whether the journal bears the mark of i-transactions.
-    fn is_marked(&self, image: &Image) -> bool {
-        let Some(at) = self.journal_superblock(image) else { return false };
-        let mut bytes = [0; jbd2::SUPERBLOCK_BYTES];
-        image.read(at, &mut bytes);
-        jbd2::Superblock::decode(&bytes).is_ok_and(|found| found.ijournal().is_some())
-    }
-
-    /// What e2fsck may give up of this image, of whose log this is the plan.
-    fn excuses(&self, image: &Image, plan: &Plan) -> Excuses {
-        let report = plan.report();
-        // Commit blocks before the last one are durable, and so whole.
-        let torn_commit = report.cases.contains(&Case::PartialCommitBlock);
-        let stale_area = || -> Option<bool> {
-            let mut bytes = [0; jbd2::SUPERBLOCK_BYTES];
-            let at = self.journal_superblock(image)?;
-            image.read(at, &mut bytes);
-            let superblock = jbd2::Superblock::decode(&bytes).ok()?;
-            let area = superblock.fast_commit_area();
-            let at = self.log_block(area.start, u64::from(superblock.s_blocksize))?;
-            let mut head = [0; HEAD_TAG_BYTES];
-            image.read(at, &mut head);
-            let tid = u32::from_le_bytes(head[8..12].try_into().ok()?);
-            // Without fast commits that count, the expected number is left unused.
-            let is_expected = tid.wrapping_add(1) == report.next_tid.0;
-            Some(!area.is_empty() && starts_with_head(&head) && !is_expected)
-        };
-        let stale_area = !has_records(plan) && stale_area() == Some(true);
-        Excuses { torn_commit, stale_area }
-    }
-
     /// Whether a byte of the log is in the fast-commit area.
     fn is_fast_commit(&self, image: &Image, at: u64) -> bool {
-        let mut bytes = [0; jbd2::SUPERBLOCK_BYTES];
-        let Some(superblock) = self.journal_superblock(image).and_then(|at| {
-            image.read(at, &mut bytes);
-            jbd2::Superblock::decode(&bytes).ok()
-        }) else {
-            return false;
-        };
+        let Some(superblock) = self.journal(image) else { return false };
         let block_size = u64::from(superblock.s_blocksize);
         superblock.fast_commit_area().any(|block| {
             let start = self.log_block(block, block_size);
@@ -352,116 +321,19 @@ impl Judge {
         None
     }
 
+    /// The journal's superblock.
+    fn journal(&self, image: &Image) -> Option<jbd2::Superblock> {
+        let mut bytes = [0; jbd2::SUPERBLOCK_BYTES];
+        image.read(self.journal_superblock(image)?, &mut bytes);
+        jbd2::Superblock::decode(&bytes).ok()
+    }
+
     /// Where the journal's superblock is, in bytes: right before the log.
     fn journal_superblock(&self, image: &Image) -> Option<u64> {
         let (first, _) = self.log_extents.first()?;
         let mut size = [0; 4];
         image.read(SUPERBLOCK_AT + 0x18, &mut size);
         Some(first.saturating_sub(1024u64 << u32::from_le_bytes(size).min(6)))
-    }
-
-    /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
-    fn is_refused(&mut self, dirty: &Image) -> Result<Result<(), Problem>> {
-        let path = self.scratch.join("dirty");
-        dirty.write_to_file(&path)?;
-        let said = tools::run(tools::command("e2fsck")?.arg("-fy").arg(&path))?;
-        let refused = said.code.is_some_and(|code| code >= 8);
-        if !refused || Image::from_file(&path)?.hash() != dirty.hash() {
-            let text = format!("e2fsck took an image with the mark: {}", said.stdout.trim());
-            return Ok(Err(Problem::new(Kind::Disagrees, text)));
-        }
-        if !superblock_is_torn(dirty) && KernelMount::new(&path, "rw").is_ok() {
-            let text = "Linux mounted an image with the mark".to_owned();
-            return Ok(Err(Problem::new(Kind::Disagrees, text)));
-        }
-        self.stats.marked += 1;
-        Ok(Ok(()))
-    }
-
-    /// Lets e2fsck and, where it can, the kernel recover the dirty image, and compares the trees.
-    ///
-    /// # Errors
-    /// Outer: the tools do not run. Inner: the problem.
-    pub fn compare(&mut self, dirty: &Image, ours: &Tree) -> Result<Result<(), Problem>> {
-        if self.is_marked(dirty) {
-            return self.is_refused(dirty);
-        }
-        let path = self.scratch.join("dirty");
-        with_whole_superblock(dirty).write_to_file(&path)?;
-        let plan = fjord::inspect::log(&path).ok().flatten();
-        let fast_commits = plan.as_ref().is_some_and(has_records);
-        let excuses = plan.as_ref().map(|plan| self.excuses(dirty, plan)).unwrap_or_default();
-        for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<By>), ("Linux", by_linux)] {
-            let torn = superblock_is_torn(dirty);
-            if who == "Linux" && torn {
-                // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
-                // backup where it finds one, fjord the copy in the log.
-                self.stats.torn_superblocks += 1;
-                continue;
-            }
-            dirty.write_to_file(&path)?;
-            match run(&path) {
-                Ok(By::Recovered) => {}
-                Ok(by) => match excuses.take(by, &mut self.stats) {
-                    Ok(()) => continue,
-                    Err(problem) => return Ok(Err(problem)),
-                },
-                Err(_) if torn => {
-                    self.stats.torn_superblocks += 1;
-                    continue;
-                }
-                Err(error) => {
-                    let text = format!("{who} does not recover it: {error:#}");
-                    return Ok(Err(Problem::new(Kind::Disagrees, text)));
-                }
-            }
-            self.stats.compared += 1;
-            let theirs = match self.recover(&Image::from_file(&path)?, false) {
-                Ok(theirs) => theirs,
-                Err(problem) => return Ok(Err(problem)),
-            };
-            self.stats.fast_commits += u64::from(fast_commits);
-            let same = if fast_commits && who == "Linux" {
-                // Its replay takes an entry that it adds for a change of the directory now.
-                without_directory_times(&theirs.tree) == without_directory_times(ours)
-            } else {
-                theirs.tree == *ours
-            };
-            if !same {
-                let text = format!("recovered by {who}: {}", differ(ours, &theirs.tree));
-                return Ok(Err(Problem::new(Kind::Disagrees, text)));
-            }
-        }
-        Ok(Ok(()))
-    }
-}
-
-/// Circumstances in which e2fsck 1.47.0 gives up what Linux and fjord recover.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Excuses {
-    /// The last commit block is torn behind its first sector.
-    torn_commit: bool,
-    /// No fast commit counts, but their area begins with the head of another transaction.
-    stale_area: bool,
-}
-
-impl Excuses {
-    /// Counts an excuse, if there is one for this.
-    fn take(self, by: By, stats: &mut JudgeStats) -> Result<(), Problem> {
-        let what = match by {
-            By::Recovered => return Ok(()),
-            By::GaveUpCommit if self.torn_commit => {
-                stats.torn_commits += 1;
-                return Ok(());
-            }
-            By::GaveUpLog if self.stale_area => {
-                stats.stale_areas += 1;
-                return Ok(());
-            }
-            By::GaveUpCommit => "a transaction whose commit block is whole",
-            By::GaveUpLog => "a log whose fast-commit area has no head of another transaction",
-        };
-        Err(Problem::new(Kind::Disagrees, format!("e2fsck gives up {what}")))
     }
 }
 
@@ -485,70 +357,6 @@ fn has_checksums(image: &Image) -> bool {
     image.read(SUPERBLOCK_AT, &mut bytes);
     let has = |raw: RawSuperblock| raw.features().ro_compat.contains(RoCompat::METADATA_CSUM);
     RawSuperblock::decode(&bytes).is_ok_and(has)
-}
-
-/// The image with the right checksum in its superblock, for a look at its log: what a torn one says of
-/// the journal's place holds.
-fn with_whole_superblock(image: &Image) -> Image {
-    /// Where the checksum is in it.
-    const CHECKSUM: u64 = 0x3FC;
-    let mut image = image.clone();
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    image.read(SUPERBLOCK_AT, &mut bytes);
-    if let Ok(mut raw) = RawSuperblock::decode(&bytes) {
-        raw.update_checksum();
-        image.write(SUPERBLOCK_AT + CHECKSUM, &raw.s_checksum.get().to_le_bytes());
-    }
-    image
-}
-
-fn superblock_is_torn(image: &Image) -> bool {
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    image.read(SUPERBLOCK_AT, &mut bytes);
-    RawSuperblock::decode(&bytes).is_ok_and(|raw| raw.verify_checksum().is_err())
-}
-
-/// What became of a recovery by another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    /// It recovered the image.
-    Recovered,
-    /// It gave up the last transaction for a torn commit block. Linux and fjord accept one whose
-    /// first sector is whole, e2fsck 1.47.0 does not.
-    GaveUpCommit,
-    /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that begins with
-    /// the head of another transaction.
-    GaveUpLog,
-}
-
-fn by_e2fsck(path: &Path) -> Result<By> {
-    let keep = ["-E", "no_optimize_extents"];
-    let mut e2fsck = tools::command("e2fsck")?;
-    let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?.expect_code(&[0, 1])?;
-    let all = said.stdout + &said.stderr;
-    Ok(if all.contains("was corrupt, replay was aborted") {
-        By::GaveUpCommit
-    } else if all.contains("while recovering journal") {
-        By::GaveUpLog
-    } else {
-        By::Recovered
-    })
-}
-
-fn by_linux(path: &Path) -> Result<By> {
-    KernelMount::new(path, "rw")?.unmount().map(|()| By::Recovered)
-}
-
-fn has_records(plan: &Plan) -> bool {
-    !plan.report().fast_commit_records.is_empty()
-}
-
-fn without_directory_times(tree: &Tree) -> Tree {
-    let mut tree = tree.clone();
-    for seen in tree.inodes.values_mut().filter(|seen| seen.kind == FileKind::Directory) {
-        seen.attrs.mtime = Timespec::default();
-    }
-    tree
 }
 
 /// The first difference between two trees.
@@ -582,26 +390,4 @@ pub fn differ(ours: &Tree, theirs: &Tree) -> String {
         }
     }
     "no difference".into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_excuse_is_for_one_thing() {
-        let torn_commit = Excuses { torn_commit: true, stale_area: false };
-        let stale_area = Excuses { torn_commit: false, stale_area: true };
-        let mut stats = JudgeStats::default();
-        for excuses in [Excuses::default(), stale_area] {
-            assert!(excuses.take(By::GaveUpCommit, &mut stats).is_err());
-        }
-        for excuses in [Excuses::default(), torn_commit] {
-            assert!(excuses.take(By::GaveUpLog, &mut stats).is_err());
-        }
-        assert_eq!(stats, JudgeStats::default());
-        assert!(torn_commit.take(By::GaveUpCommit, &mut stats).is_ok());
-        assert!(stale_area.take(By::GaveUpLog, &mut stats).is_ok());
-        assert_eq!((stats.torn_commits, stats.stale_areas), (1, 1));
-    }
 }

@@ -79,6 +79,12 @@ impl Plan {
         &self.superblock
     }
 
+    /// Journal block behind the last complete transaction; less than where the log starts, if it
+    /// goes on at the front of the journal.
+    pub fn log_end(&self) -> u32 {
+        self.log_end
+    }
+
     /// The areas behind the log, if there are any. Reads the device.
     pub fn area_table(&self) -> Result<Option<AreaTable>> {
         area::read_table(&self.device, &self.map, &self.superblock)

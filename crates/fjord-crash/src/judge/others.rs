@@ -1,0 +1,286 @@
+//! Recoveries by e2fsck and by Linux, compared with ours.
+//!
+//! Owns [`Judge::compare`] and the circumstances in which one of the two is not asked, or excused for
+//! what it gives up. Invariant: each excuse is for one thing that was seen in the image itself, and is
+//! counted.
+
+use std::path::Path;
+
+use anyhow::Result;
+use fjord::{FileKind, Timespec};
+use fjord_format::jbd2;
+use fjord_format::jbd2::fast_commit::{HEAD_TAG_BYTES, starts_with_head};
+use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
+use fjord_journal::recovery::{Case, Plan};
+use fjord_testkit::image::KernelMount;
+use fjord_testkit::tools;
+
+use super::{Judge, JudgeStats, SUPERBLOCK_AT, differ};
+use crate::check::{Kind, Problem};
+use crate::image::Image;
+use crate::tree::Tree;
+
+/// What e2fsck says of a superblock that is torn, and how it ends then.
+const TORN_SUPERBLOCK: (&str, i32) = ("Superblock checksum does not match superblock", 8);
+
+impl Judge {
+    /// Whether the journal bears the mark of i-transactions.
+    fn is_marked(&self, image: &Image) -> bool {
+        self.journal(image).is_some_and(|found| found.ijournal().is_some())
+    }
+
+    /// The image as if its journal had no fast commits: e2fsck 1.47.0 then knows where its log goes on
+    /// at the front.
+    fn without_fast_commits(&self, image: &Image) -> Image {
+        let mut image = image.clone();
+        if let (Some(mut journal), Some(at)) =
+            (self.journal(&image), self.journal_superblock(&image))
+        {
+            journal.s_maxlen = journal.log_end();
+            journal.s_num_fc_blks = 0;
+            journal.s_feature_incompat.remove(jbd2::Incompat::FAST_COMMIT);
+            image.write(at, &journal.encode());
+        }
+        image
+    }
+
+    /// What e2fsck may give up of this image, of whose log this is the plan.
+    fn excuses(&self, image: &Image, plan: &Plan) -> Excuses {
+        let report = plan.report();
+        // Commit blocks before the last one are durable, and so whole.
+        let torn_commit = report.cases.contains(&Case::PartialCommitBlock);
+        let stale_area = || -> Option<bool> {
+            let superblock = self.journal(image)?;
+            let area = superblock.fast_commit_area();
+            let at = self.log_block(area.start, u64::from(superblock.s_blocksize))?;
+            let mut head = [0; HEAD_TAG_BYTES];
+            image.read(at, &mut head);
+            let tid = u32::from_le_bytes(head[8..12].try_into().ok()?);
+            // Without fast commits that count, the expected number is left unused.
+            let is_expected = tid.wrapping_add(1) == report.next_tid.0;
+            Some(!area.is_empty() && starts_with_head(&head) && !is_expected)
+        };
+        let stale_area = !has_records(plan) && stale_area() == Some(true);
+        let journal = plan.superblock();
+        let wrapped = journal.fast_commit_blocks() > 0 && plan.log_end() < journal.s_start;
+        let wrapped = (report.was_dirty && wrapped).then(|| has_records(plan));
+        Excuses { torn_commit, stale_area, wrapped, torn_superblock: superblock_is_torn(image) }
+    }
+
+    /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
+    fn is_refused(&mut self, dirty: &Image) -> Result<Result<(), Problem>> {
+        let path = self.scratch.join("dirty");
+        dirty.write_to_file(&path)?;
+        let said = tools::run(tools::command("e2fsck")?.arg("-fy").arg(&path))?;
+        let refused = said.code.is_some_and(|code| code >= 8);
+        if !refused || Image::from_file(&path)?.hash() != dirty.hash() {
+            let text = format!("e2fsck took an image with the mark: {}", said.stdout.trim());
+            return Ok(Err(Problem::new(Kind::Disagrees, text)));
+        }
+        if !superblock_is_torn(dirty) && KernelMount::new(&path, "rw").is_ok() {
+            let text = "Linux mounted an image with the mark".to_owned();
+            return Ok(Err(Problem::new(Kind::Disagrees, text)));
+        }
+        self.stats.marked += 1;
+        Ok(Ok(()))
+    }
+
+    /// Lets e2fsck and, where it can, the kernel recover the dirty image, and compares the trees.
+    ///
+    /// # Errors
+    /// Outer: the tools do not run. Inner: the problem.
+    pub fn compare(&mut self, dirty: &Image, ours: &Tree) -> Result<Result<(), Problem>> {
+        if self.is_marked(dirty) {
+            return self.is_refused(dirty);
+        }
+        let path = self.scratch.join("dirty");
+        with_whole_superblock(dirty).write_to_file(&path)?;
+        let plan = fjord::inspect::log(&path).ok().flatten();
+        let fast_commits = plan.as_ref().is_some_and(has_records);
+        let excuses = plan.as_ref().map(|plan| self.excuses(dirty, plan)).unwrap_or_default();
+        for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<By>), ("Linux", by_linux)] {
+            if who == "Linux" && superblock_is_torn(dirty) {
+                // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
+                // backup where it finds one, fjord the copy in the log.
+                self.stats.torn_superblocks += 1;
+                continue;
+            }
+            match excuses.wrapped.filter(|_| who == "e2fsck") {
+                None => dirty.write_to_file(&path)?,
+                Some(false) => {
+                    self.stats.wrapped_logs += 1;
+                    self.without_fast_commits(dirty).write_to_file(&path)?;
+                }
+                Some(true) => {
+                    self.stats.wrapped_logs += 1;
+                    continue;
+                }
+            }
+            match run(&path) {
+                Ok(By::Recovered) => {}
+                Ok(by) => match excuses.take(by, &mut self.stats) {
+                    Ok(()) => continue,
+                    Err(problem) => return Ok(Err(problem)),
+                },
+                Err(error) => {
+                    let text = format!("{who} does not recover it: {error:#}");
+                    return Ok(Err(Problem::new(Kind::Disagrees, text)));
+                }
+            }
+            self.stats.compared += 1;
+            let theirs = match self.recover(&Image::from_file(&path)?, false) {
+                Ok(theirs) => theirs,
+                Err(problem) => return Ok(Err(problem)),
+            };
+            self.stats.fast_commits += u64::from(fast_commits);
+            let same = if fast_commits && who == "Linux" {
+                // Its replay takes an entry that it adds for a change of the directory now.
+                without_directory_times(&theirs.tree) == without_directory_times(ours)
+            } else {
+                theirs.tree == *ours
+            };
+            if !same {
+                let text = format!("recovered by {who}: {}", differ(ours, &theirs.tree));
+                return Ok(Err(Problem::new(Kind::Disagrees, text)));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// Circumstances in which e2fsck 1.47.0 gives up what Linux and fjord recover.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Excuses {
+    /// The last commit block is torn behind its first sector.
+    torn_commit: bool,
+    /// No fast commit counts, but their area begins with the head of another transaction.
+    stale_area: bool,
+    /// The checksum of the superblock is wrong.
+    torn_superblock: bool,
+    /// The log goes on at the front of a journal with an area for fast commits, where e2fsck looks for
+    /// it only behind that area; and whether fast commits count.
+    wrapped: Option<bool>,
+}
+
+impl Excuses {
+    /// Counts an excuse, if there is one for this.
+    fn take(self, by: By, stats: &mut JudgeStats) -> Result<(), Problem> {
+        let what = match by {
+            By::Recovered => return Ok(()),
+            By::GaveUpCommit if self.torn_commit => {
+                stats.torn_commits += 1;
+                return Ok(());
+            }
+            By::GaveUpLog if self.stale_area => {
+                stats.stale_areas += 1;
+                return Ok(());
+            }
+            By::TornSuperblock if self.torn_superblock => {
+                stats.torn_refused += 1;
+                return Ok(());
+            }
+            By::TornSuperblock => "a superblock whose checksum is right",
+            By::GaveUpCommit => "a transaction whose commit block is whole",
+            By::GaveUpLog => "a log whose fast-commit area has no head of another transaction",
+        };
+        Err(Problem::new(Kind::Disagrees, format!("e2fsck gives up {what}")))
+    }
+}
+
+/// The image with the right checksum in its superblock, for a look at its log: what a torn one says of
+/// the journal's place holds.
+fn with_whole_superblock(image: &Image) -> Image {
+    /// Where the checksum is in it.
+    const CHECKSUM: u64 = 0x3FC;
+    let mut image = image.clone();
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    image.read(SUPERBLOCK_AT, &mut bytes);
+    if let Ok(mut raw) = RawSuperblock::decode(&bytes) {
+        raw.update_checksum();
+        image.write(SUPERBLOCK_AT + CHECKSUM, &raw.s_checksum.get().to_le_bytes());
+    }
+    image
+}
+
+fn superblock_is_torn(image: &Image) -> bool {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    image.read(SUPERBLOCK_AT, &mut bytes);
+    RawSuperblock::decode(&bytes).is_ok_and(|raw| raw.verify_checksum().is_err())
+}
+
+/// What became of a recovery by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// It recovered the image.
+    Recovered,
+    /// It gave up the last transaction for a torn commit block. Linux and fjord accept one whose
+    /// first sector is whole, e2fsck 1.47.0 does not.
+    GaveUpCommit,
+    /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that begins with
+    /// the head of another transaction.
+    GaveUpLog,
+    /// It found no superblock with a right checksum.
+    TornSuperblock,
+}
+
+fn by_e2fsck(path: &Path) -> Result<By> {
+    let keep = ["-E", "no_optimize_extents"];
+    let mut e2fsck = tools::command("e2fsck")?;
+    let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?;
+    let (torn, code) = TORN_SUPERBLOCK;
+    if said.code == Some(code) && (said.stdout.contains(torn) || said.stderr.contains(torn)) {
+        return Ok(By::TornSuperblock);
+    }
+    let said = said.expect_code(&[0, 1])?;
+    let all = said.stdout + &said.stderr;
+    Ok(if all.contains("was corrupt, replay was aborted") {
+        By::GaveUpCommit
+    } else if all.contains("while recovering journal") {
+        By::GaveUpLog
+    } else {
+        By::Recovered
+    })
+}
+
+fn by_linux(path: &Path) -> Result<By> {
+    KernelMount::new(path, "rw")?.unmount().map(|()| By::Recovered)
+}
+
+fn has_records(plan: &Plan) -> bool {
+    !plan.report().fast_commit_records.is_empty()
+}
+
+fn without_directory_times(tree: &Tree) -> Tree {
+    let mut tree = tree.clone();
+    for seen in tree.inodes.values_mut().filter(|seen| seen.kind == FileKind::Directory) {
+        seen.attrs.mtime = Timespec::default();
+    }
+    tree
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_excuse_is_for_one_thing() {
+        let torn_commit = Excuses { torn_commit: true, ..Excuses::default() };
+        let stale_area = Excuses { stale_area: true, ..Excuses::default() };
+        let torn_superblock = Excuses { torn_superblock: true, ..Excuses::default() };
+        let mut stats = JudgeStats::default();
+        for excuses in [Excuses::default(), stale_area, torn_superblock] {
+            assert!(excuses.take(By::GaveUpCommit, &mut stats).is_err());
+        }
+        for excuses in [Excuses::default(), torn_commit, torn_superblock] {
+            assert!(excuses.take(By::GaveUpLog, &mut stats).is_err());
+        }
+        for excuses in [Excuses::default(), torn_commit, stale_area] {
+            assert!(excuses.take(By::TornSuperblock, &mut stats).is_err());
+        }
+        assert_eq!(stats, JudgeStats::default());
+        assert!(torn_commit.take(By::GaveUpCommit, &mut stats).is_ok());
+        assert!(stale_area.take(By::GaveUpLog, &mut stats).is_ok());
+        assert!(torn_superblock.take(By::TornSuperblock, &mut stats).is_ok());
+        assert_eq!((stats.torn_commits, stats.stale_areas, stats.torn_refused), (1, 1, 1));
+    }
+}
