@@ -11,6 +11,7 @@ use fjord_crash::base::{Base, FAST_COMMIT, FEATURES, Features, quiet};
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::ops;
 use fjord_crash::record::{DeviceKind, RecordingDevice};
+use fjord_crash::states::Budget;
 use parking_lot::Mutex;
 
 fn passes(setup: &str, text: &str) {
@@ -241,5 +242,25 @@ fn fast_commits_spare_files_that_were_inline() {
         let report = explore(&config, &workload, &Default::default()).expect("it runs");
         assert!(report.findings.is_empty(), "{}", report.findings[0]);
         assert!(report.judged.compared > 10, "{report:?}");
+    }
+}
+
+/// e2fsck 1.47.0 looks for the log behind the area for fast commits where it goes on at the front of the
+/// journal, and loses what is there. It gets such an image without the area, and must agree then.
+#[test]
+fn a_log_that_goes_on_at_the_front_is_compared_with_e2fsck() {
+    let features = Features::by_name("fast_commit-1k").expect("a feature set");
+    for (policy, compared) in [(FsyncPolicyKind::Compound, 20), (FsyncPolicyKind::FastCommit, 20)] {
+        let options =
+            MountOptions { fsync: policy, data: DataMode::Journal, ..MountOptions::default() };
+        let config = Config { features, compare_every: 1, inner_every: 0, ..Config::new(options) };
+        let config = Config { budget: Budget { subsets_max: 2, ..config.budget }, ..config };
+        let write = "write /a 0 200000; fsync /a; ";
+        let text = format!("create /a; append /a 200000; {}", write.repeat(6));
+        let workload = Workload::new(Vec::new(), ops::parse(&text).expect("operations"));
+        let report = explore(&config, &workload, &Default::default()).expect("it runs");
+        assert!(report.findings.is_empty(), "{}", report.findings[0]);
+        let judged = report.judged;
+        assert!(judged.wrapped_logs > 5 && judged.compared > compared, "{judged:?}");
     }
 }

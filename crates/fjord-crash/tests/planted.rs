@@ -79,9 +79,22 @@ impl Plant {
         explore(&self.config, &self.workload, &Default::default()).expect("the explorer runs")
     }
 
-    /// Without the bug there is no finding; with it the first one is of one of these kinds, and
-    /// the command that it prints finds it again.
-    fn is_found(&self, kinds: &[Kind]) {
+    /// With either scheduler, unless one is asked for: without the bug there is no finding; with it
+    /// the first one is of one of these kinds, and the command that it prints finds it again.
+    fn is_found(self, kinds: &[Kind]) {
+        let asked = [self.config.options.scheduler];
+        let schedulers = match asked {
+            [Scheduler::Auto] => &[Scheduler::Direct, Scheduler::Epoch][..],
+            _ => &asked[..],
+        };
+        let mut plant = self;
+        for &scheduler in schedulers {
+            plant = plant.with(|config| config.options.scheduler = scheduler);
+            plant.is_found_so(kinds);
+        }
+    }
+
+    fn is_found_so(&self, kinds: &[Kind]) {
         let sound = self.run(None);
         assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
         let report = self.run(Some(self.bug));
@@ -89,7 +102,8 @@ impl Plant {
         let Some(finding) = report.findings.first() else {
             panic!("{bug:?} was not found in {tried} states ({all} without it)");
         };
-        println!("| `{bug:?}` | `{:?}` | {tried} | {all} |", finding.problem.kind);
+        let scheduler = self.config.options.scheduler;
+        println!("| `{bug:?}` | {scheduler:?} | `{:?}` | {tried} | {all} |", finding.problem.kind);
         println!("    {finding}");
         assert!(kinds.contains(&finding.problem.kind), "{bug:?}: {finding}");
         assert!(finding.target.is_some(), "{bug:?} was found without a power cut: {finding}");

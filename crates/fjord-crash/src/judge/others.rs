@@ -29,19 +29,36 @@ impl Judge {
         self.journal(image).is_some_and(|found| found.ijournal().is_some())
     }
 
-    /// The image as if its journal had no fast commits: e2fsck 1.47.0 then knows where its log goes on
-    /// at the front.
-    fn without_fast_commits(&self, image: &Image) -> Image {
+    /// The image with another length of the log and area for fast commits in its journal superblock.
+    fn with_journal(&self, image: &Image, change: impl FnOnce(&mut jbd2::Superblock)) -> Image {
         let mut image = image.clone();
         if let (Some(mut journal), Some(at)) =
             (self.journal(&image), self.journal_superblock(&image))
         {
-            journal.s_maxlen = journal.log_end();
-            journal.s_num_fc_blks = 0;
-            journal.s_feature_incompat.remove(jbd2::Incompat::FAST_COMMIT);
+            change(&mut journal);
             image.write(at, &journal.encode());
         }
         image
+    }
+
+    /// The image as if its journal had no fast commits: e2fsck 1.47.0 then knows where its log goes on
+    /// at the front.
+    fn without_fast_commits(&self, image: &Image) -> Image {
+        self.with_journal(image, |journal| {
+            journal.s_maxlen = journal.log_end();
+            journal.s_num_fc_blks = 0;
+            journal.s_feature_incompat.remove(jbd2::Incompat::FAST_COMMIT);
+        })
+    }
+
+    /// A recovered image with the area that [`Judge::without_fast_commits`] took from `dirty`.
+    fn with_fast_commits_of(&self, dirty: &Image, recovered: &Image) -> Image {
+        let Some(before) = self.journal(dirty) else { return recovered.clone() };
+        self.with_journal(recovered, |journal| {
+            journal.s_maxlen = before.s_maxlen;
+            journal.s_num_fc_blks = before.s_num_fc_blks;
+            journal.s_feature_incompat.insert(jbd2::Incompat::FAST_COMMIT);
+        })
     }
 
     /// What e2fsck may give up of this image, of whose log this is the plan.
@@ -105,7 +122,8 @@ impl Judge {
                 self.stats.torn_superblocks += 1;
                 continue;
             }
-            match excuses.wrapped.filter(|_| who == "e2fsck") {
+            let wrapped = excuses.wrapped.filter(|_| who == "e2fsck");
+            match wrapped {
                 None => dirty.write_to_file(&path)?,
                 Some(false) => {
                     self.stats.wrapped_logs += 1;
@@ -128,7 +146,11 @@ impl Judge {
                 }
             }
             self.stats.compared += 1;
-            let theirs = match self.recover(&Image::from_file(&path)?, false) {
+            let mut theirs = Image::from_file(&path)?;
+            if wrapped.is_some() {
+                theirs = self.with_fast_commits_of(dirty, &theirs);
+            }
+            let theirs = match self.recover(&theirs, false) {
                 Ok(theirs) => theirs,
                 Err(problem) => return Ok(Err(problem)),
             };

@@ -327,6 +327,9 @@ fn submit(
 /// somebody relies on order between files ([`Mode::Barrier`]) it has.
 fn how(fs: &FsInner, inode: &Inode, mode: Mode) -> (Class, Order) {
     match mode {
+        Mode::Fsync { .. } if planted(Bug::DataAfterCommit) || planted(Bug::PartDataNotAwaited) => {
+            (Class::Sync, Order::Orderless)
+        }
         Mode::Fsync { .. } => (Class::Sync, Order::Ordered),
         Mode::Barrier { .. } => (Class::Async, Order::Ordered),
         Mode::DataFirst(class) => {
