@@ -172,7 +172,7 @@ impl Image {
         let mut at = offset;
         let end = offset.saturating_add(len).min(self.size_bytes);
         while at < end {
-            if at % CHUNK_BYTES == 0 && end - at >= CHUNK_BYTES {
+            if at.is_multiple_of(CHUNK_BYTES) && end - at >= CHUNK_BYTES {
                 self.chunks[(at / CHUNK_BYTES) as usize] = None;
                 at += CHUNK_BYTES;
                 continue;
