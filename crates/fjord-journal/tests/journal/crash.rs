@@ -9,15 +9,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fjord_block::{Buf, Device, DeviceExt, Request};
+use fjord_block::Device;
 use fjord_format::jbd2::ChecksumVersion;
-use fjord_format::types::BlockNo;
-use fjord_journal::{Buffer, Journal, recover};
+use fjord_format::types::{BlockNo, Tid};
+use fjord_journal::{Journal, recover};
 use proptest::prelude::*;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::rig::{Event, JOURNAL_START, Recorder, Rig, Survival, crash, is_whole, set_value};
+use crate::history::{
+    Blocks, Buffers, CHECKSUMS, SURVIVALS, State, check_blocks, each_crash, promised, write_data,
+};
+use crate::rig::{Event, JOURNAL_START, Recorder, Rig, Survival, crash};
 
 const BLOCK_SIZE: usize = 1024;
 const BLOCKS: u64 = 12;
@@ -50,21 +52,13 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..40)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
-    Metadata(u64),
-    /// Freed by this transaction; not to be reused before it committed.
-    Free(u32),
-    /// Value, and the request that wrote it.
-    Data(u64, usize),
-}
-
-type States = BTreeMap<u64, State>;
+/// A freed block is not to be reused before this transaction has committed.
+type States = Blocks<Tid>;
 
 struct History {
     rig: Rig,
     journal: Journal,
-    buffers: BTreeMap<u64, Arc<Buffer>>,
+    buffers: Buffers,
     now: States,
     /// State after each transaction.
     after: BTreeMap<u32, States>,
@@ -79,7 +73,7 @@ impl History {
         let journal = rig.open();
         let now: States = (0..BLOCKS).map(|block| (block, State::Metadata(0))).collect();
         let after = BTreeMap::from([(0, now.clone()), (1, now.clone())]);
-        let (buffers, promises) = (BTreeMap::new(), Vec::new());
+        let (buffers, promises) = (Buffers::default(), Vec::new());
         History { rig, journal, buffers, now, after, promises, counter: 0 }
     }
 
@@ -103,51 +97,37 @@ impl History {
     fn write(&mut self, blocks: &[u64]) {
         let handle = self.journal.start(blocks.len() as u32).unwrap();
         for &block in blocks {
-            let is_metadata = matches!(self.now[&block], State::Metadata(_));
+            let was_metadata = self.now[&block].is_metadata();
             if let State::Free(tid) = self.now[&block] {
                 // In use again by its own transaction, or by a later one once committed.
-                let committed = self.journal.is_committed(fjord_format::types::Tid(tid));
-                if tid != handle.tid().0 && !committed {
+                if tid != handle.tid() && !self.journal.is_committed(tid) {
                     continue;
                 }
             }
-            if !is_metadata && !self.buffers.get(&block).is_some_and(|old| old.is_dirty()) {
-                self.buffers.remove(&block);
-            }
-            let rig = &self.rig;
-            let buffer = self.buffers.entry(block).or_insert_with(|| rig.buffer(block));
-            let mut guard =
-                if is_metadata { handle.get_write(buffer) } else { handle.get_create(buffer) }
-                    .unwrap();
-            set_value(&mut guard, self.counter);
+            self.buffers.write(&self.rig, &handle, block, was_metadata, self.counter);
             self.now.insert(block, State::Metadata(self.counter));
         }
         self.after.insert(handle.stop().0, self.now.clone());
     }
 
     fn free(&mut self, block: u64) {
-        if !matches!(self.now[&block], State::Metadata(_)) {
+        if !self.now[&block].is_metadata() {
             return;
         }
         let handle = self.journal.start(1).unwrap();
         // The cache may or may not still have the buffer.
-        let buffer = self.buffers.get(&block).filter(|_| self.counter.is_multiple_of(2));
+        let buffer = self.buffers.get(block).filter(|_| self.counter.is_multiple_of(2));
         handle.forget(BlockNo(block), buffer).unwrap();
-        self.now.insert(block, State::Free(handle.tid().0));
+        self.now.insert(block, State::Free(handle.tid()));
         self.after.insert(handle.stop().0, self.now.clone());
     }
 
     fn data(&mut self, block: u64) {
         let State::Free(tid) = self.now[&block] else { return };
-        if !self.journal.is_committed(fjord_format::types::Tid(tid)) {
+        if !self.journal.is_committed(tid) {
             return;
         }
-        let mut contents = Buf::zeroed(BLOCK_SIZE);
-        set_value(contents.make_mut(), self.counter);
-        let index = self.rig.device.event_count();
-        let request = Request::write(block * BLOCK_SIZE as u64, vec![contents]);
-        self.rig.device.submit_one(request).wait().unwrap();
-        self.now.insert(block, State::Data(self.counter, index));
+        self.now.insert(block, write_data(&self.rig, block, self.counter));
         // The journal knows nothing of this write; states of transactions from the next on
         // have it, and the present one's too.
         let last = *self.after.keys().last().unwrap();
@@ -155,35 +135,14 @@ impl History {
     }
 
     fn check(&self, events: &[Event], cut: usize, image: Vec<u8>, how: Survival) {
-        let promised = self.promises.iter().filter(|(at, _)| *at <= cut).map(|(_, tid)| *tid);
-        let promised = promised.max().unwrap_or(0);
+        let promised = promised(&self.promises, cut);
         let device = Arc::new(Recorder::from_image(&image));
         let (_, report) =
             self.rig.open_on(&device).unwrap_or_else(|error| panic!("cut {cut}, {how:?}: {error}"));
         let tid = report.next_tid.0 - 2;
         assert!(tid >= promised, "cut {cut}, {how:?}: recovered {tid}, promised {promised}");
-        let states = &self.after[&tid];
-        let recovered = device.image();
-        for (&block, &state) in states {
-            let at = block as usize * BLOCK_SIZE;
-            let contents = &recovered[at..at + BLOCK_SIZE];
-            let expected = match state {
-                State::Metadata(value) => value,
-                State::Data(value, index) => {
-                    let mut later = events[..cut].iter().skip(index + 1);
-                    if index >= cut || !later.any(|event| matches!(event, Event::Flush)) {
-                        continue;
-                    }
-                    value
-                }
-                State::Free(_) => continue,
-            };
-            let value = self.rig.value(&recovered, block);
-            assert!(
-                value == expected && is_whole(contents),
-                "cut {cut}, {how:?}, transaction {tid}: block {block} has {value}, not {expected}"
-            );
-        }
+        let context = format!("cut {cut}, {how:?}, transaction {tid}");
+        check_blocks(&self.rig, &self.after[&tid], &device.image(), (events, cut), &context);
     }
 
     /// A crash inside recovery, and recovery after it, must give the same blocks.
@@ -194,7 +153,7 @@ impl History {
         let wanted = recovering.image();
         let events = recovering.events();
         for cut in 0..=events.len() {
-            for how in [Survival::All, Survival::None, Survival::Sectors, Survival::Requests] {
+            for how in SURVIVALS {
                 let half = Arc::new(Recorder::from_image(&crash(image, &events, cut, how, rng)));
                 let device: Arc<dyn Device> = half.clone();
                 recover(&device, &self.rig.map, BLOCK_SIZE).unwrap();
@@ -210,16 +169,12 @@ fn explore(ops: &[Op], checksum: ChecksumVersion, bit64: bool, seed: u64) {
     let start = history.rig.device.image();
     ops.iter().for_each(|op| history.run(op));
     let events = history.rig.device.events();
-    let mut rng = StdRng::seed_from_u64(seed);
-    for cut in 0..=events.len() {
-        for how in [Survival::All, Survival::None, Survival::Sectors, Survival::Requests] {
-            let image = crash(&start, &events, cut, how, &mut rng);
-            if cut % 16 == 7 {
-                history.check_recovery(&image, &mut rng);
-            }
-            history.check(&events, cut, image, how);
+    each_crash(&start, &events, seed, |cut, how, image, rng| {
+        if cut % 16 == 7 {
+            history.check_recovery(&image, rng);
         }
-    }
+        history.check(&events, cut, image, how);
+    });
 }
 
 proptest! {
@@ -231,8 +186,6 @@ proptest! {
         bit64: bool,
         seed: u64,
     ) {
-        let versions =
-            [ChecksumVersion::None, ChecksumVersion::V1, ChecksumVersion::V2, ChecksumVersion::V3];
-        explore(&ops, versions[version], bit64, seed);
+        explore(&ops, CHECKSUMS[version], bit64, seed);
     }
 }

@@ -5,6 +5,7 @@ mod areas;
 mod basic;
 mod crash;
 mod freed;
+mod history;
 mod parts;
 mod parts_crash;
 mod rig;

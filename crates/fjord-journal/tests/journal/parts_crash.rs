@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fjord_block::{Buf, DeviceExt, Request};
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::BlockNo;
 use fjord_journal::{Buffer, Handle, Journal, Part, PartialCommit};
@@ -18,8 +17,12 @@ use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::history::{
+    Blocks, Buffers, CHECKSUMS, State, check_blocks, each_crash, each_third_recovered, promised,
+    write_data,
+};
 use crate::parts::{OF_ALL, PARTS, entry_value, open, set_entry, shared_buffer};
-use crate::rig::{Event, Recorder, Rig, Survival, crash, is_whole, set_value};
+use crate::rig::{Event, Recorder, Rig, Survival, set_value};
 
 const BLOCK_SIZE: usize = 1024;
 const BLOCKS: u64 = 16;
@@ -62,17 +65,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 #[derive(Clone, Debug)]
-enum State {
-    Metadata(u64),
-    /// Freed; not to be reused before the flag is set.
-    Free(Arc<AtomicBool>),
-    /// Value, and the request that wrote it.
-    Data(u64, usize),
-}
-
-#[derive(Clone, Debug)]
 struct States {
-    blocks: BTreeMap<u64, State>,
+    /// A freed one is not to be reused before the flag is set.
+    blocks: Blocks<Arc<AtomicBool>>,
     entries: BTreeMap<u32, u64>,
     of_all: u64,
 }
@@ -86,7 +81,7 @@ struct History {
     journal: Journal,
     shared: Arc<Buffer>,
     of_all: Arc<Buffer>,
-    buffers: BTreeMap<u64, Arc<Buffer>>,
+    buffers: Buffers,
     now: States,
     committed: States,
     /// Parts of each handle, as far as they have not committed; `PARTS` stands for all.
@@ -117,7 +112,7 @@ impl History {
             journal,
             shared,
             of_all,
-            buffers: BTreeMap::new(),
+            buffers: Buffers::default(),
             committed: now.clone(),
             now,
             handles: Vec::new(),
@@ -166,17 +161,8 @@ impl History {
         let handle = self.start(blocks.len() as u32 + 2);
         let mut parts = BTreeSet::new();
         for &block in blocks {
-            let is_metadata = matches!(self.now.blocks[&block], State::Metadata(_));
-            if !is_metadata && !self.buffers.get(&block).is_some_and(|old| old.is_dirty()) {
-                self.buffers.remove(&block);
-            }
-            let rig = &self.rig;
-            let buffer = self.buffers.entry(block).or_insert_with(|| rig.buffer(block));
-            let mut guard =
-                if is_metadata { handle.get_write(buffer) } else { handle.get_create(buffer) }
-                    .unwrap();
-            set_value(&mut guard, self.counter);
-            drop(guard);
+            let was_metadata = self.now.blocks[&block].is_metadata();
+            self.buffers.write(&self.rig, &handle, block, was_metadata, self.counter);
             self.now.blocks.insert(block, State::Metadata(self.counter));
             parts.insert(part_of(block));
             if entries {
@@ -194,12 +180,12 @@ impl History {
     }
 
     fn free(&mut self, block: u64) {
-        if !matches!(self.now.blocks[&block], State::Metadata(_)) {
+        if !self.now.blocks[&block].is_metadata() {
             return;
         }
         let handle = self.start(2);
         // The cache may or may not still have the buffer.
-        let buffer = self.buffers.get(&block).filter(|_| self.counter.is_multiple_of(2));
+        let buffer = self.buffers.get(block).filter(|_| self.counter.is_multiple_of(2));
         handle.forget(BlockNo(block), buffer).unwrap();
         let flag = Arc::new(AtomicBool::new(false));
         let told = flag.clone();
@@ -211,20 +197,15 @@ impl History {
     }
 
     fn data(&mut self, choice: usize) {
-        let is_free = |state: &State| match state {
+        let is_free = |state: &State<Arc<AtomicBool>>| match state {
             State::Free(flag) => flag.load(Ordering::SeqCst),
             _ => false,
         };
         let free = self.now.blocks.iter().filter(|(_, state)| is_free(state));
         let free: Vec<u64> = free.map(|(&block, _)| block).collect();
         let Some(&block) = free.get(choice % free.len().max(1)) else { return };
-        let mut contents = Buf::zeroed(BLOCK_SIZE);
-        set_value(contents.make_mut(), self.counter);
-        let index = self.rig.device.event_count();
-        let request = Request::write(block * BLOCK_SIZE as u64, vec![contents]);
-        self.rig.device.submit_one(request).wait().unwrap();
         // The journal knows nothing of this write: all states from the present one on have it.
-        let state = State::Data(self.counter, index);
+        let state: State<Arc<AtomicBool>> = write_data(&self.rig, block, self.counter);
         self.now.blocks.insert(block, state.clone());
         self.committed.blocks.insert(block, state);
         self.after.insert(*self.after.keys().last().unwrap(), self.committed.clone());
@@ -290,8 +271,7 @@ impl History {
     }
 
     fn check(&self, events: &[Event], cut: usize, image: Vec<u8>, how: Survival) {
-        let promised = self.promises.iter().filter(|(at, _)| *at <= cut).map(|(_, at)| *at);
-        let promised = promised.max().unwrap_or(0);
+        let promised = promised(&self.promises, cut);
         let device = Arc::new(Recorder::from_image(&image));
         let (_, report) =
             self.rig.open_on(&device).unwrap_or_else(|error| panic!("cut {cut}, {how:?}: {error}"));
@@ -300,25 +280,7 @@ impl History {
         let states = &self.after[&sequence];
         let recovered = device.image();
         let context = format!("cut {cut}, {how:?}, commit {sequence}");
-        for (&block, state) in &states.blocks {
-            let at = block as usize * BLOCK_SIZE;
-            let expected = match state {
-                State::Metadata(value) => *value,
-                State::Data(value, index) => {
-                    let mut later = events[..cut].iter().skip(index + 1);
-                    if *index >= cut || !later.any(|event| matches!(event, Event::Flush)) {
-                        continue;
-                    }
-                    *value
-                }
-                State::Free(_) => continue,
-            };
-            let value = self.rig.value(&recovered, block);
-            assert!(
-                value == expected && is_whole(&recovered[at..at + BLOCK_SIZE]),
-                "{context}: block {block} has {value}, not {expected}"
-            );
-        }
+        check_blocks(&self.rig, &states.blocks, &recovered, (events, cut), &context);
         for (&part, &value) in &states.entries {
             assert_eq!(entry_value(&recovered, part), value, "{context}: entry {part}");
         }
@@ -331,12 +293,7 @@ fn explore(ops: &[Op], checksum: ChecksumVersion, bit64: bool, seed: u64) {
     let start = history.rig.device.image();
     ops.iter().for_each(|op| history.run(op));
     let events = history.rig.device.events();
-    let mut rng = StdRng::seed_from_u64(seed);
-    for cut in 0..=events.len() {
-        for how in [Survival::All, Survival::None, Survival::Sectors, Survival::Requests] {
-            history.check(&events, cut, crash(&start, &events, cut, how, &mut rng), how);
-        }
-    }
+    each_crash(&start, &events, seed, |cut, how, image, _| history.check(&events, cut, image, how));
 }
 
 proptest! {
@@ -348,9 +305,7 @@ proptest! {
         bit64: bool,
         seed: u64,
     ) {
-        let versions =
-            [ChecksumVersion::None, ChecksumVersion::V1, ChecksumVersion::V2, ChecksumVersion::V3];
-        explore(&ops, versions[version], bit64, seed);
+        explore(&ops, CHECKSUMS[version], bit64, seed);
     }
 }
 
@@ -411,24 +366,18 @@ fn many_threads_commit_their_parts_at_once() {
     assert!(journal.stats().partial_commits > 0);
     let events = rig.device.events();
     let promises = promises.into_inner();
-    let mut rng = StdRng::seed_from_u64(1);
-    let hows = [Survival::All, Survival::None, Survival::Sectors, Survival::Requests];
-    for cut in (0..=events.len()).step_by(3) {
-        let how = hows[cut / 3 % 4];
-        let device = Arc::new(Recorder::from_image(&crash(&start, &events, cut, how, &mut rng)));
-        rig.open_on(&device).unwrap();
-        let image = device.image();
+    each_third_recovered(&rig, &start, &events, |cut, image| {
         for part in 0..PARTS {
-            let value = rig.value(&image, u64::from(part));
-            assert_eq!(value, entry_value(&image, part), "cut {cut}: entry of part {part}");
+            let value = rig.value(image, u64::from(part));
+            assert_eq!(value, entry_value(image, part), "cut {cut}: entry of part {part}");
             let promised =
                 promises.iter().filter(|(at, of, _)| *at <= cut && *of == part).map(|p| p.2);
             assert!(value >= promised.max().unwrap_or(0), "cut {cut}: a promise was broken");
         }
         for pair in [4, 6] {
-            assert_eq!(rig.value(&image, pair), rig.value(&image, pair + 1), "cut {cut}: torn");
+            assert_eq!(rig.value(image, pair), rig.value(image, pair + 1), "cut {cut}: torn");
         }
-    }
+    });
     journal.close().unwrap();
     assert!((0..PARTS).all(|part| entry_value(&rig.device.image(), part) == ROUNDS));
     assert!(shared.is_evictable());

@@ -1,13 +1,13 @@
 //! Handles, commits and checkpoints from many threads at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fjord_format::jbd2::ChecksumVersion;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::rig::{Recorder, Rig, Survival, crash, is_whole, set_value};
+use crate::history::each_third_recovered;
+use crate::rig::{Rig, is_whole, set_value};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 60;
@@ -60,25 +60,19 @@ fn versions_stay_apart_under_concurrency_and_crashes() {
     });
     let events = rig.device.events();
     let promises = promises.into_inner();
-    let mut rng = StdRng::seed_from_u64(1);
-    let hows = [Survival::All, Survival::None, Survival::Sectors, Survival::Requests];
-    for cut in (0..=events.len()).step_by(3) {
-        let how = hows[cut / 3 % 4];
-        let device = Arc::new(Recorder::from_image(&crash(&start, &events, cut, how, &mut rng)));
-        rig.open_on(&device).unwrap();
-        let image = device.image();
+    each_third_recovered(&rig, &start, &events, |cut, image| {
         let mut sum = 0;
         for thread in 1..=THREADS {
-            let value = rig.value(&image, thread * 2);
-            assert_eq!(value, rig.value(&image, thread * 2 + 1), "cut {cut}: a torn transaction");
+            let value = rig.value(image, thread * 2);
+            assert_eq!(value, rig.value(image, thread * 2 + 1), "cut {cut}: a torn transaction");
             let promised =
                 promises.iter().filter(|(at, of, _)| *at <= cut && *of == thread).map(|p| p.2);
             assert!(value >= promised.max().unwrap_or(0), "cut {cut}: a promise was broken");
             sum += value;
         }
-        assert_eq!(rig.value(&image, 0), sum, "cut {cut}");
+        assert_eq!(rig.value(image, 0), sum, "cut {cut}");
         assert!((0..10).all(|block| is_whole(&image[block * 1024..(block + 1) * 1024])));
-    }
+    });
     journal.close().unwrap();
     assert_eq!(rig.value(&rig.device.image(), 0), THREADS * ROUNDS);
     assert!(shared.is_evictable());
