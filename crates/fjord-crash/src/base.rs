@@ -38,7 +38,7 @@ const fn set(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
 }
 
 /// All feature sets, the plainest first.
-pub const FEATURES: [Features; 13] = [
+pub const FEATURES: [Features; 22] = [
     set("default", &["-b", "4096"]),
     set("block-1k", &["-b", "1024"]),
     set("no-extents", &["-b", "4096", "-O", "^extents,^64bit"]),
@@ -55,6 +55,19 @@ pub const FEATURES: [Features; 13] = [
         "ext3",
         &["-b", "4096", "-O", "^extents,^64bit,^metadata_csum,^flex_bg,^huge_file,^dir_nlink"],
     ),
+    set("block-2k", &["-b", "2048"]),
+    // A journal has 1024 blocks at least.
+    Features {
+        size_bytes: 160 << 20,
+        ..set("block-64k", &["-b", "65536", "-J", "size=64"])
+    },
+    set("no-64bit", &["-b", "4096", "-O", "^64bit"]),
+    set("metadata_csum_seed", &["-b", "4096", "-O", "metadata_csum,metadata_csum_seed"]),
+    set("project", &["-b", "4096", "-O", "project"]),
+    set("no-flex_bg", &["-b", "1024", "-O", "^flex_bg"]),
+    set("uninit_bg", &["-b", "1024", "-O", "^metadata_csum,uninit_bg"]),
+    set("large_dir", &["-b", "1024", "-O", "large_dir"]),
+    set("inline-ea_inode-1k", &["-b", "1024", "-I", "512", "-O", "inline_data,ea_inode"]),
 ];
 
 /// The sets of the policy `fast-commit`, all with the feature.
@@ -96,11 +109,34 @@ pub const MANY: Features = Features {
     areas: 0,
 };
 
+/// Blocks of 1 KiB, a small log, and many inodes: where much is soon full; only for workloads that
+/// need it.
+pub const FAR_1K: Features = Features {
+    name: "far-1k",
+    mke2fs: &["-b", "1024", "-J", "size=1", "-O", "fast_commit"],
+    size_bytes: 16 << 20,
+    inodes: 512,
+    areas: 0,
+};
+
+/// Room for values of attributes in inodes of their own; only for workloads that need it.
+pub const FAR_EA: Features =
+    set("far-ea", &["-b", "4096", "-J", "size=4", "-O", "ea_inode,fast_commit"]);
+
+/// Many small groups and a small log; only for workloads that need it.
+pub const SPREAD: Features = Features {
+    name: "spread",
+    mke2fs: &["-b", "1024", "-g", "256", "-J", "size=1", "-O", "fast_commit,^resize_inode"],
+    size_bytes: 96 << 20,
+    inodes: 3072,
+    areas: 0,
+};
+
 /// Bytes of an area: as few as it can have with blocks of 4 KiB, so that it fills up.
 const AREA_BYTES: u64 = 64 << 10;
 
 /// What only some workloads need; not part of campaigns otherwise.
-pub const SPECIAL: [Features; 2] = [LARGE, MANY];
+pub const SPECIAL: [Features; 5] = [LARGE, MANY, FAR_1K, FAR_EA, SPREAD];
 
 impl Features {
     /// The set with this name, [`GROUPS`] and [`SPECIAL`] ones among them.

@@ -6,7 +6,7 @@
 //! - [`tree`], [`check`], [`judge`]: what a recovered image shows and what it must show;
 //! - [`recording`], [`explore`]: all of it together for one workload; [`finding`], [`minimise`],
 //!   [`report`]: what comes of it;
-//! - [`workloads`], [`campaign`], [`command`]: many, and how they are asked for.
+//! - [`workloads`], [`edges`], [`campaign`], [`command`]: many, and how they are asked for.
 //!
 //! ```no_run
 //! use fjord_crash::explore::{Config, Workload, explore};
@@ -25,6 +25,7 @@ pub mod campaign;
 pub mod check;
 pub mod command;
 pub mod content;
+pub mod edges;
 pub mod explore;
 mod filling;
 pub mod finding;

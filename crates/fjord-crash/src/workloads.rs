@@ -56,6 +56,8 @@ pub enum Family {
     DeepLeaf,
     /// fbarrier and fdatabarrier between changes of a few files.
     Barriers,
+    /// What takes large trees or long runs to reach ([`crate::edges`]).
+    Edges,
     /// iJournaling: ten threads of random mkdir, create, write, truncate, unlink and fsync.
     TenThreads,
     /// Long sequences by seed; without end.
@@ -71,12 +73,13 @@ pub enum Family {
 }
 
 /// All families.
-pub const FAMILIES: [Family; 14] = [
+pub const FAMILIES: [Family; 15] = [
     Family::RenameToSub,
     Family::CreateDelete,
     Family::DeepLeaf,
     Family::Barriers,
     Family::AppendFar,
+    Family::Edges,
     Family::TenThreads,
     Family::ThousandFiles,
     Family::Ace1,
@@ -101,6 +104,7 @@ impl Family {
             Family::AppendFar => "append-far",
             Family::DeepLeaf => "deep-leaf",
             Family::Barriers => "barriers",
+            Family::Edges => "edges",
             Family::TenThreads => "ten-threads",
             Family::Random => "random",
             Family::Threads => "threads",
@@ -134,6 +138,7 @@ impl Family {
             Family::AppendFar => Box::new(std::iter::once(append_far())),
             Family::DeepLeaf => Box::new((1..=6).map(deep_leaf)),
             Family::Barriers => Box::new((0..24).map(move |round| barriers(seed, round))),
+            Family::Edges => Box::new(crate::edges::edges()),
             Family::TenThreads => Box::new(std::iter::once(ten_threads(seed))),
             Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
             Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
