@@ -12,6 +12,8 @@ pub(crate) use fjord_crash::command::CrashArgs;
 use fjord_crash::explore::Shared;
 use fjord_crash::report::Report;
 use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 /// How often the bar is drawn, so that it also moves within a long workload.
 const DRAWN_EVERY: Duration = Duration::from_millis(250);
@@ -24,14 +26,21 @@ pub(crate) fn run(args: &CrashArgs) -> Result<()> {
     // A panic of the engine is a finding with its text; the explorer goes on.
     std::panic::set_hook(Box::new(|_| {}));
     let started = Instant::now();
+    let stopped;
     let report = if args.is_one_run() {
         let shown = Shown::new(Some(1), started)?;
+        stopped = shown.shared.stop.clone();
         shown.during(|| args.rerun(&shown.shared, &|text| shown.say(text)))?
     } else {
         let plan = args.plan()?;
+        plan.check_save()?;
         let shown = Shown::new(plan.job_count(), started)?;
+        stopped = shown.shared.stop.clone();
         shown.during(|| campaign::run(&plan, &shown.shared, &|event| shown.happened(event)))?
     };
+    if stopped.load(Ordering::Relaxed) {
+        println!("stopped before its end");
+    }
     print_report(&report, args.seed, started.elapsed());
     if !report.findings.is_empty() {
         bail!("{} findings", report.findings.len());
@@ -64,7 +73,13 @@ impl Shown {
         };
         let style = "{wide_bar} {pos}/{len} workloads, {elapsed}, {msg}";
         bar.set_style(ProgressStyle::with_template(style)?);
-        Ok(Shown { bar, started, shared: Arc::default(), workloads: AtomicU64::new(0) })
+        let shared: Arc<Shared> = Arc::default();
+        // The first signal ends the campaign with its summary, a second one at once.
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, 128 + signal, shared.stop.clone())?;
+            flag::register(signal, shared.stop.clone())?;
+        }
+        Ok(Shown { bar, started, shared, workloads: AtomicU64::new(0) })
     }
 
     /// Draws on while this runs.
@@ -111,6 +126,9 @@ impl Shown {
             Event::Found(finding) => {
                 self.say(&format!("found, to be made small: {}\n", finding.problem))
             }
+            Event::NotSaved(error) => {
+                self.say(&format!("the run of this finding is not kept (--save): {error:#}\n"))
+            }
             Event::Done(sum) => self.workloads.store(sum.workloads, Ordering::Relaxed),
         }
     }
@@ -124,7 +142,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         "seed {seed}: {} workloads, {} requests, {} of {} moments cut, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
          Linux ({} of them with fast commits; {} torn superblocks left out for Linux, and for \
-         e2fsck {} of them, {} torn commit blocks and {} stale areas; {} wrapped logs with an area), {} refused by both, {} logs with a wrong bit ({} \
+         e2fsck {} of them, {} torn commit blocks and {} stale areas; {} wrapped logs with an area; {} times of \
+         truncations), {} refused by both, {} logs with a wrong bit ({} \
          refused), {} of {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
          parts, {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
@@ -143,6 +162,7 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.torn_commits,
         report.judged.stale_areas,
         report.judged.wrapped_logs,
+        report.judged.truncations,
         report.judged.marked,
         report.judged.damaged,
         report.judged.refused,

@@ -57,10 +57,7 @@ pub const FEATURES: [Features; 22] = [
     ),
     set("block-2k", &["-b", "2048"]),
     // A journal has 1024 blocks at least.
-    Features {
-        size_bytes: 160 << 20,
-        ..set("block-64k", &["-b", "65536", "-J", "size=64"])
-    },
+    Features { size_bytes: 160 << 20, ..set("block-64k", &["-b", "65536", "-J", "size=64"]) },
     set("no-64bit", &["-b", "4096", "-O", "^64bit"]),
     set("metadata_csum_seed", &["-b", "4096", "-O", "metadata_csum,metadata_csum_seed"]),
     set("project", &["-b", "4096", "-O", "project"]),

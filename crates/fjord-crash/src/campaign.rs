@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
 use crate::base::Features;
-use crate::explore::{Config, Shared, Workload, explore};
+use crate::explore::{Config, Shared, Workload, explore_until};
 use crate::finding::Finding;
 use crate::minimise::minimise;
 use crate::record::DeviceKind;
@@ -83,6 +83,19 @@ impl Plan {
         configs
     }
 
+    /// Tries whether recordings can be saved where they are to be: a campaign of hours should not
+    /// find that out last.
+    ///
+    /// # Errors
+    /// The directory cannot be made, or takes no files.
+    pub fn check_save(&self) -> Result<()> {
+        let Some(dir) = &self.save else { return Ok(()) };
+        let cannot = || format!("cannot write to {}; choose another --save", dir.display());
+        std::fs::create_dir_all(dir).with_context(cannot)?;
+        tempfile::tempfile_in(dir).with_context(cannot)?;
+        Ok(())
+    }
+
     /// How many jobs there are; `None` if a family is endless.
     pub fn job_count(&self) -> Option<usize> {
         let endless = self.families.iter().any(|family| family.is_endless());
@@ -144,10 +157,12 @@ fn turn_of(job: usize, count: usize) -> usize {
 }
 
 /// What happens in a campaign.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Event<'a> {
     /// Something is found, and will be made small now.
     Found(&'a Finding),
+    /// The recording of a finding could not be saved.
+    NotSaved(&'a anyhow::Error),
     /// A workload has ended; the sum so far, with findings as small as they become.
     Done(&'a Report),
 }
@@ -166,16 +181,18 @@ pub fn run(
     let total = Mutex::new(Report::default());
     let stop = AtomicBool::new(false);
     let work = || -> Result<()> {
-        while !stop.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) && !shared.is_stopped() {
             if plan.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
             let Some((config, workload)) = jobs.lock().next() else { break };
-            let mut report = explore(&config, &workload, shared)?;
+            let mut report = explore_until(&config, &workload, shared, plan.deadline)?;
             for finding in &mut report.findings {
                 progress(Event::Found(finding));
                 *finding = minimise(finding.clone())?;
-                plan.save.as_deref().map_or(Ok(()), |dir| finding.save(dir))?;
+                if let Some(Err(error)) = plan.save.as_deref().map(|dir| finding.save(dir)) {
+                    progress(Event::NotSaved(&error));
+                }
             }
             let mut total = total.lock();
             total.add(report);

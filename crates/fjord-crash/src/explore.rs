@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -121,6 +121,15 @@ pub struct Shared {
     pub states: AtomicU64,
     /// Findings so far, those among them that are being made small.
     pub findings: AtomicU64,
+    /// Somebody wants it to end: what was tried counts, what goes wrong from here on does not, for
+    /// tools may have been told to end, too.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Shared {
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
 }
 
 /// Explores a workload.
@@ -179,13 +188,15 @@ pub fn explore_recording(
         states::enumerate(log, config.device, &config.budget, config.seed, 0, &mut |state| {
             outcome = explorer.visit(state);
             let enough = explorer.report.findings.len() >= config.findings_max;
-            if outcome.is_err() || enough || late() {
+            if outcome.is_err() || enough || late() || shared.is_stopped() {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
             }
         });
-    outcome?;
+    if !shared.is_stopped() {
+        outcome?;
+    }
     explorer.report.walked = walked;
     Ok(explorer.into_report())
 }
@@ -256,6 +267,9 @@ impl Explorer {
     }
 
     fn found(&mut self, problem: Problem, path: CasePath, damage: Option<Damage>) {
+        if self.shared.is_stopped() {
+            return;
+        }
         self.shared.findings.fetch_add(1, Ordering::Relaxed);
         let finding = self.finding(problem, Target { path, damage });
         self.report.findings.push(finding);

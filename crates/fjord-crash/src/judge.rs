@@ -64,6 +64,8 @@ pub struct JudgeStats {
     pub marked: u64,
     /// Images not compared with the kernel's recovery, because the cut tore the superblock.
     pub torn_superblocks: u64,
+    /// Files to which Linux gave the time of its mount when it completed their truncation.
+    pub truncations: u64,
     /// Images that e2fsck refused for the checksum of that superblock.
     pub torn_refused: u64,
     /// Images whose log goes on at the front of a journal with fast commits, where e2fsck does not find
@@ -90,6 +92,7 @@ impl JudgeStats {
         self.compared += other.compared;
         self.marked += other.marked;
         self.torn_superblocks += other.torn_superblocks;
+        self.truncations += other.truncations;
         self.torn_refused += other.torn_refused;
         self.wrapped_logs += other.wrapped_logs;
         self.torn_commits += other.torn_commits;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use fjord::FallocMode;
 
 /// A path from the root, without a slash at its start; empty for the root.
@@ -202,21 +202,21 @@ impl FromStr for Op {
         let op = match verb {
             "create" => Op::Create(path()?),
             "mkdir" => Op::Mkdir(path()?),
-            "symlink" => Op::Symlink(path()?, word()?.parse()?),
+            "symlink" => Op::Symlink(path()?, written(word()?)? as usize),
             "link" => Op::Link(path()?, path()?),
             "unlink" => Op::Unlink(path()?),
             "rmdir" => Op::Rmdir(path()?),
             "rename" => Op::Rename(path()?, path()?),
             "exchange" => Op::Exchange(path()?, path()?),
             "truncate" => Op::Truncate(path()?, word()?.parse()?),
-            "append" => Op::Append(path()?, word()?.parse()?),
-            "write" => Op::Write(path()?, word()?.parse()?, word()?.parse()?),
+            "append" => Op::Append(path()?, written(word()?)?),
+            "write" => Op::Write(path()?, word()?.parse()?, written(word()?)?),
             "magic" => Op::Magic(path()?, word()?.parse()?),
             "fallocate" => {
                 let path = path()?;
                 Op::Fallocate(path, parse_mode(word()?)?, word()?.parse()?, word()?.parse()?)
             }
-            "setxattr" => Op::SetXattr(path()?, word()?.to_owned(), word()?.parse()?),
+            "setxattr" => Op::SetXattr(path()?, word()?.to_owned(), written(word()?)? as usize),
             "rmxattr" => Op::RemoveXattr(path()?, word()?.to_owned()),
             "chmod" => Op::Chmod(path()?, u16::from_str_radix(word()?, 8)?),
             "chown" => Op::Chown(path()?, word()?.parse()?),
@@ -233,6 +233,19 @@ impl FromStr for Op {
         }
         Ok(op)
     }
+}
+
+/// Most bytes that an operation may write: all of them are in memory, more than once.
+const WRITTEN_BYTES_MAX: u64 = 256 << 20;
+
+/// The number of bytes that an operation writes.
+fn written(word: &str) -> Result<u64> {
+    let len = word.parse()?;
+    ensure!(
+        len <= WRITTEN_BYTES_MAX,
+        "{len} bytes are too many for one write; take {WRITTEN_BYTES_MAX} at most"
+    );
+    Ok(len)
 }
 
 /// Operations from their text form.
@@ -279,7 +292,10 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["fly /a", "create", "truncate /a x", "sync now", "fallocate /a up 0 1"] {
+        for text in ["fly /a", "create", "truncate /a x", "sync now", "fallocate /a up 0 1"]
+            .into_iter()
+            .chain(["append /a 9000000000000000000", "write /a 0 1000000000000"])
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -40,7 +40,7 @@ const ACE_OPS: &str = "create /bar; create /A/new; create /B/new; mkdir /D; mkdi
 pub enum Family {
     /// One operation, one sync.
     Ace1,
-    /// Two operations, the second synced, the first synced or not.
+    /// Two operations, each synced in every way, the first also not at all.
     Ace2,
     /// Three operations, syncs in between, by seed; without end.
     Ace3,
@@ -153,8 +153,9 @@ fn own(text: &str) -> Vec<Op> {
     ops::parse(text).expect("the operations of this module are well formed; a test parses them")
 }
 
-/// The ways to sync after an operation: its object, its object's data, the parents, another file,
-/// everything. What no longer exists is left out.
+/// The ways to sync after an operation: its object, its object's data, the parents, another file and
+/// its data, everything. What no longer exists is left out. (A directory has no data: fdatasync
+/// of it is fsync.)
 fn syncs(op: &Op) -> Vec<Op> {
     let target = op.target().unwrap_or_default().to_owned();
     let mut list = vec![Op::Fsync(parent(&target).to_owned())];
@@ -166,8 +167,14 @@ fn syncs(op: &Op) -> Vec<Op> {
         list.push(Op::Fsync(parent(from).to_owned()));
     }
     let other = if target == "A/bar" { "foo" } else { "A/bar" };
-    list.extend([Op::Fsync(other.into()), Op::Sync]);
-    list.dedup();
+    list.extend([Op::Fsync(other.into()), Op::Fdatasync(other.into()), Op::Sync]);
+    let mut seen = Vec::new();
+    list.retain(|sync| {
+        !seen.contains(sync) && {
+            seen.push(sync.clone());
+            true
+        }
+    });
     list
 }
 
@@ -189,7 +196,7 @@ fn ace2() -> impl Iterator<Item = Workload> + Send {
         let all = all.clone();
         all.into_iter().flat_map(move |second| {
             let first = first.clone();
-            let between = [None, syncs(&first).into_iter().nth(1)];
+            let between = std::iter::once(None).chain(syncs(&first).into_iter().map(Some));
             between.into_iter().flat_map(move |sync| {
                 let start: Vec<Op> = [first.clone()].into_iter().chain(sync).collect();
                 let second = second.clone();
@@ -548,7 +555,15 @@ mod tests {
     fn ace_is_exhaustive() {
         let ops = own(ACE_OPS);
         let single: usize = ops.iter().map(|op| syncs(op).len()).sum();
-        assert_eq!(ace1().count(), single);
-        assert_eq!(ace2().count(), 2 * ops.len() * single);
+        assert_eq!((ace1().count(), ops.len()), (single, 51));
+        let of = |text: &str| ops::format(&syncs(&own(text)[0]));
+        let all = "fsync /A; fsync /A/foo; fdatasync /A/foo; fsync /A/bar; fdatasync /A/bar; sync";
+        assert_eq!(of("append /A/foo 100"), all);
+        assert_eq!(of("unlink /foo"), "fsync /; fsync /A/bar; fdatasync /A/bar; sync");
+        let moved = "fsync /B; fsync /B/foo; fdatasync /B/foo; fsync /A; fsync /A/bar; \
+            fdatasync /A/bar; sync";
+        assert_eq!(of("rename /A/foo /B/foo"), moved);
+        // After the first nothing, or any of its syncs.
+        assert_eq!(ace2().count(), (ops.len() + single) * single);
     }
 }

@@ -9,6 +9,7 @@ use fjord_block::{
     TicketCore,
 };
 use fjord_crash::base::{Base, FAST_COMMIT, FEATURES, Features, quiet};
+use fjord_crash::edges::Edge;
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::ops;
 use fjord_crash::record::{DeviceKind, RecordingDevice};
@@ -317,4 +318,16 @@ fn a_log_that_goes_on_at_the_front_is_compared_with_e2fsck() {
         let judged = report.judged;
         assert!(judged.wrapped_logs > 5 && judged.compared > compared, "{judged:?}");
     }
+}
+
+/// Each transaction of a truncation had times of its own, and a mount that completed one gave the file
+/// the time of the mount.
+#[test]
+fn a_truncation_of_several_transactions_has_one_time() {
+    let options = MountOptions { fsync: FsyncPolicyKind::Compound, ..MountOptions::default() };
+    let mut config = Config::new(options);
+    config.budget = Budget { subsets_max: 2, torn_max: 0, images_max: Some(160) };
+    let workload = Edge::LongTruncate.workload();
+    let report = explore(&config, &workload, &Default::default()).expect("it runs");
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
 }

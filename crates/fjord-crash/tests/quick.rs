@@ -99,6 +99,63 @@ fn fast_commits_are_replayed_alike() {
     assert!(report.judged.fast_commits > 60, "{report:?}");
 }
 
+/// Deep trees, full logs, long truncations: some images of each, under every policy.
+#[test]
+fn edges_hold() {
+    let policies = [
+        FsyncPolicyKind::Compound,
+        FsyncPolicyKind::Group,
+        FsyncPolicyKind::FastCommit,
+        FsyncPolicyKind::Ijournal,
+    ];
+    for fsync in policies {
+        let options = MountOptions { fsync, ..MountOptions::default() };
+        let mut config = Config { compare_every: 25, inner_every: 50, ..Config::new(options) };
+        config.budget.subsets_max = 4;
+        config.budget.images_max = Some(36);
+        if fsync == FsyncPolicyKind::Ijournal {
+            // Their images carry the mark, so nobody else recovers them.
+            config.features = config.features.with_areas(1);
+        }
+        let plan = Plan::new(&[Family::Edges], config);
+        let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("it runs");
+        println!("{fsync:?}: {} states, {:?}", report.all_states(), report.judged);
+        assert!(report.findings.is_empty(), "{}", report.findings[0]);
+        assert!(report.states > 100 && report.judged.compared + report.judged.marked > 0);
+    }
+}
+
+/// Somebody wants it to end: what was tried until then is told.
+#[test]
+fn a_campaign_that_is_stopped_tells_what_it_has() {
+    let shared: std::sync::Arc<fjord_crash::explore::Shared> = Default::default();
+    let plan = Plan::new(&[Family::Random], Config::new(MountOptions::default()));
+    let stop = |event: campaign::Event<'_>| {
+        if matches!(event, campaign::Event::Done(_)) {
+            shared.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    };
+    let report = campaign::run(&plan, &shared, &stop).expect("it runs");
+    assert!(report.workloads >= 1 && report.states > 0, "{report:?}");
+}
+
+/// A recording that cannot be kept does not cost the finding that it is of.
+#[test]
+fn a_finding_outlives_a_full_disk() {
+    let options = MountOptions { barrier: false, ..MountOptions::default() };
+    let mut plan = Plan::new(&[Family::Threads], Config::new(options));
+    plan.save = Some("/proc/no-such-place".into());
+    assert!(plan.check_save().is_err());
+    let untold = std::sync::atomic::AtomicU64::new(0);
+    let count = |event: campaign::Event<'_>| {
+        if matches!(event, campaign::Event::NotSaved(_)) {
+            untold.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    };
+    let report = campaign::run(&plan, &Default::default(), &count).expect("it runs");
+    assert!(!report.findings.is_empty() && untold.into_inner() > 0, "{report:?}");
+}
+
 /// Long random sequences, some of them by several threads, each under another configuration,
 /// without and with the scheduler.
 #[test]

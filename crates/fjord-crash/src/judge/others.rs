@@ -5,6 +5,7 @@
 //! counted.
 
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use fjord::{FileKind, Timespec};
@@ -134,6 +135,7 @@ impl Judge {
                     continue;
                 }
             }
+            let began = SystemTime::now();
             match run(&path) {
                 Ok(By::Recovered) => {}
                 Ok(by) => match excuses.take(by, &mut self.stats) {
@@ -150,10 +152,13 @@ impl Judge {
             if wrapped.is_some() {
                 theirs = self.with_fast_commits_of(dirty, &theirs);
             }
-            let theirs = match self.recover(&theirs, false) {
+            let mut theirs = match self.recover(&theirs, false) {
                 Ok(theirs) => theirs,
                 Err(problem) => return Ok(Err(problem)),
             };
+            if who == "Linux" {
+                self.stats.truncations += without_truncation_times(&mut theirs.tree, ours, began);
+            }
             self.stats.fast_commits += u64::from(fast_commits);
             let same = if fast_commits && who == "Linux" {
                 // Its replay takes an entry that it adds for a change of the directory now.
@@ -270,6 +275,27 @@ fn by_linux(path: &Path) -> Result<By> {
 
 fn has_records(plan: &Plan) -> bool {
     !plan.report().fast_commit_records.is_empty()
+}
+
+/// Takes back the times that Linux gave to files when it mounted the image: those whose truncation it
+/// completed. No file had such a time before. Returns how many there are.
+fn without_truncation_times(theirs: &mut Tree, ours: &Tree, mounted: SystemTime) -> u64 {
+    /// The kernel stamps with the time of its last tick.
+    const TICK: Duration = Duration::from_millis(10);
+    let mounted = mounted.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(TICK);
+    let mut count = 0;
+    for (number, seen) in &mut theirs.inodes {
+        let mtime = seen.attrs.mtime;
+        let since_epoch = u64::try_from(mtime.sec).map(|sec| Duration::new(sec, mtime.nsec));
+        let is_new = since_epoch.is_ok_and(|time| time >= mounted);
+        if let Some(before) = ours.inodes.get(number)
+            && (seen.kind, is_new) == (FileKind::Regular, true)
+        {
+            seen.attrs.mtime = before.attrs.mtime;
+            count += 1;
+        }
+    }
+    count
 }
 
 fn without_directory_times(tree: &Tree) -> Tree {

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::file::read::load_page;
 use crate::file::{inline, truncate, write, writeback};
 use crate::fs::FsInner;
-use crate::inode::{InFlight, Inode, InodeState, attr, disk};
+use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map::{self, MapKind};
 
 bitflags::bitflags! {
@@ -206,15 +206,14 @@ fn punch(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span) -> Result<()> {
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
     keep_size(fs, inode, &mut state, span.end);
     truncate::discard_prealloc(fs, &mut state);
+    truncate::stamp(fs, &mut state);
     truncate::remove_blocks(fs, inode, &mut state, span.inner_start, span.inner_end, false)
 }
 
 /// Stores new times.
 fn touch(fs: &FsInner, inode: &Inode, state: &mut InodeState) -> Result<()> {
     let handle = fs.start(disk::STORE_CREDITS)?;
-    let now = fs.now();
-    attr::set_mtime(&mut state.disk, now);
-    attr::set_ctime(&mut state.disk, now);
+    truncate::stamp(fs, state);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(())
@@ -261,9 +260,7 @@ fn extend_size(
     let handle = fs.start(disk::STORE_CREDITS)?;
     truncate::note_growth(inode, state, handle.tid());
     inode.touch_tid(handle.tid(), true);
-    let now = fs.now();
-    attr::set_mtime(&mut state.disk, now);
-    attr::set_ctime(&mut state.disk, now);
+    truncate::stamp(fs, state);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(())

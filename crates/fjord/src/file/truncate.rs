@@ -96,13 +96,19 @@ fn grow(fs: &Arc<FsInner>, inode: &Arc<Inode>, in_flight: &mut InFlight, size: u
         settle_size(fs, inode, &mut state);
         note_growth(inode, &mut state, handle.tid());
     }
+    stamp(fs, &mut state);
     finish(fs, &handle, inode, &mut state)
 }
 
-fn finish(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
+/// Gives the inode the times of a change of its content, once for all transactions of the change:
+/// else a crash between them could leave times that nobody ever saw.
+pub(super) fn stamp(fs: &FsInner, state: &mut InodeState) {
     let now = fs.now();
     crate::inode::attr::set_mtime(&mut state.disk, now);
     crate::inode::attr::set_ctime(&mut state.disk, now);
+}
+
+fn finish(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
     inode.touch_tid(handle.tid(), true);
     disk::store(fs, handle, inode, state)
 }
@@ -122,6 +128,7 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     discard_prealloc(fs, state);
     state.size = size;
     settle_size(fs, inode, state);
+    stamp(fs, state);
     remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
 }
 
@@ -144,7 +151,8 @@ pub(crate) fn discard_prealloc(fs: &FsInner, state: &mut InodeState) {
     fs.discard_window(state);
 }
 
-/// Frees the blocks `from..to` in as many transactions as it takes and stores the inode.
+/// Frees the blocks `from..to` in as many transactions as it takes and stores the inode, whose times
+/// are the caller's.
 /// With `orphan`, the inode is on the orphan list while that is more than one.
 pub(crate) fn remove_blocks(
     fs: &Arc<FsInner>,
