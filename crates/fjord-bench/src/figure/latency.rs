@@ -15,6 +15,9 @@ const PAUSE_NS: u64 = 1_000_000;
 const ROUND_COUNT: usize = 300;
 /// Where a round takes seconds.
 const SLOW_ROUND_COUNT: usize = 20;
+/// Where each comes after a silence; the modelled caches fill in less.
+const FIRST_ROUND_COUNT: usize = 200;
+const SILENCE_NS: u64 = 20_000_000;
 
 /// One thread beside one writer on one device. Times are in µs of the model.
 #[derive(Clone, Debug, Serialize)]
@@ -52,52 +55,101 @@ pub struct LatencyReport {
     pub rows: Vec<LatencyRow>,
 }
 
-/// What is shown of each device: the thread, its name, the writer, its name, whether bounded.
-fn cases() -> Vec<(Probe, &'static str, Writer, &'static str, bool)> {
+/// What is shown of each device.
+struct Case {
+    probe: Probe,
+    thread: &'static str,
+    writer: Writer,
+    beside: &'static str,
+    silence_ns: u64,
+    /// False where it is shown what happens otherwise.
+    is_kept: bool,
+}
+
+fn cases() -> Vec<Case> {
+    const KEPT: Case = Case {
+        probe: Probe::WriteFlush,
+        thread: "write, flush",
+        writer: Writer::sequential(Class::Async),
+        beside: "async, 512K",
+        silence_ns: 0,
+        is_kept: true,
+    };
+    let (background, r#async) = (Class::Background, Class::Async);
     let mut cases = Vec::new();
-    for (probe, name) in [(Probe::WriteFlush, "write, flush"), (Probe::Commit, "commit")] {
-        for (class, random, sequential) in [
-            (Class::Background, "background, 4K", "background, 512K"),
-            (Class::Async, "async, 4K", "async, 512K"),
+    for (probe, thread) in [(Probe::WriteFlush, "write, flush"), (Probe::Commit, "commit")] {
+        for (writer, beside) in [
+            (Writer::random(background), "background, 4K"),
+            (Writer::sequential(background), "background, 512K"),
+            (Writer::random(r#async), "async, 4K"),
+            (Writer::sequential(r#async), "async, 512K"),
         ] {
-            cases.push((probe, name, Writer::random(class), random, true));
-            cases.push((probe, name, Writer::sequential(class), sequential, true));
+            cases.push(Case { probe, thread, writer, beside, ..KEPT });
         }
     }
-    for (promotes, name) in [(true, "fsync, promoting"), (false, "not promoting")] {
-        let queued = Class::Async;
-        let probe = Probe::Fsync { queued, promotes };
-        cases.push((probe, name, Writer::heap(queued), "32M async", promotes));
+    for (is_kept, thread) in [(true, "fsync, promoting"), (false, "not promoting")] {
+        let probe = Probe::Fsync { queued: r#async, promotes: is_kept };
+        let writer = Writer::heap(r#async);
+        cases.push(Case { probe, thread, writer, beside: "32M async", is_kept, ..KEPT });
     }
+    for (probe, thread) in
+        [(Probe::WriteFlush, "first write, flush"), (Probe::Commit, "first commit")]
+    {
+        let random = Writer::random(background);
+        let silence_ns = SILENCE_NS;
+        let first = Case { probe, thread, silence_ns, ..KEPT };
+        cases.push(Case { writer: random, beside: "background, 4K", ..first });
+        cases.push(Case { probe, thread, silence_ns, ..KEPT });
+    }
+    for (writer, beside) in [
+        (Writer::trickle(background), "4 MB/s"),
+        (Writer::random(background), "background, 4K"),
+        (Writer::sequential(r#async), "async, 512K"),
+    ] {
+        cases.push(Case { probe: Probe::Read, thread: "read", writer, beside, ..KEPT });
+    }
+    let silence_ns = SILENCE_NS;
+    cases.push(Case { probe: Probe::Read, thread: "first read", silence_ns, ..KEPT });
     cases
+}
+
+fn measure(profile: &Profile, case: &Case, writer: Option<Writer>) -> Result<Waits> {
+    let tuning = Tuning::for_depth(profile.queue_depth);
+    let round_count = match case.silence_ns {
+        0 if case.is_kept => ROUND_COUNT,
+        0 => SLOW_ROUND_COUNT,
+        _ => FIRST_ROUND_COUNT,
+    };
+    let (probe, silence_ns) = (case.probe, case.silence_ns);
+    // Alone it makes no difference how long the others were silent.
+    let silence_ns = if writer.is_some() { silence_ns } else { 0 };
+    let experiment = Contention { probe, writer, pause_ns: PAUSE_NS, round_count, silence_ns };
+    experiment.run(profile, &tuning).map_err(|error| BenchError::Io {
+        what: "write to the modelled device".into(),
+        source: error.into(),
+    })
 }
 
 /// Measures all devices with a queue.
 pub(super) fn run(figure: Figure) -> Result<LatencyReport> {
     let mut rows = Vec::new();
     for profile in Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1) {
-        let tuning = Tuning::for_depth(profile.queue_depth);
         let mut known: Option<(Probe, Waits)> = None;
-        for (probe, thread, writer, beside, is_bounded) in cases() {
-            let round_count = if is_bounded { ROUND_COUNT } else { SLOW_ROUND_COUNT };
-            let measure = |writer| {
-                let experiment = Contention { probe, writer, pause_ns: PAUSE_NS, round_count };
-                experiment.run(profile, &tuning).map_err(|error| BenchError::Io {
-                    what: "write to the modelled device".into(),
-                    source: error.into(),
-                })
-            };
-            let alone = match known.filter(|(other, _)| *other == probe) {
+        for case in cases() {
+            let alone = match known.filter(|(other, _)| *other == case.probe) {
                 Some((_, alone)) => alone,
-                None => measure(None)?,
+                None => measure(profile, &case, None)?,
             };
-            known = Some((probe, alone));
-            let waits = measure(Some(writer))?;
+            known = Some((case.probe, alone));
+            let waits = measure(profile, &case, Some(case.writer))?;
+            // A chip does not interrupt a program operation for a read.
+            let is_possible =
+                case.probe != Probe::Read || profile.program_ns() <= 2 * alone.median_ns;
             rows.push(LatencyRow {
                 profile: profile.name.into(),
-                thread: thread.into(),
-                writer: beside.into(),
-                is_bounded,
+                thread: case.thread.into(),
+                writer: case.beside.into(),
+                is_bounded: case.is_kept && is_possible,
                 alone_us_p50: alone.median_ns as f64 / 1e3,
                 alone_us_p99: alone.p99_ns as f64 / 1e3,
                 beside_us_p50: waits.median_ns as f64 / 1e3,
@@ -120,13 +172,13 @@ impl LatencyReport {
             let _ = writeln!(text, "\n{name}: µs, 50th and 99th percentile, virtual time");
             let _ = writeln!(
                 text,
-                "  {:<18}{:<18}{:>17}{:>21}{:>18}{:>13}",
+                "  {:<20}{:<18}{:>17}{:>21}{:>18}{:>13}",
                 "thread", "writer", "alone", "beside the writer", "multiple", "writer MB/s"
             );
             for row in panel {
                 let _ = writeln!(
                     text,
-                    "  {:<18}{:<18}{:>9.0}{:>8.0}{:>12.0}{:>9.0}{:>9.2}{:>9.2}{:>13.0}",
+                    "  {:<20}{:<18}{:>9.0}{:>8.0}{:>12.0}{:>9.0}{:>9.2}{:>9.2}{:>13.0}",
                     row.thread,
                     row.writer,
                     row.alone_us_p50,

@@ -42,12 +42,12 @@ impl<R: Rules> EpochQueue<R> {
         (before < self.tuning.flush_depth as usize).then_some(class)
     }
 
-    /// Whether requests below class Sync wait only because such bytes fill the device's cache.
+    /// Whether a flush should go before requests below class Sync, to make room for them in the
+    /// device's cache.
     fn wants_room(&self, now_ns: u64) -> bool {
         self.failure().is_none()
             && (!self.ready.is_empty(Class::Background) || !self.ready.is_empty(Class::Async))
-            && self.share.cache_is_full(now_ns, &self.tuning)
-            && self.share.flush_would_help()
+            && self.share.wants_flush(now_ns, &self.tuning)
             && self.flushes.flying.len() < self.tuning.flush_depth as usize
     }
 
@@ -65,6 +65,9 @@ impl<R: Rules> EpochQueue<R> {
             if flush_class == Some(class) {
                 return Some(Choice::Flush);
             }
+            if class != Class::Sync && self.wants_room(now_ns) {
+                return Some(Choice::Flush);
+            }
             if self.ready.is_empty(class) || !self.share.allows(class, now_ns, &self.tuning) {
                 continue;
             }
@@ -72,7 +75,7 @@ impl<R: Rules> EpochQueue<R> {
             let id = self.ready.next(class, now_ns, deadline_ns);
             return id.map(Choice::Request);
         }
-        overdue.or_else(|| self.wants_room(now_ns).then_some(Choice::Flush))
+        overdue
     }
 
     /// Of all below class Sync that have waited too long, the one that is late by most: the oldest
@@ -172,7 +175,7 @@ impl<R: Rules> EpochQueue<R> {
     }
 
     fn piece_bytes_max(&self, class: Class, now_ns: u64) -> u64 {
-        let bounded = self.share.bounds(class, now_ns, &self.tuning);
+        let bounded = self.share.bounds(class, now_ns);
         if bounded || class == Class::Background {
             self.share.piece_bytes(now_ns, &self.tuning)
         } else {
@@ -270,7 +273,7 @@ impl<R: Rules> EpochQueue<R> {
         let id = self.new_command();
         self.ready.set_head(class, draft.offset.saturating_add(draft.len));
         let requests = draft.parts.iter().map(|part| part.request).collect();
-        let bounded = self.share.bounds(class, now_ns, &self.tuning);
+        let bounded = self.share.bounds(class, now_ns);
         let flying = Flying { kind, class, requests, len: draft.len, sent_ns: now_ns, bounded };
         self.share.begin(&flying);
         self.commands.insert(id, flying);

@@ -41,34 +41,42 @@ const BYTES_MIN: u64 = 4096;
 const EDGE_STEP_NS: u64 = 150_000_000;
 /// So many commands in a row that took too long narrow a window, by witness: one may be late by
 /// chance.
-const LATE_COUNT: [u32; 2] = [2, 4];
+const LATE_COUNT: [u32; 2] = [2, 2];
 /// Those of lower classes come close together, and one absence of the processor makes many late:
 /// they must have been late for so long.
-const LATE_NS: u64 = 1_000_000;
+const LATE_NS: u64 = 200_000;
+/// A rate is that of so long a time.
+const SPAN_NS: u64 = 100_000_000;
 /// How often the best rate fades, and by which part.
 const FADE_NS: u64 = 1_000_000_000;
 const FADE_PART: u64 = 16;
 
-/// How fast the device takes writes of lower classes, in bytes per second: the best of late.
+/// How fast the device takes writes of lower classes for longer than its cache lasts, in bytes per
+/// second: the best of late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Rate {
     bytes_per_s: u64,
     faded_ns: u64,
+    /// Of the present span: its start and what was written in it.
+    since_ns: u64,
+    bytes: u64,
 }
 
 impl Rate {
-    /// A write of `len` bytes was under way from `sent_ns` to `now_ns`.
-    pub(super) fn note(&mut self, len: u64, sent_ns: u64, now_ns: u64) {
-        let took_ns = now_ns.saturating_sub(sent_ns);
-        if took_ns == 0 {
-            return;
-        }
+    /// A write of `len` bytes ended.
+    pub(super) fn note(&mut self, len: u64, now_ns: u64) {
         if now_ns.saturating_sub(self.faded_ns) >= FADE_NS {
             self.bytes_per_s -= self.bytes_per_s / FADE_PART;
             self.faded_ns = now_ns;
         }
-        let rate = u128::from(len) * 1_000_000_000 / u128::from(took_ns);
+        self.bytes = self.bytes.saturating_add(len);
+        let took_ns = now_ns.saturating_sub(self.since_ns);
+        if took_ns < SPAN_NS {
+            return;
+        }
+        let rate = u128::from(self.bytes) * 1_000_000_000 / u128::from(took_ns);
         self.bytes_per_s = self.bytes_per_s.max(u64::try_from(rate).unwrap_or(u64::MAX));
+        (self.since_ns, self.bytes) = (now_ns, 0);
     }
 
     /// What the device takes in such a time, in bytes.
@@ -171,7 +179,7 @@ impl Window {
         let is_long = witness == Witness::Sync || now_ns.saturating_sub(late.since_ns) >= LATE_NS;
         if late.count >= LATE_COUNT[witness as usize] && is_long {
             let scaled = u128::from(self.bytes) * u128::from(target_ns) / u128::from(late.least_ns);
-            let scaled = u64::try_from(scaled).unwrap_or(u64::MAX).max(self.bytes / 2);
+            let scaled = u64::try_from(scaled).unwrap_or(u64::MAX).max(self.bytes / 8);
             self.bytes = scaled.min(self.bytes - self.bytes / 8).max(self.bytes_min);
             self.edge_bytes = Some(self.bytes);
             (self.changed_ns, self.narrowed_ns) = (now_ns, now_ns);

@@ -140,7 +140,7 @@ impl<R: Rules> EpochQueue<R> {
         self.next_request += 1;
         self.stats.request_count += 1;
         if io.class == Class::Sync {
-            self.share.note_sync(io.kind, now_ns);
+            self.share.note_sync(&io, now_ns);
         }
         if self.failure.is_some() && self.rules.stops(io.kind) {
             self.done.push_back((id, Err(self.stop_error(&io))));
@@ -256,9 +256,9 @@ impl<R: Rules> EpochQueue<R> {
     /// A thread depends on this request now: it is of class Sync from here on, and so is whatever
     /// it waits for.
     pub fn promote(&mut self, id: RequestId, now_ns: u64) {
-        let Some(kind) = self.requests.get(&id).map(|entry| entry.io.kind) else { return };
-        self.share.note_sync(kind, now_ns);
-        if kind == IoKind::Flush {
+        let Some(io) = self.requests.get(&id).map(|entry| entry.io) else { return };
+        self.share.note_sync(&io, now_ns);
+        if io.kind == IoKind::Flush {
             self.raise_ordered_before(id, None, Class::Sync);
         }
         self.raise(id, Class::Sync);
@@ -316,9 +316,6 @@ impl<R: Rules> EpochQueue<R> {
             self.share.end_flush(command, &flying, now_ns, &self.tuning);
         } else {
             self.share.end(&flying, now_ns, &self.tuning);
-        }
-        if flying.class == Class::Sync {
-            self.share.note_sync(flying.kind, now_ns);
         }
         let passed_fua = matches!(flying.kind, IoKind::Write { fua: true, .. }) && result.is_ok();
         if flying.kind.changes() && self.traits.volatile_cache && !passed_fua {

@@ -1,24 +1,28 @@
 //! What classes below Sync may take of the device. Owns the counts of commands under way and of
 //! lower classes' bytes in the device's cache.
 //!
-//! While writes or flushes of class Sync were about lately, four bounds keep lower classes from holding
-//! them up: bytes under way (the queue), bytes per command (the bus), bytes sent while a command of
-//! class Sync is with the device (which may serve the newcomer first), and bytes not yet flushed (a
-//! flush drains them all). The widths are learnt, see `pace`. Otherwise only background writes are
-//! bounded, and widely. Each bound lets at least one command through, so that all classes always
-//! advance.
+//! Four bounds keep lower classes from holding class Sync up: bytes under way (the queue), bytes per
+//! command (the bus), bytes sent while a command of class Sync is with the device (which may serve the
+//! newcomer first), and bytes not yet flushed (a flush drains them all). The widths are learnt, see
+//! `pace`, and hold whether or not class Sync was about lately: nobody can take back what the device
+//! has when its next request comes. Until a write of class Sync was seen only background writes are
+//! bounded, and widely. Each bound lets at least one command through, so that all classes always advance.
 
 use super::pace::{Alone, Rate, Window, Witness};
 use super::queue::Flying;
-use super::types::{CommandId, IoKind, Tuning};
+use super::types::{CommandId, Io, IoKind, Tuning};
 use crate::device::Class;
 
 /// So many pieces fill a window.
 const PIECES: u64 = 2;
 const PIECE_ALIGN_BYTES: u64 = 4096;
+/// A flush is sent when lower classes have used this part of their share of the cache.
+const FLUSH_PART: u64 = 2;
 /// More bytes of class Sync than these are slow by themselves: what shares the device with them tells
 /// nothing of lower classes.
 const SYNC_BYTES_MAX: u64 = 64 << 10;
+/// The bounds hold for so long in the hope that a write of class Sync shows how long it takes.
+const LEARNING_NS: u64 = 1_000_000_000;
 /// After so long without lower classes, nothing of theirs is left even in a protected cache.
 const QUIET_NS: u64 = 100_000_000;
 
@@ -51,7 +55,7 @@ pub(super) struct Share {
     /// the last such one ended: what shared the device with them teaches nothing.
     unbounded: u32,
     unbounded_end_ns: u64,
-    /// When a write or flush of class Sync was seen last.
+    /// When a short write of class Sync was submitted last.
     sync_seen_ns: Option<u64>,
     /// When a command of a lower class was with the device last.
     lower_seen_ns: u64,
@@ -114,17 +118,19 @@ impl Share {
         self.flying[class as usize]
     }
 
-    /// Somebody waits. Reads tell nothing of writes, by which the bounds are learnt.
-    pub(super) fn note_sync(&mut self, kind: IoKind, now_ns: u64) {
-        if kind == IoKind::Read {
-            return;
+    /// A request of class Sync came. The bounds begin with the first write, so that its time shows.
+    pub(super) fn note_sync(&mut self, io: &Io, now_ns: u64) {
+        let is_plain_write = matches!(io.kind, IoKind::Write { fua: false, .. });
+        if is_plain_write && io.len <= SYNC_BYTES_MAX {
+            self.sync_seen_ns = Some(now_ns);
         }
-        self.sync_seen_ns = Some(now_ns);
     }
 
-    /// Whether writes or flushes of class Sync were about lately.
-    pub(super) fn is_busy(&self, now_ns: u64, tuning: &Tuning) -> bool {
-        self.sync_seen_ns.is_some_and(|at| now_ns.saturating_sub(at) < tuning.sync_memory_ns)
+    /// Whether the bounds hold: it is known, or being learnt, what class Sync takes alone.
+    fn is_bounded(&self, now_ns: u64) -> bool {
+        let is_learning =
+            || self.sync_seen_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < LEARNING_NS);
+        self.write_alone.ns().is_some() || is_learning()
     }
 
     /// Whether a command of this class may leave.
@@ -133,25 +139,38 @@ impl Share {
             return true;
         }
         let [sync, r#async, background] = self.flying;
-        let is_busy = self.is_busy(now_ns, tuning);
         let piece = self.piece_bytes(now_ns, tuning);
         let has_depth = r#async + background < tuning.async_depth
             && (class == Class::Async || background < tuning.background_depth);
         let fits = self.lower_bytes == 0 || self.lower_bytes + piece <= self.window.bytes();
         let may_overtake = sync == 0 || self.overtaking_bytes < piece;
-        let bounds_cache = is_busy || class == Class::Background;
+        let bounds_cache = self.is_bounded(now_ns) || class == Class::Background;
         has_depth
-            && (!is_busy || (fits && may_overtake))
-            && !(bounds_cache && self.cache_is_full(now_ns, tuning))
+            && (!self.is_bounded(now_ns) || (fits && may_overtake))
+            && !(bounds_cache && self.cached_bytes() >= self.cache_bytes_max(now_ns, tuning))
     }
 
-    /// Whether lower classes fill their share of the cache, so that only a flush makes room.
-    pub(super) fn cache_is_full(&self, now_ns: u64, tuning: &Tuning) -> bool {
-        let bytes_max = match self.flush_alone.ns() {
-            Some(_) if self.is_busy(now_ns, tuning) => self.cache_window.bytes(),
+    /// Bytes of lower classes that a power cut could take.
+    fn cached_bytes(&self) -> u64 {
+        if self.volatile_cache { self.sent_bytes - self.durable_bytes } else { 0 }
+    }
+
+    /// How many there may be.
+    fn cache_bytes_max(&self, now_ns: u64, tuning: &Tuning) -> u64 {
+        match self.flush_alone.ns() {
+            Some(_) if self.is_bounded(now_ns) => self.cache_window.bytes(),
             _ => tuning.background_cache_bytes_max,
-        };
-        self.volatile_cache && self.sent_bytes - self.durable_bytes >= bytes_max
+        }
+    }
+
+    /// Whether a flush should make room in the lower classes' share of the cache: early, so that
+    /// they need not wait for it.
+    pub(super) fn wants_flush(&self, now_ns: u64, tuning: &Tuning) -> bool {
+        let draining = self.draining.iter().map(|flush| flush.bytes).max().unwrap_or(0);
+        let flushable = self.transferred_bytes.saturating_sub(draining.max(self.durable_bytes));
+        self.volatile_cache
+            && flushable > 0
+            && self.cached_bytes() >= self.cache_bytes_max(now_ns, tuning) / FLUSH_PART
     }
 
     /// No flush will make room any more: writes go on without that bound.
@@ -159,15 +178,9 @@ impl Share {
         self.volatile_cache = false;
     }
 
-    /// Whether a flush beginning now would drain bytes of lower classes that no other drains.
-    pub(super) fn flush_would_help(&self) -> bool {
-        let draining = self.draining.iter().map(|flush| flush.bytes).max().unwrap_or(0);
-        self.transferred_bytes > draining.max(self.durable_bytes)
-    }
-
     /// The longest piece of a request below class Sync, in bytes.
     pub(super) fn piece_bytes(&self, now_ns: u64, tuning: &Tuning) -> u64 {
-        if !self.is_busy(now_ns, tuning) {
+        if !self.is_bounded(now_ns) {
             return tuning.background_bytes_max;
         }
         let mut piece = self.window.bytes() / PIECES;
@@ -179,8 +192,8 @@ impl Share {
     }
 
     /// Whether these bounds hold for what is sent now.
-    pub(super) fn bounds(&self, class: Class, now_ns: u64, tuning: &Tuning) -> bool {
-        class != Class::Sync && self.is_busy(now_ns, tuning)
+    pub(super) fn bounds(&self, class: Class, now_ns: u64) -> bool {
+        class != Class::Sync && self.is_bounded(now_ns)
     }
 
     /// A command was sent; not for flushes.
@@ -198,7 +211,8 @@ impl Share {
             self.overtaking_bytes = self.overtaking_bytes.saturating_add(sent.len);
             self.sent_bytes += if sent.kind.changes() { sent.len } else { 0 };
             let cached_bytes = self.sent_bytes - self.durable_bytes;
-            self.was_full |= self.volatile_cache && cached_bytes >= self.cache_window.bytes();
+            self.was_full |=
+                self.volatile_cache && cached_bytes >= self.cache_window.bytes() / FLUSH_PART;
         }
         self.flying[sent.class as usize] += 1;
     }
@@ -223,14 +237,13 @@ impl Share {
         self.lower_bytes -= sent.len;
         self.transferred_bytes += if sent.kind.changes() { sent.len } else { 0 };
         if is_plain_write {
-            self.rate.note(sent.len, sent.sent_ns, now_ns);
+            self.rate.note(sent.len, now_ns);
         }
         if !sent.bounded {
             self.unbounded -= 1;
             self.unbounded_end_ns = now_ns;
         } else if is_plain_write
             && self.is_light(sent)
-            && self.is_busy(now_ns, tuning)
             && self.judge(sent, now_ns, tuning)
             && was_filled
         {

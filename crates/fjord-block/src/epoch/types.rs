@@ -158,22 +158,20 @@ pub struct Tuning {
     pub async_depth: u32,
     /// Commands of class Background under way.
     pub background_depth: u32,
-    /// Background writes leave in pieces of at most this many bytes (a multiple of 4096); while
-    /// requests of class Sync were about lately, so do async ones.
+    /// Background writes leave in pieces of at most this many bytes (a multiple of 4096); once the
+    /// device's times are known, so do async ones.
     pub background_bytes_max: u64,
-    /// Background bytes that may lie in a volatile cache, since a flush has to drain them; when
-    /// they are used up, a flush of the scheduler's own makes room.
+    /// Bytes of lower classes that may ever lie in a volatile cache, since a flush has to drain them;
+    /// when half of what may is used up, a flush of the scheduler's own makes room.
     pub background_cache_bytes_max: u64,
-    /// Bytes below class Sync that may be under way while requests of class Sync were about lately:
-    /// where to begin, before the device's times have been learnt.
+    /// Bytes below class Sync that may be under way: where to begin when the first write of class
+    /// Sync has shown what it takes.
     pub lower_bytes_start: u64,
     /// The same for bytes in a volatile cache.
     pub lower_cache_bytes_start: u64,
     /// What a write of class Sync may take on account of lower classes, and a flush once more: in
     /// percent of the time that the two take alone.
     pub slowdown_percent: u64,
-    /// "Lately", in ns.
-    pub sync_memory_ns: u64,
     /// Flushes under way at a time; more combine less.
     pub flush_depth: u32,
 }
@@ -192,8 +190,7 @@ impl Tuning {
             background_cache_bytes_max: 8 << 20,
             lower_bytes_start: 32 << 10,
             lower_cache_bytes_start: 16 << 10,
-            slowdown_percent: 125,
-            sync_memory_ns: 10_000_000_000,
+            slowdown_percent: 130,
             flush_depth: 1,
         }
     }

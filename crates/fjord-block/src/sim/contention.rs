@@ -1,8 +1,8 @@
 //! An experiment in virtual time: how long a thread waits for its writes while another writer
 //! keeps the device full.
 //!
-//! Owns the requests of both and the seed of their places. Invariant: the writer has as many
-//! requests outstanding as it may at every moment, so that it takes whatever it is given.
+//! Owns the requests of both and the seed of their places. Invariant: unless it is paced, the writer
+//! has as many requests outstanding as it may at every moment, so that it takes whatever it is given.
 
 use std::collections::HashSet;
 
@@ -26,6 +26,12 @@ const HEAD_START_NS: u64 = 20_000_000;
 /// The first requests of the thread find the device as the writer has filled it while nobody
 /// waited, and the scheduler learns from them how fast the device is: they are not counted.
 const WARM_NS: u64 = 300_000_000;
+/// Who is silent, or only reads, has written before.
+const MEET_ROUND_COUNT: u64 = 10;
+/// What is read was written before, at the start of the thread's area, and is on the medium.
+const READ_BYTES: u64 = 16 << 20;
+const FILL_BYTES: u64 = 512 << 10;
+const FILL_NS: u64 = 200_000_000;
 
 /// What the thread does, again and again, in class Sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +48,8 @@ pub enum Probe {
         /// Whether it raises them to its own.
         promotes: bool,
     },
+    /// Reads 4 KiB that are on the medium.
+    Read,
 }
 
 /// The writer beside the thread.
@@ -53,22 +61,29 @@ pub struct Writer {
     pub len: u64,
     /// Requests that it has outstanding.
     pub outstanding_count: usize,
+    /// From one request to the next, in ns; 0: it takes whatever it is given.
+    pub period_ns: u64,
 }
 
 impl Writer {
     /// 4 KiB at random.
     pub const fn random(class: Class) -> Writer {
-        Writer { class, len: UNIT_BYTES, outstanding_count: 128 }
+        Writer { class, len: UNIT_BYTES, outstanding_count: 128, period_ns: 0 }
     }
 
     /// 512 KiB one after the other.
     pub const fn sequential(class: Class) -> Writer {
-        Writer { class, len: 512 << 10, outstanding_count: 8 }
+        Writer { class, len: 512 << 10, outstanding_count: 8, period_ns: 0 }
     }
 
     /// The same with 32 MiB outstanding: far more than a device writes before a thread should go on.
     pub const fn heap(class: Class) -> Writer {
         Writer { outstanding_count: 64, ..Writer::sequential(class) }
+    }
+
+    /// 4 KiB every millisecond: next to nothing.
+    pub const fn trickle(class: Class) -> Writer {
+        Writer { outstanding_count: 1, period_ns: 1_000_000, ..Writer::random(class) }
     }
 }
 
@@ -81,6 +96,9 @@ pub struct Contention {
     pub writer: Option<Writer>,
     /// The thread's mean pause between two rounds, in ns.
     pub pause_ns: u64,
+    /// How long nobody waits for anything before each round, besides the pause, in ns; if it is
+    /// not 0, the thread had the device to itself for some rounds at first.
+    pub silence_ns: u64,
     /// Rounds that count.
     pub round_count: usize,
 }
@@ -108,8 +126,15 @@ impl Contention {
             written: HashSet::new(),
             written_bytes: 0,
             next_offset: 0,
+            next_ns: 0,
             rng: StdRng::seed_from_u64(SEED),
         };
+        if self.probe == Probe::Read || self.silence_ns > 0 {
+            stage.meet()?;
+        }
+        if self.probe == Probe::Read {
+            stage.fill()?;
+        }
         stage.pause(HEAD_START_NS)?;
         let mut start_ns = None;
         let mut times_ns = Vec::with_capacity(self.round_count);
@@ -118,7 +143,7 @@ impl Contention {
                 (start_ns, stage.written_bytes) = (Some(stage.sim.now_ns()), 0);
             }
             let pause_ns = stage.rng.random_range(0..=2 * self.pause_ns);
-            stage.pause(pause_ns)?;
+            stage.pause(self.silence_ns + pause_ns)?;
             let time_ns = stage.round(self.probe)?;
             if start_ns.is_some() {
                 times_ns.push(time_ns);
@@ -141,13 +166,17 @@ struct Stage {
     written: HashSet<RequestId>,
     written_bytes: u64,
     next_offset: u64,
+    /// When the writer's next request comes.
+    next_ns: u64,
     rng: StdRng,
 }
 
 impl Stage {
     fn refill(&mut self) {
         let Some(writer) = self.writer else { return };
-        while self.written.len() < writer.outstanding_count {
+        let now_ns = self.sim.now_ns();
+        while self.written.len() < writer.outstanding_count && self.next_ns <= now_ns {
+            self.next_ns = self.next_ns.max(now_ns) + writer.period_ns;
             self.next_offset = match writer.len {
                 UNIT_BYTES => self.rng.random_range(0..AREA_BYTES / UNIT_BYTES) * UNIT_BYTES,
                 len => (self.next_offset + len) % AREA_BYTES,
@@ -160,6 +189,8 @@ impl Stage {
 
     fn step(&mut self, limit_ns: u64, waited: &mut HashSet<RequestId>) -> IoResult {
         self.refill();
+        let paced = self.writer.is_some_and(|writer| writer.period_ns > 0);
+        let limit_ns = if paced { limit_ns.min(self.next_ns) } else { limit_ns };
         for (id, result) in self.sim.advance(limit_ns) {
             result?;
             if self.written.remove(&id) {
@@ -167,6 +198,32 @@ impl Stage {
             }
             waited.remove(&id);
         }
+        Ok(())
+    }
+
+    /// The scheduler meets the device before anything else is about, as at a mount.
+    fn meet(&mut self) -> IoResult {
+        let writer = self.writer.take();
+        for _ in 0..MEET_ROUND_COUNT {
+            self.round(Probe::WriteFlush)?;
+        }
+        self.writer = writer;
+        Ok(())
+    }
+
+    /// Puts on the medium what will be read.
+    fn fill(&mut self) -> IoResult {
+        let writer = self.writer.take();
+        for offset in (0..READ_BYTES).step_by(FILL_BYTES as usize) {
+            let io = Io::write(offset, FILL_BYTES, Order::Orderless, Class::Async);
+            let id = self.sim.push(io);
+            self.wait(id)?;
+        }
+        let flush = self.sim.push(Io::flush(Class::Async));
+        self.wait(flush)?;
+        // A protected cache holds on to it after a flush.
+        self.pause(FILL_NS)?;
+        self.writer = writer;
         Ok(())
     }
 
@@ -210,6 +267,12 @@ impl Stage {
                     self.sim.promote(id);
                 }
                 self.wait(id)?;
+            }
+            Probe::Read => {
+                let offset = offset % READ_BYTES;
+                let id = self.sim.push(Io::read(offset, UNIT_BYTES, Class::Sync));
+                self.wait(id)?;
+                return Ok(self.sim.now_ns() - start_ns);
             }
         }
         let flush = self.sim.push(Io::flush(Class::Sync));

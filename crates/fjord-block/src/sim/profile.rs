@@ -239,6 +239,17 @@ impl Profile {
         Profile::ALL.into_iter().find(|profile| profile.name == name)
     }
 
+    /// How long a chip that programs keeps a read waiting at most, in virtual ns; 0 for a disk.
+    pub fn program_ns(&self) -> u64 {
+        match self.medium {
+            Medium::Flash { program_ns, units_per_program, channel_bytes_per_s, .. } => {
+                let bytes = u64::from(units_per_program) * UNIT_BYTES;
+                program_ns + time_ns(bytes, channel_bytes_per_s)
+            }
+            Medium::Disk { .. } => 0,
+        }
+    }
+
     /// What a device of this profile tells its users.
     pub fn capabilities(&self) -> Capabilities {
         Capabilities {
@@ -252,8 +263,8 @@ impl Profile {
         }
     }
 
-    /// Time of a transfer over the bus.
-    pub(super) fn transfer_ns(&self, bytes: u64) -> u64 {
+    /// Time of a transfer over the bus, in virtual ns.
+    pub fn transfer_ns(&self, bytes: u64) -> u64 {
         time_ns(bytes, self.bus_bytes_per_s)
     }
 }
