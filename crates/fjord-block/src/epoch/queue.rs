@@ -53,7 +53,8 @@ pub(super) struct EpochState {
     pub(super) queued_count: u64,
     /// Writes that are not transferred.
     pub(super) unfinished_count: u64,
-    /// When the last transfer ended that only a flush makes durable.
+    /// When the last change ended that a flush must make durable before the next epoch: of its
+    /// own transfers, or of whatever had completed when its barrier was submitted.
     changed: ChangeTime,
     /// Writes submitted while an earlier epoch was open.
     outside: Vec<RequestId>,
@@ -211,6 +212,9 @@ impl<R: Rules> EpochQueue<R> {
             state.queued_count += 1;
             state.unfinished_count += 1;
             state.closed = order == Order::Barrier;
+            if state.closed && self.rules.barrier_covers_completed() {
+                state.changed = self.flushes.now;
+            }
         }
         if order == Order::Barrier {
             self.stats.epoch_count += 1;

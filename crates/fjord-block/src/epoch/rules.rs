@@ -68,6 +68,13 @@ pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
         progress.left && (traits.native_barrier || (progress.transferred && progress.durable))
     }
 
+    /// Whether a barrier stands behind every change that had completed when it was submitted, as
+    /// it does on a device with barriers. An epoch of FUA writes needs a flush for that, if they
+    /// are still in the cache.
+    fn barrier_covers_completed(self) -> bool {
+        true
+    }
+
     /// Whether `later` must wait until `earlier`, which touches the same bytes, is done.
     fn excludes(self, earlier: &Io, later: &Io) -> bool {
         !(earlier.kind == IoKind::Read && later.kind == IoKind::Read)

@@ -70,6 +70,47 @@ fn without_a_native_barrier_the_next_epoch_waits_for_transfer_and_flush() {
     assert_eq!(next[0].parts[0].request, second);
 }
 
+/// What had completed when a barrier was submitted is durable before what follows the barrier,
+/// though the barrier itself needs no flush. Nothing is flushed twice.
+#[test]
+fn a_fua_barrier_takes_completed_writes_along() {
+    let barrier = |page| Io {
+        kind: IoKind::Write { order: Order::Barrier, fua: true },
+        ..write(page, Order::Barrier)
+    };
+    let complete = |queue: &mut EpochQueue| {
+        let commands = drain(queue);
+        commands.iter().for_each(|command| queue.completed(command.id, Ok(()), 0));
+        show(&commands)
+    };
+    let mut queue = queue(PLAIN);
+    queue.push(write(9, Order::Orderless), 0);
+    assert_eq!(complete(&mut queue), ["9Orderless"]);
+    // Completes later, so that nothing is promised of it.
+    queue.push(barrier(1), 0);
+    queue.push(write(8, Order::Orderless), 0);
+    queue.push(write(2, Order::Ordered), 0);
+    assert_eq!(complete(&mut queue), ["1Barrier", "8Orderless"]);
+    assert_eq!(complete(&mut queue), ["flush"]);
+    assert_eq!(complete(&mut queue), ["2Ordered"]);
+    // The same with a flush that comes in between anyway: as a commit does it.
+    queue.push(write(3, Order::Barrier), 0);
+    queue.push(barrier(4), 0);
+    queue.push(write(5, Order::Barrier), 0);
+    for expected in ["3Barrier", "flush", "4Barrier", "5Barrier"] {
+        assert_eq!(complete(&mut queue), [expected]);
+    }
+    // And where nothing completed since the last flush.
+    queue.push(Io::flush(Class::Sync), 0);
+    assert_eq!(complete(&mut queue), ["flush"]);
+    queue.push(barrier(6), 0);
+    queue.push(barrier(7), 0);
+    queue.push(write(8, Order::Ordered), 0);
+    for expected in ["6Barrier", "7Barrier", "8Ordered"] {
+        assert_eq!(complete(&mut queue), [expected]);
+    }
+}
+
 #[test]
 fn a_device_without_cache_needs_no_flush() {
     let mut queue = queue(DeviceTraits { volatile_cache: false, ..PLAIN });

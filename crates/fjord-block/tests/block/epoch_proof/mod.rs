@@ -65,6 +65,15 @@ fn rich() -> Vec<Io> {
     ios
 }
 
+/// Ordered writes with FUA and without, beside an orderless one that may have completed.
+fn mixed() -> Vec<Io> {
+    let mut ios = vec![write(0, Order::Orderless), Io::flush(Class::Sync)];
+    for order in [Order::Ordered, Order::Barrier] {
+        ios.extend([write(1, order), fua(1, order)]);
+    }
+    ios
+}
+
 /// All sequences of `len` of `ios`.
 fn scripts(ios: &[Io], len: u32) -> Vec<Vec<Io>> {
     let count = ios.len().pow(len);
@@ -154,6 +163,7 @@ fn script_len() -> u32 {
 fn no_schedule_breaks_order() {
     for len in 1..=script_len() {
         prove(&format!("order, {len} requests"), &scripts(&basic(), len), 0);
+        prove(&format!("with FUA, {len} requests"), &scripts(&mixed(), len), 0);
     }
     for len in 1..script_len() {
         prove(&format!("all kinds, {len} requests"), &scripts(&rich(), len), 0);
@@ -190,6 +200,7 @@ fn the_search_finds_wrong_rules() {
     caught::<wrong::NoFlushBetween>("no flush between", 0);
     caught::<wrong::NoTransferWait>("no transfer wait", 0);
     caught::<wrong::LeavesTooEarly>("leaves too early", 0);
+    caught::<wrong::CompletedForgotten>("completed forgotten", 0);
     caught::<wrong::OverlapIgnored>("overlap ignored", 0);
     caught::<wrong::ReadsOvertake>("reads overtake", 0);
     caught::<wrong::FlushTooEarly>("flush too early", 0);

@@ -3,8 +3,9 @@
 //! The model knows nothing of the scheduler's state: it derives epochs from the script, and keeps
 //! for each piece of a write whether it *may* be on the medium (it was dispatched) and whether it
 //! *surely* is (FUA, a flush that began after its transfer, or no cache). Order between epochs
-//! holds when nothing of epoch k+1 may be there before all of epoch k surely is, or, on a device
-//! with barriers, before all of epoch k stands in front of a barrier.
+//! holds when nothing of epoch k+1 may be there before all of epoch k surely is, and all that had
+//! completed when a barrier before was submitted, or, on a device with barriers, before all of it
+//! stands in front of a barrier.
 
 use std::hash::Hash;
 
@@ -16,8 +17,8 @@ use fjord_block::{IoResult, Order};
 struct Piece {
     owner: usize,
     len: u64,
-    /// Barriers dispatched before it.
-    group: u32,
+    /// A barrier was dispatched with it or after it if it is ordered, else after its transfer.
+    fenced: bool,
     command: CommandId,
     transferred: bool,
     surely: bool,
@@ -30,13 +31,12 @@ pub(crate) struct Model {
     script: Vec<Io>,
     pub(crate) pushed_count: usize,
     pieces: Vec<Piece>,
-    barrier_count: u32,
     pub(crate) flying: Vec<Command>,
     /// Flushes under way, and the pieces transferred when each began.
     flushing: Vec<(CommandId, Vec<usize>)>,
     /// Results by place in the script.
     pub(crate) results: Vec<Option<bool>>,
-    /// For each flush request, the writes whose results were there when it was submitted.
+    /// For each request, the changes whose results were there when it was submitted.
     done_before: Vec<Vec<usize>>,
     /// An ordered command or a flush failed.
     pub(crate) broken: bool,
@@ -63,7 +63,6 @@ impl Model {
             script: script.to_vec(),
             pushed_count: 0,
             pieces: Vec::new(),
-            barrier_count: 0,
             flying: Vec::new(),
             flushing: Vec::new(),
             results: vec![None; script.len()],
@@ -127,7 +126,7 @@ impl Model {
             self.pieces.push(Piece {
                 owner: *owner,
                 len: part.len,
-                group: self.barrier_count,
+                fenced: false,
                 command: command.id,
                 transferred: false,
                 surely: false,
@@ -137,7 +136,9 @@ impl Model {
             return Err(format!("{command:?} has another length than its parts"));
         }
         if command.kind.order() == Order::Barrier {
-            self.barrier_count += 1;
+            for piece in &mut self.pieces {
+                piece.fenced |= piece.transferred || is_ordered(&self.script[piece.owner]);
+            }
         }
         self.flying.push(command);
         Ok(())
@@ -161,18 +162,21 @@ impl Model {
         Ok(())
     }
 
-    /// All earlier epochs come before this write, whatever the device does.
+    /// All earlier epochs come before this write, whatever the device does, and so do the changes
+    /// that had completed when a barrier before was submitted.
     fn check_order(&self, owner: usize, command: &Command) -> Result<(), String> {
         let epoch = epoch_of(&self.script, owner);
         let by_itself = matches!(command.kind, IoKind::Write { fua: true, .. });
-        for index in 0..self.pushed_count {
-            if !is_ordered(&self.script[index]) || epoch_of(&self.script, index) >= epoch {
-                continue;
-            }
+        let earlier = |index: &usize| {
+            is_ordered(&self.script[*index]) && epoch_of(&self.script, *index) < epoch
+        };
+        let earlier: Vec<_> = (0..self.pushed_count).filter(earlier).collect();
+        let barriers = earlier.iter().filter(|i| self.script[**i].kind.order() == Order::Barrier);
+        let completed = barriers.flat_map(|barrier| self.done_before[*barrier].iter());
+        for index in earlier.iter().chain(completed).copied() {
             let fenced = self.traits.native_barrier
                 && !by_itself
-                && self.sent_bytes(index, |piece| piece.group < self.barrier_count)
-                    == self.script[index].len;
+                && self.sent_bytes(index, |piece| piece.fenced) == self.script[index].len;
             if !fenced && !self.is_durable(index) {
                 return Err(format!("request {owner} of epoch {epoch} may persist before {index}"));
             }

@@ -53,6 +53,14 @@ wrong!(
 );
 
 wrong!(
+    CompletedForgotten,
+    "A barrier with FUA leaves what had completed before it in the cache.",
+    fn barrier_covers_completed(self) -> bool {
+        false
+    }
+);
+
+wrong!(
     OverlapIgnored,
     "Writes overtake each other on the same bytes.",
     fn excludes(self, earlier: &Io, later: &Io) -> bool {
