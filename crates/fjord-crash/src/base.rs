@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
-use fjord::{AreaLayout, Fs, MountOptions};
+use fjord::{AreaLayout, Fs, FsyncPolicyKind, MountOptions};
 use fjord_testkit::image::{self, Scratch};
 use fjord_testkit::tools;
 use parking_lot::Mutex;
@@ -129,17 +129,30 @@ pub const SPREAD: Features = Features {
     areas: 0,
 };
 
+/// The same in eight block groups, for the policy that tells them apart.
+pub const MANY_GROUPS: Features = Features {
+    name: "many-groups",
+    mke2fs: &["-b", "4096", "-g", "512", "-G", "1", "-J", "size=4"],
+    ..MANY
+};
+
 /// Bytes of an area: as few as it can have with blocks of 4 KiB, so that it fills up.
 const AREA_BYTES: u64 = 64 << 10;
 
 /// What only some workloads need; not part of campaigns otherwise.
-pub const SPECIAL: [Features; 5] = [LARGE, MANY, FAR_1K, FAR_EA, SPREAD];
+pub const SPECIAL: [Features; 6] = [LARGE, MANY, MANY_GROUPS, FAR_1K, FAR_EA, SPREAD];
 
 impl Features {
     /// The set with this name, [`GROUPS`] and [`SPECIAL`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
         let mut all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
         all.find(|set| set.name == name)
+    }
+
+    /// What stands for this set under a policy.
+    #[must_use]
+    pub fn under(self, policy: FsyncPolicyKind) -> Features {
+        if policy == FsyncPolicyKind::Group && self == MANY { MANY_GROUPS } else { self }
     }
 
     /// The same with so many areas for i-transactions.

@@ -105,7 +105,8 @@ impl Config {
     /// The configuration that a workload really gets.
     pub fn of(&self, workload: &Workload) -> Config {
         let areas = self.features.areas;
-        let features = workload.features.unwrap_or(self.features).with_areas(areas);
+        let wanted = workload.features.map(|set| set.under(self.options.fsync));
+        let features = wanted.unwrap_or(self.features).with_areas(areas);
         let images_max = self.budget.images_max.or(workload.images_max);
         Config { features, budget: Budget { images_max, ..self.budget }, ..self.clone() }
     }
