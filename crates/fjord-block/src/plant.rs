@@ -64,6 +64,9 @@ pub enum Bug {
     SizeBeforeData,
     /// Files: growth shows what a truncation left in the last block.
     StaleTail,
+    /// Files: growth does not clear the rest of the last block, which holds what a truncation left
+    /// there if the power was cut before it was written.
+    OldTailKept,
     /// Files: a shifted range is written to before the shift has committed.
     ShiftNotCommitted,
     /// Writeback: metadata follows data that was sent, but is not there yet.
@@ -132,7 +135,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 59] = [
+    pub const ALL: [Bug; 60] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -160,6 +163,7 @@ impl Bug {
         Bug::OrphansNotProcessed,
         Bug::SizeBeforeData,
         Bug::StaleTail,
+        Bug::OldTailKept,
         Bug::ShiftNotCommitted,
         Bug::WritebackNotAwaited,
         Bug::FsyncAsFdatasync,

@@ -136,8 +136,10 @@ pub const MANY_GROUPS: Features = Features {
     ..MANY
 };
 
-/// Bytes of an area: as few as it can have with blocks of 4 KiB, so that it fills up.
-const AREA_BYTES: u64 = 64 << 10;
+/// Bytes of an area: as few as it can have, so that it fills up: so many blocks,
+const AREA_BLOCKS: u64 = 16;
+/// and with small ones so many bytes.
+const AREA_BYTES_MIN: u64 = 64 << 10;
 
 /// What only some workloads need; not part of campaigns otherwise.
 pub const SPECIAL: [Features; 6] = [LARGE, MANY, MANY_GROUPS, FAR_1K, FAR_EA, SPREAD];
@@ -161,6 +163,25 @@ impl Features {
         Features { areas, ..self }
     }
 
+    /// Whether the running kernel mounts an image of the set; found by trying, once per process.
+    ///
+    /// # Errors
+    /// The tools do not run, or the mount fails for another reason than what is in the image.
+    pub fn kernel_mounts(&self) -> Result<bool> {
+        static KNOWN: Mutex<Vec<(&str, bool)>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock();
+        if let Some((_, mounts)) = known.iter().find(|(name, _)| *name == self.name) {
+            return Ok(*mounts);
+        }
+        let scratch = Scratch::in_memory("crash-probe")?;
+        let path = scratch.join("image");
+        let (image, _) = self.with_areas(0).make()?;
+        image.write_to_file(&path)?;
+        let mounts = image::kernel_mounts(&path)?;
+        known.push((self.name, mounts));
+        Ok(mounts)
+    }
+
     /// The image, the byte extents of its log, and those with the areas.
     fn make(&self) -> Result<(Image, [Extents; 2])> {
         let scratch = Scratch::in_memory("crash-base")?;
@@ -178,7 +199,9 @@ impl Features {
         let log = log_extents(&path)?;
         if self.areas > 0 {
             let fs = Fs::open(&path, &quiet(&MountOptions::default()))?;
-            let layout = AreaLayout { count: self.areas, area_bytes: AREA_BYTES };
+            let blocks_bytes = AREA_BLOCKS * u64::from(fs.statfs().block_size);
+            let area_bytes = blocks_bytes.max(AREA_BYTES_MIN);
+            let layout = AreaLayout { count: self.areas, area_bytes };
             fs.set_ijournal_areas(Some(layout))?;
             fs.unmount()?;
         }

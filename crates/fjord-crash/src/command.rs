@@ -112,6 +112,10 @@ pub struct CrashArgs {
     /// Of the states, one in so many also gets a wrong bit in its log; 0 for none
     #[arg(long, default_value_t = 100)]
     pub damage_every: u64,
+    /// Of the states, one in so many is used after its recovery: files grow, a new one comes; 0 for
+    /// none
+    #[arg(long, default_value_t = 60)]
+    pub use_every: u64,
     /// Threads
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
@@ -209,6 +213,7 @@ impl fmt::Display for CrashArgs {
         line.unless("inner-every", &self.inner_every, &usual.inner_every);
         line.unless("compare-every", &self.compare_every, &usual.compare_every);
         line.unless("damage-every", &self.damage_every, &usual.damage_every);
+        line.unless("use-every", &self.use_every, &usual.use_every);
         line.unless("threads", &self.threads, &usual.threads);
         line.unless("findings", &self.findings, &usual.findings);
         line.unless("save", &self.save.display().to_string(), &usual.save.display().to_string());
@@ -290,6 +295,7 @@ impl CrashArgs {
             inner_every: config.inner_every,
             compare_every: config.compare_every,
             damage_every: config.damage_every,
+            use_every: config.use_every,
             setup: ops::format(&workload.setup),
             ops: Some(ops::format_threads(&threads)),
             ..CrashArgs::default()
@@ -321,7 +327,7 @@ impl CrashArgs {
         config.budget =
             Budget { subsets_max: self.subsets, torn_max: self.torn, images_max: self.images };
         (config.inner_every, config.compare_every) = (self.inner_every, self.compare_every);
-        config.damage_every = self.damage_every;
+        (config.damage_every, config.use_every) = (self.damage_every, self.use_every);
         let families =
             choose("workload", &self.workload, &FAMILIES, |family: &Family| family.name())?;
         let deadline = self.deadline()?;
@@ -488,6 +494,7 @@ mod tests {
             inner_every: 1,
             compare_every: 2,
             damage_every: 3,
+            use_every: 4,
             threads: 1,
             findings: 4,
             save: "/tmp/a b".into(),

@@ -76,6 +76,8 @@ pub struct Config {
     pub compare_every: u64,
     /// Of the distinct states, one in so many also gets a wrong bit in its log; 0 for none.
     pub damage_every: u64,
+    /// Of the distinct states, one in so many is used after its recovery; 0 for none.
+    pub use_every: u64,
     /// Stop after so many findings.
     pub findings_max: usize,
 }
@@ -96,6 +98,7 @@ impl Config {
             inner_every: 16,
             compare_every: 0,
             damage_every: 16,
+            use_every: 16,
             findings_max: 1,
         }
     }
@@ -239,7 +242,7 @@ impl Explorer {
         let size = recording.log.base.size_bytes();
         let (log, dead) = (&recording.log_extents, &recording.dead_extents);
         Ok(Explorer {
-            judge: Judge::new(&config.options, log, dead, size, shared.clone())?,
+            judge: Judge::new(config.features, &config.options, log, dead, size, shared.clone())?,
             shared,
             stamps: recording.model.stamps(),
             config: config.clone(),
@@ -297,13 +300,16 @@ impl Explorer {
         let mut lot = Rng::new(self.lot ^ self.report.states);
         let mut one_in = |n: u64| n != 0 && lot.below(n) == 0;
         let (inner, compare) = (one_in(self.config.inner_every), one_in(self.config.compare_every));
-        let damage = one_in(self.config.damage_every);
+        let (damage, used) = (one_in(self.config.damage_every), one_in(self.config.use_every));
         match self.judge_state(&state.image, &state.cuts(), inner)? {
             Err(problem) => self.found(problem, case(), None),
             Ok(recovered) => {
                 if compare
                     && let Err(problem) = self.judge.compare(&state.image, &recovered.tree)?
                 {
+                    self.found(problem, case(), None);
+                }
+                if used && let Err(problem) = self.judge.used(&recovered)? {
                     self.found(problem, case(), None);
                 }
                 if damage {
@@ -476,7 +482,10 @@ impl Replayer {
             return Ok(explorer.judge.damaged(&state.image, &expected, damage)?.err());
         }
         if inner.is_empty() {
-            return Ok(explorer.judge.compare(&state.image, &expected.tree)?.err());
+            return Ok(match explorer.judge.used(&expected)? {
+                Ok(()) => explorer.judge.compare(&state.image, &expected.tree)?.err(),
+                Err(problem) => Some(problem),
+            });
         }
         let mut log = expected.log.clone();
         for case in inner {

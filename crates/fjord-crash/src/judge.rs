@@ -7,6 +7,7 @@
 //! by e2fsck once per process.
 
 mod others;
+mod used;
 
 use std::fs::File;
 use std::panic::AssertUnwindSafe;
@@ -21,7 +22,7 @@ use fjord_testkit::image::Scratch;
 use fjord_testkit::rng::Rng;
 use fjord_testkit::tools;
 
-use crate::base::quiet;
+use crate::base::{Features, quiet};
 use crate::check::{Kind, Problem};
 use crate::explore::Shared;
 use crate::finding::Damage;
@@ -64,6 +65,10 @@ pub struct JudgeStats {
     pub marked: u64,
     /// Images not compared with the kernel's recovery, because the cut tore the superblock.
     pub torn_superblocks: u64,
+    /// Recovered file systems that were used.
+    pub used: u64,
+    /// Dirty images that this kernel cannot mount, for its features or its page size.
+    pub not_for_linux: u64,
     /// Files to which Linux gave the time of its mount when it completed their truncation.
     pub truncations: u64,
     /// Images that e2fsck refused for the checksum of that superblock.
@@ -92,6 +97,8 @@ impl JudgeStats {
         self.compared += other.compared;
         self.marked += other.marked;
         self.torn_superblocks += other.torn_superblocks;
+        self.used += other.used;
+        self.not_for_linux += other.not_for_linux;
         self.truncations += other.truncations;
         self.torn_refused += other.torn_refused;
         self.wrapped_logs += other.wrapped_logs;
@@ -106,6 +113,7 @@ impl JudgeStats {
 /// Judges images, one after the other.
 pub struct Judge {
     options: MountOptions,
+    features: Features,
     log_extents: Vec<(u64, u64)>,
     dead_extents: Vec<(u64, u64)>,
     shared: Arc<Shared>,
@@ -122,6 +130,7 @@ impl Judge {
     /// # Errors
     /// No place for the file.
     pub fn new(
+        features: Features,
         options: &MountOptions,
         log_extents: &[(u64, u64)],
         dead_extents: &[(u64, u64)],
@@ -135,6 +144,7 @@ impl Judge {
         Ok(Judge {
             // Recovery is judged with flushes, whatever the run did without.
             options: MountOptions { barrier: true, ..quiet(options) },
+            features,
             log_extents: log_extents.to_vec(),
             dead_extents: dead_extents.to_vec(),
             shared,

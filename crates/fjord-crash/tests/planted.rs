@@ -38,7 +38,7 @@ const PLAIN: &str = "create /b; append /b 9000; fsync /b; write /a 100 5000; fsy
 impl Plant {
     fn new(bug: Bug) -> Plant {
         let mut config = Config::new(MountOptions::default());
-        (config.inner_every, config.damage_every) = (0, 0);
+        (config.inner_every, config.damage_every, config.use_every) = (0, 0, 0);
         let parse = |text| ops::parse(text).expect("operations");
         let workload = Workload::new(parse("create /a; append /a 9000"), parse(PLAIN));
         Plant { bug, config, workload }
@@ -373,6 +373,12 @@ fn stale_tail() {
     let plant = Plant::new(Bug::StaleTail);
     let ops = "truncate /a 5000; truncate /a 8100; create /b; fsync /b";
     plant.ops(ops).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
+fn old_tail_kept() {
+    let plant = Plant::new(Bug::OldTailKept).with(|config| config.use_every = 1);
+    plant.ops("truncate /a 5000; create /b; fsync /b").is_found(&[Kind::ForeignBytes]);
 }
 
 #[test]

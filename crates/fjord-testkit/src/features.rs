@@ -8,7 +8,7 @@ use std::{collections::HashMap, path::Path, sync::Mutex};
 use anyhow::Result;
 
 use crate::{
-    image::{self, KernelMount, Scratch},
+    image::{self, Scratch},
     tools,
 };
 
@@ -106,16 +106,9 @@ impl FeatureSet {
             return Ok(known);
         }
         let scratch = Scratch::new("probe")?;
-        let image = scratch.path().join("probe.img");
-        self.make(&image)?;
-        let mounts = match KernelMount::new(&image, "rw") {
-            Ok(mount) => {
-                mount.unmount()?;
-                true
-            }
-            Err(error) if format!("{error:#}").contains("wrong fs type") => false,
-            Err(error) => return Err(error),
-        };
+        let path = scratch.path().join("probe.img");
+        self.make(&path)?;
+        let mounts = image::kernel_mounts(&path)?;
         KNOWN
             .lock()
             .expect("no panic while held")

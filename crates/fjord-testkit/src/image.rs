@@ -54,6 +54,18 @@ impl Scratch {
     }
 }
 
+/// Whether the running kernel mounts a clean image for writing.
+///
+/// # Errors
+/// The mount fails for another reason than what is in the image.
+pub fn kernel_mounts(path: &Path) -> Result<bool> {
+    match KernelMount::new(path, "rw") {
+        Ok(mount) => mount.unmount().map(|()| true),
+        Err(error) if format!("{error:#}").contains("wrong fs type") => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Makes (or empties) the file and sets its size, without allocating.
 pub fn make_sparse(path: &Path, size_bytes: u64) -> Result<()> {
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;

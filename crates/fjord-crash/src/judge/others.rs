@@ -117,6 +117,10 @@ impl Judge {
         let fast_commits = plan.as_ref().is_some_and(has_records);
         let excuses = plan.as_ref().map(|plan| self.excuses(dirty, plan)).unwrap_or_default();
         for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<By>), ("Linux", by_linux)] {
+            if who == "Linux" && !self.features.kernel_mounts()? {
+                self.stats.not_for_linux += 1;
+                continue;
+            }
             if who == "Linux" && superblock_is_torn(dirty) {
                 // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
                 // backup where it finds one, fjord the copy in the log.

@@ -132,6 +132,9 @@ pub(crate) fn zero_old_tail(
     if tail == 0 || new_start <= state.size || inode.pages.is_pending(lblk) {
         return Ok(false);
     }
+    if planted(Bug::OldTailKept) {
+        return Ok(false);
+    }
     if let MapKind::Written(_) = map::lookup(fs, inode, state, lblk, 1)?.kind {
         load_page(fs, inode, state, lblk)?;
         return Ok(inode.pages.modify(lblk, false, |page| page[tail..].fill(0)));
