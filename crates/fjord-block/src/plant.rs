@@ -19,6 +19,8 @@ pub enum Bug {
     CommitNotDurable,
     /// Commit: the file data of data=ordered is not waited for.
     DataAfterCommit,
+    /// Commit: who waits for its end is told before the log is written; what it frees may be taken.
+    ToldBeforeLogged,
     /// Commit: freed metadata blocks are not revoked.
     NoRevoke,
     /// Log: behind its end it goes on at its second block.
@@ -135,12 +137,13 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 60] = [
+    pub const ALL: [Bug; 61] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
         Bug::CommitNotDurable,
         Bug::DataAfterCommit,
+        Bug::ToldBeforeLogged,
         Bug::NoRevoke,
         Bug::WrapOffByOne,
         Bug::TailBeforeHome,

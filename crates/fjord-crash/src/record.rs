@@ -32,6 +32,8 @@ const UNWAITED_MAX: Duration = Duration::from_millis(20);
 pub enum DeviceKind {
     /// A volatile cache: until a flush or FUA covers them, any writes may be lost.
     Volatile,
+    /// The same, and no FUA: whoever wants a write durable flushes.
+    NoFua,
     /// A volatile cache that keeps the order of epochs (barrier command).
     Barrier,
     /// No volatile cache: a completed write stays; those under way may be lost or torn.
@@ -40,13 +42,14 @@ pub enum DeviceKind {
 
 impl DeviceKind {
     /// All kinds.
-    pub const ALL: [DeviceKind; 3] =
-        [DeviceKind::Volatile, DeviceKind::Barrier, DeviceKind::NoCache];
+    pub const ALL: [DeviceKind; 4] =
+        [DeviceKind::Volatile, DeviceKind::NoFua, DeviceKind::Barrier, DeviceKind::NoCache];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             DeviceKind::Volatile => "volatile",
+            DeviceKind::NoFua => "nofua",
             DeviceKind::Barrier => "barrier",
             DeviceKind::NoCache => "nocache",
         }
@@ -60,7 +63,7 @@ impl DeviceKind {
     fn capabilities(self) -> Capabilities {
         Capabilities {
             volatile_cache: self != DeviceKind::NoCache,
-            fua: true,
+            fua: self != DeviceKind::NoFua,
             native_barrier: self == DeviceKind::Barrier,
             discard: true,
             queue_depth: 64,
@@ -163,6 +166,8 @@ struct Shared {
     /// Completers of requests under way, by index in the log, with their time of submission;
     /// a leaf lock.
     under_way: Mutex<Vec<(usize, Completer, std::time::Instant)>>,
+    /// Requests take their time, so that other threads work while a commit is under way.
+    is_slow: bool,
 }
 
 impl Shared {
@@ -195,6 +200,11 @@ struct CompleteOnWait {
 impl Driver for CompleteOnWait {
     fn drive(&self, _: &Arc<TicketCore>) {
         if let Some(shared) = self.shared.upgrade() {
+            if shared.is_slow {
+                // Not all alike: 40 to 640 µs.
+                let part = (self.index as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
+                std::thread::sleep(Duration::from_micros(40 * (part + 1)));
+            }
             shared.complete(self.index);
         }
     }
@@ -225,6 +235,7 @@ impl RecordingDevice {
             image: RwLock::new(image),
             state: Mutex::new(state),
             under_way: Mutex::default(),
+            is_slow: false,
         });
         RecordingDevice { capabilities: kind.capabilities(), size_bytes, shared, _alive: None }
     }
@@ -243,6 +254,9 @@ impl RecordingDevice {
     /// for is done after a moment.
     pub fn recording_threads(image: Image, kind: DeviceKind) -> RecordingDevice {
         let mut device = Self::recording(image, kind);
+        if let Some(shared) = Arc::get_mut(&mut device.shared) {
+            shared.is_slow = true;
+        }
         let alive = Arc::new(());
         let (shared, watch) = (Arc::downgrade(&device.shared), Arc::downgrade(&alive));
         std::thread::spawn(move || {

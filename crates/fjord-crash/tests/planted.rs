@@ -375,6 +375,36 @@ fn stale_tail() {
     plant.ops(ops).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
+/// Only threads show it: one takes what another's commit, which is under way, frees.
+#[test]
+fn told_before_logged() {
+    let churn = |thread: u64| {
+        let mut text = String::new();
+        for round in 0..24 {
+            let file = format!("/T{thread}/f{}", round % 3);
+            let len = 9000 + 4096 * ((round + thread) % 3);
+            text += &format!("create {file}; append {file} {len}; fsync {file}; unlink {file}; ");
+        }
+        ops::parse(&text).expect("operations")
+    };
+    let setup = ops::parse("mkdir /T0; mkdir /T1; mkdir /T2; mkdir /T3").expect("operations");
+    let workload = Workload::threads(setup, (0..4).map(churn).collect());
+    let mut plant = Plant { workload, ..Plant::new(Bug::ToldBeforeLogged) };
+    plant.config.options.scheduler = Scheduler::Direct;
+    let sound = plant.run(None);
+    assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
+    let mut tried = 0;
+    for run in 1..=20 {
+        let report = plant.run(Some(plant.bug));
+        tried += report.all_states();
+        if let Some(finding) = report.findings.first() {
+            println!("| `ToldBeforeLogged` | `{:?}` | {tried} ({run} runs) |", finding.kind());
+            return;
+        }
+    }
+    panic!("not found in {tried} states of 20 runs");
+}
+
 #[test]
 fn old_tail_kept() {
     let plant = Plant::new(Bug::OldTailKept).with(|config| config.use_every = 1);
