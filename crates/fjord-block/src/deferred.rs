@@ -5,7 +5,8 @@
 //! the queue holds too much. Until then its content can be replaced.
 //!
 //! Invariants: writes in the queue do not overlap; a write that has been submitted is never
-//! replaced; a ticket of a queue that is gone is abandoned.
+//! replaced; when [`Ticket::start`] returns the write has been submitted, by whomever, so that it
+//! stands before whatever is submitted next; a ticket of a queue that is gone is abandoned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -225,8 +226,11 @@ impl Driver for Starter {
     }
 
     fn start(&self, _: &Arc<TicketCore>) {
-        if let Some(ticket) = self.submit(Class::Async) {
-            ticket.start();
+        let Some(shared) = self.shared.upgrade() else { return };
+        match shared.submit(self.offset, self.number, Class::Async) {
+            Some(ticket) => ticket.start(),
+            // Another thread took it out of the queue and may not have come further.
+            None => self.request.wait().start(),
         }
     }
 }
@@ -240,8 +244,14 @@ impl fmt::Debug for DeferredWrites {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
     use super::*;
+    use crate::buf::AlignedBuf;
+    use crate::device::Capabilities;
     use crate::mem::MemDevice;
+    use crate::ticket::ReadTicket;
 
     const BLOCK: usize = 4096;
 
@@ -279,6 +289,60 @@ mod tests {
         apart.start();
         apart.wait().unwrap();
         assert_eq!(values(&device, 6)[5], 5);
+    }
+
+    /// A device on whose way somebody is held up.
+    #[derive(Debug)]
+    struct Narrow {
+        memory: MemDevice,
+        entered: Mutex<Sender<()>>,
+        go: Mutex<Receiver<()>>,
+    }
+
+    impl Device for Narrow {
+        fn capabilities(&self) -> &Capabilities {
+            self.memory.capabilities()
+        }
+
+        fn size_bytes(&self) -> u64 {
+            self.memory.size_bytes()
+        }
+
+        fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+            self.entered.lock().send(()).unwrap();
+            self.go.lock().recv().unwrap();
+            self.memory.submit(batch)
+        }
+
+        fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+            self.memory.submit_read(offset, bufs, class)
+        }
+    }
+
+    /// What comes after a start counts on it, also when another thread submits the write.
+    #[test]
+    fn a_started_write_has_been_submitted() {
+        let (entered, has_entered) = channel();
+        let (go, may_go) = channel();
+        let memory = MemDevice::new(1 << 20);
+        let device = Narrow { memory, entered: Mutex::new(entered), go: Mutex::new(may_go) };
+        let queue = DeferredWrites::new(Arc::new(device));
+        let tickets = [queue.add(0, vec![block(1)]), queue.add(BLOCK as u64, vec![block(2)])];
+        let (back, is_back) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| tickets[0].start());
+            has_entered.recv().unwrap();
+            // Its neighbour is on the way too.
+            scope.spawn(|| {
+                tickets[1].start();
+                back.send(()).unwrap();
+            });
+            let early = is_back.recv_timeout(Duration::from_millis(100));
+            go.send(()).unwrap();
+            assert!(early.is_err(), "it came back before the write was submitted");
+            is_back.recv().unwrap();
+        });
+        Ticket::wait_all(&tickets).unwrap();
     }
 
     #[test]

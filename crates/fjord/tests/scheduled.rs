@@ -2,7 +2,8 @@
 //!
 //! Verifies: fbarrier and fdatabarrier do not wait for the device, and what they left is durable
 //! with the next fsync; who waits for background writes promotes them; memory under way is
-//! bounded; fdatasync is not taken in by somebody else's commit that had flushed before.
+//! bounded; fdatasync is not taken in by somebody else's commit that had flushed before; a commit
+//! sends data that i-transactions carry ahead of its log blocks, and costs one flush.
 
 use std::collections::VecDeque;
 use std::process::Command;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use fjord::{Cred, Fs, InodeRef, MountOptions, Scheduler, SetAttr};
+use fjord::{AreaLayout, Cred, Fs, FsyncPolicyKind, InodeRef, MountOptions, Scheduler, SetAttr};
 use fjord_block::{
     AlignedBuf, Capabilities, Class, Completer, Device, FaultAction, FaultDevice, FaultMatch,
     FaultRule, IoOp, MemDevice, MemImage, ReadTicket, Record, Request, Ticket,
@@ -263,6 +264,86 @@ fn memory_under_way_is_bounded() {
         gate.open();
         writer.join().expect("no panic");
     });
+    fs.unmount().expect("unmount");
+}
+
+/// Whether a request writes a block that begins so.
+fn writes_block(request: &Request, start: &[u8]) -> bool {
+    match request {
+        Request::Write { bufs, .. } => bufs.iter().any(|buf| buf.starts_with(start)),
+        _ => false,
+    }
+}
+
+/// Data whose writes an i-transaction put off goes ahead of the log blocks of the commit that
+/// makes it good, into their epoch, and the commit does not wait for it.
+#[test]
+fn a_commit_sends_carried_data_ahead_of_its_log() {
+    const DESCRIPTOR: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 1];
+    const COMMIT: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2];
+    let gate = Gate::new(&image(&[]));
+    let options = MountOptions { fsync: FsyncPolicyKind::Ijournal, ..options() };
+    let fs = Fs::open_device(gate.clone(), &options).expect("open");
+    let layout = AreaLayout { count: 2, area_bytes: 256 << 10 };
+    fs.set_ijournal_areas(Some(layout)).expect("areas");
+    fs.unmount().expect("unmount");
+    let fs = Fs::open_device(gate.clone(), &options).expect("open");
+    let (file, other) = (create(&fs, "a"), create(&fs, "b"));
+    fs.sync().expect("sync");
+    let before = fs.stats().fsync.policy;
+    file.write(0, &[0xa5; 8192]).expect("write");
+    file.fsync(false).expect("fsync");
+    assert_eq!(fs.stats().fsync.policy, before + 1, "it went into an area");
+    gate.close();
+    without_waiting(&gate, "a commit", || {
+        other.write(0, &[7; 4096]).expect("write");
+        other.barrier(false).expect("fbarrier");
+    });
+    let place = |start: &[u8]| {
+        let held = gate.held.lock();
+        held.iter().position(|Held(request, _)| writes_block(request, start))
+    };
+    let (data, log) = (place(&[0xa5; 64]), place(&DESCRIPTOR));
+    assert!(data.is_some() && data < log, "data {data:?}, log {log:?}: {:?}", gate.held.lock());
+    assert_eq!(place(&COMMIT), None, "the next epoch is on its way");
+    gate.open();
+    other.fsync(false).expect("fsync");
+    let left = Arc::new(MemDevice::from_image(&gate.memory.snapshot()));
+    let again = Fs::open_device(left, &options).expect("recovery");
+    assert_eq!(again.read("a").expect("a"), [0xa5; 8192]);
+    assert_eq!(again.read("b").expect("b"), [7; 4096]);
+    fs.unmount().expect("unmount");
+}
+
+/// Whatever background writes have completed before it.
+#[test]
+fn a_commit_costs_one_flush() {
+    let memory = Arc::new(MemDevice::from_image(&image(&[])));
+    let device =
+        FaultDevice::new(memory).claiming(|has| (has.volatile_cache, has.fua) = (true, true));
+    let device = Arc::new(device);
+    let options = MountOptions {
+        background_threads: true,
+        writeback_interval: Duration::ZERO,
+        commit_interval: Duration::from_secs(3600),
+        ..options()
+    };
+    let fs = Fs::open_device(device.clone(), &options).expect("open");
+    let (file, other) = (create(&fs, "a"), create(&fs, "b"));
+    file.fsync(false).expect("fsync");
+    device.start_recording();
+    let scheduler = || fs.stats().scheduler.expect("there is a scheduler");
+    let before = scheduler();
+    for round in 0..20 {
+        let record_count = device.record_count();
+        other.write(round * 4096, &[1; 4096]).expect("write");
+        wait_until("background writeback", || device.record_count() > record_count);
+        file.write(round * 4096, &[2; 4096]).expect("write");
+        file.fsync(false).expect("fsync");
+    }
+    let after = scheduler();
+    assert_eq!(after.epoch_count - before.epoch_count, 40, "two epochs each");
+    assert_eq!(after.flush_count - before.flush_count, 20);
     fs.unmount().expect("unmount");
 }
 

@@ -129,10 +129,6 @@ impl Journal {
         let mut commit = self.commit_request(log, sequence, at, blocks.crc, durable)?;
         set_class(&mut commit, class);
         let (_, commit_offset, _) = commit.extent();
-        if self.inner.areas.is_some() {
-            // Data that an i-transaction carries is submitted no earlier than somebody waits for it.
-            wait_all(&batch.data, DATA)?;
-        }
         match body.last_mut() {
             Some(_) if planted(Bug::NoFlushBeforeCommit) || planted(Bug::CommitBeforeBlocks) => {}
             Some(last) => end_epoch(last),
@@ -144,7 +140,7 @@ impl Journal {
             None => {}
         }
         self.check_running()?;
-        // They may be in nobody's hands yet, and belong into this epoch.
+        // Those that i-transactions carry may be in nobody's hands yet, and belong into this epoch.
         batch.data.iter().for_each(Ticket::start);
         let (body, commit) = self.submit(log, body, commit)?;
         self.set_phase(sequence, Phase::Committing);
