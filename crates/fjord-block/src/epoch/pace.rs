@@ -9,29 +9,48 @@
 
 use crate::device::Class;
 
-/// How long a kind of command takes when no lower class is in its way, in ns.
+/// How long a kind of command takes when no lower class is in its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Alone(Option<u64>);
+pub(super) struct Alone {
+    /// In ns, once it is known.
+    ns: Option<u64>,
+    /// Some command had nothing in its way.
+    is_sure: bool,
+}
 
 impl Alone {
     /// A command took so long. With others in its way it can only show that the time alone is
-    /// shorter than was thought; a device that has become slower shows by those without.
+    /// shorter than was thought: which is the only hint until one had nothing in its way, and says
+    /// little afterwards, for among many there are always some that are lucky.
     pub(super) fn note(&mut self, took_ns: u64, undisturbed: bool) {
         if took_ns == 0 {
             return;
         }
-        self.0 = Some(match self.0 {
+        let part = if undisturbed {
+            8
+        } else if self.is_sure {
+            32
+        } else {
+            2
+        };
+        self.ns = Some(match self.ns {
             None => took_ns,
-            // Quickly down, but not by one lucky command.
-            Some(known_ns) if took_ns < known_ns => known_ns - (known_ns - took_ns).div_ceil(2),
-            Some(known_ns) if undisturbed => known_ns + (took_ns - known_ns) / 8,
+            Some(known_ns) if undisturbed && !self.is_sure => took_ns.min(known_ns),
+            Some(known_ns) if took_ns < known_ns => known_ns - (known_ns - took_ns).div_ceil(part),
+            Some(known_ns) if undisturbed => known_ns + (took_ns - known_ns) / part,
             Some(known_ns) => known_ns,
         });
+        self.is_sure |= undisturbed;
     }
 
     /// The time, once it is known.
     pub(super) fn ns(self) -> Option<u64> {
-        self.0
+        self.ns
+    }
+
+    /// Whether it was measured rather than guessed.
+    pub(super) fn is_sure(self) -> bool {
+        self.is_sure
     }
 }
 
@@ -48,7 +67,7 @@ const LATE_NS: u64 = 200_000;
 /// A rate is that of so long a time.
 const SPAN_NS: u64 = 100_000_000;
 /// How often the best rate fades, and by which part.
-const FADE_NS: u64 = 1_000_000_000;
+const FADE_NS: u64 = 10_000_000_000;
 const FADE_PART: u64 = 16;
 
 /// How fast the device takes writes of lower classes for longer than its cache lasts, in bytes per
@@ -74,15 +93,17 @@ impl Rate {
         if took_ns < SPAN_NS {
             return;
         }
+        let is_pause = took_ns > 4 * SPAN_NS;
         let rate = u128::from(self.bytes) * 1_000_000_000 / u128::from(took_ns);
+        let rate = if is_pause { 0 } else { rate };
         self.bytes_per_s = self.bytes_per_s.max(u64::try_from(rate).unwrap_or(u64::MAX));
         (self.since_ns, self.bytes) = (now_ns, 0);
     }
 
-    /// What the device takes in such a time, in bytes.
-    pub(super) fn bytes_in(self, ns: u64) -> u64 {
+    /// What the device takes in such a time, in bytes, once it is known.
+    pub(super) fn bytes_in(self, ns: u64) -> Option<u64> {
         let bytes = u128::from(self.bytes_per_s) * u128::from(ns) / 1_000_000_000;
-        u64::try_from(bytes).unwrap_or(u64::MAX)
+        (self.bytes_per_s > 0).then(|| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }
 

@@ -285,15 +285,21 @@ impl Share {
         Some(tuning.slack_ns(alone_ns))
     }
 
+    /// What the device takes in such a time; as much as is given while that is not known.
+    fn least_bytes(&self, ns: u64, unknown_bytes: u64) -> u64 {
+        let unknown_bytes = if self.write_alone.is_sure() { unknown_bytes } else { 0 };
+        self.rate.bytes_in(ns).unwrap_or(unknown_bytes)
+    }
+
     /// Whether a write took no longer than one of class Sync should.
     fn judge(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) -> bool {
         let (Some(alone_ns), Some(slack_ns)) = (self.write_alone.ns(), self.slack_ns(tuning))
         else {
             return false;
         };
-        self.window.set_least(self.rate.bytes_in(slack_ns));
-        let witness = Witness::from(sent.class);
-        self.window.judge(witness, sent.sent_ns, now_ns, alone_ns.saturating_add(slack_ns))
+        let target_ns = alone_ns.saturating_add(slack_ns);
+        self.window.set_least(self.least_bytes(alone_ns / 4 * 3, tuning.background_bytes_max));
+        self.window.judge(Witness::from(sent.class), sent.sent_ns, now_ns, target_ns)
     }
 
     pub(super) fn begin_flush(&mut self, command: CommandId) {
@@ -352,8 +358,10 @@ impl Share {
         let slack_ns = self.slack_ns(tuning).unwrap_or_else(|| tuning.slack_ns(alone_ns));
         let target_ns = alone_ns.saturating_add(slack_ns);
         let more_ns = now_ns.saturating_sub(sent.sent_ns).saturating_sub(alone_ns);
-        let is_other = drained_bytes / 2 > self.rate.bytes_in(more_ns);
-        self.cache_window.set_least(self.rate.bytes_in(slack_ns));
+        let is_other = self.rate.bytes_in(more_ns).is_some_and(|bytes| drained_bytes / 2 > bytes);
+        // What the device takes in a time it also drains in that time.
+        let both_ns = alone_ns.saturating_add(self.write_alone.ns().unwrap_or(0));
+        self.cache_window.set_least(self.least_bytes(both_ns / 4 * 3, tuning.background_bytes_max));
         let target_ns = if is_other { u64::MAX } else { target_ns };
         self.cache_window.judge(Witness::from(sent.class), sent.sent_ns, now_ns, target_ns)
     }
