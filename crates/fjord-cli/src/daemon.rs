@@ -50,7 +50,7 @@ pub(crate) fn fork() -> Result<Side> {
 
 impl Ready {
     /// Tells the parent how the start went, and on success lets go of the terminal and the
-    /// working directory.
+    /// working directory. After a failure it ends the process: the parent says why.
     pub(crate) fn announce(mut self, outcome: &Result<()>) -> Result<()> {
         match outcome {
             Ok(()) => {
@@ -64,6 +64,7 @@ impl Ready {
             Err(failure) => {
                 self.0.write_all(&[failure.code])?;
                 self.0.write_all(failure.message.as_bytes())?;
+                std::process::exit(failure.code.into());
             }
         }
         Ok(())

@@ -402,6 +402,62 @@ fn bad_use_is_named() -> Result<()> {
     Ok(())
 }
 
+/// What a figure has no use for is refused by name, not ignored.
+#[test]
+fn options_without_effect_are_named() -> Result<()> {
+    let scratch = Scratch::new("bench-no-effect")?;
+    let virtual_time = ["bench", "--figure", "barrier-9"];
+    for option in [
+        "--targets=raw",
+        "--devices=ufs",
+        "--rounds=0",
+        "--seconds=0",
+        "--size=64M",
+        "--file-size=1M",
+        "--files=3",
+        "--cache=0",
+        "--quick",
+        "-onoatime",
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+            .args(virtual_time)
+            .arg(option)
+            .current_dir(scratch.path())
+            .output()?;
+        let (_, err) = ended(&output, 2)?;
+        let name = if option.starts_with("-o") {
+            "-o"
+        } else {
+            option.split('=').next().context("a name")?
+        };
+        ensure!(err.contains("virtual time") && err.contains(name), "{option}: {err}");
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .args(virtual_time)
+        .args(["--seconds", "0", "--rounds", "0"])
+        .current_dir(scratch.path())
+        .output()?;
+    let (_, err) = ended(&output, 2)?;
+    ensure!(err.contains("no use for --rounds, --seconds"), "{err}");
+    for (args, name) in [
+        (&["--figure=pbg-2", "--files=3"][..], "--files"),
+        (&["--figure=pbg-2", "--file-size=1M"], "--file-size"),
+        (&["neighbours", "--threads=2"], "--threads"),
+        (&["--cache=1M"], "--cache"),
+        (&["--devices=ufs"], "--devices"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+            .arg("bench")
+            .args(args)
+            .current_dir(scratch.path())
+            .output()?;
+        let (_, err) = ended(&output, 2)?;
+        ensure!(err.contains(name), "{args:?}: {err}");
+        ensure_empty(scratch.path())?;
+    }
+    Ok(())
+}
+
 #[test]
 fn an_interrupt_unmounts_and_cleans_up() -> Result<()> {
     let scratch = Scratch::new("bench-interrupt")?;

@@ -232,9 +232,15 @@ fn bad_use_is_named() -> Result<()> {
     let sim = Sim::new(scratch.join("sim"), &["--size", "16M", "--profile", "nvme"])?;
     let twice = fjord(&["sim", "--profile", "nvme"], &[&sim.dir])?;
     ensure!(twice.code == Some(3), "{twice:?}");
+    // Child and parent have one message between them.
+    let twice = fjord(&["sim", "--daemon", "--profile", "nvme"], &[&sim.dir])?;
+    ensure!(twice.code == Some(3) && twice.stderr.matches("fjord: ").count() == 1, "{twice:?}");
     // A path that cannot be written is told before the power goes.
-    let out = fjord(&["sim", "--out", "/absent/x", "--cut"], &[&sim.dir])?;
-    ensure!(out.code == Some(1) && sim.stats()?["powered"] == true, "{out:?}");
+    for path in ["/absent/x", "/dev/full", "/dev"] {
+        let out = fjord(&["sim", "--out", path, "--cut"], &[&sim.dir])?;
+        ensure!(out.code == Some(1) && out.stderr.contains(path), "{out:?}");
+        ensure!(sim.stats()?["powered"] == true, "{path} cost the power");
+    }
     ensure!(fs::write(sim.dir.join("control"), "explode").is_err());
     ensure!(fs::read(sim.dir.join("image")).is_err(), "an image before the cut");
     ensure!(fs::write(sim.dir.join("new"), "x").is_err() && fs::remove_file(sim.disk()).is_err());

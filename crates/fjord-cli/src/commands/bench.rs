@@ -64,6 +64,10 @@ Examples:
   fjord bench --figure ijournaling-6 --devices disk,plain-ssd --seconds 20 --json - /srv
   fjord bench neighbours";
 
+const FILE_SIZE_BYTES: u64 = 256 << 20;
+const FILE_COUNT: u32 = 20_000;
+const CACHE_BYTES: u64 = 256 << 20;
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
@@ -89,12 +93,12 @@ pub(crate) struct Args {
     /// Size of each image; every target has one [default: 512M; 2G for figures, one per device]
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
-    /// Size of the file of seq-write and seq-read
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
-    file_size: u64,
-    /// Files of untar and create-unlink
-    #[arg(long, value_name = "COUNT", default_value_t = 20_000)]
-    files: u32,
+    /// Size of the file of seq-write and seq-read [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    file_size: Option<u64>,
+    /// Files of untar and create-unlink [default: 20000]
+    #[arg(long, value_name = "COUNT")]
+    files: Option<u32>,
     /// Options of fjord's mount, as in `fjord mount -o`
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
@@ -105,9 +109,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     devices: Vec<DeviceKind>,
     /// Memory for cached data in a figure: fjord's cache, and the kernel's dirty pages of the
-    /// device; 0 leaves both as they are by default
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256M")]
-    cache: u64,
+    /// device; 0 leaves both as they are by default [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    cache: Option<u64>,
     /// Go through a figure in seconds, to see that it works; the numbers mean nothing
     #[arg(long)]
     quick: bool,
@@ -180,13 +184,29 @@ impl Args {
         self.options.iter().flat_map(|list| ["-o".into(), list.clone()]).collect()
     }
 
-    fn options(&self, dir: &Path) -> Result<Options> {
-        if !self.devices.is_empty() || self.quick {
-            return Err(Failure::usage("--devices and --quick are for figures; see --figure"));
+    /// Refuses those of these options that are given: what is asked for, `what`, has no use for
+    /// them.
+    fn refuse(&self, what: &str, options: &[(&str, bool)]) -> Result<()> {
+        let given = options.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name);
+        let given: Vec<_> = given.collect();
+        if given.is_empty() {
+            return Ok(());
         }
+        Err(Failure::usage(format!("{what} and has no use for {}", given.join(", "))))
+    }
+
+    fn options(&self, dir: &Path) -> Result<Options> {
+        self.refuse(
+            "this is no figure (see --figure)",
+            &[
+                ("--devices", !self.devices.is_empty()),
+                ("--cache", self.cache.is_some()),
+                ("--quick", self.quick),
+            ],
+        )?;
         let mut options = Options {
-            sequential_bytes: self.file_size,
-            file_count: self.files,
+            sequential_bytes: self.file_size.unwrap_or(FILE_SIZE_BYTES),
+            file_count: self.files.unwrap_or(FILE_COUNT),
             fjord_program: fjord_program()?,
             fjord_mount_args: self.mount_args(),
             ..Options::new(dir)
@@ -209,6 +229,14 @@ impl Args {
     }
 
     fn experiment_options(&self, dir: &Path) -> Result<ExperimentOptions> {
+        self.refuse(
+            "a figure has its own workload",
+            &[
+                ("--threads", !self.threads.is_empty()),
+                ("--file-size", self.file_size.is_some()),
+                ("--files", self.files.is_some()),
+            ],
+        )?;
         Ok(ExperimentOptions {
             targets: self.targets.clone(),
             devices: self.devices.clone(),
@@ -216,7 +244,7 @@ impl Args {
             turn: self.turn()?,
             quick: self.quick,
             image_size_bytes: self.size,
-            cache_bytes: Some(self.cache).filter(|bytes| *bytes > 0),
+            cache_bytes: Some(self.cache.unwrap_or(CACHE_BYTES)).filter(|bytes| *bytes > 0),
             fjord_program: fjord_program()?,
             fjord_mount_args: self.mount_args(),
             ..ExperimentOptions::new(dir)
@@ -306,13 +334,22 @@ fn with_progress<T>(run: impl FnOnce(Step<'_>) -> Result<T, BenchError>) -> Resu
 }
 
 fn show_figure(args: &Args, figure: Figure) -> Result<()> {
-    let alone = args.targets.is_empty() && args.devices.is_empty() && args.options.is_empty();
-    if !alone || args.dir != Path::new(".") {
-        return Err(Failure::usage(format!(
-            "{} is in virtual time and takes neither targets, devices, options nor a directory",
-            figure.name()
-        )));
-    }
+    args.refuse(
+        &format!("{} is in virtual time", figure.name()),
+        &[
+            ("--targets", !args.targets.is_empty()),
+            ("--devices", !args.devices.is_empty()),
+            ("--rounds", args.rounds.is_some()),
+            ("--seconds", args.seconds.is_some()),
+            ("--size", args.size.is_some()),
+            ("--file-size", args.file_size.is_some()),
+            ("--files", args.files.is_some()),
+            ("--cache", args.cache.is_some()),
+            ("--quick", args.quick),
+            ("-o", !args.options.is_empty()),
+            ("a directory", args.dir != Path::new(".")),
+        ],
+    )?;
     let report = fjord_bench::run_figure(figure)?;
     put(args.json.as_deref(), report.to_json(), report.to_table())?;
     if let Some(path) = &args.svg {

@@ -102,10 +102,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
     };
     if let Some(ready) = ready {
         ready.announce(&outcome)?;
-        if let Err(failure) = &outcome {
-            // The parent says why.
-            std::process::exit(failure.code.into());
-        }
     }
     outcome?;
     let (Some(fs), Some(server)) = (fs, server) else { return Ok(()) };

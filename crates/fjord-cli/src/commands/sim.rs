@@ -237,18 +237,31 @@ fn served(dir: &Path) -> Result<PathBuf> {
     }
 }
 
+/// Makes the file for an image of so many bytes, all zero, or empties the one that is there.
+fn new_image(path: &Path, len: u64) -> Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path);
+    let file = file.context(path.display())?;
+    if !file.metadata().context(path.display())?.is_file() {
+        return Err(Failure::new(format!(
+            "{} is not a regular file; name one for the image, or a new path",
+            path.display()
+        )));
+    }
+    file.set_len(0).and_then(|()| file.set_len(len)).context(path.display())?;
+    Ok(file)
+}
+
 fn cut(dir: &Path, out: &Path, seed: u64) -> Result<()> {
     let dir = served(dir)?;
+    let disk = dir.join(DISK);
+    let len = fs::metadata(&disk).context(disk.display())?.len();
     // Before the power goes: a bad path must not cost the moment.
-    let file =
-        File::options().write(true).create(true).truncate(true).open(out).context(out.display())?;
+    let file = new_image(out, len)?;
     let control = File::options().write(true).open(dir.join(CONTROL));
     control
         .and_then(|control| control.write_at(format!("cut {seed}\n").as_bytes(), 0))
         .context("cutting the power")?;
     let mut image = File::open(dir.join(IMAGE)).context("reading the image")?;
-    let len = fs::metadata(dir.join(DISK))?.len();
-    file.set_len(len)?;
     let mut chunk = vec![0; 1 << 20];
     let mut at = 0;
     while at < len {
