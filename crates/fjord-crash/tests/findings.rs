@@ -320,6 +320,21 @@ fn a_log_that_goes_on_at_the_front_is_compared_with_e2fsck() {
     }
 }
 
+/// e2fsck gives extent trees new nodes at each record of their file, and took blocks for them that the
+/// file itself added later in the stream.
+#[test]
+fn nodes_of_a_replayed_tree_spare_blocks_added_later() {
+    let options = MountOptions { fsync: FsyncPolicyKind::FastCommit, ..MountOptions::default() };
+    let mut config = Config { compare_every: 1, ..Config::new(options) };
+    config.budget.subsets_max = 3;
+    let ops = "write /far 737280 1024; fsync /far; write /far 741376 1024; fsync /far";
+    let ops = ops::parse(ops).expect("operations");
+    let workload = Workload { ops, ..Edge::DeepExtents.workload() };
+    let report = explore(&config, &workload, &Default::default()).expect("it runs");
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
+    assert!(report.judged.fast_commits > 0, "{report:?}");
+}
+
 /// Each transaction of a truncation had times of its own, and a mount that completed one gave the file
 /// the time of the mount.
 #[test]

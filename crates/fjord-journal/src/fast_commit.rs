@@ -65,8 +65,8 @@ pub struct FastCommitRequest {
     pub owner: u32,
     /// The records add blocks to their owner.
     pub adds_blocks: bool,
-    /// Replay will allocate blocks of its own choice for the owner; no other owner may add blocks
-    /// behind that, for replay could have chosen them.
+    /// Replay will allocate blocks of its own choice for the owner; nobody may add blocks behind
+    /// that, for replay could have chosen them.
     pub allocates: bool,
     /// The log must hold nothing that replay has to bring home first; it is emptied.
     pub needs_empty_log: bool,
@@ -264,13 +264,15 @@ impl Journal {
         for waiting in batch {
             let request = &waiting.request;
             let other = allocates.is_some_and(|owner| owner != request.owner);
+            // e2fsck does not look ahead: its nodes may take what any later record adds.
+            let taken = allocates.is_some() && request.adds_blocks;
             let outcome = if committed.at_least(request.tid) {
                 FastCommitOutcome::Committed
             } else if let Some(why) = closed {
                 why
             } else if empty {
                 FastCommitOutcome::Unavailable
-            } else if other && (request.adds_blocks || request.allocates) {
+            } else if taken || (other && request.allocates) {
                 FastCommitOutcome::Conflict
             } else if !push_all(&mut writer, &request.records) {
                 FastCommitOutcome::Full
