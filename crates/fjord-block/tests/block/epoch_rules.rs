@@ -283,6 +283,47 @@ fn classes_rank_and_promotion_reaches_what_is_waited_for() {
     assert_eq!(queue.stats().promoted_count, 3);
 }
 
+/// Who comes later and waits for earlier requests on the same bytes raises them, and what these
+/// wait for.
+#[test]
+fn submitting_raises_what_lies_on_the_same_bytes() {
+    let mut queue = queue(DeviceTraits { queue_depth: 1, ..PLAIN });
+    let io = |page, class| Io::write(page * PAGE, PAGE, Order::Orderless, class);
+    queue.push(io(9, Class::Background), 0);
+    queue.push(io(9, Class::Background), 0);
+    queue.push(io(1, Class::Sync), 0);
+    queue.push(io(2, Class::Async), 0);
+    queue.push(io(9, Class::Sync), 0);
+    let mut left = Vec::new();
+    while let Some(command) = drain(&mut queue).pop() {
+        left.push((command.offset / PAGE, command.class));
+        queue.completed(command.id, Ok(()), 0);
+    }
+    let sync = |page| (page, Class::Sync);
+    assert_eq!(left, [sync(1), sync(9), sync(9), sync(9), (2, Class::Async)]);
+    assert_eq!(queue.stats().promoted_count, 2);
+}
+
+/// A flush waits for the ordered writes before it, of any epoch; so does who waits for the flush.
+#[test]
+fn promoting_a_flush_raises_the_ordered_writes_before_it() {
+    let mut queue = queue(DeviceTraits { queue_depth: 1, ..PLAIN });
+    let io = |page, order| Io::write(page * PAGE, PAGE, order, Class::Background);
+    queue.push(io(5, Order::Ordered), 0);
+    queue.push(io(6, Order::Orderless), 0);
+    let flush = queue.push(Io::flush(Class::Background), 0);
+    queue.push(io(7, Order::Ordered), 0);
+    queue.push(Io::write(0, PAGE, Order::Orderless, Class::Async), 0);
+    queue.promote(flush, 0);
+    let mut left = Vec::new();
+    while let Some(command) = drain(&mut queue).pop() {
+        left.extend(show(std::slice::from_ref(&command)));
+        queue.completed(command.id, Ok(()), 0);
+    }
+    assert_eq!(left[..3], ["5Ordered", "flush", "0Orderless"]);
+    assert_eq!(left.len(), 5);
+}
+
 #[test]
 fn background_writes_keep_to_their_share() {
     let mut queue = queue(PLAIN);
