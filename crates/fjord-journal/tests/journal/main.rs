@@ -4,6 +4,7 @@
 mod areas;
 mod basic;
 mod crash;
+mod failed;
 mod freed;
 mod history;
 mod parts;
