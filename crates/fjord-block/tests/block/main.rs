@@ -7,6 +7,7 @@ mod epoch_proof;
 mod epoch_rules;
 mod epoch_sim;
 mod faults;
+mod lazy_cache;
 mod loop_device;
 mod model;
 mod sim_cut;
