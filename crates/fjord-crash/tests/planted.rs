@@ -81,7 +81,7 @@ impl Plant {
 
     /// With either scheduler, unless one is asked for: without the bug there is no finding; with it
     /// the first one is of one of these kinds, and the command that it prints finds it again.
-    fn is_found(self, kinds: &[Kind]) {
+    fn shows_as(self, kinds: &[Kind]) {
         let asked = [self.config.options.scheduler];
         let schedulers = match asked {
             [Scheduler::Auto] => &[Scheduler::Direct, Scheduler::Epoch][..],
@@ -90,11 +90,11 @@ impl Plant {
         let mut plant = self;
         for &scheduler in schedulers {
             plant = plant.with(|config| config.options.scheduler = scheduler);
-            plant.is_found_so(kinds);
+            plant.shows_so(kinds);
         }
     }
 
-    fn is_found_so(&self, kinds: &[Kind]) {
+    fn shows_so(&self, kinds: &[Kind]) {
         let sound = self.run(None);
         assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
         let report = self.run(Some(self.bug));
@@ -191,22 +191,22 @@ fn is_rerun(finding: &Finding) {
 #[test]
 fn commit_before_blocks() {
     let kinds = [Kind::RecoveryFailed, Kind::PromiseLost, Kind::ForeignBytes];
-    Plant::new(Bug::CommitBeforeBlocks).is_found(&kinds);
+    Plant::new(Bug::CommitBeforeBlocks).shows_as(&kinds);
 }
 
 #[test]
 fn no_flush_before_commit() {
-    Plant::new(Bug::NoFlushBeforeCommit).is_found(&[Kind::PromiseLost, Kind::RecoveryFailed]);
+    Plant::new(Bug::NoFlushBeforeCommit).shows_as(&[Kind::PromiseLost, Kind::RecoveryFailed]);
 }
 
 #[test]
 fn commit_not_durable() {
-    Plant::new(Bug::CommitNotDurable).is_found(&[Kind::PromiseLost]);
+    Plant::new(Bug::CommitNotDurable).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn data_after_commit() {
-    Plant::new(Bug::DataAfterCommit).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    Plant::new(Bug::DataAfterCommit).shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 /// A directory's block is logged, freed, and then holds a file's data.
@@ -216,13 +216,13 @@ const BLOCK_CHANGES_OWNER: &str = "create /d/y; fsync /d; unlink /d/y; rmdir /d;
 #[test]
 fn no_revoke() {
     let plant = Plant::new(Bug::NoRevoke).setup("mkdir /d").ops(BLOCK_CHANGES_OWNER);
-    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    plant.shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 #[test]
 fn revokes_ignored() {
     let plant = Plant::new(Bug::RevokesIgnored).setup("mkdir /d").ops(BLOCK_CHANGES_OWNER);
-    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    plant.shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 /// Goes round the log: 1024 blocks, of which each sync takes some 240.
@@ -236,19 +236,19 @@ fn round_the_log(bug: Bug) -> Plant {
 
 #[test]
 fn wrap_off_by_one() {
-    round_the_log(Bug::WrapOffByOne).is_found(&[Kind::PromiseLost, Kind::RecoveryFailed]);
+    round_the_log(Bug::WrapOffByOne).shows_as(&[Kind::PromiseLost, Kind::RecoveryFailed]);
 }
 
 #[test]
 fn tail_before_home() {
     let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
-    Plant::new(Bug::TailBeforeHome).is_found(&kinds);
+    Plant::new(Bug::TailBeforeHome).shows_as(&kinds);
 }
 
 #[test]
 fn tail_not_durable() {
     let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
-    round_the_log(Bug::TailNotDurable).is_found(&kinds);
+    round_the_log(Bug::TailNotDurable).shows_as(&kinds);
 }
 
 /// The oldest transaction has a directory's block that the running one changes, too, when the log
@@ -260,13 +260,13 @@ fn running_goes_home() {
     let ops = "create /d/x; fsync /d/x; write /b 0 900000; fsync /b; write /b 0 900000; fsync /b; \
                write /b 0 900000; fsync /b; write /b 0 900000; fsync /b; create /d/y; \
                write /b 0 900000; fsync /b";
-    plant.ops(ops).is_found(&[Kind::Fsck, Kind::Invented, Kind::RecoveryFailed]);
+    plant.ops(ops).shows_as(&[Kind::Fsck, Kind::Invented, Kind::RecoveryFailed]);
 }
 
 #[test]
 fn escape_not_undone() {
     let plant = Plant::new(Bug::EscapeNotUndone).data(DataMode::Journal);
-    plant.ops("magic /a 0; fsync /a").is_found(&[Kind::PromiseLost]);
+    plant.ops("magic /a 0; fsync /a").shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
@@ -274,26 +274,26 @@ fn sequence_not_checked() {
     let plant = Plant::new(Bug::SequenceNotChecked);
     let setup =
         "create /a; append /a 9000; sync; create /x; sync; create /y; sync; create /z; sync";
-    plant.setup(setup).is_found(&[Kind::RecoveryFailed, Kind::PromiseLost, Kind::Fsck]);
+    plant.setup(setup).shows_as(&[Kind::RecoveryFailed, Kind::PromiseLost, Kind::Fsck]);
 }
 
 #[test]
 fn checksums_not_verified() {
     let plant = Plant::new(Bug::ChecksumsNotVerified).with(|config| config.damage_every = 1);
-    plant.is_found(&[Kind::DamageReplayed]);
+    plant.shows_as(&[Kind::DamageReplayed]);
 }
 
 #[test]
 fn replay_not_flushed() {
     let plant = Plant::new(Bug::ReplayNotFlushed).with(|config| config.inner_every = 1);
-    plant.is_found(&[Kind::NotIdempotent, Kind::RecoveryFailed]);
+    plant.shows_as(&[Kind::NotIdempotent, Kind::RecoveryFailed]);
 }
 
 /// Found in the first images whose log holds a transaction that nobody was promised.
 #[test]
 fn last_commit_ignored() {
     let plant = Plant::new(Bug::LastCommitIgnored).with(|config| config.compare_every = 1);
-    plant.is_found(&[Kind::Disagrees]);
+    plant.shows_as(&[Kind::Disagrees]);
 }
 
 /// Found only where a write is torn.
@@ -304,7 +304,7 @@ fn torn_superblock_refused() {
         plant.with(|config| config.budget.torn_max = torn)
     };
     assert!(plant(0).run(Some(Bug::TornSuperblockRefused)).findings.is_empty());
-    plant(8).is_found(&[Kind::RecoveryFailed]);
+    plant(8).shows_as(&[Kind::RecoveryFailed]);
 }
 
 /// Needs no power cut: the second time is found by the engine.
@@ -322,57 +322,57 @@ fn freed_twice() {
 fn block_reuse() {
     let plant = Plant::new(Bug::BlockReuse);
     let ops = "truncate /a 0; create /b; append /b 9000; fsync /b";
-    plant.ops(ops).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    plant.ops(ops).shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 #[test]
 fn inode_reuse() {
     let plant = Plant::new(Bug::InodeReuse);
     let ops = "hold /a; unlink /a; sync; create /b; append /b 100; fsync /b";
-    plant.ops(ops).is_found(&[Kind::Fsck, Kind::RecoveryFailed, Kind::PromiseLost]);
+    plant.ops(ops).shows_as(&[Kind::Fsck, Kind::RecoveryFailed, Kind::PromiseLost]);
 }
 
 #[test]
 fn discard_before_commit() {
     let plant = Plant::new(Bug::DiscardBeforeCommit).with(|config| config.options.discard = true);
-    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    plant.shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 #[test]
 fn entry_before_inode() {
-    Plant::new(Bug::EntryBeforeInode).is_found(&[Kind::Fsck, Kind::RecoveryFailed]);
+    Plant::new(Bug::EntryBeforeInode).shows_as(&[Kind::Fsck, Kind::RecoveryFailed]);
 }
 
 #[test]
 fn rename_in_two() {
-    Plant::new(Bug::RenameInTwo).is_found(&[Kind::Invented, Kind::Fsck]);
+    Plant::new(Bug::RenameInTwo).shows_as(&[Kind::Invented, Kind::Fsck]);
 }
 
 const OPEN_WITHOUT_NAMES: &str = "hold /a; unlink /a; create /b; fsync /b; append /b 100; sync";
 
 #[test]
 fn orphan_too_late() {
-    Plant::new(Bug::OrphanTooLate).ops(OPEN_WITHOUT_NAMES).is_found(&[Kind::Fsck]);
+    Plant::new(Bug::OrphanTooLate).ops(OPEN_WITHOUT_NAMES).shows_as(&[Kind::Fsck]);
 }
 
 #[test]
 fn orphans_not_processed() {
     let kinds = [Kind::Fsck, Kind::RecoveryFailed];
-    Plant::new(Bug::OrphansNotProcessed).ops(OPEN_WITHOUT_NAMES).is_found(&kinds);
+    Plant::new(Bug::OrphansNotProcessed).ops(OPEN_WITHOUT_NAMES).shows_as(&kinds);
 }
 
 #[test]
 fn size_before_data() {
     let plant = Plant::new(Bug::SizeBeforeData);
     let ops = "append /a 20000; chmod /a 600; create /b; fsync /b";
-    plant.ops(ops).is_found(&[Kind::PromiseLost]);
+    plant.ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn stale_tail() {
     let plant = Plant::new(Bug::StaleTail);
     let ops = "truncate /a 5000; truncate /a 8100; create /b; fsync /b";
-    plant.ops(ops).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    plant.ops(ops).shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 /// Only threads show it: one takes what another's commit, which is under way, frees.
@@ -408,31 +408,31 @@ fn told_before_logged() {
 #[test]
 fn old_tail_kept() {
     let plant = Plant::new(Bug::OldTailKept).with(|config| config.use_every = 1);
-    plant.ops("truncate /a 5000; create /b; fsync /b").is_found(&[Kind::ForeignBytes]);
+    plant.ops("truncate /a 5000; create /b; fsync /b").shows_as(&[Kind::ForeignBytes]);
 }
 
 #[test]
 fn shift_not_committed() {
     let plant = Plant::new(Bug::ShiftNotCommitted).setup("create /a; append /a 20000");
     let ops = "fallocate /a insert 4096 4096; write /a 3000 6000; fdatasync /a";
-    plant.ops(ops).is_found(&[Kind::ForeignBytes, Kind::PromiseLost]);
+    plant.ops(ops).shows_as(&[Kind::ForeignBytes, Kind::PromiseLost]);
 }
 
 #[test]
 fn writeback_not_awaited() {
-    Plant::new(Bug::WritebackNotAwaited).is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    Plant::new(Bug::WritebackNotAwaited).shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 #[test]
 fn fsync_as_fdatasync() {
-    Plant::new(Bug::FsyncAsFdatasync).is_found(&[Kind::PromiseLost]);
+    Plant::new(Bug::FsyncAsFdatasync).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn overwrite_not_flushed() {
     Plant::new(Bug::OverwriteNotFlushed)
         .ops("write /a 0 5000; fdatasync /a")
-        .is_found(&[Kind::PromiseLost]);
+        .shows_as(&[Kind::PromiseLost]);
 }
 
 /// The scheduler above a device with native barriers, every epoch a batch of writes of which the
@@ -517,7 +517,7 @@ fn barrier_not_reassigned() {
 
 #[test]
 fn barrier_ignored() {
-    barriers_ignored().is_found(&[Kind::OrderBroken]);
+    barriers_ignored().shows_as(&[Kind::OrderBroken]);
 }
 
 fn barriers_ignored() -> Plant {
@@ -547,29 +547,29 @@ fn fast_commits(bug: Bug) -> Plant {
 #[test]
 fn fast_commit_before_data() {
     let kinds = [Kind::ForeignBytes, Kind::PromiseLost];
-    fast_commits(Bug::FastCommitBeforeData).is_found(&kinds);
+    fast_commits(Bug::FastCommitBeforeData).shows_as(&kinds);
 }
 
 #[test]
 fn fast_commit_not_durable() {
-    fast_commits(Bug::FastCommitNotDurable).is_found(&[Kind::PromiseLost]);
+    fast_commits(Bug::FastCommitNotDurable).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn fast_commit_not_restarted() {
-    fast_commits(Bug::FastCommitNotRestarted).is_found(&[Kind::PromiseLost]);
+    fast_commits(Bug::FastCommitNotRestarted).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn fast_commit_no_name() {
-    fast_commits(Bug::FastCommitNoName).is_found(&[Kind::PromiseLost]);
+    fast_commits(Bug::FastCommitNoName).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn fast_commit_no_holes() {
     let kinds = [Kind::PromiseLost, Kind::ForeignBytes, Kind::Fsck, Kind::NotIdempotent];
     let plant = fast_commits(Bug::FastCommitNoHoles);
-    plant.ops("fallocate /n keep+punch 4096 8192; fsync /n; sync").is_found(&kinds);
+    plant.ops("fallocate /n keep+punch 4096 8192; fsync /n; sync").shows_as(&kinds);
 }
 
 #[test]
@@ -579,19 +579,19 @@ fn fast_commit_tid_not_checked() {
     let plant = fast_commits(Bug::FastCommitTidNotChecked).ops(
         "append /n 9000; fsync /n; truncate /n 100; rename /n /r; fsync /r; create /z; fsync /z",
     );
-    plant.is_found(&kinds);
+    plant.shows_as(&kinds);
 }
 
 #[test]
 fn fast_commit_marked_clean() {
     let plant = fast_commits(Bug::FastCommitMarkedClean).with(|config| config.inner_every = 1);
-    plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost]);
+    plant.shows_as(&[Kind::NotIdempotent, Kind::PromiseLost]);
 }
 
 #[test]
 fn fast_commit_in_parts() {
     let plant = fast_commits(Bug::FastCommitInParts).with(|config| config.inner_every = 1);
-    plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost, Kind::Fsck]);
+    plant.shows_as(&[Kind::NotIdempotent, Kind::PromiseLost, Kind::Fsck]);
 }
 
 /// Fsync by i-transactions, in one area.
@@ -607,13 +607,13 @@ fn i_transactions(bug: Bug) -> Plant {
 fn i_transaction_dead() {
     let ops = "write /a 0 5000; fsync /a; truncate /a 100; sync; create /b; fsync /b";
     let plant = i_transactions(Bug::ItransactionDead).ops(ops);
-    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes, Kind::Fsck, Kind::RecoveryFailed]);
+    plant.shows_as(&[Kind::PromiseLost, Kind::ForeignBytes, Kind::Fsck, Kind::RecoveryFailed]);
 }
 
 #[test]
 fn i_transaction_order() {
     let ops = "write /a 0 100; fsync /a; write /a 50 100; append /a 3000; fsync /a";
-    i_transactions(Bug::ItransactionOrder).ops(ops).is_found(&[Kind::PromiseLost]);
+    i_transactions(Bug::ItransactionOrder).ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 
 /// More i-transactions of one file than the area holds, after one of another.
@@ -621,24 +621,24 @@ fn i_transaction_order() {
 fn i_transaction_area_reused() {
     let appends = "append /a 4096; fsync /a; ".repeat(12);
     let ops = format!("create /b; append /b 4096; fsync /b; {appends}");
-    i_transactions(Bug::ItransactionAreaReused).ops(&ops).is_found(&[Kind::PromiseLost]);
+    i_transactions(Bug::ItransactionAreaReused).ops(&ops).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn i_transaction_not_durable() {
-    i_transactions(Bug::ItransactionNotDurable).is_found(&[Kind::PromiseLost]);
+    i_transactions(Bug::ItransactionNotDurable).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn i_transaction_before_data() {
     let plant = i_transactions(Bug::ItransactionBeforeData).ops("append /a 60000; fsync /a");
-    plant.is_found(&[Kind::PromiseLost, Kind::ForeignBytes]);
+    plant.shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
 }
 
 #[test]
 fn i_transaction_no_parents() {
     let ops = "mkdir /d; mkdir /d/e; create /d/e/f; fsync /d/e/f";
-    i_transactions(Bug::ItransactionNoParents).ops(ops).is_found(&[Kind::PromiseLost]);
+    i_transactions(Bug::ItransactionNoParents).ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 
 /// Holes between the blocks: more extents than the inode holds.
@@ -647,18 +647,18 @@ fn i_transaction_no_nodes() {
     let writes: String = (0..7).map(|n| format!("write /b {} 4096; ", n * 8192)).collect();
     let ops = format!("create /b; {writes} fsync /b; append /b 4096; fsync /b");
     let kinds = [Kind::PromiseLost, Kind::RecoveryFailed, Kind::ForeignBytes];
-    i_transactions(Bug::ItransactionNoNodes).ops(&ops).is_found(&kinds);
+    i_transactions(Bug::ItransactionNoNodes).ops(&ops).shows_as(&kinds);
 }
 
 #[test]
 fn i_transaction_name_taken() {
     let ops = "create /b; append /b 100; fsync /b; rename /b /c; create /b; fsync /b";
-    i_transactions(Bug::ItransactionNameTaken).ops(ops).is_found(&[Kind::PromiseLost]);
+    i_transactions(Bug::ItransactionNameTaken).ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn i_transaction_no_mark() {
-    i_transactions(Bug::ItransactionNoMark).is_found(&[Kind::PromiseLost]);
+    i_transactions(Bug::ItransactionNoMark).shows_as(&[Kind::PromiseLost]);
 }
 
 /// Data that an i-transaction carries is written over by a larger write, in place.
@@ -666,26 +666,26 @@ fn i_transaction_no_mark() {
 fn inline_data_stale() {
     let plant = i_transactions(Bug::InlineDataStale).setup("create /a; append /a 90000");
     let ops = "write /a 0 4096; fsync /a; write /a 0 80000; fdatasync /a";
-    plant.ops(ops).is_found(&[Kind::PromiseLost]);
+    plant.ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
 fn inline_data_not_replayed() {
     let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
-    i_transactions(Bug::InlineDataNotReplayed).is_found(&kinds);
+    i_transactions(Bug::InlineDataNotReplayed).shows_as(&kinds);
 }
 
 #[test]
 fn inline_data_not_committed() {
     let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
     let plant = i_transactions(Bug::InlineDataNotCommitted);
-    plant.ops("append /a 4096; fsync /a; create /b; fsync /; create /c; fsync /c").is_found(&kinds);
+    plant.ops("append /a 4096; fsync /a; create /b; fsync /; create /c; fsync /c").shows_as(&kinds);
 }
 
 #[test]
 fn recovery_not_marked() {
     let plant = i_transactions(Bug::RecoveryNotMarked).with(|config| config.inner_every = 1);
-    plant.is_found(&[Kind::NotIdempotent, Kind::PromiseLost]);
+    plant.shows_as(&[Kind::NotIdempotent, Kind::PromiseLost]);
 }
 
 /// The planted list and this file do not drift apart.
@@ -705,35 +705,35 @@ const ELSEWHERE: &str = "create /G2/n; create /G3/n; create /G4/n; create /G5/n;
 fn parts_not_closed() {
     let ops = "rename /G0/a /G1/x; fsync /G1/x";
     let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed, Kind::Invented];
-    Plant::groups(Bug::PartsNotClosed).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+    Plant::groups(Bug::PartsNotClosed).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
 }
 
 #[test]
 fn entries_of_all_parts() {
     let ops = "create /G0/n; fsync /G0/n";
     let kinds = [Kind::Fsck, Kind::RecoveryFailed];
-    Plant::groups(Bug::EntriesOfAllParts).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+    Plant::groups(Bug::EntriesOfAllParts).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
 }
 
 #[test]
 fn entries_before_last_part() {
     let ops = "create /G0/n; fsync /G0/n; create /G1/n; fsync /G1/n";
     let kinds = [Kind::Fsck, Kind::RecoveryFailed];
-    Plant::groups(Bug::EntriesBeforeLastPart).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+    Plant::groups(Bug::EntriesBeforeLastPart).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
 }
 
 #[test]
 fn part_data_not_awaited() {
     let ops = "append /G0/a 100; fsync /G0/a; append /G0/a 5000; fsync /G0/a";
     let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
-    Plant::groups(Bug::PartDataNotAwaited).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+    Plant::groups(Bug::PartDataNotAwaited).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
 }
 
 #[test]
 fn part_sequence_reused() {
     let ops = "create /G0/n; fsync /G0/n; create /G1/n; fsync /G1/n";
     let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
-    Plant::groups(Bug::PartSequenceReused).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+    Plant::groups(Bug::PartSequenceReused).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
 }
 
 #[test]
@@ -741,5 +741,5 @@ fn freed_of_all_parts() {
     let ops = "truncate /G0/a 0; truncate /G1/a 0; fsync /G0/a; \
                create /G1/b; append /G1/b 9000; fsync /G1/b";
     let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
-    Plant::groups(Bug::FreedOfAllParts).ops(&format!("{ELSEWHERE}{ops}")).is_found(&kinds);
+    Plant::groups(Bug::FreedOfAllParts).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
 }
