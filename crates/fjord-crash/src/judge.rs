@@ -13,7 +13,7 @@ use std::fs::File;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use fjord::{Fs, MountOptions};
 use fjord_format::features::RoCompat;
 use fjord_format::jbd2;
@@ -293,6 +293,8 @@ impl Judge {
             return Ok(Ok(false));
         }
         let path = self.put(&recovered.image)?;
+        // What e2fsck says without it would be taken for a fault of the engine.
+        ensure!(path.exists(), "{} was removed; run it again", path.display());
         self.stats.fscks += 1;
         let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(&path))?;
         if said.code != Some(0) {
