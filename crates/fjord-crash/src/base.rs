@@ -90,31 +90,25 @@ pub const GROUPS: [Features; 4] = [
 
 /// Room for files beyond 1 GiB; only for workloads that need it.
 pub const LARGE: Features = Features {
-    name: "large",
-    mke2fs: &["-b", "4096", "-J", "size=4", "-O", "fast_commit"],
     size_bytes: 3 << 30,
-    inodes: 256,
-    areas: 0,
+    ..set("large", &["-b", "4096", "-J", "size=4", "-O", "fast_commit"])
 };
 
 /// Room for more than a thousand files; only for workloads that need it.
-pub const MANY: Features = Features {
-    name: "many-inodes",
-    mke2fs: &["-b", "4096", "-O", "fast_commit"],
-    size_bytes: 16 << 20,
-    inodes: 1200,
-    areas: 0,
+pub const MANY: Features =
+    Features { inodes: 1200, ..set("many-inodes", &["-b", "4096", "-O", "fast_commit"]) };
+
+/// The same in eight block groups, for the policy that tells them apart.
+pub const MANY_GROUPS: Features = Features {
+    name: "many-groups",
+    mke2fs: &["-b", "4096", "-g", "512", "-G", "1", "-J", "size=4"],
+    ..MANY
 };
 
 /// Blocks of 1 KiB, a small log, and many inodes: where much is soon full; only for workloads that
 /// need it.
-pub const FAR_1K: Features = Features {
-    name: "far-1k",
-    mke2fs: &["-b", "1024", "-J", "size=1", "-O", "fast_commit"],
-    size_bytes: 16 << 20,
-    inodes: 512,
-    areas: 0,
-};
+pub const FAR_1K: Features =
+    Features { inodes: 512, ..set("far-1k", &["-b", "1024", "-J", "size=1", "-O", "fast_commit"]) };
 
 /// Room for values of attributes in inodes of their own; only for workloads that need it.
 pub const FAR_EA: Features =
@@ -122,18 +116,9 @@ pub const FAR_EA: Features =
 
 /// Many small groups and a small log; only for workloads that need it.
 pub const SPREAD: Features = Features {
-    name: "spread",
-    mke2fs: &["-b", "1024", "-g", "256", "-J", "size=1", "-O", "fast_commit,^resize_inode"],
     size_bytes: 96 << 20,
     inodes: 3072,
-    areas: 0,
-};
-
-/// The same in eight block groups, for the policy that tells them apart.
-pub const MANY_GROUPS: Features = Features {
-    name: "many-groups",
-    mke2fs: &["-b", "4096", "-g", "512", "-G", "1", "-J", "size=4"],
-    ..MANY
+    ..set("spread", &["-b", "1024", "-g", "256", "-J", "size=1", "-O", "fast_commit,^resize_inode"])
 };
 
 /// Bytes of an area: as few as it can have, so that it fills up: so many blocks,

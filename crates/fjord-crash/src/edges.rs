@@ -7,7 +7,7 @@
 
 use crate::base::{FAR_1K, FAR_EA, SPREAD};
 use crate::explore::Workload;
-use crate::ops::{self, Op};
+use crate::workloads::own;
 
 /// Images of each, if nobody asks for more: their trees are large, and each image is read whole.
 const IMAGES: usize = 1200;
@@ -70,10 +70,6 @@ impl Edge {
 /// All workloads of this module.
 pub fn edges() -> impl Iterator<Item = Workload> + Send {
     Edge::ALL.into_iter().map(Edge::workload)
-}
-
-fn own(text: &str) -> Vec<Op> {
-    ops::parse(text).expect("the operations of this module are well formed; a test parses them")
 }
 
 /// A name so long that few fit a block.
@@ -214,6 +210,7 @@ mod tests {
 
     use super::*;
     use crate::base::{Base, quiet};
+    use crate::ops::Op;
     use crate::record::{DeviceKind, RecordingDevice};
     use crate::run::Runner;
 

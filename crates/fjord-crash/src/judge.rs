@@ -283,6 +283,16 @@ impl Judge {
         Ok(self.scratch.join("image"))
     }
 
+    /// What `e2fsck -fn` says of an image, if that is anything.
+    fn fsck(&mut self, image: &Image) -> Result<Option<String>> {
+        let path = self.put(image)?;
+        // What e2fsck says without it would be taken for a fault of the engine.
+        ensure!(path.exists(), "{} was removed; run it again", path.display());
+        self.stats.fscks += 1;
+        let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(&path))?;
+        Ok((said.code != Some(0)).then(|| said.stdout.trim().to_owned()))
+    }
+
     /// e2fsck finds nothing, and a second recovery changes nothing; `Ok(true)` when this image
     /// was not known before.
     ///
@@ -292,13 +302,8 @@ impl Judge {
         if self.shared.passed.lock().contains(&recovered.canonical) {
             return Ok(Ok(false));
         }
-        let path = self.put(&recovered.image)?;
-        // What e2fsck says without it would be taken for a fault of the engine.
-        ensure!(path.exists(), "{} was removed; run it again", path.display());
-        self.stats.fscks += 1;
-        let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(&path))?;
-        if said.code != Some(0) {
-            return Ok(Err(Problem::new(Kind::Fsck, said.stdout.trim().to_owned())));
+        if let Some(said) = self.fsck(&recovered.image)? {
+            return Ok(Err(Problem::new(Kind::Fsck, said)));
         }
         // Where no byte that means something has changed, the tree has not.
         let again = match self.remount(&recovered.image) {

@@ -148,8 +148,8 @@ impl Family {
     }
 }
 
-/// Parses text of this module.
-fn own(text: &str) -> Vec<Op> {
+/// Parses text of this crate's own workloads.
+pub(crate) fn own(text: &str) -> Vec<Op> {
     ops::parse(text).expect("the operations of this module are well formed; a test parses them")
 }
 

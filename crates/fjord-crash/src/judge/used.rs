@@ -7,12 +7,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use fjord::{Cred, FileKind, Fs, InodeRef, SetAttr};
-use fjord_testkit::tools;
 use rustix::io::Errno;
 
 use super::{Failure, Judge, Recovered};
 use crate::check::{Kind, Problem};
-use crate::image::Image;
 use crate::record::{DeviceKind, RecordingDevice};
 
 /// Files that grow, at most.
@@ -41,18 +39,9 @@ impl Judge {
         if let Some(text) = foreign {
             return Ok(Err(Problem::new(Kind::ForeignBytes, text)));
         }
-        self.is_clean(&device.image())
-    }
-
-    fn is_clean(&mut self, image: &Image) -> Result<Result<(), Problem>> {
-        let path = self.put(image)?;
-        self.stats.fscks += 1;
-        let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(&path))?;
-        if said.code != Some(0) {
-            let text = format!("used after recovery: {}", said.stdout.trim());
-            return Ok(Err(Problem::new(Kind::Fsck, text)));
-        }
-        Ok(Ok(()))
+        let said = self.fsck(&device.image())?;
+        let problem = |said| Problem::new(Kind::Fsck, format!("used after recovery: {said}"));
+        Ok(said.map_or(Ok(()), |said| Err(problem(said))))
     }
 }
 

@@ -27,8 +27,8 @@
 //!   came to the directory in this transaction (e2fsck 1.47.0 adds no block to a directory, later
 //!   ones may take one that a later record gives to a file). So that this hardly happens,
 //!   directories grow early under this policy: see [`crate::dir`];
-//! - the area is full, or behind a file whose extent tree has nodes of its own: replay allocates
-//!   new ones, and another file's blocks could be among them.
+//! - the area is full, or blocks would be added behind a file whose extent tree has nodes of its own:
+//!   replay allocates new ones, and what is added later, to that file or another, could be among them.
 //!
 //! A full commit ends the stream of fast commits. One that is under way is waited for, as in Linux.
 //! One in the background keeps the area from filling up; whoever uses the last quarter of it all
