@@ -355,7 +355,10 @@ impl MemImage {
         for (piece, buf) in &self.pieces {
             let start = piece * PIECE_BYTES;
             let len = PIECE_BYTES.min(self.size_bytes.saturating_sub(start)) as usize;
-            file.write_all_at(&buf[..len], start)?;
+            // The new file reads as zeroes where nothing was written.
+            if buf[..len].iter().any(|byte| *byte != 0) {
+                file.write_all_at(&buf[..len], start)?;
+            }
         }
         Ok(())
     }

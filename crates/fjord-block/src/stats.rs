@@ -48,11 +48,6 @@ impl DeviceStats {
     pub fn writes_total(&self) -> OpStats {
         total(&self.writes)
     }
-
-    /// Flush requests of all classes.
-    pub fn flush_count_total(&self) -> u64 {
-        self.flush_count.iter().sum()
-    }
 }
 
 fn total(by_class: &[OpStats]) -> OpStats {

@@ -230,7 +230,12 @@ fn one_more(fs: &Fs) -> fjord::Result<()> {
 /// Runs with a fault and checks what is left; whether the fault was hit.
 fn one(setup: Setup, fault: &Fault, judge: bool) -> Result<bool> {
     let left = run(setup, Some(fault.clone()))?;
+    let [whole, cut] = &left.images;
     for (image, what) in left.images.iter().zip(["as it is", "after a power cut"]) {
+        // The cut took nothing.
+        if std::ptr::eq(image, cut) && cut == whole {
+            break;
+        }
         let device = Arc::new(MemDevice::from_image(image));
         workload::check(device.clone(), &left.promises).context(what)?;
         if judge {

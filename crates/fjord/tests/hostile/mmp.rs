@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use fjord::{Cred, Fs};
 use fjord_block::{DeviceExt, MemDevice};
 use fjord_format::BlockNo;
@@ -53,7 +53,25 @@ fn write_promise(fs: &Fs) -> Result<()> {
     Ok(file.open().fsync(false)?)
 }
 
+/// Most of them wait for seconds, as the protocol has it: all at once.
 #[test]
+fn two_users_notice_each_other() -> Result<()> {
+    let cases: [(&str, fn() -> Result<()>); 5] = [
+        ("a_second_user_is_refused", a_second_user_is_refused),
+        ("whoever_loses_the_image_stops_writing", whoever_loses_the_image_stops_writing),
+        ("the_image_of_a_dead_user_is_taken_over", the_image_of_a_dead_user_is_taken_over),
+        ("the_mark_of_e2fsck_is_respected", the_mark_of_e2fsck_is_respected),
+        ("a_mount_that_fails_gives_the_image_free", a_mount_that_fails_gives_the_image_free),
+    ];
+    std::thread::scope(|scope| {
+        let threads = cases.map(|(name, case)| (name, scope.spawn(case)));
+        threads.into_iter().try_for_each(|(name, thread)| match thread.join() {
+            Ok(result) => result.context(name),
+            Err(_) => bail!("{name} panicked"),
+        })
+    })
+}
+
 fn a_second_user_is_refused() -> Result<()> {
     let image = image()?;
     let fs = Fs::open_device(image.device.clone(), &options())?;
@@ -70,7 +88,6 @@ fn a_second_user_is_refused() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn whoever_loses_the_image_stops_writing() -> Result<()> {
     let image = image()?;
     let fs = Fs::open_device(image.device.clone(), &options())?;
@@ -94,7 +111,6 @@ fn whoever_loses_the_image_stops_writing() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn the_image_of_a_dead_user_is_taken_over() -> Result<()> {
     let image = image()?;
     let fs = Fs::open_device(image.device.clone(), &options())?;
@@ -111,7 +127,6 @@ fn the_image_of_a_dead_user_is_taken_over() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn the_mark_of_e2fsck_is_respected() -> Result<()> {
     let image = image()?;
     let mut looking = options();
@@ -125,7 +140,6 @@ fn the_mark_of_e2fsck_is_respected() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_mount_that_fails_gives_the_image_free() -> Result<()> {
     let image = image()?;
     let mut looking = options();
