@@ -53,10 +53,12 @@ fn write_promise(fs: &Fs) -> Result<()> {
     Ok(file.open().fsync(false)?)
 }
 
+type Case = (&'static str, fn() -> Result<()>);
+
 /// Most of them wait for seconds, as the protocol has it: all at once.
 #[test]
 fn two_users_notice_each_other() -> Result<()> {
-    let cases: [(&str, fn() -> Result<()>); 5] = [
+    let cases: [Case; 5] = [
         ("a_second_user_is_refused", a_second_user_is_refused),
         ("whoever_loses_the_image_stops_writing", whoever_loses_the_image_stops_writing),
         ("the_image_of_a_dead_user_is_taken_over", the_image_of_a_dead_user_is_taken_over),
