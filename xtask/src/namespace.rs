@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Set in the environment of everything that runs inside.
+/// Set in the environment of everything that runs inside, to the number of its first process.
 const MARK: &str = "FJORD_XTASK_NAMESPACE";
 
 /// Starts this program again in a private mount namespace (root only, once).
@@ -19,23 +19,18 @@ pub(crate) fn enter() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    if std::env::var_os(MARK).is_some() {
-        return if is_new()? { drop_copies() } else { Ok(()) };
+    // unshare runs this program in its own place, so that the number stays.
+    let own = std::process::id().to_string();
+    if let Ok(first) = std::env::var(MARK) {
+        return if first == own { drop_copies() } else { Ok(()) };
     }
     let error = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])
         .arg(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
-        .env(MARK, "1")
+        .env(MARK, own)
         .exec();
     Err(error).context("cannot start unshare (package util-linux)")
-}
-
-/// Whether this process is the first in its namespace.
-fn is_new() -> Result<bool> {
-    let Some(parent) = rustix::process::getppid() else { return Ok(false) };
-    let parents = format!("/proc/{}/ns/mnt", parent.as_raw_nonzero());
-    Ok(fs::read_link(parents)? != fs::read_link("/proc/self/ns/mnt")?)
 }
 
 fn drop_copies() -> Result<()> {

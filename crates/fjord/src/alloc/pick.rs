@@ -20,6 +20,8 @@ use crate::fs::FsInner;
 
 /// Bitmaps looked at for a long run before a shorter one is good enough.
 const LONG_RUN_TRIES: u32 = 32;
+/// The same for a run with room for the whole window behind it.
+const WINDOW_TRIES: u32 = 4;
 /// Searches of everything before the file system counts as full.
 const ROUNDS: u32 = 3;
 
@@ -44,6 +46,8 @@ pub(super) struct Request {
 /// How good a run must be.
 #[derive(Debug, Clone, Copy)]
 struct Standard {
+    /// The first run of this length is taken, else the longest of the group.
+    aim: u32,
     /// Least length.
     need: u32,
     /// Stay out of windows.
@@ -98,18 +102,18 @@ impl FsInner {
     }
 
     fn pick_by_standards(&self, request: &Request) -> Result<Option<Picked>> {
+        let aim = request.want;
         let any = u32::MAX;
+        let roomy = (aim.saturating_add(request.window_len)).min(self.geo.clusters_per_group);
         let standards = [
-            Standard { need: request.want, respect_windows: true, tries: LONG_RUN_TRIES },
-            Standard {
-                need: request.want.div_ceil(8),
-                respect_windows: true,
-                tries: LONG_RUN_TRIES,
-            },
-            Standard { need: 1, respect_windows: true, tries: any },
-            Standard { need: 1, respect_windows: false, tries: any },
+            Standard { aim: roomy, need: roomy, respect_windows: true, tries: WINDOW_TRIES },
+            Standard { aim, need: aim, respect_windows: true, tries: LONG_RUN_TRIES },
+            Standard { aim, need: aim.div_ceil(8), respect_windows: true, tries: LONG_RUN_TRIES },
+            Standard { aim, need: 1, respect_windows: true, tries: any },
+            Standard { aim, need: 1, respect_windows: false, tries: any },
         ];
-        for standard in standards {
+        let first = usize::from(request.window_len == 0);
+        for standard in standards.into_iter().skip(first) {
             if let Some(picked) = self.pick_anywhere(request, standard)? {
                 return Ok(Some(picked));
             }
@@ -122,7 +126,7 @@ impl FsInner {
         if !request.goal.extends {
             return Ok(None);
         }
-        let standard = Standard { need: 1, respect_windows: true, tries: 1 };
+        let standard = Standard { aim: request.want, need: 1, respect_windows: true, tries: 1 };
         self.pick_in_group(request, request.goal.group, standard, true)
     }
 
@@ -202,7 +206,7 @@ impl FsInner {
                 let len = bits::clear_run(words, goal_in_part, end - offset.min(end));
                 (len > 0).then(|| goal_bit..goal_bit + len)
             } else {
-                let search = bits::search(words, end, goal_bit, request.want);
+                let search = bits::search(words, end, goal_bit, standard.aim);
                 if let Some(longest) = search.longest
                     && (!standard.respect_windows || overlay.windows.count() == 0)
                 {

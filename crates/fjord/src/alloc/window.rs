@@ -14,7 +14,12 @@ use crate::fs::FsInner;
 use crate::inode::{InodeState, Prealloc};
 
 /// Longest window in bytes.
-const WINDOW_BYTES_MAX: u64 = 8 << 20;
+const WINDOW_BYTES_MAX: u64 = 32 << 20;
+/// A window is so many times as long as the file: files that grow side by side have some 36 MiB before
+/// their extents no longer fit the inode (and a fast commit needs a full one behind it).
+const GROWTH: u64 = 8;
+/// A window takes at most this part of a group.
+const GROUP_PART: u32 = 4;
 /// Shortest window in bytes.
 const WINDOW_BYTES_MIN: u64 = 64 << 10;
 
@@ -64,12 +69,13 @@ impl FsInner {
         Ok(picked.run)
     }
 
-    /// As large as the file is by now, within limits.
+    /// By the length that the file has by now, within limits.
     fn window_len(&self, state: &InodeState) -> u32 {
-        let bytes = state.disk.blocks_512.saturating_mul(512);
+        let bytes = state.disk.blocks_512.saturating_mul(512 * GROWTH);
         let bytes = bytes.clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX).next_power_of_two();
-        // At most 8 MiB of blocks of 1 KiB and more.
-        (bytes >> self.geo.block_size_bits) as u32
+        // At most 32 MiB of blocks of 1 KiB and more.
+        let len = (bytes >> self.geo.block_size_bits) as u32;
+        len.min(self.geo.clusters_per_group / GROUP_PART)
     }
 
     /// Opens the file's window to everybody. To be called when a file is no longer written
