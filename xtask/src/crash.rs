@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use fjord_crash::campaign::{self, Event};
 pub(crate) use fjord_crash::command::CrashArgs;
+use fjord_crash::command::NOT_SAVED;
 use fjord_crash::explore::Shared;
+use fjord_crash::panics;
 use fjord_crash::report::Report;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -24,7 +26,7 @@ const SAID_EVERY: Duration = Duration::from_secs(30);
 pub(crate) fn run(args: &CrashArgs) -> Result<()> {
     fjord_testkit::tools::require_root()?;
     // A panic of the engine is a finding with its text; the explorer goes on.
-    std::panic::set_hook(Box::new(|_| {}));
+    panics::keep_quiet();
     let started = Instant::now();
     let stopped;
     let report = if args.is_one_run() {
@@ -126,9 +128,7 @@ impl Shown {
             Event::Found(finding) => {
                 self.say(&format!("found, to be made small: {}\n", finding.problem))
             }
-            Event::NotSaved(error) => {
-                self.say(&format!("the run of this finding is not kept (--save): {error:#}\n"))
-            }
+            Event::NotSaved(error) => self.say(&format!("{NOT_SAVED}: {error:#}\n")),
             Event::Done(sum) => self.workloads.store(sum.workloads, Ordering::Relaxed),
         }
     }

@@ -66,6 +66,12 @@ pub enum Bug {
     SizeBeforeData,
     /// Files: growth shows what a truncation left in the last block.
     StaleTail,
+    /// Orphans: a truncation of several transactions that was cut short is taken for complete.
+    TruncationNotCompleted,
+    /// Attributes: freed blocks of a value's own inode are not revoked.
+    ValueNotRevoked,
+    /// Commit: a revoke block that is not the first holds one record.
+    RevokeBlockCut,
     /// Files: growth does not clear the rest of the last block, which holds what a truncation left
     /// there if the power was cut before it was written.
     OldTailKept,
@@ -137,7 +143,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 61] = [
+    pub const ALL: [Bug; 64] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -166,6 +172,9 @@ impl Bug {
         Bug::OrphansNotProcessed,
         Bug::SizeBeforeData,
         Bug::StaleTail,
+        Bug::TruncationNotCompleted,
+        Bug::ValueNotRevoked,
+        Bug::RevokeBlockCut,
         Bug::OldTailKept,
         Bug::ShiftNotCommitted,
         Bug::WritebackNotAwaited,

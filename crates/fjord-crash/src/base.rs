@@ -108,11 +108,11 @@ pub const MANY_GROUPS: Features = Features {
 /// Blocks of 1 KiB, a small log, and many inodes: where much is soon full; only for workloads that
 /// need it.
 pub const FAR_1K: Features =
-    Features { inodes: 512, ..set("far-1k", &["-b", "1024", "-J", "size=1", "-O", "fast_commit"]) };
+    Features { inodes: 512, ..set("far-1k", &["-b", "1024", "-m", "0", "-J", "size=1", "-O", "fast_commit"]) };
 
 /// Room for values of attributes in inodes of their own; only for workloads that need it.
 pub const FAR_EA: Features =
-    set("far-ea", &["-b", "4096", "-J", "size=4", "-O", "ea_inode,fast_commit"]);
+    set("far-ea", &["-b", "4096", "-m", "0", "-J", "size=4", "-O", "ea_inode,fast_commit"]);
 
 /// Many small groups and a small log; only for workloads that need it.
 pub const SPREAD: Features = Features {

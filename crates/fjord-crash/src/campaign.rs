@@ -17,6 +17,7 @@ use crate::base::Features;
 use crate::explore::{Config, Shared, Workload, explore_until};
 use crate::finding::Finding;
 use crate::minimise::minimise;
+use crate::panics;
 use crate::record::DeviceKind;
 use crate::report::Report;
 use crate::workloads::Family;
@@ -206,7 +207,8 @@ pub fn run(
     std::thread::scope(|scope| -> Result<()> {
         let threads: Vec<_> = (0..plan.threads.max(1)).map(|_| scope.spawn(work)).collect();
         for thread in threads {
-            let outcome = thread.join().unwrap_or_else(|_| anyhow::bail!("the explorer panicked"));
+            let outcome =
+                thread.join().unwrap_or_else(|payload| Err(panics::told("explorer", &*payload)));
             if outcome.is_err() {
                 stop.store(true, Ordering::Relaxed);
                 outcome?;

@@ -59,7 +59,7 @@ pub struct CrashArgs {
     /// Data modes (may be repeated): ordered, journal, writeback
     #[arg(long, value_name = "MODE")]
     pub data: Vec<String>,
-    /// Devices (may be repeated): volatile, barrier, nocache
+    /// Devices (may be repeated): volatile, barrier, nocache, nofua
     #[arg(long, value_name = "KIND")]
     pub device: Vec<String>,
     /// Fsync policy: compound, group, fast-commit, ijournal
@@ -80,7 +80,7 @@ pub struct CrashArgs {
     /// Where choices come from
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Start no new workload after this time
+    /// End after this time, inside a workload if need be
     #[arg(long)]
     pub hours: Option<f64>,
     /// At most so many workloads
@@ -100,7 +100,7 @@ pub struct CrashArgs {
     #[arg(long, default_value_t = Budget::default().torn_max)]
     pub torn: usize,
     /// About so many images of a workload: of one that would give more few moments are taken, evenly
-    /// and by seed. thousand-files has 4,000 if not given, others all
+    /// and by seed. If not given, thousand-files has 4,000, each of edges 1,200, others all
     #[arg(long, value_name = "COUNT")]
     pub images: Option<usize>,
     /// Of the states, one in so many is cut inside its recovery too; 0 for none
@@ -127,6 +127,8 @@ pub struct CrashArgs {
     pub save: PathBuf,
 }
 
+/// What is said when a finding's recording cannot be written.
+pub const NOT_SAVED: &str = "the run of this finding is not kept (--save)";
 /// How every line begins.
 const COMMAND: &str = "cargo xtask crash";
 
@@ -434,7 +436,9 @@ impl CrashArgs {
         report.findings.truncate(1);
         for finding in &mut report.findings {
             *finding = minimise(finding.clone())?;
-            finding.save(&self.save)?;
+            if let Err(error) = finding.save(&self.save) {
+                say(&format!("{NOT_SAVED}: {error:#}\n"));
+            }
         }
         Ok(report)
     }

@@ -59,8 +59,8 @@ impl Edge {
             Edge::LongTruncate => (SPREAD, spread(), long_truncate()),
             Edge::FullLog => (FAR_1K, String::new(), full_log()),
             Edge::DeepExtents => (FAR_1K, scattered(), deep_extents()),
-            Edge::ValueInodes => (FAR_EA, String::new(), value_inodes()),
-            Edge::ManyRevokes => (FAR_1K, String::new(), many_revokes()),
+            Edge::ValueInodes => (FAR_EA, filled(11_200_000), value_inodes()),
+            Edge::ManyRevokes => (FAR_1K, filled(14_540_000), many_revokes()),
         };
         let workload = Workload::new(own(&setup), own(&ops));
         Workload { features: Some(features), images_max: Some(IMAGES), ..workload }
@@ -70,6 +70,11 @@ impl Edge {
 /// All workloads of this module.
 pub fn edges() -> impl Iterator<Item = Workload> + Send {
     Edge::ALL.into_iter().map(Edge::workload)
+}
+
+/// An image with hardly any room: what is freed comes back as something else.
+fn filled(bytes: u64) -> String {
+    format!("create /fill; fallocate /fill keep 0 {bytes}; create /pad; append /pad 200000; sync; ")
 }
 
 /// A name so long that few fit a block.
@@ -103,10 +108,7 @@ fn named(numbers: std::ops::Range<usize>) -> String {
     text + "sync"
 }
 
-/// Two small files with a block in each of many groups, all but the first behind their ends.
-///
-/// No more groups than their extents fit trees of depth 1: of deeper ones behind the end of a file
-/// e2fsck 1.47.0 says "end of extent exceeds allowed value", of those that Linux makes too.
+/// Two files with a written block in each of many groups, and holes between.
 fn spread() -> String {
     const GROUPS: u64 = 160;
     const GROUP_BYTES: u64 = 256 << 10;
@@ -114,10 +116,11 @@ fn spread() -> String {
     for name in ["wide", "gone"] {
         text += &format!("create /{name}; fallocate /{name} keep 0 {}; ", GROUPS * GROUP_BYTES);
         for group in 0..GROUPS {
-            let (after, rest) = (group * GROUP_BYTES + 1024, GROUP_BYTES - 1024);
-            text += &format!("fallocate /{name} keep+punch {after} {rest}; ");
+            let at = group * GROUP_BYTES;
+            let (after, rest) = (at + 1024, GROUP_BYTES - 1024);
+            text +=
+                &format!("write /{name} {at} 1024; fallocate /{name} keep+punch {after} {rest}; ");
         }
-        text += &format!("append /{name} 3000; ");
     }
     (0..OTHERS).for_each(|number| text += &format!("create /o{number}; "));
     text
@@ -183,7 +186,9 @@ fn value_inodes() -> String {
         append /a 500; fsync /a; create /b; setxattr /b user.big 12000; setxattr /b user.more 6000; \
         fsync /b; rmxattr /a user.big; fsync /a; setxattr /a user.big 100; fdatasync /a; \
         hold /b; unlink /b; fsync /; create /c; append /c 40000; setxattr /c user.big 50000; \
-        fsync /c; rename /c /a; fsync /; sync";
+        fsync /c; rename /c /a; fsync /; setxattr /a user.big 30000; fsync /a; \
+        setxattr /a user.big 60000; rmxattr /a user.big; fsync /a; \
+        create /d; append /d 300000; fsync /d; create /e; append /e 200000; fsync /e; sync";
     text.into()
 }
 
@@ -196,7 +201,7 @@ fn many_revokes() -> String {
     text += "sync; create /data; ";
     (0..FILES).for_each(|number| text += &format!("unlink /d/f{number}; "));
     // Their blocks come back as data, which no replay may overwrite.
-    text + "fsync /d; append /data 120000; fsync /data; create /more; append /more 60000; \
+    text + "fsync /d; append /data 400000; fsync /data; create /more; append /more 60000; \
         fsync /more; sync"
 }
 

@@ -27,6 +27,7 @@ use crate::check::{Kind, Problem};
 use crate::explore::Shared;
 use crate::finding::Damage;
 use crate::image::{Image, PIECE_BYTES};
+use crate::panics;
 use crate::record::{DeviceKind, Log, RecordingDevice};
 use crate::tree::{Seen, Tree};
 
@@ -199,8 +200,9 @@ impl Judge {
             fs.unmount().context("unmount").map_err(later)?;
             Ok(done)
         };
-        std::panic::catch_unwind(AssertUnwindSafe(mount))
-            .unwrap_or_else(|_| Err(Failure::Later("the engine panicked".into())))
+        std::panic::catch_unwind(AssertUnwindSafe(mount)).unwrap_or_else(|payload| {
+            Err(Failure::Later(panics::told("engine", &*payload).to_string()))
+        })
     }
 
     fn attempt(&mut self, image: &Image, record: bool) -> Result<Recovered, Failure> {

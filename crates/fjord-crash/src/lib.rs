@@ -34,6 +34,7 @@ pub mod judge;
 pub mod minimise;
 pub mod model;
 pub mod ops;
+pub mod panics;
 pub mod record;
 pub mod recording;
 pub mod report;

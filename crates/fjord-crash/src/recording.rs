@@ -5,12 +5,11 @@
 //! be judged again from the file.
 
 use std::io::Write;
-use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use fjord::{Fs, MountOptions};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -20,6 +19,7 @@ use crate::check::{Kind, Problem};
 use crate::explore::{Config, Workload};
 use crate::model::Model;
 use crate::ops::Op;
+use crate::panics;
 use crate::record::{Log, RecordingDevice};
 use crate::run::Runner;
 
@@ -117,8 +117,7 @@ pub fn record(config: &Config, workload: &Workload) -> Result<Run> {
     };
     let model = Mutex::new(base.model.clone());
     let run = || run(&device, &options, &model, workload);
-    let ran = std::panic::catch_unwind(AssertUnwindSafe(run));
-    let ran = ran.unwrap_or_else(|_| Err(anyhow::anyhow!("the engine panicked")));
+    let ran = panics::catch(run);
     let failed = ran.as_ref().err().map(|e| Problem::new(Kind::EngineFailed, format!("{e:#}")));
     let recording = Recording {
         log: device.take_log(base.image.clone()),
@@ -150,7 +149,8 @@ fn run(
         let others: Vec<_> = workload.others.iter().map(|ops| scope.spawn(|| one(ops))).collect();
         let mut refused = one(&workload.ops)?;
         for other in others {
-            refused += other.join().unwrap_or_else(|_| bail!("the engine panicked"))?;
+            refused +=
+                other.join().unwrap_or_else(|payload| Err(panics::told("engine", &*payload)))?;
         }
         Ok(refused)
     })?;

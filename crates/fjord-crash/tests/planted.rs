@@ -14,11 +14,12 @@ use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
 use fjord_crash::base::{FAST_COMMIT, Features};
 use fjord_crash::check::Kind;
 use fjord_crash::command::CrashArgs;
+use fjord_crash::edges::Edge;
 use fjord_crash::explore::{Config, Workload, explore};
 use fjord_crash::finding::Finding;
 use fjord_crash::image::Image;
 use fjord_crash::minimise::minimise;
-use fjord_crash::ops;
+use fjord_crash::ops::{self, Op};
 use fjord_crash::record::{DeviceKind, Log, RecordingDevice};
 use fjord_crash::report::Report;
 use fjord_crash::states::{self, Budget};
@@ -403,6 +404,31 @@ fn told_before_logged() {
         }
     }
     panic!("not found in {tried} states of 20 runs");
+}
+
+#[test]
+fn truncation_not_completed() {
+    let mut plant = edge(Bug::TruncationNotCompleted, Edge::LongTruncate);
+    // The truncation, and nothing behind it.
+    let is_it = |op: &Op| op.to_string().starts_with("truncate /wide");
+    let at = plant.workload.ops.iter().position(is_it).expect("there is one");
+    plant.workload.ops.truncate(at + 1);
+    plant.shows_as(&[Kind::Fsck]);
+}
+
+/// A workload of the family `edges`.
+fn edge(bug: Bug, edge: Edge) -> Plant {
+    Plant { workload: edge.workload(), ..Plant::new(bug) }
+}
+
+#[test]
+fn value_not_revoked() {
+    edge(Bug::ValueNotRevoked, Edge::ValueInodes).shows_as(&[Kind::ForeignBytes]);
+}
+
+#[test]
+fn revoke_block_cut() {
+    edge(Bug::RevokeBlockCut, Edge::ManyRevokes).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use fjord_block::Buf;
+use fjord_block::plant::{Bug, planted};
 use fjord_format::FormatError;
 use fjord_format::jbd2::{self, DescriptorBuilder, LogFormat, RevokeBuilder};
 use fjord_format::types::{BlockNo, Tid};
@@ -54,7 +55,10 @@ impl LogBlocks {
         let mut blocks = LogBlocks { bufs: Vec::with_capacity(shape.blocks()), crc: !0 };
         let usage = |error: FormatError| JournalError::Usage(error.to_string());
         let revoked: Vec<BlockNo> = revoked.iter().copied().collect();
-        for chunk in revoked.chunks(format.revokes_per_block().max(1)) {
+        for mut chunk in revoked.chunks(format.revokes_per_block().max(1)) {
+            if !blocks.bufs.is_empty() && planted(Bug::RevokeBlockCut) {
+                chunk = &chunk[..1];
+            }
             blocks.push_revokes(format, tid, chunk).map_err(usage)?;
         }
         for chunk in versions.chunks(per_descriptor) {

@@ -20,6 +20,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::BlockNo;
 use fjord_journal::Handle;
 use rustix::io::Errno;
@@ -283,7 +284,8 @@ fn is_journaled(fs: &FsInner, state: &InodeState) -> bool {
     use fjord_format::inode::InodeFlags;
     !state.is_file()
         || journals_data(fs, state)
-        || state.disk.flags.intersects(InodeFlags::EA_INODE | InodeFlags::JOURNAL_DATA)
+        || state.disk.flags.contains(InodeFlags::JOURNAL_DATA)
+        || (state.disk.flags.contains(InodeFlags::EA_INODE) && !planted(Bug::ValueNotRevoked))
 }
 
 /// Frees a run of the file's blocks.
