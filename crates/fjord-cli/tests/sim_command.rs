@@ -208,6 +208,54 @@ fn an_image_is_kept_unless_the_power_was_cut() -> Result<()> {
     Ok(())
 }
 
+/// A file system of 1 MiB, unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn new(dir: PathBuf) -> Result<Small> {
+        fs::create_dir(&dir)?;
+        let mut mount = tools::command("mount")?;
+        tools::run(mount.args(["-t", "tmpfs", "-o", "size=1M", "none"]).arg(&dir))?.ok()?;
+        Ok(Small(dir))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = tools::command("umount").and_then(|mut c| tools::run(c.arg("-l").arg(&self.0)));
+    }
+}
+
+#[test]
+fn what_cannot_be_written_back_is_told() -> Result<()> {
+    let scratch = Scratch::new("sim-full")?;
+    let small = Small::new(scratch.join("small"))?;
+    let img = small.0.join("image");
+    File::create(&img)?.set_len(32 << 20)?;
+    let name = img.to_str().context("a plain name")?;
+    let args = ["--image", name, "--profile", "supercap-ssd"];
+    let sim = Sim::new(scratch.join("sim"), &args)?;
+    File::options().write(true).open(sim.disk())?.write_all_at(&[7; 4 << 20], 0)?;
+    let dir = sim.dir.clone();
+    let out = fjord(&["umount"], &[&dir])?;
+    ensure!(out.code == Some(1) && out.stderr.contains("could not be written"), "{out:?}");
+    ensure!(!is_mounted(&dir)?);
+    ensure!(fs::read(&img)?.iter().all(|byte| *byte == 0), "the old contents are gone");
+    ensure!(fs::read_dir(&small.0)?.count() == 1, "a part of the new image is left");
+
+    let sim = Sim::new(scratch.join("sim"), &args)?;
+    File::options().write(true).open(sim.disk())?.write_all_at(&[7; 4 << 20], 0)?;
+    File::open(sim.disk())?.sync_all()?;
+    let part = small.0.join("part");
+    let out = fjord(&["sim", "--out"], &[&part, Path::new("--cut"), &sim.dir])?;
+    ensure!(out.code == Some(1) && out.stderr.contains("part"), "{out:?}");
+    ensure!(!part.exists(), "a part of the image is left");
+    // The moment is not lost.
+    sim.cut(&scratch.join("whole"), 1)?;
+    ensure!(fs::read(scratch.join("whole"))?[..4 << 20] == [7; 4 << 20]);
+    sim.unmount()
+}
+
 #[test]
 fn bad_use_is_named() -> Result<()> {
     let scratch = Scratch::new("sim-bad")?;

@@ -107,8 +107,10 @@ pub const MANY_GROUPS: Features = Features {
 
 /// Blocks of 1 KiB, a small log, and many inodes: where much is soon full; only for workloads that
 /// need it.
-pub const FAR_1K: Features =
-    Features { inodes: 512, ..set("far-1k", &["-b", "1024", "-m", "0", "-J", "size=1", "-O", "fast_commit"]) };
+pub const FAR_1K: Features = Features {
+    inodes: 512,
+    ..set("far-1k", &["-b", "1024", "-m", "0", "-J", "size=1", "-O", "fast_commit"])
+};
 
 /// Room for values of attributes in inodes of their own; only for workloads that need it.
 pub const FAR_EA: Features =

@@ -220,8 +220,24 @@ impl Kept {
             .write_to_file(&new)
             .and_then(|()| File::open(&new)?.sync_all())
             .and_then(|()| fs::rename(&new, &self.path))
+            .inspect_err(|_| discard(&new))
             .context(format!("writing {}", self.path.display()))
     }
+}
+
+/// Takes away what is not whole, as far as that works.
+fn discard(path: &Path) {
+    let _ = fs::remove_file(path);
+}
+
+/// Whether the device served in a directory has power.
+pub(super) fn is_powered(dir: &Path) -> Result<bool> {
+    Ok(report(&fs::read_to_string(dir.join(STATS)).context(dir.display())?)?.powered)
+}
+
+fn report(text: &str) -> Result<SimReport> {
+    let report = serde_json::from_str(text);
+    report.map_err(|e| std::io::Error::new(ErrorKind::InvalidData, e)).context("its counts")
 }
 
 /// The directory, if a modelled device is served there.
@@ -261,6 +277,11 @@ fn cut(dir: &Path, out: &Path, seed: u64) -> Result<()> {
     control
         .and_then(|control| control.write_at(format!("cut {seed}\n").as_bytes(), 0))
         .context("cutting the power")?;
+    copy_image(&dir, &file, out, len).inspect_err(|_| discard(out))
+}
+
+/// Copies the image of the cut to `file`, which lies at `out` and is all zeroes.
+fn copy_image(dir: &Path, file: &File, out: &Path, len: u64) -> Result<()> {
     let mut image = File::open(dir.join(IMAGE)).context("reading the image")?;
     let mut chunk = vec![0; 1 << 20];
     let mut at = 0;
@@ -284,9 +305,7 @@ fn show_stats(dir: &Path, json: bool) -> Result<()> {
     if json {
         return output::print(text);
     }
-    let report: SimReport = serde_json::from_str(&text)
-        .map_err(|e| std::io::Error::new(ErrorKind::InvalidData, e))
-        .context(path.display())?;
+    let report = report(&text)?;
     let seconds = |ns: u64| ns as f64 / 1e9;
     let power = if report.powered { "on" } else { "cut" };
     let mut table = String::new();

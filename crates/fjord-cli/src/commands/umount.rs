@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::Read,
-    os::unix::fs::FileTypeExt,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use fjord_format::{
 use fjord_fuse::mount::{self, MountEntry, MountError};
 use rustix::fs::{FlockOperation, OFlags};
 
+use super::sim;
 use crate::failure::{Context, EXIT_DAMAGED, Failure, Result};
 
 /// How long the daemon of a plain `fuse` mount may take to write everything.
@@ -40,12 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(MountError::NotMounted(dir).into());
     };
     if entry.is_sim() {
-        mount::unmount_dir(&dir, args.lazy)?;
-        // The image is written back when the device is switched off.
-        return match image_of(&entry) {
-            Some(image) if !args.lazy => wait_for_daemon(&image),
-            _ => Ok(()),
-        };
+        return switch_off(&dir, image_of(&entry).filter(|_| !args.lazy), args.lazy);
     }
     if !entry.is_fjord() {
         return Err(Failure::new(format!(
@@ -74,6 +70,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     wait_for_daemon(&image)?;
     check_clean(&image)
+}
+
+/// Unmounts a modelled device; with `image`, waits until its contents are there.
+fn switch_off(dir: &Path, image: Option<PathBuf>, lazy: bool) -> Result<()> {
+    // With the power cut, or a server that has died, there is nothing to write back.
+    let powered = sim::is_powered(dir).unwrap_or(false);
+    let inode = |path: &Path| fs::metadata(path).map(|metadata| metadata.ino());
+    let before = image.as_deref().map(inode).transpose().context("the image")?;
+    mount::unmount_dir(dir, lazy)?;
+    let Some(image) = image else { return Ok(()) };
+    wait_for_daemon(&image)?;
+    // A new file takes the place of the old one when it is whole.
+    if powered && inode(&image).ok() == before {
+        return Err(Failure::new(format!(
+            "the contents of the device could not be written to {}, which is as it was before; \
+             make room there, or use another place for --image",
+            image.display()
+        )));
+    }
+    Ok(())
 }
 
 /// The directory as the mount table names it. The last component is not looked at: with a dead
