@@ -44,6 +44,9 @@ pub(crate) fn run(args: &CrashArgs) -> Result<()> {
         println!("stopped before its end");
     }
     print_report(&report, args.seed, started.elapsed());
+    if report.workloads == 0 && !args.is_one_run() {
+        bail!("no workload was run, so nothing is shown: give it more time");
+    }
     if !report.findings.is_empty() {
         bail!("{} findings", report.findings.len());
     }

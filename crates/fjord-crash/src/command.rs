@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser};
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 
@@ -53,7 +53,7 @@ pub struct CrashArgs {
     /// The case with this bit turned: BYTE:BIT
     #[arg(long, requires = "case")]
     pub damage: Option<Damage>,
-    /// Feature sets of the image (may be repeated)
+    /// Feature sets of the image (may be repeated); leaves out families with images of their own
     #[arg(long, value_name = "SET")]
     pub features: Vec<String>,
     /// Data modes (may be repeated): ordered, journal, writeback
@@ -330,8 +330,7 @@ impl CrashArgs {
             Budget { subsets_max: self.subsets, torn_max: self.torn, images_max: self.images };
         (config.inner_every, config.compare_every) = (self.inner_every, self.compare_every);
         (config.damage_every, config.use_every) = (self.damage_every, self.use_every);
-        let families =
-            choose("workload", &self.workload, &FAMILIES, |family: &Family| family.name())?;
+        let families = self.families()?;
         let deadline = self.deadline()?;
         ensure!(
             self.is_one_run()
@@ -354,6 +353,25 @@ impl CrashArgs {
             save: Some(self.save.clone()),
             ..Plan::new(&families, config)
         })
+    }
+
+    /// The families asked for. Without any, all; of these only such as take any image, if feature
+    /// sets are asked for.
+    fn families(&self) -> Result<Vec<Family>> {
+        let mut families =
+            choose("workload", &self.workload, &FAMILIES, |family: &Family| family.name())?;
+        let has_own = |family: &Family| {
+            family.workloads(self.seed).next().is_some_and(|workload| workload.features.is_some())
+        };
+        if !self.features.is_empty() && self.workload.is_empty() {
+            families.retain(|family| !has_own(family));
+        } else if let Some(family) = families.iter().find(|family| has_own(family))
+            && !self.features.is_empty()
+        {
+            let name = family.name();
+            bail!("the workloads of {name} have images of their own: leave --features out");
+        }
+        Ok(families)
     }
 
     fn deadline(&self) -> Result<Option<Instant>> {
@@ -520,6 +538,9 @@ mod tests {
         {
             assert!(CrashArgs::parse_line(line).is_err(), "{line}");
         }
+        let own = CrashArgs::parse_line("cargo xtask crash --workload edges --features block-1k");
+        let error = own.unwrap().plan().unwrap_err().to_string();
+        assert!(error.contains("images of their own"), "{error}");
         let args = CrashArgs::parse_line("cargo xtask crash --case 1:- --workload ace1").unwrap();
         assert!(args.target().is_err());
     }
