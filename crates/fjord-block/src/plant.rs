@@ -72,6 +72,8 @@ pub enum Bug {
     ValueNotRevoked,
     /// Commit: a revoke block that is not the first holds one record.
     RevokeBlockCut,
+    /// Files: the page whose end a truncation clears is forgotten.
+    ShrunkPageForgotten,
     /// Files: growth does not clear the rest of the last block, which holds what a truncation left
     /// there if the power was cut before it was written.
     OldTailKept,
@@ -143,7 +145,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 64] = [
+    pub const ALL: [Bug; 65] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -175,6 +177,7 @@ impl Bug {
         Bug::TruncationNotCompleted,
         Bug::ValueNotRevoked,
         Bug::RevokeBlockCut,
+        Bug::ShrunkPageForgotten,
         Bug::OldTailKept,
         Bug::ShiftNotCommitted,
         Bug::WritebackNotAwaited,

@@ -14,7 +14,7 @@ use crate::ops::{Op, leaf, parent};
 use crate::tree;
 
 /// Outcomes that a workload may meet: the operation does not fit the tree or the features.
-const REFUSALS: [Errno; 11] = [
+const REFUSALS: [Errno; 12] = [
     Errno::NODEV,
     Errno::EXIST,
     Errno::NOENT,
@@ -25,6 +25,7 @@ const REFUSALS: [Errno; 11] = [
     Errno::OPNOTSUPP,
     Errno::NODATA,
     Errno::NOSPC,
+    Errno::FBIG,
     Errno::PERM,
 ];
 

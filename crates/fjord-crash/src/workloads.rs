@@ -346,7 +346,7 @@ fn random(seed: u64, round: u64) -> Workload {
     };
     for _ in 0..count {
         let file = path(&mut rng);
-        ops.push(match rng.below(100) {
+        let op = match rng.below(100) {
             0..12 => Op::Create(file),
             12..28 => Op::Append(file, 1 + rng.magnitude(30_000)),
             28..30 => Op::Magic(file, rng.below(8) * 4096),
@@ -370,7 +370,19 @@ fn random(seed: u64, round: u64) -> Workload {
             90..95 => Op::Fdatasync(file),
             95..98 => Op::Fsync((*rng.pick(&["", "D", "D/E"])).to_owned()),
             _ => Op::Sync,
-        });
+        };
+        // What a truncation leaves of the last block shows when the file grows again.
+        let again = match &op {
+            Op::Truncate(file, size) if rng.percent(40) => {
+                Some(Op::Truncate(file.clone(), size + rng.below(20_000)))
+            }
+            _ => None,
+        };
+        ops.push(op);
+        if let Some(op) = again {
+            ops.push(op);
+            ops.push(Op::Sync);
+        }
     }
     Workload::new(Vec::new(), ops.into_ops())
 }

@@ -432,6 +432,13 @@ fn revoke_block_cut() {
 }
 
 #[test]
+fn shrunk_page_forgotten() {
+    Plant::new(Bug::ShrunkPageForgotten)
+        .ops("truncate /a 5000; truncate /a 30000; sync")
+        .shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
 fn old_tail_kept() {
     let plant = Plant::new(Bug::OldTailKept).with(|config| config.use_every = 1);
     plant.ops("truncate /a 5000; create /b; fsync /b").shows_as(&[Kind::ForeignBytes]);

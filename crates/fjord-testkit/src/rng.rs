@@ -63,7 +63,7 @@ impl Rng {
 pub fn pattern(seed: u64, offset: u64, out: &mut [u8]) {
     let mut done = 0;
     while done < out.len() {
-        let at = offset + done as u64;
+        let at = offset.wrapping_add(done as u64);
         let word = (mix(seed ^ mix(at / 8)) | 0x0101_0101_0101_0101).to_le_bytes();
         let from = (at % 8) as usize;
         let count = (8 - from).min(out.len() - done);
