@@ -2,6 +2,7 @@
 //! fjord.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use fjord::{Fs, MountOptions};
@@ -30,10 +31,15 @@ fn recovered_by_fjord(dirty: &Path, scratch: &Scratch) -> Result<PathBuf> {
 
 fn check(dirty: &Path) -> Result<usize> {
     let scratch = Scratch::in_memory("recover")?;
+    let began = SystemTime::now();
     let linux_image =
         dirty::recovered_by_linux(dirty, &scratch)?.context("Linux refuses the image")?;
-    let linux = tree(&linux_image)?;
+    let mut linux = tree(&linux_image)?;
     let e2fsck = tree(&dirty::recovered_by_e2fsck(dirty, &scratch)?)?;
+    let completed = linux.take_back_truncation_times(&e2fsck, began);
+    if !completed.is_empty() {
+        println!("{}: truncations that Linux completed: {completed:?}", dirty.display());
+    }
     linux.diff(&e2fsck, &Compare::SAME_IMAGE).ok("Linux", "e2fsck")?;
     let fjord_image = recovered_by_fjord(dirty, &scratch)?;
     linux.diff(&tree(&fjord_image)?, &Compare::SAME_IMAGE).ok("Linux", "fjord")?;
@@ -47,13 +53,15 @@ fn check(dirty: &Path) -> Result<usize> {
 /// refuses as damaged, or recovers what e2fsck recovers.
 fn check_damaged(dirty: &Path) -> Result<&'static str> {
     let scratch = Scratch::in_memory("damaged")?;
+    let began = SystemTime::now();
     let linux = dirty::recovered_by_linux(dirty, &scratch)?;
     let copy = scratch.join("by-fjord.img");
     image::copy_sparse(dirty, &copy)?;
     let opened = Fs::open(&copy, &MountOptions::default()).and_then(|fs| fs.unmount());
     match (linux, opened) {
         (Some(linux), Ok(())) => {
-            let (left, right) = (tree(&linux)?, tree(&copy)?);
+            let (mut left, right) = (tree(&linux)?, tree(&copy)?);
+            left.take_back_truncation_times(&right, began);
             left.diff(&right, &Compare::SAME_IMAGE).ok("Linux", "fjord")?;
             Ok("both recover")
         }

@@ -11,6 +11,7 @@ mod kernel;
 use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hasher},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 pub use diff::{Compare, Difference, Holes};
@@ -20,6 +21,9 @@ pub const PIECE_BYTES: usize = 64 << 10;
 
 /// Files up to this size are read whole, so that a wrong hole map cannot hide data.
 const READ_WHOLE_BYTES: u64 = 64 << 20;
+
+/// The kernel stamps with the time of its last tick.
+const TICK: Duration = Duration::from_millis(10);
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +126,30 @@ impl Manifest {
         self
     }
 
+    /// Takes back the times that Linux gave to files when it mounted the image at `mounted` or later:
+    /// those whose truncation a cut had left half done, and which it completed. The others leave them
+    /// the time of the truncation; `like` has it. Says which files.
+    pub fn take_back_truncation_times(
+        &mut self,
+        like: &Manifest,
+        mounted: SystemTime,
+    ) -> Vec<String> {
+        let mounted = mounted.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(TICK);
+        let mut paths = Vec::new();
+        for (path, entry) in &mut self.entries {
+            let sec = u64::try_from(entry.mtime.sec).unwrap_or(0);
+            let is_new = Duration::new(sec, entry.mtime.nsec) >= mounted;
+            if let Some(before) = like.entries.get(path)
+                && (entry.kind, is_new) == (Kind::File, true)
+                && entry.mtime == entry.ctime
+            {
+                (entry.mtime, entry.ctime) = (before.mtime, before.ctime);
+                paths.push(String::from_utf8_lossy(path).into_owned());
+            }
+        }
+        paths
+    }
+
     /// Gives each entry the smallest path of its inode; `inodes` maps a path to its inode number.
     pub(crate) fn group_links(&mut self, inodes: &BTreeMap<Vec<u8>, u64>) {
         let mut first: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
@@ -146,4 +174,46 @@ pub fn hash_piece(piece: &[u8]) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
     hasher.write(&piece[..end]);
     Some(hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_times_since_the_mount_are_taken_back() {
+        let at = |sec| Stamp { sec, nsec: 5 };
+        let entry = |kind, sec| Entry {
+            kind,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            nlink: 1,
+            blocks_512b: 0,
+            atime: at(1),
+            mtime: at(sec),
+            ctime: at(sec),
+            btime: None,
+            rdev: (0, 0),
+            target: Vec::new(),
+            xattrs: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            data: Vec::new(),
+            flags: 0,
+            project: 0,
+            first_name: b"f".to_vec(),
+        };
+        let tree = |kind, sec| Manifest { entries: [(b"f".to_vec(), entry(kind, sec))].into() };
+        let mounted = UNIX_EPOCH + Duration::from_secs(50);
+        let mut linux = tree(Kind::File, 60);
+        let other = tree(Kind::File, 40);
+        assert_eq!(linux.take_back_truncation_times(&other, mounted), ["f"]);
+        assert_eq!(linux, other);
+        for untouched in [tree(Kind::File, 45), tree(Kind::Directory, 60)] {
+            let mut linux = untouched.clone();
+            assert!(linux.take_back_truncation_times(&other, mounted).is_empty());
+            assert_eq!(linux, untouched);
+        }
+    }
 }
