@@ -66,6 +66,12 @@ impl Plant {
         self
     }
 
+    /// A workload of the family `edges`.
+    fn edge(mut self, edge: Edge) -> Plant {
+        self.workload = edge.workload();
+        self
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Config)) -> Plant {
         change(&mut self.config);
         self
@@ -408,7 +414,7 @@ fn told_before_logged() {
 
 #[test]
 fn truncation_not_completed() {
-    let mut plant = edge(Bug::TruncationNotCompleted, Edge::LongTruncate);
+    let mut plant = Plant::new(Bug::TruncationNotCompleted).edge(Edge::LongTruncate);
     // The truncation, and nothing behind it.
     let is_it = |op: &Op| op.to_string().starts_with("truncate /wide");
     let at = plant.workload.ops.iter().position(is_it).expect("there is one");
@@ -416,19 +422,14 @@ fn truncation_not_completed() {
     plant.shows_as(&[Kind::Fsck]);
 }
 
-/// A workload of the family `edges`.
-fn edge(bug: Bug, edge: Edge) -> Plant {
-    Plant { workload: edge.workload(), ..Plant::new(bug) }
-}
-
 #[test]
 fn value_not_revoked() {
-    edge(Bug::ValueNotRevoked, Edge::ValueInodes).shows_as(&[Kind::ForeignBytes]);
+    Plant::new(Bug::ValueNotRevoked).edge(Edge::ValueInodes).shows_as(&[Kind::ForeignBytes]);
 }
 
 #[test]
 fn revoke_block_cut() {
-    edge(Bug::RevokeBlockCut, Edge::ManyRevokes).shows_as(&[Kind::PromiseLost]);
+    Plant::new(Bug::RevokeBlockCut).edge(Edge::ManyRevokes).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]
