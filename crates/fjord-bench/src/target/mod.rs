@@ -14,6 +14,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub(crate) use bytes::DirectFile;
 pub(crate) use device::Device;
@@ -27,6 +28,9 @@ use fjord::MountOptions;
 use crate::error::{BenchError, Result};
 use crate::options::{Options, Target};
 use crate::served::Served;
+
+/// How long a device may stay busy before it counts as in use.
+const BUSY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Size of each area for i-transactions that an image gets.
 const AREA_BYTES: u64 = 16 << 20;
@@ -156,7 +160,7 @@ impl Stand {
         };
         let mut all = vec!["-q", "-F", "-t", "ext4", "-b", "4096", "-E", extended];
         all.extend(args.iter().map(String::as_str));
-        run_program("mke2fs", &all, &[image])?;
+        mke2fs(&all, image)?;
         if policy == "ijournal" {
             let processor_count = std::thread::available_parallelism().map_or(1, usize::from);
             let area_count = self.setup.area_count.unwrap_or(processor_count);
@@ -314,4 +318,20 @@ fn drop_host_caches() {
     rustix::fs::sync();
     // Without root the caches stay warm for every target alike.
     let _ = fs::write("/proc/sys/vm/drop_caches", "3");
+}
+
+/// Formats an image. A device whose last mount is gone may stay busy for a moment: other programs
+/// hold copies of it in mount namespaces of their own.
+fn mke2fs(args: &[&str], image: &Path) -> Result<()> {
+    let deadline = Instant::now() + BUSY_PATIENCE;
+    loop {
+        match run_program("mke2fs", args, &[image]) {
+            Err(BenchError::Command { message, .. })
+                if message.contains("in use by the system") && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            outcome => return outcome,
+        }
+    }
 }
