@@ -4,6 +4,7 @@
 //! - [`ops`], [`model`], [`run`]: workloads, the model that keeps step with them, promises;
 //! - [`record`], [`states`], [`image`]: the recorded device and the images of its cuts;
 //! - [`tree`], [`check`], [`judge`]: what a recovered image shows and what it must show;
+//!   [`panics`]: the engine's, as findings;
 //! - [`recording`], [`explore`]: all of it together for one workload; [`finding`], [`minimise`],
 //!   [`report`]: what comes of it;
 //! - [`workloads`], [`edges`], [`campaign`], [`command`]: many, and how they are asked for.
