@@ -142,9 +142,9 @@ pub(super) fn run(figure: Figure) -> Result<LatencyReport> {
             };
             known = Some((case.probe, alone));
             let waits = measure(profile, &case, Some(case.writer))?;
-            // A chip does not interrupt a program operation for a read.
+            // Not every chip interrupts a program operation for a read.
             let is_possible =
-                case.probe != Probe::Read || profile.program_ns() <= 2 * alone.median_ns;
+                case.probe != Probe::Read || profile.read_held_ns() <= 2 * alone.median_ns;
             rows.push(LatencyRow {
                 profile: profile.name.into(),
                 thread: case.thread.into(),

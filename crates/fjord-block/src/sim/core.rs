@@ -24,7 +24,7 @@ use rand::{Rng, SeedableRng};
 
 use super::cut::{CutScope, CutState};
 use super::log::{Data, Log, Progress, split};
-use super::medium::{Chips, DrainUnit, Job};
+use super::medium::{Chips, DrainUnit, Job, Started};
 use super::profile::{BarrierForm, Profile, TransferOrder, UNIT_BYTES};
 use super::stats::{Meter, Persisted, SimStats, SimTrace, Transferred};
 use crate::device::{Order, Request, check_range};
@@ -58,7 +58,8 @@ enum Event {
     /// The bus is done with it.
     Transferred(CommandId),
     /// A chip has finished its job.
-    ChipDone(u32),
+    /// Which chip, and which start of its job.
+    ChipDone(u32, u64),
     /// The host learns that it is done.
     Completed(CommandId),
 }
@@ -313,7 +314,7 @@ impl SimCore {
             Event::Arrived(id) => self.queue.push_back(id),
             Event::SetUp(id) => self.set_up(id),
             Event::Transferred(id) => self.transferred(id),
-            Event::ChipDone(way) => self.chip_done(way),
+            Event::ChipDone(way, start) => self.chip_done(way, start),
             Event::Completed(id) => self.complete(id),
         }
     }
@@ -512,16 +513,23 @@ impl SimCore {
     }
 
     fn start_chips(&mut self) {
+        while let Some(started) = self.chips.suspend_for_read(self.now_ns) {
+            self.started(&started);
+        }
         while self.chips.has_free() {
             let limit = self.drain_limit();
             let flush_limit =
                 self.waiting.iter().filter(|w| w.own_units_left.is_none()).map(|w| w.limit).min();
             let flush_limit = flush_limit.unwrap_or(0);
             let Some(started) = self.chips.start(self.now_ns, limit, flush_limit) else { return };
-            self.schedule(started.end_ns, Event::ChipDone(started.way));
-            for number in started.numbers {
-                self.log.set_progress(number, Progress::Programming);
-            }
+            self.started(&started);
+        }
+    }
+
+    fn started(&mut self, started: &Started) {
+        self.schedule(started.end_ns, Event::ChipDone(started.way, started.start));
+        for number in &started.numbers {
+            self.log.set_progress(*number, Progress::Programming);
         }
     }
 
@@ -542,9 +550,12 @@ impl SimCore {
         end
     }
 
-    fn chip_done(&mut self, way: u32) {
-        match self.chips.finish(way) {
+    fn chip_done(&mut self, way: u32, start: u64) {
+        match self.chips.finish(way, start) {
             Some(Job::Read(id)) => {
+                if let Some(started) = self.chips.resume(way, self.now_ns) {
+                    self.started(&started);
+                }
                 if let Some(Command { kind: Kind::Read { chips_left, .. }, .. }) =
                     self.commands.get_mut(&id)
                 {

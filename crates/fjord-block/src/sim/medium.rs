@@ -4,7 +4,8 @@
 //! programmed. Knows no commands of the host but by number, and no contents.
 //!
 //! Invariants: a chip does one thing at a time, and so does a channel's transfer; in the order
-//! forms a unit starts only when the form's rule allows it; a read goes before queued programs.
+//! forms a unit starts only when the form's rule allows it; a read goes before queued programs. A
+//! program that was set aside goes on after one read, and is set aside a bounded number of times.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -21,6 +22,9 @@ pub(super) struct DrainUnit {
     pub(super) offset: u64,
 }
 
+/// How often a program operation is set aside for a read at most, so that it ends.
+const SUSPENSIONS_MAX: u32 = 4;
+
 /// What a chip is doing.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -28,11 +32,31 @@ pub(super) enum Job {
     Read(CommandId),
 }
 
+/// A chip at work.
+#[derive(Debug)]
+struct Working {
+    job: Job,
+    /// The number of this start of the job; one that was set aside has another afterwards.
+    start: u64,
+    end_ns: u64,
+    suspension_count: u32,
+}
+
+/// A program operation that was set aside for a read.
+#[derive(Debug)]
+struct Suspended {
+    units: Vec<DrainUnit>,
+    left_ns: u64,
+    count: u32,
+}
+
 /// A job that was just started.
 #[derive(Debug)]
 pub(super) struct Started {
     /// Which chip (0 for the arm).
     pub(super) way: u32,
+    /// The number of this start, for [`Chips::finish`].
+    pub(super) start: u64,
     /// When it ends.
     pub(super) end_ns: u64,
     /// The numbers of the units that it programs; empty for a read.
@@ -47,7 +71,10 @@ pub(super) struct Chips {
     form: Option<BarrierForm>,
     size_bytes: u64,
     /// By way; None when free.
-    jobs: Vec<Option<Job>>,
+    jobs: Vec<Option<Working>>,
+    /// By way: what goes on when the read that is in `jobs` has ended.
+    suspended: Vec<Option<Suspended>>,
+    start_count: u64,
     free_count: usize,
     /// By channel: until when its transfers are taken.
     channel_free_ns: Vec<u64>,
@@ -81,6 +108,8 @@ impl Chips {
             form: profile.barrier.filter(|_| !profile.power_loss_protection),
             size_bytes,
             jobs: (0..ways).map(|_| None).collect(),
+            suspended: (0..ways).map(|_| None).collect(),
+            start_count: 0,
             free_count: ways as usize,
             channel_free_ns: vec![0; channels as usize],
             reads: (0..ways).map(|_| VecDeque::new()).collect(),
@@ -159,13 +188,48 @@ impl Chips {
             *self.programming.entry(unit.epoch).or_default() += 1;
         }
         let numbers = batch.iter().map(|unit| unit.number).collect();
-        self.occupy(way, Job::Program(batch));
-        Some(Started { way: way as u32, end_ns, numbers })
+        Some(Started { numbers, ..self.occupy(way, Job::Program(batch), end_ns, 0) })
     }
 
-    fn occupy(&mut self, way: usize, job: Job) {
-        self.jobs[way] = Some(job);
+    fn occupy(&mut self, way: usize, job: Job, end_ns: u64, suspension_count: u32) -> Started {
+        self.start_count += 1;
+        let start = self.start_count;
+        self.jobs[way] = Some(Working { job, start, end_ns, suspension_count });
         self.free_count -= 1;
+        Started { way: way as u32, start, end_ns, numbers: Vec::new() }
+    }
+
+    /// Sets a program operation aside for a read that waits for its chip, if there are such and
+    /// the chips can do that.
+    pub(super) fn suspend_for_read(&mut self, now_ns: u64) -> Option<Started> {
+        let Medium::Flash { suspend_ns: Some(suspend_ns), .. } = self.medium else { return None };
+        if self.waiting_read_count == 0 {
+            return None;
+        }
+        let can_yield = |working: &Working| {
+            matches!(working.job, Job::Program(_))
+                && working.suspension_count < SUSPENSIONS_MAX
+                && working.end_ns > now_ns + suspend_ns
+        };
+        let way = (0..self.jobs.len()).find(|way| {
+            !self.reads[*way].is_empty() && self.jobs[*way].as_ref().is_some_and(can_yield)
+        })?;
+        let Some(Working { job: Job::Program(units), end_ns, suspension_count, .. }) =
+            self.jobs[way].take()
+        else {
+            return None;
+        };
+        self.free_count += 1;
+        let (left_ns, count) = (end_ns - now_ns, suspension_count + 1);
+        self.suspended[way] = Some(Suspended { units, left_ns, count });
+        self.start_read(way, now_ns + suspend_ns)
+    }
+
+    /// Goes on with the program operation that was set aside on a chip, if there is one.
+    pub(super) fn resume(&mut self, way: u32, now_ns: u64) -> Option<Started> {
+        let way = way as usize;
+        let Suspended { units, left_ns, count } = self.suspended.get_mut(way)?.take()?;
+        Some(self.occupy(way, Job::Program(units), now_ns + left_ns, count))
     }
 
     fn start_read(&mut self, way: usize, now_ns: u64) -> Option<Started> {
@@ -182,8 +246,7 @@ impl Chips {
                 self.move_arm(offset, bytes, now_ns)
             }
         };
-        self.occupy(way, Job::Read(id));
-        Some(Started { way: way as u32, end_ns, numbers: Vec::new() })
+        Some(self.occupy(way, Job::Read(id), end_ns, 0))
     }
 
     /// The units of the next program operation; empty when none may start now.
@@ -252,9 +315,10 @@ impl Chips {
         there_ns + wait_ns + time_ns(bytes, media_bytes_per_s)
     }
 
-    /// The job of a chip has ended.
-    pub(super) fn finish(&mut self, way: u32) -> Option<Job> {
-        let job = self.jobs.get_mut(way as usize)?.take()?;
+    /// The job of a chip has ended, unless it was set aside since this start of it.
+    pub(super) fn finish(&mut self, way: u32, start: u64) -> Option<Job> {
+        let working = self.jobs.get_mut(way as usize)?;
+        let job = working.take_if(|working| working.start == start)?.job;
         self.free_count += 1;
         if let Job::Program(units) = &job {
             for unit in units {

@@ -40,6 +40,8 @@ pub enum Medium {
         program_ns: u64,
         /// Time of a page read.
         read_ns: u64,
+        /// Time until a chip has set a program operation aside for a read; None when it cannot.
+        suspend_ns: Option<u64>,
     },
     /// One arm over turning platters.
     Disk {
@@ -124,6 +126,7 @@ impl Profile {
             channel_bytes_per_s: 400_000_000,
             program_ns: 190_000,
             read_ns: 60_000,
+            suspend_ns: None,
         },
     };
 
@@ -150,6 +153,7 @@ impl Profile {
             channel_bytes_per_s: 400_000_000,
             program_ns: 1_450_000,
             read_ns: 60_000,
+            suspend_ns: None,
         },
     };
 
@@ -177,6 +181,7 @@ impl Profile {
             channel_bytes_per_s: 400_000_000,
             program_ns: 1_270_000,
             read_ns: 60_000,
+            suspend_ns: None,
         },
     };
 
@@ -203,6 +208,7 @@ impl Profile {
             channel_bytes_per_s: 1_600_000_000,
             program_ns: 660_000,
             read_ns: 45_000,
+            suspend_ns: Some(10_000),
         },
     };
 
@@ -240,8 +246,9 @@ impl Profile {
     }
 
     /// How long a chip that programs keeps a read waiting at most, in virtual ns; 0 for a disk.
-    pub fn program_ns(&self) -> u64 {
+    pub fn read_held_ns(&self) -> u64 {
         match self.medium {
+            Medium::Flash { suspend_ns: Some(suspend_ns), .. } => suspend_ns,
             Medium::Flash { program_ns, units_per_program, channel_bytes_per_s, .. } => {
                 let bytes = u64::from(units_per_program) * UNIT_BYTES;
                 program_ns + time_ns(bytes, channel_bytes_per_s)

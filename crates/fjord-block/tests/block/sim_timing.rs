@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use fjord_block::sim::{BarrierForm, Profile, SimCore, SimStats, UNIT_BYTES};
+use fjord_block::sim::{BarrierForm, Medium, Profile, SimCore, SimStats, UNIT_BYTES};
 use fjord_block::{Buf, Class, Order, Request};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -161,6 +161,62 @@ fn reads_go_before_queued_programs_and_come_from_the_cache_where_they_can() {
     core.advance_to_completion();
     let from_flash = read_ns(&mut core, 0);
     assert_eq!(from_flash, cached + 60_000 + 4096 * 10 / 4);
+}
+
+/// A chip that can sets a program aside for a read, and goes on with it afterwards; but for so many
+/// reads only.
+#[test]
+fn a_program_is_set_aside_for_a_few_reads() {
+    const SUSPEND_NS: u64 = 10_000;
+    const PROGRAM_NS: u64 = 660_000;
+    // One chip, so that every read meets it.
+    let medium = Medium::Flash {
+        channel_count: 1,
+        ways_per_channel: 1,
+        units_per_program: 1,
+        channel_bytes_per_s: u64::MAX,
+        program_ns: PROGRAM_NS,
+        read_ns: 45_000,
+        suspend_ns: Some(SUSPEND_NS),
+    };
+    let profile = Profile { medium, ..Profile::NVME.clone() };
+    let run = |read_count: u64| {
+        let mut core = SimCore::new(&profile, 1 << 30);
+        // One page that is on the medium, to be read; another that is being programmed.
+        core.submit(&Request::write(1 << 20, vec![Buf::from_slice(&[1; 4096])]));
+        core.advance_to_completion();
+        core.submit(&Request::flush());
+        core.advance_to_completion();
+        core.submit(&Request::write(0, vec![Buf::from_slice(&[1; 4096])]));
+        core.advance_to_completion();
+        let flush = core.submit(&Request::flush());
+        let start_ns = core.now_ns();
+        let mut reads_ns = Vec::new();
+        let mut flushed_ns = None;
+        let mut next = core.submit_read(1 << 20, 4096);
+        let mut asked_ns = start_ns;
+        while flushed_ns.is_none() || (reads_ns.len() as u64) < read_count {
+            for done in core.advance_to_completion() {
+                if done.id == flush {
+                    flushed_ns = Some(done.at_ns - start_ns);
+                } else if done.id == next {
+                    reads_ns.push(done.at_ns - asked_ns);
+                    asked_ns = done.at_ns;
+                    if (reads_ns.len() as u64) < read_count {
+                        next = core.submit_read(1 << 20, 4096);
+                    }
+                }
+            }
+        }
+        (reads_ns, flushed_ns.unwrap())
+    };
+    let (one, flushed_one_ns) = run(1);
+    let (many, flushed_ns) = run(6);
+    assert!(one[0] < 45_000 + SUSPEND_NS + 20_000, "{one:?}");
+    assert!(many[..4].iter().all(|ns| *ns < 45_000 + SUSPEND_NS + 20_000), "{many:?}");
+    assert!(many[4] > PROGRAM_NS / 4, "the fifth waits for the program: {many:?}");
+    // Each read puts the end off by what it took, no more and no less.
+    assert_eq!(flushed_ns - flushed_one_ns, 3 * (45_000 + SUSPEND_NS));
 }
 
 /// Order::Barrier is SCSI's ordered priority: after all earlier, before all later commands. Others
