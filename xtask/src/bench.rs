@@ -17,8 +17,13 @@ const MARKS: [&str; 2] = ["<!-- figures: written by cargo xtask bench -->\n", "<
 const FSYNC_MARKS: [&str; 2] =
     ["<!-- fsync: written by cargo xtask bench --fsync -->\n", "<!-- end of fsync -->\n"];
 
-/// Those figures, in the order of the document.
-const FSYNC_FIGURES: [&str; 8] = [
+/// How fast fsyncs of files are, one after the other.
+const FSYNC_RATES: &str = "--targets raw,fjord-library:ijournal,fjord-fuse:ijournal,\
+    fjord-fuse:ijournal:low_latency,kernel,kernel-fc --workloads append-fsync,create-fsync \
+    --threads 1,8 --size 1G --rounds 5";
+
+/// The figures after them.
+const FSYNC_FIGURES: [&str; 9] = [
     "ijournaling-6",
     "ijournaling-7",
     "ijournaling-8",
@@ -27,6 +32,7 @@ const FSYNC_FIGURES: [&str; 8] = [
     "pbg-3",
     "fastcommit-table",
     "neighbours",
+    "fallbacks",
 ];
 
 /// The runs: a name, and the arguments of `fjord bench`.
@@ -51,10 +57,10 @@ pub(crate) struct BenchArgs {
     /// Directory on the disk to be measured, with 22 GiB free
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// The figures about fsync instead, half an hour
+    /// The figures about fsync instead, forty minutes
     #[arg(long)]
     fsync: bool,
-    /// Only these runs (fsync, large, files, open; or figures); the document is not changed then
+    /// Only these runs (fsync, large, files, open; or rates and figures); the document is not changed then
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
 }
@@ -74,6 +80,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let docs = root.join("docs");
     let mut text = machine()?;
     if args.fsync {
+        if is_wanted("rates") {
+            text.push_str(&measure(&program, FSYNC_RATES, None, &args.dir)?);
+        }
         for name in FSYNC_FIGURES.into_iter().filter(|name| is_wanted(name)) {
             let svg = args.only.is_empty().then(|| docs.join(format!("{name}.svg")));
             text.push_str(&measure(&program, &format!("--figure {name}"), svg, &args.dir)?);

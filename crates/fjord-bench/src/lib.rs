@@ -26,7 +26,7 @@ pub use figure::{
     Figure, FigureReport, LatencyReport, LatencyRow, Ordering, OrderingReport, OrderingRow,
     run_figure,
 };
-pub use options::{Options, Target, Workload};
+pub use options::{How, Options, Target, Workload};
 pub use report::{CaseResult, Latency, OpenResult, Report};
 pub use served::Served;
 pub use target::DeviceKind;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fjord::FsyncPolicyKind;
+use fjord::{FsyncPolicyKind, MountOptions, Scheduler};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Result};
@@ -16,10 +16,10 @@ pub enum Target {
     Raw,
     /// The same through fjord's block layer.
     Block,
-    /// fjord as a library, on an image file, with an fsync policy or the default one.
-    Library(Option<FsyncPolicyKind>),
+    /// fjord as a library, on an image file.
+    Library(How),
     /// fjord mounted, by the fjord program.
-    Fuse(Option<FsyncPolicyKind>),
+    Fuse(How),
     /// The kernel's ext4 on a loop device.
     Kernel,
     /// The same with the fast_commit feature.
@@ -30,13 +30,74 @@ pub enum Target {
     Directory(PathBuf),
 }
 
+/// How fjord is asked to work, where not by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// The fsync policy.
+    pub policy: Option<FsyncPolicyKind>,
+    /// Over the epoch scheduler.
+    pub epoch: bool,
+    /// Idle processors poll while requests come (mounts only).
+    pub low_latency: bool,
+}
+
+const DEFAULT: How = How { policy: None, epoch: false, low_latency: false };
+const EPOCH: &str = "epoch";
+const LOW_LATENCY: &str = "low_latency";
+
+impl How {
+    /// An fsync policy, and the defaults.
+    pub fn with_policy(policy: FsyncPolicyKind) -> How {
+        How { policy: Some(policy), ..How::default() }
+    }
+
+    /// Takes the words behind a target's name.
+    fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<How> {
+        let mut how = How::default();
+        for word in words {
+            match word {
+                EPOCH => how.epoch = true,
+                LOW_LATENCY => how.low_latency = true,
+                policy => how.policy = Some(policy_from_name(policy)?),
+            }
+        }
+        Ok(how)
+    }
+
+    /// Options of the engine inside this process.
+    pub(crate) fn engine_options(self) -> MountOptions {
+        let default = MountOptions::default();
+        MountOptions {
+            fsync: self.policy.unwrap_or(default.fsync),
+            scheduler: if self.epoch { Scheduler::Epoch } else { default.scheduler },
+            ..default
+        }
+    }
+
+    /// The same as options of `fjord mount`.
+    pub(crate) fn mount_words(self) -> Vec<String> {
+        let policy = self.policy.map(|policy| format!("fsync={}", policy.name()));
+        let epoch = self.epoch.then(|| "scheduler=epoch".into());
+        let low_latency = self.low_latency.then(|| LOW_LATENCY.into());
+        [policy, epoch, low_latency].into_iter().flatten().collect()
+    }
+
+    /// A target's name and the words that give this back.
+    fn name(self, target: &str) -> String {
+        let epoch = self.epoch.then_some(EPOCH);
+        let low_latency = self.low_latency.then_some(LOW_LATENCY);
+        let words = [self.policy.map(FsyncPolicyKind::name), epoch, low_latency];
+        std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
+    }
+}
+
 impl Target {
     /// The targets that need no argument.
     pub const ALL: [Target; 7] = [
         Target::Raw,
         Target::Block,
-        Target::Library(None),
-        Target::Fuse(None),
+        Target::Library(DEFAULT),
+        Target::Fuse(DEFAULT),
         Target::Kernel,
         Target::KernelFastCommit,
         Target::Fuse2fs,
@@ -47,8 +108,8 @@ impl Target {
         match self {
             Target::Raw => "raw".into(),
             Target::Block => "fjord-block".into(),
-            Target::Library(policy) => with_policy("fjord-library", *policy),
-            Target::Fuse(policy) => with_policy("fjord-fuse", *policy),
+            Target::Library(how) => how.name("fjord-library"),
+            Target::Fuse(how) => how.name("fjord-fuse"),
             Target::Kernel => "kernel".into(),
             Target::KernelFastCommit => "kernel-fc".into(),
             Target::Fuse2fs => "fuse2fs".into(),
@@ -56,38 +117,46 @@ impl Target {
         }
     }
 
-    /// The target of a name; an absolute path is a directory. The fsync policy of fjord stands
-    /// behind a colon: `fjord-library:compound`.
+    /// The target of a name; an absolute path is a directory. What fjord is asked for stands
+    /// behind colons: `fjord-library:compound`, `fjord-fuse:ijournal:epoch:low_latency`.
     pub fn from_name(name: &str) -> Result<Target> {
         if name.starts_with('/') {
             return Ok(Target::Directory(name.into()));
         }
-        let (plain, policy) = match name.split_once(':') {
-            Some((plain, policy)) => (plain, Some(policy_from_name(policy)?)),
-            None => (name, None),
-        };
+        let mut words = name.split(':');
+        let plain = words.next().unwrap_or_default();
+        let how = How::from_words(words)?;
         let target = Target::ALL.into_iter().find(|target| target.name() == plain);
-        match (target, policy) {
-            (Some(Target::Library(_)), policy) => Ok(Target::Library(policy)),
-            (Some(Target::Fuse(_)), policy) => Ok(Target::Fuse(policy)),
-            (Some(target), None) => Ok(target),
-            (Some(target), Some(_)) => Err(BenchError::Usage(format!(
-                "{} has no fsync policies; only fjord-library and fjord-fuse have",
+        let usage = |message: String| Err(BenchError::Usage(message));
+        match target {
+            Some(Target::Library(_)) if how.low_latency => {
+                usage(format!("{LOW_LATENCY} is an option of mounts; only fjord-fuse has it"))
+            }
+            Some(Target::Library(_)) => Ok(Target::Library(how)),
+            Some(Target::Fuse(_)) => Ok(Target::Fuse(how)),
+            Some(target) if how == How::default() => Ok(target),
+            Some(target) => usage(format!(
+                "{} has no fsync policies and no options; only fjord-library and fjord-fuse have",
                 target.name()
-            ))),
-            (None, _) => Err(BenchError::Usage(format!(
+            )),
+            None => usage(format!(
                 "no target {name:?}; known: {}, or an absolute path",
                 Target::ALL.map(|target| target.name()).join(", ")
-            ))),
+            )),
+        }
+    }
+
+    /// How fjord is asked to work; the default for others.
+    pub(crate) fn how(&self) -> How {
+        match self {
+            Target::Library(how) | Target::Fuse(how) => *how,
+            _ => How::default(),
         }
     }
 
     /// The fsync policy, where fjord is asked for one.
     pub(crate) fn policy(&self) -> Option<FsyncPolicyKind> {
-        match self {
-            Target::Library(policy) | Target::Fuse(policy) => *policy,
-            _ => None,
-        }
+        self.how().policy
     }
 
     /// Whether it has directories and many files (not only bytes at offsets).
@@ -101,10 +170,6 @@ impl Target {
     }
 }
 
-fn with_policy(name: &str, policy: Option<FsyncPolicyKind>) -> String {
-    policy.map_or(name.into(), |policy| format!("{name}:{}", policy.name()))
-}
-
 /// The policies that stand for themselves: `auto` is always another one.
 pub(crate) fn policies() -> impl Iterator<Item = FsyncPolicyKind> {
     FsyncPolicyKind::ALL.iter().copied().filter(|policy| policy.name() != "auto")
@@ -114,7 +179,7 @@ fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
         BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}",
+            "fjord has no fsync policy {name:?}; there are: {}; and the options {EPOCH}, {LOW_LATENCY}",
             known.join(", ")
         ))
     })

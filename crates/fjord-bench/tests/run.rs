@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-use fjord_bench::{BenchError, Options, Target, Workload, run};
+use fjord_bench::{BenchError, How, Options, Target, Workload, run};
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -112,7 +112,11 @@ fn a_missing_program_is_named_and_left_out() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         fjord_program: "/nonexistent/fjord".into(),
-        ..options(dir.path(), &[Target::Raw, Target::Fuse(None)], &[Workload::AppendFsync])
+        ..options(
+            dir.path(),
+            &[Target::Raw, Target::Fuse(How::default())],
+            &[Workload::AppendFsync],
+        )
     };
     let report = run(&options, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(report.skipped.len(), 1);
@@ -138,4 +142,10 @@ fn senseless_options_are_refused() {
     }
     assert!(Target::from_name("nothing").unwrap_err().to_string().contains("kernel-fc"));
     assert_eq!(Workload::from_name("untar").unwrap(), Workload::Untar);
+    for name in ["fjord-fuse", "fjord-library:epoch", "fjord-fuse:ijournal:epoch:low_latency"] {
+        assert_eq!(Target::from_name(name).unwrap().name(), name);
+    }
+    for name in ["fjord-library:low_latency", "kernel:epoch", "raw:compound", "fjord-fuse:epic"] {
+        assert!(matches!(Target::from_name(name), Err(BenchError::Usage(_))), "{name}");
+    }
 }

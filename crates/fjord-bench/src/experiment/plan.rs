@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use fjord::FsyncPolicyKind;
+
 use super::{Experiment, ExperimentOptions};
-use crate::options::{Target, policies};
+use crate::options::{How, Target, policies};
 use crate::target::{DeviceKind, Setup};
 
 /// One point of an experiment: what is varied besides device and target.
@@ -123,9 +125,16 @@ impl Plan {
 
 /// A target of fjord without a policy stands for all of them.
 fn every_policy(target: &Target) -> Vec<Target> {
+    let each = |how: &How| -> Vec<How> {
+        policies().map(|policy| How { policy: Some(policy), ..*how }).collect()
+    };
     match target {
-        Target::Library(None) => policies().map(|policy| Target::Library(Some(policy))).collect(),
-        Target::Fuse(None) => policies().map(|policy| Target::Fuse(Some(policy))).collect(),
+        Target::Library(how) if how.policy.is_none() => {
+            each(how).into_iter().map(Target::Library).collect()
+        }
+        Target::Fuse(how) if how.policy.is_none() => {
+            each(how).into_iter().map(Target::Fuse).collect()
+        }
         other => vec![other.clone()],
     }
 }
@@ -168,7 +177,12 @@ impl Experiment {
             Experiment::Fallbacks => &[],
             _ => &[Target::Kernel, Target::KernelFastCommit],
         };
-        let fjord = [Target::Library(None), Target::Fuse(None)];
+        let mut fjord = vec![Target::Library(How::default()), Target::Fuse(How::default())];
+        if matches!(self, Experiment::Ijournaling6 | Experiment::Neighbours) {
+            // What the scheduler is for.
+            let how = How { epoch: true, ..How::with_policy(FsyncPolicyKind::Ijournal) };
+            fjord.extend([Target::Library(how), Target::Fuse(how)]);
+        }
         raw.iter().chain(kernel).chain(&fjord).flat_map(every_policy).collect()
     }
 

@@ -12,7 +12,7 @@ use serde::ser::{SerializeMap, Serializer};
 use super::measure::Outcome;
 use super::plan::Plan;
 use super::{Cell, Experiment, paper};
-use crate::options::Target;
+use crate::options::{How, Target};
 use crate::plot::distribution;
 use crate::served::Served;
 
@@ -274,11 +274,11 @@ pub struct ExperimentReport {
 
 /// The targets that gains are counted from.
 fn compound_of(target: &Target) -> Option<Target> {
-    let compound = || fjord::FsyncPolicyKind::from_name("compound");
+    let compound = How::with_policy(fjord::FsyncPolicyKind::Compound);
     match target {
         Target::Kernel | Target::KernelFastCommit => Some(Target::Kernel),
-        Target::Library(_) => Some(Target::Library(compound())),
-        Target::Fuse(_) => Some(Target::Fuse(compound())),
+        Target::Library(_) => Some(Target::Library(compound)),
+        Target::Fuse(_) => Some(Target::Fuse(compound)),
         _ => None,
     }
 }

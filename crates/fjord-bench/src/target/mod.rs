@@ -26,7 +26,7 @@ pub(crate) use posix::PosixFs;
 use fjord::MountOptions;
 
 use crate::error::{BenchError, Result};
-use crate::options::{Options, Target};
+use crate::options::{How, Options, Target};
 use crate::served::Served;
 
 /// How long a device may stay busy before it counts as in use.
@@ -227,9 +227,8 @@ impl Stand {
 
     /// Options of the engine inside this process.
     fn engine_options(&self) -> MountOptions {
-        let default = MountOptions::default();
+        let default = self.target.how().engine_options();
         MountOptions {
-            fsync: self.target.policy().unwrap_or(default.fsync),
             delalloc: !self.setup.no_delalloc,
             cache_size_bytes: self.setup.cache_bytes.unwrap_or(default.cache_size_bytes),
             ..default
@@ -238,14 +237,10 @@ impl Stand {
 
     /// The same as arguments of `fjord mount`, before those of the caller.
     fn fuse_args(&self) -> Vec<String> {
-        let mut words: Vec<String> = Vec::new();
-        words.extend(self.target.policy().map(|policy| format!("fsync={}", policy.name())));
-        words.extend(self.setup.cache_bytes.map(|bytes| format!("cache_size={bytes}")));
-        words.extend(self.setup.no_delalloc.then(|| "nodelalloc".into()));
-        let mut args =
-            if words.is_empty() { Vec::new() } else { vec!["-o".into(), words.join(",")] };
-        args.extend(self.options.fjord_mount_args.iter().cloned());
-        args
+        let cache_size = self.setup.cache_bytes.map(|bytes| format!("cache_size={bytes}"));
+        let no_delalloc = self.setup.no_delalloc.then(|| "nodelalloc".into());
+        let more = cache_size.into_iter().chain(no_delalloc).collect();
+        mount_args(self.target.how(), more, &self.options)
     }
 
     /// How fsyncs were served since the image was opened.
@@ -308,8 +303,17 @@ fn make_file(path: &Path, size_bytes: u64) -> Result<()> {
     file.fill(size_bytes).map_err(failed())
 }
 
+/// Arguments of `fjord mount`: what a target asks for, `more` options, then those of the caller.
+pub(crate) fn mount_args(how: How, more: Vec<String>, options: &Options) -> Vec<String> {
+    let mut words = how.mount_words();
+    words.extend(more);
+    let mut args = if words.is_empty() { Vec::new() } else { vec!["-o".into(), words.join(",")] };
+    args.extend(options.fjord_mount_args.iter().cloned());
+    args
+}
+
 /// The target's name without what is awkward in names of files.
-fn file_name(target: &Target) -> String {
+pub(crate) fn file_name(target: &Target) -> String {
     target.name().replace([':', '/'], "-")
 }
 

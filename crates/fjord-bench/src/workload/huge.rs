@@ -4,12 +4,10 @@ use std::fs::File;
 use std::path::Path;
 use std::time::Instant;
 
-use fjord::MountOptions;
-
 use crate::error::{BenchError, Result};
 use crate::options::{Options, Target};
 use crate::report::OpenResult;
-use crate::target::{KernelMount, LibraryFs, Mount, run_program};
+use crate::target::{KernelMount, LibraryFs, Mount, file_name, mount_args, run_program};
 
 /// The largest file that ext4 below holds, rounded down to a GiB.
 const HUGE_BYTES: u64 = (16 << 40) - (1 << 30);
@@ -53,22 +51,23 @@ fn measure(options: &Options, image: &Path) -> Result<Opens> {
 
 /// None for targets that open no images.
 fn open_on(target: &Target, options: &Options, image: &Path) -> Result<Option<OpenResult>> {
-    let dir = options.dir.join(format!("huge-{}.mnt", target.name()));
+    let dir = options.dir.join(format!("huge-{}.mnt", file_name(target)));
     let (mut milliseconds, mut resident_bytes) = (f64::INFINITY, None);
     for _ in 0..options.round_count {
         let before_bytes = rss_bytes();
         let began = Instant::now();
         let mount = match target {
-            Target::Library(_) => {
-                let fs = LibraryFs::open(image, &MountOptions::default())?;
+            Target::Library(how) => {
+                let fs = LibraryFs::open(image, &how.engine_options())?;
                 milliseconds = milliseconds.min(began.elapsed().as_secs_f64() * 1e3);
                 // What a first open left with the allocator serves the later ones.
                 resident_bytes.get_or_insert(rss_bytes().saturating_sub(before_bytes));
                 drop(fs);
                 continue;
             }
-            Target::Fuse(_) => {
-                Mount::fjord(&options.fjord_program, &options.fjord_mount_args, image, &dir)?
+            Target::Fuse(how) => {
+                let args = mount_args(*how, Vec::new(), options);
+                Mount::fjord(&options.fjord_program, &args, image, &dir)?
             }
             Target::Kernel => Mount::kernel(image, &dir, &KernelMount::default())?,
             Target::Fuse2fs => Mount::fuse2fs(image, &dir)?,
