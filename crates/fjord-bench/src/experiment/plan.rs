@@ -23,7 +23,7 @@ pub(super) struct Setting {
 /// What is done at a point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Load {
-    /// 80 KiB, a pause, fsync, beside a stream of so many MB/s.
+    /// 80 KiB, a pause, fsync, beside a stream of so many MB/s, or none.
     Stream { mb_per_s: u64 },
     /// 1 KiB and fsync every half second, beside a copy.
     Copy,
@@ -195,7 +195,11 @@ impl Experiment {
         match self {
             Experiment::Ijournaling6 => {
                 let mb_per_s = paper_rate_mb_per_s(device);
-                vec![plain(format!("{mb_per_s} MB/s"), 0.0, Load::Stream { mb_per_s })]
+                let alone = plain("alone".into(), 0.0, Load::Stream { mb_per_s: 0 });
+                let beside = plain(format!("{mb_per_s} MB/s"), 1.0, Load::Stream { mb_per_s });
+                // A modelled device has no noise of its own.
+                let is_real = matches!(device, DeviceKind::Disk | DeviceKind::Zram);
+                is_real.then_some(alone).into_iter().chain([beside]).collect()
             }
             Experiment::Ijournaling7 => {
                 let rates = if plan.quick { &rates[..2] } else { &rates[..] };
