@@ -283,3 +283,47 @@ fn the_write_cache_keeps_times_appends_and_promises() -> Result<()> {
     ensure!(stat.contains("2001-02-03 04:05:06") || stat.contains("981173106"), "{stat}");
     Ok(())
 }
+
+/// tune2fs and debugfs refuse to recover what only fjord can, and still mark its log empty.
+#[test]
+fn what_others_refuse_to_recover_stays_whole() -> Result<()> {
+    let scratch = Scratch::in_memory("refused")?;
+    let img = scratch.join("image");
+    image::make_sparse(&img, 64 << 20)?;
+    run(Command::new(program()).args(["mkfs", "--ijournal", "2x1M"]).arg(&img))?;
+    let mut fuse = mount(&img, &["-o", "fsync=ijournal"])?;
+    // A commit in the log, and i-transactions of the transaction behind it.
+    let first = File::create(fuse.path().join("first"))?;
+    first.write_all_at(&[1; 100_000], 0)?;
+    first.sync_all()?;
+    fs::rename(fuse.path().join("first"), fuse.path().join("renamed"))?;
+    first.sync_all()?;
+    let second = File::create(fuse.path().join("second"))?;
+    second.write_all_at(&[2; 5000], 0)?;
+    second.sync_all()?;
+    drop((first, second));
+    fuse.kill()?;
+    let touched = |command: &mut Command, name: &str| -> Result<Manifest> {
+        let copy = scratch.join(name);
+        image::copy_sparse(&img, &copy)?;
+        let said = tools::run(command.arg(&copy))?;
+        let said = format!("{}{}", said.stdout, said.stderr);
+        ensure!(name == "untouched" || said.contains("unsupported feature"), "{name}: {said}");
+        run(Command::new(program()).arg("recover").arg(&copy))?;
+        image::e2fsck_clean(&copy)?;
+        let linux = KernelMount::new(&copy, "ro")?;
+        let found = Manifest::from_directory(linux.path())?;
+        linux.unmount()?;
+        Ok(found)
+    };
+    let expected = touched(&mut Command::new("true"), "untouched")?;
+    for name in [&b"renamed"[..], b"second"] {
+        ensure!(expected.entries.contains_key(name), "no {name:?} in {expected:?}");
+    }
+    let compare = Compare { atime: false, ..Compare::SAME_SCRIPT };
+    let by_tune2fs = touched(tools::command("tune2fs")?.args(["-L", "label"]), "tune2fs")?;
+    expected.diff(&by_tune2fs, &compare).ok("untouched", "after tune2fs")?;
+    let by_debugfs = touched(tools::command("debugfs")?.args(["-w", "-R", "jo"]), "debugfs")?;
+    expected.diff(&by_debugfs, &compare).ok("untouched", "after debugfs")?;
+    Ok(())
+}

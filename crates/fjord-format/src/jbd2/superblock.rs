@@ -36,8 +36,12 @@ const HEAD: usize = 0x58;
 const IJOURNAL_NONCE: usize = 0xe0;
 const IJOURNAL_FLAGS: usize = 0xe8;
 const IJOURNAL_FLOOR: usize = 0xec;
+const IJOURNAL_SEQUENCE: usize = 0xf0;
+const IJOURNAL_START: usize = 0xf4;
 /// `IJOURNAL_FLOOR` counts.
 const IJOURNAL_RECOVERING: u32 = 1;
+/// `IJOURNAL_SEQUENCE` and `IJOURNAL_START` count.
+const IJOURNAL_PLACE: u32 = 2;
 const CHECKSUM: usize = 0xfc;
 
 /// `JBD2_CRC32C_CHKSUM`, the type that v2 and v3 require.
@@ -160,7 +164,18 @@ impl Superblock {
         };
         superblock.check_features()?;
         superblock.check_checksum()?;
-        Ok(superblock)
+        Ok(superblock.with_own_place())
+    }
+
+    /// A marked journal with the place of its log as its writer left it: tune2fs and debugfs empty
+    /// the log of a journal that they refuse to recover.
+    fn with_own_place(mut self) -> Superblock {
+        let is_marked = self.s_feature_incompat.contains(Incompat::FJORD_IJOURNAL);
+        if is_marked && be32(&*self.image, IJOURNAL_FLAGS) & IJOURNAL_PLACE != 0 {
+            self.s_sequence = Tid(be32(&*self.image, IJOURNAL_SEQUENCE));
+            self.s_start = be32(&*self.image, IJOURNAL_START);
+        }
+        self
     }
 
     /// The bytes to write to the start of the journal's first block, checksum included.
@@ -188,6 +203,12 @@ impl Superblock {
         put_be32(&mut bytes, NR_USERS, self.s_nr_users);
         put_be32(&mut bytes, NUM_FC_BLKS, self.s_num_fc_blks);
         put_be32(&mut bytes, HEAD, self.s_head);
+        if self.s_feature_incompat.contains(Incompat::FJORD_IJOURNAL) {
+            let flags = be32(&bytes, IJOURNAL_FLAGS) | IJOURNAL_PLACE;
+            put_be32(&mut bytes, IJOURNAL_FLAGS, flags);
+            put_be32(&mut bytes, IJOURNAL_SEQUENCE, self.s_sequence.0);
+            put_be32(&mut bytes, IJOURNAL_START, self.s_start);
+        }
         let with_checksum = self.has_block_checksums();
         bytes[CHECKSUM_TYPE] = if with_checksum { TYPE_CRC32C } else { 0 };
         let checksum = if with_checksum { superblock_checksum(&bytes) } else { 0 };
@@ -292,6 +313,9 @@ impl Superblock {
         put(&mut *self.image, IJOURNAL_NONCE, &nonce.to_be_bytes());
         put_be32(&mut *self.image, IJOURNAL_FLAGS, flags);
         put_be32(&mut *self.image, IJOURNAL_FLOOR, floor.map_or(0, |tid| tid.0));
+        // With the mark `encode` fills these in.
+        put_be32(&mut *self.image, IJOURNAL_SEQUENCE, 0);
+        put_be32(&mut *self.image, IJOURNAL_START, 0);
     }
 
     /// Checks the geometry against the file system: its block size in bytes, and the blocks

@@ -185,6 +185,29 @@ fn the_mark_of_i_transactions() {
     }
 }
 
+/// tune2fs empties the log of a journal that it refuses, and gives it another first number.
+#[test]
+fn a_marked_journal_keeps_the_place_of_its_log() {
+    let mut superblock = Superblock::new(4096, 8192, UUID);
+    (superblock.s_sequence, superblock.s_start) = (Tid(42), 17);
+    let emptied = |superblock: &Superblock| {
+        let mut other = superblock.clone();
+        other.set_ijournal(None);
+        (other.s_sequence, other.s_start) = (Tid(1), 0);
+        let mut bytes = superblock.encode();
+        // s_sequence and s_start.
+        bytes[0x18..0x20].copy_from_slice(&other.encode()[0x18..0x20]);
+        Superblock::decode(&bytes).unwrap()
+    };
+    assert_eq!((emptied(&superblock).s_sequence, emptied(&superblock).s_start), (Tid(1), 0));
+    superblock.set_ijournal(Some(IjournalMark { nonce: 5, recovering_after: None }));
+    assert_eq!((emptied(&superblock).s_sequence, emptied(&superblock).s_start), (Tid(42), 17));
+    // It follows what fjord itself writes.
+    (superblock.s_sequence, superblock.s_start) = (Tid(43), 0);
+    let read = Superblock::decode(&superblock.encode()).unwrap();
+    assert_eq!((read.s_sequence, read.s_start), (Tid(43), 0));
+}
+
 #[test]
 fn version_1_has_no_features() {
     let mut superblock = Superblock::new(1024, 1024, UUID);
