@@ -123,6 +123,10 @@ pub enum Bug {
     ItransactionAreaReused,
     /// i-journal: an i-transaction stays in the device's cache.
     ItransactionNotDurable,
+    /// i-journal: carried data is called superseded before what supersedes it is flushed.
+    SupersededNotFlushed,
+    /// i-journal: others rely on a new directory before the i-transaction with it is durable.
+    EntryLoggedTooEarly,
     /// i-journal: an i-transaction shows blocks whose data is not flushed.
     ItransactionBeforeData,
     /// i-journal: the new directories above a file are left out.
@@ -145,7 +149,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 65] = [
+    pub const ALL: [Bug; 67] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -202,6 +206,8 @@ impl Bug {
         Bug::ItransactionOrder,
         Bug::ItransactionAreaReused,
         Bug::ItransactionNotDurable,
+        Bug::SupersededNotFlushed,
+        Bug::EntryLoggedTooEarly,
         Bug::ItransactionBeforeData,
         Bug::ItransactionNoParents,
         Bug::ItransactionNoNodes,

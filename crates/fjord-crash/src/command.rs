@@ -34,7 +34,8 @@ endless families (ace3, random, threads, groups, fsyncs) go on until --hours or 
 them. A finding prints the command that runs it again. docs/crash-model.md says what is modelled.")]
 pub struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
-    /// barriers, edges, thousand-files, append-far, deep-leaf, ten-threads, random, threads, groups, fsyncs
+    /// barriers, edges, thousand-files, append-far, deep-leaf, ten-threads, random, threads,
+    /// shared-dirs, groups, fsyncs
     #[arg(long, value_name = "FAMILY")]
     pub workload: Vec<String>,
     /// These operations instead, such as 'create /a; append /a 4096; fsync /a'; `||` between

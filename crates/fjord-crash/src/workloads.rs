@@ -64,6 +64,9 @@ pub enum Family {
     Random,
     /// Four threads of the same, with the engine's own threads; without end.
     Threads,
+    /// Four threads that fsync files of their own in directories which one of them has just made;
+    /// by seed, without end.
+    SharedDirs,
     /// Work in six directories that seldom touches two, none of it synced as a whole, by seed;
     /// without end. What may commit alone where block groups do.
     Groups,
@@ -73,7 +76,7 @@ pub enum Family {
 }
 
 /// All families.
-pub const FAMILIES: [Family; 15] = [
+pub const FAMILIES: [Family; 16] = [
     Family::RenameToSub,
     Family::CreateDelete,
     Family::DeepLeaf,
@@ -87,6 +90,7 @@ pub const FAMILIES: [Family; 15] = [
     Family::Random,
     Family::Ace3,
     Family::Threads,
+    Family::SharedDirs,
     Family::Groups,
     Family::Fsyncs,
 ];
@@ -108,6 +112,7 @@ impl Family {
             Family::TenThreads => "ten-threads",
             Family::Random => "random",
             Family::Threads => "threads",
+            Family::SharedDirs => "shared-dirs",
             Family::Groups => "groups",
             Family::Fsyncs => "fsyncs",
         }
@@ -122,7 +127,12 @@ impl Family {
     pub fn is_endless(self) -> bool {
         matches!(
             self,
-            Family::Ace3 | Family::Random | Family::Threads | Family::Groups | Family::Fsyncs
+            Family::Ace3
+                | Family::Random
+                | Family::Threads
+                | Family::SharedDirs
+                | Family::Groups
+                | Family::Fsyncs
         )
     }
 
@@ -142,6 +152,7 @@ impl Family {
             Family::TenThreads => Box::new(std::iter::once(ten_threads(seed))),
             Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
             Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
+            Family::SharedDirs => Box::new((0u64..).map(move |round| shared_dirs(seed, round))),
             Family::Groups => Box::new((0u64..).map(move |round| groups(seed, round))),
             Family::Fsyncs => Box::new((0u64..).map(move |round| fsyncs(seed, round))),
         }
@@ -333,6 +344,34 @@ fn threads(seed: u64, round: u64) -> Workload {
     Workload::threads(own(&dirs), (0..count).map(thread).collect())
 }
 
+/// One thread at a time makes a directory, the others meet it right behind: whose fsync logs the
+/// directory, and who relies on it?
+fn shared_dirs(seed: u64, round: u64) -> Workload {
+    let mut rng = Rng::new(seed ^ round.wrapping_mul(0xD134_2543_DE82_EF95));
+    let count = 4;
+    let mut threads = vec![String::new(); count];
+    for dir in 0..12 {
+        let depth = if rng.percent(25) { "/e" } else { "" };
+        let maker = rng.below(count as u64) as usize;
+        for (number, text) in threads.iter_mut().enumerate() {
+            if number == maker {
+                *text += &format!("mkdir /s{dir}; ");
+                *text +=
+                    &if depth.is_empty() { String::new() } else { format!("mkdir /s{dir}/e; ") };
+            } else {
+                // Takes about as long, so that the directory is there and not yet logged.
+                let changes = 2 + rng.below(8);
+                *text += &format!("chmod /w{number} 600; ").repeat(changes as usize);
+            }
+            let file = format!("/s{dir}{depth}/t{number}");
+            *text += &format!("create {file}; append {file} {}; ", 1 + rng.below(9000));
+            *text += &format!("fsync {file}; append {file} 300; fdatasync {file}; ");
+        }
+    }
+    let setup: String = (0..count).map(|number| format!("create /w{number}; ")).collect();
+    Workload::threads(own(&setup), threads.iter().map(|text| own(text)).collect())
+}
+
 const RANDOM_NAMES: [&str; 4] = ["a", "b", "c", "e"];
 
 fn random(seed: u64, round: u64) -> Workload {
@@ -482,7 +521,13 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
         };
         let op = match rng.below(100) {
             0..20 => Op::Create(file),
-            20..50 => Op::Append(file, 1 + rng.magnitude(20_000)),
+            20..46 => Op::Append(file, 1 + rng.magnitude(20_000)),
+            // Too much for a log of the file: what it carried before is written over in place.
+            46..50 => {
+                ops.push(Op::Write(file.clone(), rng.below(12) * 4096, 4096));
+                ops.push(Op::Fsync(file.clone()));
+                Op::Write(file, 0, 40_000 + rng.below(30_000))
+            }
             50..70 => Op::Write(file, rng.below(70_000), 1 + rng.magnitude(9000)),
             70..80 => Op::Truncate(file, rng.below(60_000)),
             80..92 => file_fallocate(file, &mut rng),

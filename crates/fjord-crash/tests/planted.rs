@@ -101,6 +101,22 @@ impl Plant {
         }
     }
 
+    /// Without the bug there is no finding; with it there is one in some run of the threads.
+    fn found_by_threads(&self) {
+        let sound = self.run(None);
+        assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
+        let mut tried = 0;
+        for run in 1..=20 {
+            let report = self.run(Some(self.bug));
+            tried += report.all_states();
+            if let Some(finding) = report.findings.first() {
+                println!("| `{:?}` | `{:?}` | {tried} ({run} runs) |", self.bug, finding.kind());
+                return;
+            }
+        }
+        panic!("not found in {tried} states of 20 runs");
+    }
+
     fn shows_so(&self, kinds: &[Kind]) {
         let sound = self.run(None);
         assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
@@ -396,20 +412,16 @@ fn told_before_logged() {
     };
     let setup = ops::parse("mkdir /T0; mkdir /T1; mkdir /T2; mkdir /T3").expect("operations");
     let workload = Workload::threads(setup, (0..4).map(churn).collect());
-    let mut plant = Plant { workload, ..Plant::new(Bug::ToldBeforeLogged) };
-    plant.config.options.scheduler = Scheduler::Direct;
-    let sound = plant.run(None);
-    assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
-    let mut tried = 0;
-    for run in 1..=20 {
-        let report = plant.run(Some(plant.bug));
-        tried += report.all_states();
-        if let Some(finding) = report.findings.first() {
-            println!("| `ToldBeforeLogged` | `{:?}` | {tried} ({run} runs) |", finding.kind());
-            return;
-        }
-    }
-    panic!("not found in {tried} states of 20 runs");
+    let plant = Plant { workload, ..Plant::new(Bug::ToldBeforeLogged) };
+    plant.with(|config| config.options.scheduler = Scheduler::Direct).found_by_threads();
+}
+
+/// Threads meet in directories that one of them has just made.
+#[test]
+fn entry_logged_too_early() {
+    let workload = Family::SharedDirs.workloads(1).next().expect("it is endless");
+    let plant = i_transactions(Bug::EntryLoggedTooEarly);
+    Plant { workload, ..plant }.found_by_threads();
 }
 
 #[test]
@@ -700,6 +712,14 @@ fn i_transaction_no_mark() {
 fn inline_data_stale() {
     let plant = i_transactions(Bug::InlineDataStale).setup("create /a; append /a 90000");
     let ops = "write /a 0 4096; fsync /a; write /a 0 80000; fdatasync /a";
+    plant.ops(ops).shows_as(&[Kind::PromiseLost]);
+}
+
+/// The same, and recovery lets the old data go before the new is there.
+#[test]
+fn superseded_not_flushed() {
+    let plant = i_transactions(Bug::SupersededNotFlushed).setup("create /a; append /a 60000");
+    let ops = "write /a 0 4096; fsync /a; write /a 0 57344; fsync /a";
     plant.ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 

@@ -9,8 +9,8 @@ use fjord::{
     AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, RenameFlags, Scheduler, SetAttr,
 };
 use fjord_block::{
-    AlignedBuf, Capabilities, Class, Completer, Device, FaultDevice, MemDevice, MemImage,
-    ReadTicket, Request, Ticket,
+    AlignedBuf, Capabilities, Class, Completer, Device, DeviceExt, FaultDevice, MemDevice,
+    MemImage, ReadTicket, Request, Ticket,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -21,11 +21,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const IMAGE_BYTES: usize = 128 << 20;
 
 fn image(areas: Option<AreaLayout>) -> MemImage {
+    image_with("", areas)
+}
+
+/// The same with these features besides.
+fn image_with(features: &str, areas: Option<AreaLayout>) -> MemImage {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("image");
     let made = Command::new("mke2fs")
         // A log in which what sixteen threads ask for at once fits one transaction.
-        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=32"])
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=32", "-O", features])
         .arg(&path)
         .arg(format!("{}M", IMAGE_BYTES >> 20))
         .status()
@@ -240,14 +245,7 @@ fn what_was_fsynced_is_there_after_a_crash() {
     kept.fsync(true).expect("durable");
     assert_eq!(fallbacks(&fs), []);
 
-    // A process that is killed: what was written is there, nothing more comes.
-    let dead = MemDevice::new(IMAGE_BYTES as u64);
-    let mut bytes = vec![0; IMAGE_BYTES];
-    use fjord_block::DeviceExt;
-    device.read_exact_at(0, &mut bytes).expect("read");
-    dead.write_all_at(0, &bytes).expect("copied");
-    let dead = Arc::new(dead);
-    let found = Fs::open_device(dead.clone(), &options()).expect("recovers");
+    let (dead, found) = after_a_kill(&device);
     let mut wanted = vec![1; 10_000];
     wanted[5000..5100].fill(3);
     assert!(found.read("/d/e/kept").expect("there") == wanted);
@@ -255,13 +253,62 @@ fn what_was_fsynced_is_there_after_a_crash() {
     let attr = found.metadata("/d").expect("there");
     assert_eq!(attr.mode & 0o777, 0o750);
     found.unmount().expect("clean");
+    is_clean_for_e2fsck(&dead);
+    fs.unmount().expect("clean");
+}
+
+/// What a process leaves that is killed: what was written is there, nothing more comes. Recovered.
+fn after_a_kill(device: &Arc<FaultDevice>) -> (Arc<MemDevice>, Fs) {
+    let dead = MemDevice::new(IMAGE_BYTES as u64);
+    let mut bytes = vec![0; IMAGE_BYTES];
+    device.read_exact_at(0, &mut bytes).expect("read");
+    dead.write_all_at(0, &bytes).expect("copied");
+    let dead = Arc::new(dead);
+    let found = Fs::open_device(dead.clone(), &options()).expect("recovers");
+    (dead, found)
+}
+
+fn is_clean_for_e2fsck(image: &MemDevice) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("recovered");
-    dead.read_exact_at(0, &mut bytes).expect("read");
+    let mut bytes = vec![0; IMAGE_BYTES];
+    image.read_exact_at(0, &mut bytes).expect("read");
     std::fs::write(&path, &bytes).expect("written");
     let e2fsck = Command::new("e2fsck").arg("-fn").arg(&path).output().expect("e2fsck runs");
     assert!(e2fsck.status.success(), "{}", String::from_utf8_lossy(&e2fsck.stdout));
-    fs.unmount().expect("clean");
+}
+
+/// The i-transaction has the directory, for no commit had it yet; then one has.
+#[test]
+fn a_new_directory_may_commit_behind_the_i_transaction_with_it() {
+    for features in ["", "inline_data"] {
+        let inner = logged(&image_with(features, areas(2, 1 << 20)));
+        let state = Mutex::default();
+        let gate = Arc::new(Gate { inner: inner.clone(), state, changed: Condvar::new() });
+        let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
+        let root = fs.root().expect("a root");
+        let dir = root.mkdir(b"d", 0o750, &Cred::root()).expect("a directory");
+        dir.create(b"first", 0o644, &Cred::root()).expect("a file");
+        gate.close();
+        std::thread::scope(|scope| {
+            let commit = scope.spawn(|| fs.sync());
+            gate.wait_until_one_is_held();
+            let kept = dir.create(b"kept", 0o644, &Cred::root()).expect("a file");
+            kept.write(0, &[7; 500]).expect("written");
+            dir.create(b"lost", 0o644, &Cred::root()).expect("a file");
+            kept.fsync(false).expect("durable");
+            gate.open();
+            commit.join().expect("no panic").expect("committed");
+        });
+        assert_eq!(fallbacks(&fs), []);
+        let (dead, found) = after_a_kill(&inner);
+        assert!(found.read("/d/kept").expect("there") == [7; 500], "{features}");
+        assert!(found.try_exists("/d/first").expect("looked up"), "{features}");
+        assert!(!found.try_exists("/d/lost").expect("looked up"), "{features}");
+        found.unmount().expect("clean");
+        is_clean_for_e2fsck(&dead);
+        fs.unmount().expect("clean");
+    }
 }
 
 /// A device whose flushes wait at a gate.

@@ -150,8 +150,21 @@ impl Log {
         Ok(())
     }
 
+    /// A directory has one name; the root has none. (A rename is a name that comes before
+    /// another leaves, so this shows in the end only.)
+    fn check_directories(&self) -> Result<()> {
+        for (ino, node) in self.nodes.iter().filter(|(_, node)| node.is_alive() && node.is_dir) {
+            let most = if node.exists { 0 } else { 1 };
+            if node.names > most {
+                return Err(damaged(format!("directory {ino} would have a second name")));
+            }
+        }
+        Ok(())
+    }
+
     /// Brings the file system to what all records come to.
     pub(super) fn apply(&self, fs: &Arc<FsInner>) -> Result<()> {
+        self.check_directories()?;
         let mut subdirs: BTreeMap<InodeNo, i64> = BTreeMap::new();
         for ((parent, name), ino) in self.names.removed() {
             if self.was_dir(fs, ino)? {

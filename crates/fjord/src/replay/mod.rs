@@ -105,7 +105,8 @@ pub(crate) fn adopt_inode(fs: &Arc<FsInner>, ino: InodeNo, image: &[u8]) -> Resu
     Ok(inode)
 }
 
-/// Gives an inode the attributes of its image; number, links, blocks and attribute block stay.
+/// Gives an inode the attributes of its image; number, links, blocks and attribute block stay, and
+/// the entries of a directory, wherever they lie: names come by records of their own.
 ///
 /// # Errors
 /// `Corrupt` for an image that makes no sense or is of another kind; I/O and journal errors.
@@ -126,7 +127,7 @@ pub(crate) fn replace_inode(fs: &Arc<FsInner>, inode: &Arc<Inode>, image: &[u8])
     if old.is_dir() {
         (new.size, new.flags) = (old.size, old.flags);
     }
-    if !is_self_contained(&new) {
+    if old.is_dir() || !is_self_contained(&new) {
         new.i_block = old.i_block;
     }
     let leaves_inline = from_inline && !new.flags.contains(InodeFlags::INLINE_DATA);

@@ -161,6 +161,9 @@ impl Ijournal {
         drop(in_flight);
         let outcome = match prepared {
             Some(prepared) => {
+                if planted(Bug::EntryLoggedTooEarly) {
+                    chain.logged();
+                }
                 self.write(fs, inode, prepared, in_place.is_some())?;
                 chain.logged();
                 Outcome::Policy
@@ -287,7 +290,8 @@ impl Ijournal {
     ) -> Result<(), Stop> {
         let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before, .. } = prepared;
         // What it calls superseded must be there in its place before nothing else has it.
-        let flush_first = flush_before.is_some() || !superseded.is_empty();
+        let supersedes = !superseded.is_empty() && !planted(Bug::SupersededNotFlushed);
+        let flush_first = flush_before.is_some() || supersedes;
         if flush_first {
             fs.flush_device()?;
         }
