@@ -89,6 +89,8 @@ pub enum Bug {
     BarrierIgnored,
     /// Fast commit: no flush between the data and the records that add its blocks.
     FastCommitBeforeData,
+    /// Fast commit: the log goes on at its front, where e2fsck does not look.
+    LogGoesRound,
     /// Fast commit: the blocks stay in the device's cache.
     FastCommitNotDurable,
     /// Fast commit: behind a full commit the stream goes on where it was.
@@ -149,7 +151,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 67] = [
+    pub const ALL: [Bug; 68] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -189,6 +191,7 @@ impl Bug {
         Bug::OverwriteNotFlushed,
         Bug::BarrierIgnored,
         Bug::FastCommitBeforeData,
+        Bug::LogGoesRound,
         Bug::FastCommitNotDurable,
         Bug::FastCommitNotRestarted,
         Bug::FastCommitNoName,

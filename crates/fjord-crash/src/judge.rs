@@ -74,9 +74,6 @@ pub struct JudgeStats {
     pub truncations: u64,
     /// Images that e2fsck refused for the checksum of that superblock.
     pub torn_refused: u64,
-    /// Images whose log goes on at the front of a journal with fast commits, where e2fsck does not find
-    /// it: it got them without that area, or not at all where fast commits count.
-    pub wrapped_logs: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
     /// Images cut between a full commit and the wipe of the fast-commit area, whose log e2fsck
@@ -102,7 +99,6 @@ impl JudgeStats {
         self.not_for_linux += other.not_for_linux;
         self.truncations += other.truncations;
         self.torn_refused += other.torn_refused;
-        self.wrapped_logs += other.wrapped_logs;
         self.torn_commits += other.torn_commits;
         self.stale_areas += other.stale_areas;
         self.fast_commits += other.fast_commits;

@@ -301,13 +301,13 @@ fn fast_commits_spare_files_that_were_inline() {
 }
 
 /// e2fsck 1.47.0 looks for the log behind the area for fast commits where it goes on at the front of the
-/// journal, and loses what is there. It gets such an image without the area, and must agree then.
+/// journal, and loses what is there. So it never goes on there, but begins anew. (That this goes
+/// round the log shows in the planted bug `LogGoesRound`.)
 #[test]
-fn a_log_that_goes_on_at_the_front_is_compared_with_e2fsck() {
+fn a_log_with_an_area_begins_anew_instead_of_going_round() {
     let features = Features::by_name("fast_commit-1k").expect("a feature set");
-    for (policy, compared) in [(FsyncPolicyKind::Compound, 20), (FsyncPolicyKind::FastCommit, 20)] {
-        let options =
-            MountOptions { fsync: policy, data: DataMode::Journal, ..MountOptions::default() };
+    for fsync in [FsyncPolicyKind::Compound, FsyncPolicyKind::FastCommit] {
+        let options = MountOptions { fsync, data: DataMode::Journal, ..MountOptions::default() };
         let config = Config { features, compare_every: 1, inner_every: 0, ..Config::new(options) };
         let config = Config { budget: Budget { subsets_max: 2, ..config.budget }, ..config };
         let write = "write /a 0 200000; fsync /a; ";
@@ -315,8 +315,7 @@ fn a_log_that_goes_on_at_the_front_is_compared_with_e2fsck() {
         let workload = Workload::new(Vec::new(), ops::parse(&text).expect("operations"));
         let report = explore(&config, &workload, &Default::default()).expect("it runs");
         assert!(report.findings.is_empty(), "{}", report.findings[0]);
-        let judged = report.judged;
-        assert!(judged.wrapped_logs > 5 && judged.compared > compared, "{judged:?}");
+        assert!(report.judged.compared > 40, "{:?}", report.judged);
     }
 }
 

@@ -640,6 +640,18 @@ fn fast_commit_in_parts() {
     plant.shows_as(&[Kind::NotIdempotent, Kind::PromiseLost, Kind::Fsck]);
 }
 
+/// e2fsck looks for the front of such a log behind the area.
+#[test]
+fn log_goes_round() {
+    let writes = "write /a 0 200000; fsync /a; ".repeat(6);
+    let plant = Plant::new(Bug::LogGoesRound).setup("create /a; append /a 200000").ops(&writes);
+    let plant = plant.data(DataMode::Journal).with(|config| {
+        config.features = Features::by_name("fast_commit-1k").expect("a feature set");
+        (config.compare_every, config.budget.subsets_max) = (1, 2);
+    });
+    plant.shows_as(&[Kind::Disagrees]);
+}
+
 /// Fsync by i-transactions, in one area.
 fn i_transactions(bug: Bug) -> Plant {
     Plant::new(bug).with(|config| {

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use fjord_block::{Boost, Device, DeviceExt};
+use fjord_block::{Boost, Class, Device, DeviceExt};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Condvar, Mutex};
@@ -150,6 +150,8 @@ pub(crate) struct State {
     pub(crate) used_blocks: u32,
     /// The superblock on disk says that the log is empty (`s_start` is 0).
     pub(crate) empty_on_disk: bool,
+    /// The log is empty and goes on at its front; the superblock on disk has the place before.
+    pub(crate) restarts: bool,
 }
 
 impl Journal {
@@ -235,6 +237,7 @@ impl Journal {
             tail: head,
             used_blocks: 0,
             empty_on_disk: true,
+            restarts: false,
         };
         // Fast commits that are still to be applied end with the first full commit.
         let area = log.as_ref().and_then(|log| {
@@ -377,9 +380,17 @@ impl Journal {
             drop(state);
             // Given up also when a callback panics, so that nobody waits for ever.
             let place = CommitterGuard::of(&self.inner);
-            let result = step(self);
+            let result = self.keep_log_straight().and_then(|is_straight| {
+                if is_straight {
+                    step(self)?;
+                }
+                Ok(is_straight)
+            });
             drop(place);
-            result?;
+            if !result? {
+                // Without the place: whoever checkpoints may wait for that.
+                drop(self.lock_checkpoint(Class::Sync));
+            }
             state = self.inner.state.lock();
         }
     }

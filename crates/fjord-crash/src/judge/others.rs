@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use fjord::{FileKind, Timespec};
-use fjord_format::jbd2;
 use fjord_format::jbd2::fast_commit::{HEAD_TAG_BYTES, starts_with_head};
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
 use fjord_journal::recovery::{Case, Plan};
@@ -30,38 +29,6 @@ impl Judge {
         self.journal(image).is_some_and(|found| found.ijournal().is_some())
     }
 
-    /// The image with another length of the log and area for fast commits in its journal superblock.
-    fn with_journal(&self, image: &Image, change: impl FnOnce(&mut jbd2::Superblock)) -> Image {
-        let mut image = image.clone();
-        if let (Some(mut journal), Some(at)) =
-            (self.journal(&image), self.journal_superblock(&image))
-        {
-            change(&mut journal);
-            image.write(at, &journal.encode());
-        }
-        image
-    }
-
-    /// The image as if its journal had no fast commits: e2fsck 1.47.0 then knows where its log goes on
-    /// at the front.
-    fn without_fast_commits(&self, image: &Image) -> Image {
-        self.with_journal(image, |journal| {
-            journal.s_maxlen = journal.log_end();
-            journal.s_num_fc_blks = 0;
-            journal.s_feature_incompat.remove(jbd2::Incompat::FAST_COMMIT);
-        })
-    }
-
-    /// A recovered image with the area that [`Judge::without_fast_commits`] took from `dirty`.
-    fn with_fast_commits_of(&self, dirty: &Image, recovered: &Image) -> Image {
-        let Some(before) = self.journal(dirty) else { return recovered.clone() };
-        self.with_journal(recovered, |journal| {
-            journal.s_maxlen = before.s_maxlen;
-            journal.s_num_fc_blks = before.s_num_fc_blks;
-            journal.s_feature_incompat.insert(jbd2::Incompat::FAST_COMMIT);
-        })
-    }
-
     /// What e2fsck may give up of this image, of whose log this is the plan.
     fn excuses(&self, image: &Image, plan: &Plan) -> Excuses {
         let report = plan.report();
@@ -79,10 +46,7 @@ impl Judge {
             Some(!area.is_empty() && starts_with_head(&head) && !is_expected)
         };
         let stale_area = !has_records(plan) && stale_area() == Some(true);
-        let journal = plan.superblock();
-        let wrapped = journal.fast_commit_blocks() > 0 && plan.log_end() < journal.s_start;
-        let wrapped = (report.was_dirty && wrapped).then(|| has_records(plan));
-        Excuses { torn_commit, stale_area, wrapped, torn_superblock: superblock_is_torn(image) }
+        Excuses { torn_commit, stale_area, torn_superblock: superblock_is_torn(image) }
     }
 
     /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
@@ -127,18 +91,7 @@ impl Judge {
                 self.stats.torn_superblocks += 1;
                 continue;
             }
-            let wrapped = excuses.wrapped.filter(|_| who == "e2fsck");
-            match wrapped {
-                None => dirty.write_to_file(&path)?,
-                Some(false) => {
-                    self.stats.wrapped_logs += 1;
-                    self.without_fast_commits(dirty).write_to_file(&path)?;
-                }
-                Some(true) => {
-                    self.stats.wrapped_logs += 1;
-                    continue;
-                }
-            }
+            dirty.write_to_file(&path)?;
             let began = SystemTime::now();
             match run(&path) {
                 Ok(By::Recovered) => {}
@@ -152,10 +105,7 @@ impl Judge {
                 }
             }
             self.stats.compared += 1;
-            let mut theirs = Image::from_file(&path)?;
-            if wrapped.is_some() {
-                theirs = self.with_fast_commits_of(dirty, &theirs);
-            }
+            let theirs = Image::from_file(&path)?;
             let mut theirs = match self.recover(&theirs, false) {
                 Ok(theirs) => theirs,
                 Err(problem) => return Ok(Err(problem)),
@@ -188,9 +138,6 @@ struct Excuses {
     stale_area: bool,
     /// The checksum of the superblock is wrong.
     torn_superblock: bool,
-    /// The log goes on at the front of a journal with an area for fast commits, where e2fsck looks for
-    /// it only behind that area; and whether fast commits count.
-    wrapped: Option<bool>,
 }
 
 impl Excuses {

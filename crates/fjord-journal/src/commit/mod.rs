@@ -254,7 +254,7 @@ impl Journal {
         });
     }
 
-    /// Before the first commit into an empty log: says on disk where the log starts. The
+    /// Before the first commit into an empty log: says on disk where it starts. The
     /// flush before the commit block covers this write.
     fn mark_log_in_use(
         &self,
@@ -263,13 +263,17 @@ impl Journal {
         log_start: u32,
         revokes: bool,
     ) -> Result<()> {
-        let empty = std::mem::take(&mut self.inner.state.lock().empty_on_disk);
+        let is_new_start = {
+            let mut state = self.inner.state.lock();
+            let restarts = std::mem::take(&mut state.restarts);
+            std::mem::take(&mut state.empty_on_disk) || restarts
+        };
         let has_revoke = || log.superblock.lock().0.s_feature_incompat.contains(Incompat::REVOKE);
-        if !empty && (!revokes || has_revoke()) {
+        if !is_new_start && (!revokes || has_revoke()) {
             return Ok(());
         }
         log.write_superblock(&self.inner.counters, false, |superblock| {
-            if empty {
+            if is_new_start {
                 superblock.s_start = log_start;
                 superblock.s_sequence = sequence.0;
             }

@@ -21,6 +21,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fjord_block::Class;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
@@ -154,8 +155,14 @@ impl Journal {
             state.committer_busy = true;
             drop(state);
             // Given up also when a callback panics, so that nobody waits for ever.
-            let _place = CommitterGuard::of(&self.inner);
-            return self.commit_wanted(log, parts);
+            let place = CommitterGuard::of(&self.inner);
+            if self.keep_log_straight()? {
+                return self.commit_wanted(log, parts);
+            }
+            drop(place);
+            // Without the place: whoever checkpoints may wait for that.
+            drop(self.lock_checkpoint(Class::Sync));
+            state = self.inner.state.lock();
         }
     }
 
