@@ -89,6 +89,10 @@ pub enum Bug {
     BarrierIgnored,
     /// Fast commit: no flush between the data and the records that add its blocks.
     FastCommitBeforeData,
+    /// Fast commit: files with a block of attributes are logged.
+    FastCommitAttributeBlock,
+    /// Group: blocks written in place are not flushed where nothing commits.
+    PartOverwriteNotFlushed,
     /// Fast commit: the log goes on at its front, where e2fsck does not look.
     LogGoesRound,
     /// Fast commit: the blocks stay in the device's cache.
@@ -151,7 +155,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 68] = [
+    pub const ALL: [Bug; 70] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -192,6 +196,8 @@ impl Bug {
         Bug::BarrierIgnored,
         Bug::FastCommitBeforeData,
         Bug::LogGoesRound,
+        Bug::FastCommitAttributeBlock,
+        Bug::PartOverwriteNotFlushed,
         Bug::FastCommitNotDurable,
         Bug::FastCommitNotRestarted,
         Bug::FastCommitNoName,

@@ -156,7 +156,7 @@ fn watching_shows_what_was_done_meanwhile() -> Result<()> {
     let scratch = Scratch::new("stats-watch")?;
     let mount = mounted(&scratch, &[])?;
     let mut child = Command::new(program())
-        .args(["stats", "--watch", "0.2"])
+        .args(["stats", "--watch=0.2"])
         .arg(mount.path())
         .stdout(Stdio::piped())
         .spawn()?;

@@ -475,7 +475,7 @@ fn groups(seed: u64, round: u64) -> Workload {
     for _ in 0..rng.range(24, 70) {
         let (dir, other) = (rng.below(dirs), rng.below(dirs));
         let file = path(&mut rng, dir);
-        ops.push(match rng.below(100) {
+        let op = match rng.below(100) {
             0..10 => Op::Create(file),
             10..28 => Op::Append(file, 1 + rng.magnitude(40_000)),
             28..36 => {
@@ -491,10 +491,19 @@ fn groups(seed: u64, round: u64) -> Workload {
             57..60 => Op::SetXattr(file, "user.r".into(), 1 + rng.magnitude(2500) as usize),
             60..63 => Op::Chmod(file, 0o600 + rng.below(64) as u16),
             63..66 => Op::Mkdir(format!("G{dir}/d{}", rng.below(3))),
-            66..88 => Op::Fsync(file),
+            66..71 => {
+                // In place, with nothing to commit.
+                let start = rng.below(4000);
+                ops.push(Op::Write(file.clone(), start, 4000));
+                ops.push(Op::Fdatasync(file.clone()));
+                ops.push(Op::Write(file.clone(), start, 4000));
+                Op::Fdatasync(file)
+            }
+            71..88 => Op::Fsync(file),
             88..95 => Op::Fdatasync(file),
             _ => Op::Fsync(format!("G{dir}")),
-        });
+        };
+        ops.push(op);
     }
     Workload::new(setup, ops.into_ops())
 }
@@ -508,6 +517,10 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
     }
     for file in ["p", "q"] {
         setup += &format!("create /{file}; append /{file} {}; ", 1 + rng.below(60_000));
+    }
+    if rng.percent(25) {
+        // Too large for the inode.
+        setup += "setxattr /q user.r 700; ";
     }
     let setup = own(&setup);
     let mut ops = Filling::on(&setup);

@@ -640,6 +640,15 @@ fn fast_commit_in_parts() {
     plant.shows_as(&[Kind::NotIdempotent, Kind::PromiseLost, Kind::Fsck]);
 }
 
+/// Only what Linux makes of it shows it.
+#[test]
+fn fast_commit_attribute_block() {
+    let plant = fast_commits(Bug::FastCommitAttributeBlock);
+    let plant = plant.setup("create /n; setxattr /n user.r 700; append /n 20000");
+    let plant = plant.with(|config| config.compare_every = 1);
+    plant.ops("append /n 4096; fsync /n").shows_as(&[Kind::Disagrees]);
+}
+
 /// e2fsck looks for the front of such a log behind the area.
 #[test]
 fn log_goes_round() {
@@ -793,6 +802,12 @@ fn part_data_not_awaited() {
     let ops = "append /G0/a 100; fsync /G0/a; append /G0/a 5000; fsync /G0/a";
     let kinds = [Kind::PromiseLost, Kind::ForeignBytes];
     Plant::groups(Bug::PartDataNotAwaited).ops(&format!("{ELSEWHERE}{ops}")).shows_as(&kinds);
+}
+
+#[test]
+fn part_overwrite_not_flushed() {
+    let ops = "write /G0/a 0 4096; fdatasync /G0/a; write /G0/a 0 4096; fdatasync /G0/a";
+    Plant::groups(Bug::PartOverwriteNotFlushed).ops(ops).shows_as(&[Kind::PromiseLost]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! reserved before its handles may use them, so that a commit never runs out of log. All of it
 //! is guarded by the journal's state lock, which is never held over a commit or a checkpoint.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -15,6 +16,17 @@ use crate::journal::{Journal, State};
 use crate::part::ADDED_BLOCKS;
 use crate::stats;
 use crate::transaction::{Phase, Running, Transaction};
+
+thread_local! {
+    /// How often a handle of this thread waited for a commit or a checkpoint before it could start.
+    static WAITS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often handles of the calling thread had to wait for room, that is for a commit or a
+/// checkpoint. Only the difference of two calls means anything.
+pub fn room_waits_of_this_thread() -> u64 {
+    WAITS.get()
+}
 
 /// What a handle is given.
 pub(crate) struct Admitted {
@@ -59,12 +71,14 @@ impl Journal {
                 }
                 Admission::TransactionFull(tid) => {
                     waiting_since.get_or_insert_with(Instant::now);
+                    WAITS.set(WAITS.get() + 1);
                     drop(state);
                     self.commit(tid)?;
                     state = self.inner.state.lock();
                 }
                 Admission::LogFull => {
                     waiting_since.get_or_insert_with(Instant::now);
+                    WAITS.set(WAITS.get() + 1);
                     drop(state);
                     stats::add(&self.inner.counters.log_full, 1);
                     self.make_room(credits)?;

@@ -35,6 +35,7 @@ pub mod recovery;
 mod stats;
 mod transaction;
 
+pub use admission::room_waits_of_this_thread;
 pub use area::{AreaStats, AreaWrite, AreaWriter, Submitted, write_table};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use commit::{PartialCommit, WholeReason};

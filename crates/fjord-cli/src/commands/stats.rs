@@ -21,12 +21,20 @@ to a commit of everything, for the reasons shown.
 Examples:
   fjord stats /mnt
   fjord stats --watch /mnt
+  fjord stats --watch=0.2 /mnt
   fjord stats --json /mnt | jq .fsync.fallbacks")]
 pub(crate) struct Args {
     /// Directory that a fjord mount stands on, or one below
     dir: PathBuf,
     /// Print a line every so many seconds: what was done since the last one
-    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    #[arg(
+        short,
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1"
+    )]
     watch: Option<f64>,
     /// Print JSON; with --watch a document per line
     #[arg(long)]

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use fjord::{FileKind, Timespec};
 use fjord_format::jbd2::fast_commit::{HEAD_TAG_BYTES, starts_with_head};
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
@@ -221,7 +221,10 @@ fn by_e2fsck(path: &Path) -> Result<By> {
 }
 
 fn by_linux(path: &Path) -> Result<By> {
-    KernelMount::new(path, "rw")?.unmount().map(|()| By::Recovered)
+    KernelMount::new(path, "rw")?.unmount()?;
+    let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(path))?;
+    ensure!(said.code == Some(0), "e2fsck finds damage behind it: {}", said.stdout.trim());
+    Ok(By::Recovered)
 }
 
 fn has_records(plan: &Plan) -> bool {

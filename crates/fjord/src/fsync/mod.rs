@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
+use fjord_journal::room_waits_of_this_thread;
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
@@ -78,13 +79,17 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     // A sync by somebody else must know of the writes that are under way here.
     let _busy = fs.dirty_inodes.begin(inode);
     let behind_barriers = fs.data_in_order.load(Ordering::Acquire);
+    let waits = room_waits_of_this_thread();
     let result = if behind_barriers && !fs.fsync_policy.keeps_barriers() {
         Compound.fsync(fs, inode, datasync)
     } else {
         fs.fsync_policy.fsync(fs, inode, datasync)
     };
     match result {
-        Ok(outcome) => {
+        Ok(mut outcome) => {
+            if outcome == Outcome::Policy && room_waits_of_this_thread() != waits {
+                outcome = Outcome::Fallback(Fallback::TransactionFull);
+            }
             fs.fsync_counters.served(outcome, began.elapsed());
             Ok(())
         }

@@ -51,11 +51,13 @@ pub enum Fallback {
     ExtentTree,
     /// The change is tied to one of the superblock.
     Superblock,
+    /// The transaction or the log of everything was full: a commit or a checkpoint came first.
+    TransactionFull,
 }
 
 impl Fallback {
     /// All reasons, in order.
-    pub const ALL: [Fallback; 21] = [
+    pub const ALL: [Fallback; 22] = [
         Fallback::NotAFile,
         Fallback::HardLink,
         Fallback::Rename,
@@ -77,6 +79,7 @@ impl Fallback {
         Fallback::DirectoryChanged,
         Fallback::ExtentTree,
         Fallback::Superblock,
+        Fallback::TransactionFull,
     ];
 
     /// Name for statistics.
@@ -103,6 +106,7 @@ impl Fallback {
             Fallback::DirectoryChanged => "directory-changed",
             Fallback::ExtentTree => "extent-tree",
             Fallback::Superblock => "superblock",
+            Fallback::TransactionFull => "transaction-full",
         }
     }
 }
