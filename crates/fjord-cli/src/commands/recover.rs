@@ -27,6 +27,7 @@ struct Outcome {
     transactions: u32,
     replayed_blocks: usize,
     revoked_blocks: usize,
+    fast_commits: u32,
     i_transactions: usize,
 }
 
@@ -39,6 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         transactions: report.map_or(0, |r| r.transactions),
         replayed_blocks: report.map_or(0, |r| r.replayed_blocks),
         revoked_blocks: report.map_or(0, |r| r.revoked_blocks),
+        fast_commits: report.map_or(0, |r| r.fast_commits),
         i_transactions: found.as_ref().map_or(Ok(0), |plan| {
             let found = plan.i_transactions().map_err(|e| Failure::new(e.to_string()));
             found.map(|found| found.len())
@@ -51,10 +53,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return output::json(&outcome);
     }
     output::print(if outcome.was_dirty || outcome.i_transactions > 0 {
-        let fsyncs = match outcome.i_transactions {
+        let applied = |count: usize, what: &str| match count {
             0 => String::new(),
-            count => format!(", {count} i-transactions applied"),
+            count => format!(", {count} {what} applied"),
         };
+        let fsyncs = applied(outcome.fast_commits as usize, "fast commits")
+            + &applied(outcome.i_transactions, "i-transactions");
         format!(
             "{}: recovered: {} transactions, {} blocks replayed{fsyncs}; clean\n",
             args.image.display(),

@@ -373,3 +373,30 @@ impl Differences {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::Cred;
+    use crate::error::Error;
+    use crate::namei;
+    use crate::testing::TestFs;
+
+    /// A log may be forged: checksums are no secret.
+    #[test]
+    fn a_directory_gets_no_second_name() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let fs = &test.fs;
+        let root = table::get(fs, InodeNo::ROOT).expect("a root");
+        let dir = namei::mkdir(fs, &root, b"d", 0o755, &Cred::root()).expect("a directory").ino();
+        fs.journal().commit_running().expect("committed");
+        let record =
+            |ino, name: &[u8]| EntryRecord { parent: InodeNo::ROOT, ino, name: name.into() };
+        for (ino, name) in [(dir, b"again"), (InodeNo::ROOT, b"roots")] {
+            let error = apply(fs, vec![Record::Link(record(ino, name))]).expect_err("damage");
+            assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+        }
+        let moved = [Record::Link(record(dir, b"moved")), Record::Unlink(record(dir, b"d"))];
+        apply(fs, moved.into()).expect("a rename");
+    }
+}
