@@ -112,6 +112,10 @@ pub const FAR_1K: Features = Features {
     ..set("far-1k", &["-b", "1024", "-m", "0", "-J", "size=1", "-O", "fast_commit"])
 };
 
+/// The same without room for fast commits, so that the log goes round.
+pub const SMALL_LOG: Features =
+    Features { inodes: 512, ..set("small-log", &["-b", "1024", "-m", "0", "-J", "size=1"]) };
+
 /// Room for values of attributes in inodes of their own; only for workloads that need it.
 pub const FAR_EA: Features =
     set("far-ea", &["-b", "4096", "-m", "0", "-J", "size=4", "-O", "ea_inode,fast_commit"]);
@@ -129,7 +133,7 @@ const AREA_BLOCKS: u64 = 16;
 const AREA_BYTES_MIN: u64 = 64 << 10;
 
 /// What only some workloads need; not part of campaigns otherwise.
-pub const SPECIAL: [Features; 6] = [LARGE, MANY, MANY_GROUPS, FAR_1K, FAR_EA, SPREAD];
+pub const SPECIAL: [Features; 7] = [LARGE, MANY, MANY_GROUPS, FAR_1K, SMALL_LOG, FAR_EA, SPREAD];
 
 impl Features {
     /// The set with this name, [`GROUPS`] and [`SPECIAL`] ones among them.

@@ -5,7 +5,7 @@
 //! Owns [`edges`]. Invariant: each workload still gets there; a test looks at what the engine
 //! counts and at the image that it leaves.
 
-use crate::base::{FAR_1K, FAR_EA, SPREAD};
+use crate::base::{FAR_1K, FAR_EA, SMALL_LOG, SPREAD};
 use crate::explore::Workload;
 use crate::workloads::own;
 
@@ -27,6 +27,9 @@ pub enum Edge {
     LongTruncate,
     /// The log is full, more than once: checkpoints, and the tail moves, between the operations.
     FullLog,
+    /// A log with an area for fast commits comes to its end, more than once: it is emptied, and begins
+    /// anew.
+    LogAnew,
     /// Extent trees of depth 2, that grow, are cut, and go.
     DeepExtents,
     /// Values of attributes with inodes of their own come, change and go.
@@ -37,11 +40,12 @@ pub enum Edge {
 
 impl Edge {
     /// All of them.
-    pub const ALL: [Edge; 7] = [
+    pub const ALL: [Edge; 8] = [
         Edge::IndexMade,
         Edge::IndexDeeper,
         Edge::LongTruncate,
         Edge::FullLog,
+        Edge::LogAnew,
         Edge::DeepExtents,
         Edge::ValueInodes,
         Edge::ManyRevokes,
@@ -57,7 +61,8 @@ impl Edge {
                 (FAR_1K, index(before), named(before..ROOT_ENTRIES * NAMES_PER_BLOCK))
             }
             Edge::LongTruncate => (SPREAD, spread(), long_truncate()),
-            Edge::FullLog => (FAR_1K, String::new(), full_log()),
+            Edge::FullLog => (SMALL_LOG, String::new(), full_log()),
+            Edge::LogAnew => (FAR_1K, String::new(), full_log()),
             Edge::DeepExtents => (FAR_1K, scattered(), deep_extents()),
             Edge::ValueInodes => (FAR_EA, filled(11_200_000), value_inodes()),
             Edge::ManyRevokes => (FAR_1K, filled(14_540_000), many_revokes()),
@@ -302,6 +307,15 @@ mod tests {
         let there = run_to(Edge::FullLog, "fsync");
         let journal = there.stats.journal;
         assert!(journal.log_full > 0 && journal.checkpoint_blocks > 0, "{journal:?}");
+    }
+
+    #[test]
+    fn logs_begin_anew() {
+        /// Blocks of the whole journal.
+        const BLOCKS: u64 = 1024;
+        let journal = run_to(Edge::LogAnew, "fsync").stats.journal;
+        let written = journal.metadata_blocks + journal.descriptor_blocks + journal.commits;
+        assert!(written > BLOCKS && journal.checkpoint_blocks > 0, "{journal:?}");
     }
 
     #[test]
