@@ -144,7 +144,7 @@ impl Report {
                 let _ = writeln!(text, "\n{} · {} {threads}", case.workload, case.thread_count);
                 let _ = writeln!(
                     text,
-                    "  {:<16}{:>12}{:>9}{:>10}{:>10}{:>10}{:>9}{:>9}",
+                    "  {:<32}{:>12}{:>9}{:>10}{:>10}{:>10}{:>9}{:>9}",
                     "target", "rate", "", "p50 µs", "p99 µs", "p99.9 µs", "÷ raw", "÷ kernel"
                 );
                 last = Some(heading);
@@ -158,7 +158,7 @@ impl Report {
                 |ratio: Option<f64>| ratio.map_or("–".into(), |ratio| format!("{ratio:.2}"));
             let _ = writeln!(
                 text,
-                "  {:<16}{:>12.0}{:>9}{:>10}{:>10}{:>10}{:>9}{:>9}",
+                "  {:<32}{:>12.0}{:>9}{:>10}{:>10}{:>10}{:>9}{:>9}",
                 case.target,
                 case.rate,
                 case.unit,
@@ -171,14 +171,14 @@ impl Report {
         }
         if !self.opens.is_empty() {
             let _ = writeln!(text, "\nopen-huge · an image of 16 TiB");
-            let _ = writeln!(text, "  {:<16}{:>12}{:>14}", "target", "ms", "resident MiB");
+            let _ = writeln!(text, "  {:<32}{:>12}{:>14}", "target", "ms", "resident MiB");
         }
         for open in &self.opens {
             let resident = open
                 .resident_bytes
                 .map_or("–".into(), |bytes| format!("{:.1}", bytes as f64 / (1 << 20) as f64));
             let _ =
-                writeln!(text, "  {:<16}{:>12.1}{:>14}", open.target, open.milliseconds, resident);
+                writeln!(text, "  {:<32}{:>12.1}{:>14}", open.target, open.milliseconds, resident);
         }
         for skipped in &self.skipped {
             let _ = writeln!(text, "\nleft out: {skipped}");

@@ -403,7 +403,7 @@ impl ExperimentReport {
                 self.write_heading(&mut text, row);
                 last = Some(heading);
             }
-            let _ = write!(text, "  {:<28}", row.target);
+            let _ = write!(text, "  {:<32}", row.target);
             for (column, value) in &row.numbers.0 {
                 let _ = write!(text, "{:>1$}", number(*value, column.decimals), width(column));
             }
@@ -432,7 +432,7 @@ impl ExperimentReport {
     }
 
     fn write_heading(&self, text: &mut String, row: &Row) {
-        let _ = write!(text, "\n{} · {}\n  {:<28}", row.device, row.setting, "target");
+        let _ = write!(text, "\n{} · {}\n  {:<32}", row.device, row.setting, "target");
         for (column, _) in &row.numbers.0 {
             let _ = write!(text, "{:>1$}", column.heading, width(column));
         }
@@ -447,11 +447,11 @@ impl ExperimentReport {
         for mean in &self.means {
             if last != Some(&mean.device) {
                 let _ =
-                    write!(text, "\n{} · mean over the settings\n  {:<28}", mean.device, "target");
+                    write!(text, "\n{} · mean over the settings\n  {:<32}", mean.device, "target");
                 self.write_gain_headings(text);
                 last = Some(&mean.device);
             }
-            let _ = write!(text, "  {:<28}", mean.target);
+            let _ = write!(text, "  {:<32}", mean.target);
             self.write_gains(text, &mean.gains);
             let _ = writeln!(text, "  {}", mean.paper.unwrap_or("–"));
         }
