@@ -145,7 +145,11 @@ impl Features {
     /// What stands for this set under a policy.
     #[must_use]
     pub fn under(self, policy: FsyncPolicyKind) -> Features {
-        if policy == FsyncPolicyKind::Group && self == MANY { MANY_GROUPS } else { self }
+        match policy {
+            FsyncPolicyKind::Group if self == MANY => MANY_GROUPS,
+            FsyncPolicyKind::FastCommit if self == SMALL_LOG => FAR_1K,
+            _ => self,
+        }
     }
 
     /// The same with so many areas for i-transactions.
