@@ -356,8 +356,9 @@ fn shared_dirs(seed: u64, round: u64) -> Workload {
         for (number, text) in threads.iter_mut().enumerate() {
             if number == maker {
                 *text += &format!("mkdir /s{dir}; ");
-                *text +=
-                    &if depth.is_empty() { String::new() } else { format!("mkdir /s{dir}/e; ") };
+                if !depth.is_empty() {
+                    *text += &format!("mkdir /s{dir}{depth}; ");
+                }
             } else {
                 // Takes about as long, so that the directory is there and not yet logged.
                 let changes = 2 + rng.below(8);

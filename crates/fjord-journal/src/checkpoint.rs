@@ -73,6 +73,12 @@ impl Journal {
         })
     }
 
+    /// Waits until nobody checkpoints. Not with the committer's place, which whoever checkpoints may
+    /// wait for.
+    pub(crate) fn wait_for_checkpoint(&self) {
+        drop(self.lock_checkpoint(Class::Sync));
+    }
+
     /// As [`Journal::checkpoint_all`], for a caller who has the committer's place and so must not
     /// wait for whoever checkpoints now. Whether the log is empty afterwards.
     pub(crate) fn empty_log(&self, log: &Log) -> Result<bool> {

@@ -234,8 +234,7 @@ impl Journal {
             }
             drop(place);
             if !is_done {
-                // Without the place: whoever checkpoints may wait for that.
-                drop(self.lock_checkpoint(Class::Sync));
+                self.wait_for_checkpoint();
             }
             state = self.inner.state.lock();
         }

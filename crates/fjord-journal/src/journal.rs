@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use fjord_block::{Boost, Class, Device, DeviceExt};
+use fjord_block::{Boost, Device, DeviceExt};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Condvar, Mutex};
@@ -388,8 +388,7 @@ impl Journal {
             });
             drop(place);
             if !result? {
-                // Without the place: whoever checkpoints may wait for that.
-                drop(self.lock_checkpoint(Class::Sync));
+                self.wait_for_checkpoint();
             }
             state = self.inner.state.lock();
         }

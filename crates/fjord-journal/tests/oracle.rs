@@ -161,6 +161,14 @@ fn compare(dirty: &Path, scratch: &Scratch) -> Result<Vec<recovery::Case>> {
     }
 }
 
+/// Makes an image and mounts it; only fsyncs commit.
+fn mounted_by_linux(image: &Path, features: &[&str]) -> Result<KernelMount> {
+    image::make_sparse(image, 64 << 20)?;
+    let mut mke2fs = tools::command("mke2fs")?;
+    tools::run(mke2fs.args(["-q", "-F"]).args(features).arg(image))?.ok()?;
+    KernelMount::new(image, "rw,commit=300")
+}
+
 #[test]
 fn journals_written_by_linux_replay_as_under_e2fsck() -> Result<()> {
     tools::require_root()?;
@@ -183,10 +191,7 @@ fn a_file_that_was_open_without_a_name_does_not_change_the_replay() -> Result<()
     tools::require_root()?;
     let scratch = Scratch::in_memory("journal-orphan")?;
     let live = scratch.join("live.img");
-    image::make_sparse(&live, 64 << 20)?;
-    let mut mke2fs = tools::command("mke2fs")?;
-    tools::run(mke2fs.args(["-q", "-F", "-t", "ext3", "-b", "1024"]).arg(&live))?.ok()?;
-    let mount = KernelMount::new(&live, "rw,commit=300")?;
+    let mount = mounted_by_linux(&live, &["-t", "ext3", "-b", "1024"])?;
     let name = mount.path().join("open");
     let file = fs::File::create(&name)?;
     file.write_all_at(&[0x55; 4096], 0)?;
@@ -247,10 +252,7 @@ fn a_fast_commit_area_is_handed_over_and_stays_until_it_is_applied() -> Result<(
     tools::require_root()?;
     let scratch = Scratch::in_memory("journal-fast-commit")?;
     let live = scratch.join("live.img");
-    image::make_sparse(&live, 64 << 20)?;
-    let mut mke2fs = tools::command("mke2fs")?;
-    tools::run(mke2fs.args(["-q", "-F", "-t", "ext4", "-O", "fast_commit"]).arg(&live))?.ok()?;
-    let mount = KernelMount::new(&live, "rw,commit=300")?;
+    let mount = mounted_by_linux(&live, &["-t", "ext4", "-O", "fast_commit"])?;
     let file = fs::File::create(mount.path().join("file"))?;
     file.sync_all()?;
     for number in 0..5u64 {

@@ -21,7 +21,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fjord_block::Class;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
@@ -160,8 +159,7 @@ impl Journal {
                 return self.commit_wanted(log, parts);
             }
             drop(place);
-            // Without the place: whoever checkpoints may wait for that.
-            drop(self.lock_checkpoint(Class::Sync));
+            self.wait_for_checkpoint();
             state = self.inner.state.lock();
         }
     }
