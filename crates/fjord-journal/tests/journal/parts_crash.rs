@@ -7,8 +7,8 @@
 //! Does not verify: torn sectors.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::BlockNo;
@@ -310,6 +310,9 @@ proptest! {
 }
 
 const ROUNDS: u64 = 80;
+/// In every so-manieth round the threads wait for each other around their handles, and then for the
+/// commit of one part: however they are scheduled, parts are committed beside others.
+const MEETING_INTERVAL: u64 = 8;
 
 /// Each thread's handles add 1 to its own block and entry; some do so in two parts at once, and
 /// count that in a block of each. Whatever commits when, block and entry agree, both counts of
@@ -324,6 +327,7 @@ fn many_threads_commit_their_parts_at_once() {
     let buffers: Vec<_> = (0..8).map(|block| rig.buffer(block)).collect();
     let promises = parking_lot::Mutex::new(Vec::new());
     let done = AtomicBool::new(false);
+    let meeting = Barrier::new(PARTS as usize);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -334,10 +338,14 @@ fn many_threads_commit_their_parts_at_once() {
         let workers: Vec<_> = (0..PARTS)
             .map(|part| {
                 let (journal, shared, buffers) = (&journal, &shared, &buffers);
-                let (promises, rig) = (&promises, &rig);
+                let (promises, rig, meeting) = (&promises, &rig, &meeting);
                 scope.spawn(move || {
                     let mut rng = StdRng::seed_from_u64(u64::from(part));
                     for round in 1..=ROUNDS {
+                        let meets = round % MEETING_INTERVAL == 0;
+                        if meets {
+                            meeting.wait();
+                        }
                         let handle = journal.start(4).unwrap();
                         set_value(&mut handle.get_write(&buffers[part as usize]).unwrap(), round);
                         set_entry(&handle, shared, part, round);
@@ -350,6 +358,13 @@ fn many_threads_commit_their_parts_at_once() {
                             }
                         }
                         let tid = handle.stop();
+                        if meets {
+                            meeting.wait();
+                            if part == 0 {
+                                journal.commit_parts(tid, &[Part(part)]).unwrap();
+                            }
+                            meeting.wait();
+                        }
                         match rng.random_range(0..20) {
                             0 => journal.commit(tid).unwrap(),
                             1..10 => drop(journal.commit_parts(tid, &[Part(part)]).unwrap()),
