@@ -159,6 +159,11 @@ impl PageLru {
         self.budget_bytes / 2
     }
 
+    /// Dirty bytes from which even those must who dirty little.
+    pub(crate) fn urgent_threshold_bytes(&self) -> u64 {
+        self.budget_bytes / 4 * 3
+    }
+
     /// Bytes of data writes that may be under way while nobody waits for them.
     pub(crate) fn unawaited_threshold_bytes(&self) -> u64 {
         self.budget_bytes / 8

@@ -15,7 +15,7 @@ use crate::alloc::Goal;
 use crate::attr::FileKind;
 use crate::error::{Error, Result};
 use crate::file::read::load_page;
-use crate::file::{inline, truncate, write, writeback};
+use crate::file::{background, inline, truncate, write, writeback};
 use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map::{self, MapKind};
@@ -73,7 +73,7 @@ pub(crate) fn fallocate(
     if !valid || FallocMode::from_bits(mode.bits()).is_none() {
         return Err(Errno::OPNOTSUPP.into());
     }
-    writeback::throttle(fs);
+    background::throttle(fs, inode);
     let mut in_flight = inode.lock_writeback();
     writeback::drain(fs, inode, &mut in_flight)?;
     {

@@ -8,6 +8,7 @@
 //! - blocks are taken away from a file only under its `writeback` lock, when nothing is
 //!   in flight.
 
+pub(crate) mod background;
 pub(crate) mod carry;
 pub(crate) mod fallocate;
 pub(crate) mod inline;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::attr::{FileKind, S_ISGID, S_ISUID, S_IXGRP};
 use crate::error::Result;
 use crate::file::read::load_page;
-use crate::file::{inline, writeback};
+use crate::file::{background, inline};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState, flags};
 use crate::map::{self, MapKind};
@@ -47,7 +47,7 @@ pub(crate) fn write(
     options: WriteOptions,
 ) -> Result<usize> {
     fs.check_writable()?;
-    writeback::throttle(fs);
+    background::throttle(fs, inode);
     let mut state = inode.state.write();
     check_target(&state)?;
     let offset = if options.append { state.size } else { offset };

@@ -14,30 +14,24 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
 use fjord_format::BlockNo;
-use parking_lot::MutexGuard;
 
 use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
 use crate::error::Result;
 use crate::file::carry::DeferredRun;
+use crate::file::pace::{self, Pace, Pass};
 use crate::file::truncate::{note_growth, settle_size, shown_size, shown_size_before};
 use crate::fs::FsInner;
-use crate::fs::dirty::Busy;
 use crate::inode::{InFlight, InFlightWrite, Inode, InodeState, disk};
 use crate::map::{self, MapKind};
 use crate::options::DataMode;
 
 /// Pages taken in one go.
 const BATCH_PAGES: usize = 2048;
-/// Inodes that are written back together,
-const GROUP_INODES: usize = 64;
-/// each with at most so many pages.
-const GROUP_PAGES_MAX: usize = 64;
 /// Batches of background writeback in flight at once.
 const BATCHES_IN_FLIGHT: usize = 3;
 
@@ -93,7 +87,7 @@ impl WriteRun {
 }
 
 /// Runs whose data has been submitted.
-struct Batch {
+pub(super) struct Batch {
     runs: Vec<WriteRun>,
     tickets: Vec<Ticket>,
     /// The size in bytes that a crash may show once they are written. That of the moment at which
@@ -101,6 +95,8 @@ struct Batch {
     shown_size: u64,
     /// The last one is a barrier.
     ends_epoch: bool,
+    /// Given back when the writes are complete.
+    pass: Option<Pass>,
 }
 
 /// Writes back what is dirty in `range` of pages, and the inode itself if it is dirty.
@@ -139,7 +135,7 @@ pub(crate) fn write_locked(
 /// Records the failure of a writeback: for the files that have the inode open, and, unless
 /// it was a mere lack of space, for the whole file system. Pages that stayed dirty are tried
 /// again later.
-fn noting(fs: &Arc<FsInner>, inode: &Arc<Inode>, result: Result<()>) -> Result<()> {
+pub(super) fn noting(fs: &Arc<FsInner>, inode: &Arc<Inode>, result: Result<()>) -> Result<()> {
     if let Err(error) = &result {
         inode.wb_errors.fetch_add(1, Ordering::AcqRel);
         fs.note_write_error(error);
@@ -150,7 +146,7 @@ fn noting(fs: &Arc<FsInner>, inode: &Arc<Inode>, result: Result<()>) -> Result<(
     result
 }
 
-fn write_batches(
+pub(super) fn write_batches(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     in_flight: &mut InFlight,
@@ -174,13 +170,13 @@ fn write_batches(
 }
 
 /// The size in bytes that the file must have on disk, at least, when all of it is written back.
-fn wanted_size(inode: &Inode, range: &Range<u64>) -> u64 {
+pub(super) fn wanted_size(inode: &Inode, range: &Range<u64>) -> u64 {
     if *range == (0..u64::MAX) { inode.state.read().size } else { 0 }
 }
 
 /// Submits the dirty pages of `range`. Background batches that are not complete yet are left
 /// in `pending`, also when a later one fails.
-fn submit_all(
+pub(super) fn submit_all(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     in_flight: &mut InFlight,
@@ -191,8 +187,10 @@ fn submit_all(
     let mut cursor = range.start;
     let mut written = 0;
     loop {
+        let pass = pass(fs, inode, mode, pending)?;
         let mut state = inode.state.write();
         let batch_pages = match mode {
+            _ if pass.is_some() => Pace::pass_pages(fs.geo.block_size),
             Mode::DataFirst(_) => fs.pace.batch_pages(fs.geo.block_size),
             Mode::Fsync { .. } | Mode::Barrier { .. } => BATCH_PAGES,
         };
@@ -209,12 +207,16 @@ fn submit_all(
             journal_pages(fs, inode, &mut state, pages, written)?;
             continue;
         }
-        let batch = submit(fs, inode, &mut state, pages, written, mode)?;
+        let mut batch = submit(fs, inode, &mut state, pages, written, mode)?;
         match mode {
             Mode::Fsync { .. } | Mode::Barrier { .. } => {
                 let datasync = mode.is_datasync();
                 record(fs, inode, &mut state, &batch, &batch.tickets, datasync)?;
                 drop(state);
+                if pass.is_some() {
+                    // What went wrong is for whoever ends the writes to say.
+                    batch.tickets.iter().for_each(|ticket| drop(ticket.wait()));
+                }
                 if batch.ends_epoch {
                     inode.in_place.record_barrier(inode.in_place.mark());
                 }
@@ -222,6 +224,7 @@ fn submit_all(
             }
             Mode::DataFirst(_) => {
                 drop(state);
+                batch.pass = pass;
                 pending.push_back(batch);
                 if pending.len() >= BATCHES_IN_FLIGHT
                     && let Some(batch) = pending.pop_front()
@@ -231,6 +234,26 @@ fn submit_all(
             }
         }
     }
+}
+
+/// What a batch needs while somebody calls fsync for small files, if there is much to write. What
+/// the caller has under way is completed first: it may hold what others, or it, wait for.
+fn pass(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    mode: Mode,
+    pending: &mut VecDeque<Batch>,
+) -> Result<Option<Pass>> {
+    let is_bulk = !matches!(mode, Mode::Barrier { .. })
+        && inode.pages.dirty_count() > pace::SMALL_PAGES
+        && fs.pace.needs_pass();
+    if !is_bulk {
+        return Ok(None);
+    }
+    while let Some(batch) = pending.pop_front() {
+        complete(fs, inode, batch)?;
+    }
+    Ok(Some(fs.pace.pass()))
 }
 
 /// Notes writes that the caller does not wait for here.
@@ -255,7 +278,7 @@ pub(crate) fn journals_data(fs: &FsInner, state: &InodeState) -> bool {
 /// Stores an inode whose lazily kept fields (times) changed, and its size as far as no dirty page
 /// keeps it back: pages that would have moved the on-disk size on may have been punched out.
 /// Gives the size that is on disk; all there can be, of a file that is as long there as in memory.
-fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<u64> {
+pub(super) fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> Result<u64> {
     let mut state = inode.state.write();
     let grows = shown_size(fs, inode, &state, state.disk.size) > state.disk.size;
     let lazy = state.dirty && !mode.is_datasync();
@@ -319,7 +342,7 @@ fn submit(
     if matches!(mode, Mode::DataFirst(_)) {
         inode.quasi_async.began(&tickets);
     }
-    Ok(Batch { runs, tickets, shown_size, ends_epoch })
+    Ok(Batch { runs, tickets, shown_size, ends_epoch, pass: None })
 }
 
 /// Class and order of data writes. Data that is complete before its extents enter a transaction
@@ -412,12 +435,13 @@ fn existing(
 }
 
 /// Waits for a background batch, then inserts its extents.
-fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, batch: Batch) -> Result<()> {
+pub(super) fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, mut batch: Batch) -> Result<()> {
     if !planted(Bug::WritebackNotAwaited) {
         for ticket in &batch.tickets {
             ticket.wait()?;
         }
     }
+    drop(batch.pass.take());
     inode.quasi_async.ended();
     let mut state = inode.state.write();
     record(fs, inode, &mut state, &batch, &[], true)?;
@@ -677,113 +701,4 @@ pub(crate) fn flush_for_rename(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<
         write_inode(fs, inode, 0..u64::MAX, Mode::Fsync { datasync: true })?;
     }
     Ok(())
-}
-
-/// Writes back inodes from the dirty list that have been dirty for `age`, oldest first,
-/// until `enough` says so. Errors are recorded in the inodes and the file system.
-pub(crate) fn write_old(fs: &Arc<FsInner>, age: Duration, class: Class, enough: impl Fn() -> bool) {
-    let now = Instant::now();
-    loop {
-        let mut group = Vec::new();
-        while group.len() < GROUP_INODES
-            && !enough()
-            && let Some(busy) = fs.dirty_inodes.pop_older_than(now, age)
-        {
-            group.push(busy);
-        }
-        if group.is_empty() {
-            return;
-        }
-        if let Err(error) = write_group(fs, group, class) {
-            tracing::warn!(%error, "writeback failed");
-        }
-    }
-}
-
-/// An inode of a group whose data is on its way.
-struct Started<'a> {
-    busy: &'a Busy<'a>,
-    in_flight: MutexGuard<'a, InFlight>,
-    pending: VecDeque<Batch>,
-    /// See [`wanted_size`].
-    wanted: u64,
-    result: Result<()>,
-}
-
-/// Writes back many inodes, keeping the device busy with the data of several at once: files
-/// of a page or two would otherwise each cost a round trip. Files with much data come after
-/// them, alone: an fsync of a small file must not wait for the lock of a group behind a big one.
-///
-/// # Errors
-/// The first error met; the other inodes are written all the same.
-pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class) -> Result<()> {
-    let mut first_error = Ok(());
-    for part in group.chunks(GROUP_INODES) {
-        let mut started: Vec<Started<'_>> = Vec::new();
-        let mut others = Vec::new();
-        for busy in part {
-            let is_small = busy.inode().pages.dirty_count() <= GROUP_PAGES_MAX;
-            let one = match is_small {
-                true => start_one(fs, busy, started.is_empty(), class),
-                false => None,
-            };
-            match one {
-                Some(one) => started.push(one),
-                None => others.push(busy),
-            }
-        }
-        for one in started {
-            first_error = first_error.and(end_one(fs, one, class));
-        }
-        for busy in others {
-            let written = write_inode(fs, busy.inode(), 0..u64::MAX, Mode::DataFirst(class));
-            first_error = first_error.and(written);
-        }
-    }
-    first_error
-}
-
-/// Submits the data of an inode that has little. `None` if somebody else holds the inode: whoever holds several
-/// may wait for none but the first, or two groups would wait for each other.
-fn start_one<'a>(
-    fs: &Arc<FsInner>,
-    busy: &'a Busy<'a>,
-    may_wait: bool,
-    class: Class,
-) -> Option<Started<'a>> {
-    let inode = busy.inode();
-    let mut in_flight =
-        if may_wait { inode.lock_writeback() } else { inode.writeback.try_lock()? };
-    let mut pending = VecDeque::new();
-    let mode = Mode::DataFirst(class);
-    let wanted = wanted_size(inode, &(0..u64::MAX));
-    let result = drain(fs, inode, &mut in_flight)
-        .and_then(|()| submit_all(fs, inode, &mut in_flight, 0..u64::MAX, mode, &mut pending));
-    Some(Started { busy, in_flight, pending, wanted, result })
-}
-
-fn end_one(fs: &Arc<FsInner>, mut one: Started<'_>, class: Class) -> Result<()> {
-    let inode = one.busy.inode();
-    let mut result = one.result;
-    for batch in one.pending {
-        result = result.and(complete(fs, inode, batch));
-    }
-    let mode = Mode::DataFirst(class);
-    let result = result.and_then(|()| match store_lazy(fs, inode, mode)? {
-        size if size >= one.wanted => Ok(()),
-        _ => write_batches(fs, inode, &mut one.in_flight, 0..u64::MAX, mode),
-    });
-    noting(fs, inode, result)
-}
-
-/// Lets a writer wait while too much of the cache is dirty. Called without any lock held.
-pub(crate) fn throttle(fs: &Arc<FsInner>) {
-    let lru = &fs.page_lru;
-    if lru.dirty_bytes() > lru.background_threshold_bytes() {
-        fs.wake_writeback();
-    }
-    if lru.dirty_bytes() > lru.throttle_threshold_bytes() {
-        let limit = lru.throttle_threshold_bytes();
-        write_old(fs, Duration::ZERO, Class::Async, || lru.dirty_bytes() <= limit);
-    }
 }

@@ -33,12 +33,25 @@ pub(crate) struct DirtyList {
 pub(crate) struct Busy<'a> {
     list: &'a DirtyList,
     inode: Arc<Inode>,
+    /// Since when it was on the list from which it was taken.
+    since: Option<Instant>,
 }
 
 impl Busy<'_> {
     /// The inode.
     pub(crate) fn inode(&self) -> &Arc<Inode> {
         &self.inode
+    }
+
+    /// Puts the inode on the list again, behind the others, as old as it was.
+    pub(crate) fn put_back(self) {
+        let mut entries = self.list.entries.lock();
+        if entries.members.insert(self.inode.ino.0) {
+            let since = self.since.unwrap_or_else(Instant::now);
+            entries.queue.push_back((since, self.inode.clone()));
+        }
+        // Before `self`, which takes the lock.
+        drop(entries);
     }
 }
 
@@ -76,7 +89,7 @@ impl DirtyList {
     /// Marks an inode as being written back.
     pub(crate) fn begin(&self, inode: &Arc<Inode>) -> Busy<'_> {
         self.entries.lock().set_busy(inode);
-        Busy { list: self, inode: inode.clone() }
+        Busy { list: self, inode: inode.clone(), since: None }
     }
 
     /// Takes the oldest inode if it has been dirty for `age`.
@@ -86,10 +99,10 @@ impl DirtyList {
         if now.saturating_duration_since(*since) < age {
             return None;
         }
-        let (_, inode) = entries.queue.pop_front()?;
+        let (since, inode) = entries.queue.pop_front()?;
         entries.members.remove(&inode.ino.0);
         entries.set_busy(&inode);
-        Some(Busy { list: self, inode })
+        Some(Busy { list: self, inode, since: Some(since) })
     }
 
     /// Takes all inodes, with those that others are writing back.
@@ -101,7 +114,7 @@ impl DirtyList {
         for inode in &taken {
             entries.set_busy(inode);
         }
-        taken.into_iter().map(|inode| Busy { list: self, inode }).collect()
+        taken.into_iter().map(|inode| Busy { list: self, inode, since: None }).collect()
     }
 
     /// Takes an inode off after its deletion.

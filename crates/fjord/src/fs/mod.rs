@@ -53,7 +53,7 @@ pub(crate) struct FsInner {
     /// order. Only ever set.
     pub(crate) data_in_order: AtomicBool,
     /// How much writeback sends at a time.
-    pub(crate) pace: Pace,
+    pub(crate) pace: Arc<Pace>,
     /// Bytes of data writes under way for which nobody waits in an fsync.
     pub(crate) unawaited_bytes: AtomicU64,
     /// Layout, fixed for the life of the mount.

@@ -27,7 +27,6 @@ use crate::cache::page::PageLru;
 use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
-use crate::file::pace::Pace;
 use crate::fs::superblock::SuperState;
 use crate::fs::{Counters, FsInner, dirty, mmp, status, sync, threads};
 use crate::fsync;
@@ -311,7 +310,7 @@ fn build(
         device,
         scheduler,
         data_in_order: AtomicBool::new(false),
-        pace: Pace::default(),
+        pace: Arc::default(),
         unawaited_bytes: AtomicU64::new(0),
         meta,
         page_lru: PageLru::new(budget - meta_budget - inode_budget, geo.block_size),

@@ -11,7 +11,7 @@ use fjord_block::Class;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
-use crate::file::writeback;
+use crate::file::background;
 use crate::fs::FsInner;
 use crate::fs::status::ShutdownMode;
 
@@ -73,7 +73,7 @@ impl FsInner {
     }
 
     fn write_all_dirty(self: &Arc<Self>) -> Result<()> {
-        writeback::write_group(self, self.dirty_inodes.take_all(), Class::Async)
+        background::write_group(self, self.dirty_inodes.take_all(), Class::Async)
     }
 
     /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.

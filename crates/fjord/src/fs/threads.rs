@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use fjord_block::Class;
 use parking_lot::{Condvar, Mutex};
 
-use crate::file::{carry, writeback};
+use crate::file::background::{self, Want};
+use crate::file::carry;
 use crate::fs::FsInner;
 
 /// Longest sleep between looks at the clock.
@@ -137,18 +138,19 @@ fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), who: Who) {
 /// Writes pages that are old, or any while more than the background share is dirty.
 fn write_back(fs: &Arc<FsInner>) {
     let class = Class::Background;
-    writeback::write_old(fs, fs.options.writeback_interval, class, || fs.status.is_read_only());
+    let old = Want::Older(fs.options.writeback_interval);
+    background::write_old(fs, old, class, || fs.status.is_read_only());
     // A dirty inode stays in memory, if only for its access time.
     let inodes_max = fs.inodes.capacity();
     if fs.dirty_inodes.len() > inodes_max {
-        writeback::write_old(fs, Duration::ZERO, class, || {
+        background::write_old(fs, Want::Any, class, || {
             fs.status.is_read_only() || fs.dirty_inodes.len() <= inodes_max / 2
         });
     }
     let lru = &fs.page_lru;
     let limit = lru.background_threshold_bytes();
     if lru.dirty_bytes() > limit {
-        writeback::write_old(fs, Duration::ZERO, class, || {
+        background::write_old(fs, Want::Bulk, class, || {
             fs.status.is_read_only() || lru.dirty_bytes() <= limit / 2
         });
     }

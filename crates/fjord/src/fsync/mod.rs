@@ -75,7 +75,7 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
         return unwritten_is_lost(fs, inode, datasync);
     }
     let began = Instant::now();
-    fs.pace.note_fsync(began);
+    fs.pace.note_fsync(began, inode);
     // A sync by somebody else must know of the writes that are under way here.
     let _busy = fs.dirty_inodes.begin(inode);
     let behind_barriers = fs.data_in_order.load(Ordering::Acquire);

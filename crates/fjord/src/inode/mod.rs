@@ -68,6 +68,9 @@ pub(crate) struct Inode {
     /// Known to have no file capabilities, so that a write need not look for any; only an
     /// optimisation, cleared when an attribute is set.
     pub(crate) no_capability: AtomicBool,
+    /// When fsync was called last while few pages were dirty, in the clock of
+    /// [`Pace`](crate::file::pace::Pace); 0: never. A hint.
+    pub(crate) small_fsync_ns: AtomicU64,
     /// Errors of writeback so far; an open file remembers which it has reported.
     pub(crate) wb_errors: AtomicU32,
 }
@@ -269,6 +272,7 @@ impl Inode {
             in_place: FlushCell::default(),
             entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
+            small_fsync_ns: AtomicU64::new(0),
             wb_errors: AtomicU32::new(0),
         })
     }
