@@ -167,7 +167,8 @@ fn fill(mke2fs: &[&str]) -> Result<()> {
     let img = scratch.join("image");
     workloads::make_small(&img, mke2fs)?;
     let fuse = mount(&img, &[])?;
-    let survivors = workloads::fill_up(fuse.path())?;
+    // At once.
+    let survivors = workloads::fill_up(fuse.path(), || Ok(()))?;
     let old = fuse.path().to_owned();
     fuse.unmount()?;
     image::e2fsck_clean(&img)?;

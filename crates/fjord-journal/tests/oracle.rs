@@ -115,8 +115,8 @@ fn said(output: &tools::Output) -> String {
     format!("{}{}", output.stdout, output.stderr)
 }
 
-/// Replays a copy with e2fsck and nothing else; `None` when it complains about the journal.
-fn replayed_by_e2fsck(dirty: &Path, scratch: &Scratch) -> Result<Option<Arc<dyn Device>>> {
+/// Replays a copy with e2fsck and nothing else; what it says when it complains about the journal.
+fn replayed_by_e2fsck(dirty: &Path, scratch: &Scratch) -> Result<Result<Arc<dyn Device>, String>> {
     let copy = scratch.join("by-e2fsck.img");
     image::copy_sparse(dirty, &copy)?;
     let mut command = tools::command("e2fsck")?;
@@ -124,16 +124,16 @@ fn replayed_by_e2fsck(dirty: &Path, scratch: &Scratch) -> Result<Option<Arc<dyn 
     let complained = ["corrupt", "invalid", "Invalid", "error", "bad"];
     let said = said(&output);
     let failed = output.code.is_none_or(|code| code > 1);
-    if failed || complained.iter().any(|word| said.contains(word)) {
-        return Ok(None);
-    }
     if said.contains("orphaned inode") {
-        // e2fsck goes on to free what was open when the power went; debugfs stops at the replay.
+        // It has replayed the log, and goes on to free what was open when the power went, about which
+        // it may complain; debugfs stops at the replay.
         image::copy_sparse(dirty, &copy)?;
         let mut command = tools::command("debugfs")?;
         tools::run(command.args(["-w", "-R", "journal_run"]).arg(&copy))?.ok()?;
+    } else if failed || complained.iter().any(|word| said.contains(word)) {
+        return Ok(Err(said));
     }
-    load(&copy).map(Some)
+    load(&copy).map(Ok)
 }
 
 /// Replays with fjord and with e2fsck; both must agree. Returns the rows of the table met.
@@ -144,20 +144,22 @@ fn compare(dirty: &Path, scratch: &Scratch) -> Result<Vec<recovery::Case>> {
     let ours = recover(&device, &map, size);
     let theirs = replayed_by_e2fsck(dirty, scratch)?;
     match (ours, theirs) {
-        (Ok(report), Some(theirs)) => {
+        (Ok(report), Ok(theirs)) => {
             if let Some(block) = difference(&device, &theirs, &map, size)? {
                 bail!("block {block} differs; {report:?}");
             }
             Ok(report.cases)
         }
-        (Err(error), None) => {
+        (Err(error), Err(_)) => {
             // Refusing must leave everything as it was.
             let before = load(dirty)?;
             ensure!(difference(&device, &before, &map, size)?.is_none(), "{error}: but it wrote");
             Ok(Vec::new())
         }
-        (Err(error), Some(_)) => bail!("fjord refuses what e2fsck replays: {error}"),
-        (Ok(report), None) => bail!("fjord replays what e2fsck refuses: {report:?}"),
+        (Err(error), Ok(_)) => bail!("fjord refuses what e2fsck replays: {error}"),
+        (Ok(report), Err(said)) => {
+            bail!("fjord replays what e2fsck refuses: {report:?}; e2fsck says:\n{said}")
+        }
     }
 }
 
@@ -231,7 +233,7 @@ fn damaged_logs_are_refused_or_replayed_as_under_e2fsck() -> Result<()> {
         dirty::damage_log(&image, &damaged, seed)?;
         let device = load(&damaged)?;
         match (recover(&device, &map, size), replayed_by_e2fsck(&damaged, &scratch)?) {
-            (Ok(report), Some(theirs)) => {
+            (Ok(report), Ok(theirs)) => {
                 let block = difference(&device, &theirs, &map, size)?;
                 ensure!(block.is_none(), "seed {seed}: block {block:?} differs; {report:?}");
             }
@@ -239,8 +241,8 @@ fn damaged_logs_are_refused_or_replayed_as_under_e2fsck() -> Result<()> {
             (Err(_), _) => refused += 1,
             // Linux, not yet e2fsck, takes a commit block whose header is whole for one that was
             // written in part.
-            (Ok(report), None) if report.cases.contains(&recovery::Case::PartialCommitBlock) => {}
-            (Ok(report), None) => bail!("seed {seed}: e2fsck refuses; {report:?}"),
+            (Ok(report), Err(_)) if report.cases.contains(&recovery::Case::PartialCommitBlock) => {}
+            (Ok(report), Err(said)) => bail!("seed {seed}: e2fsck refuses; {report:?}\n{said}"),
         }
     }
     ensure!(refused > 0, "no damage was noticed");

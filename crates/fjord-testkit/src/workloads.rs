@@ -312,8 +312,9 @@ const FILLERS: &[(&str, Filler)] = &[
 ];
 
 /// Fills a small file system by each operation in turn until it says ENOSPC, and checks after each
-/// that everything accepted before is there. Returns what must be there after a remount.
-pub fn fill_up(dir: &Path) -> Result<Survivors> {
+/// that everything accepted before is there. `settle` runs when room has been made, before it is used
+/// again. Returns what must be there after a remount.
+pub fn fill_up(dir: &Path, settle: impl Fn() -> Result<()>) -> Result<Survivors> {
     const MAX_STEPS: u64 = 60_000;
     let mut base = Survivors::default();
     let keep = dir.join("keep");
@@ -343,8 +344,9 @@ pub fn fill_up(dir: &Path) -> Result<Survivors> {
         ensure!(full_kinds.contains(&error.kind()), "{name}: step {steps}: {error}");
         base.check().with_context(|| format!("{name}: what was there before"))?;
         filled.check().with_context(|| format!("{name}: what was accepted"))?;
-        // Room again, and it must be usable at once.
+        // Room again, and it must be usable.
         std::fs::remove_dir_all(&full).with_context(|| format!("{name}: removing"))?;
+        settle()?;
         let again = dir.join(format!("again-{round}"));
         base.write(again, mix(round as u64), 30_000)
             .with_context(|| format!("{name}: writing after room was made"))?;

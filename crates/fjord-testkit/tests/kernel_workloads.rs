@@ -39,7 +39,9 @@ fn full() -> Result<()> {
     let img = scratch.join("small.img");
     workloads::make_small(&img, &[])?;
     let mount = KernelMount::new(&img, "noinit_itable")?;
-    let survivors = workloads::fill_up(mount.path())?;
+    // Linux may refuse blocks that a removal has freed until a commit.
+    let settle = || Ok(rustix::fs::syncfs(std::fs::File::open(mount.path())?)?);
+    let survivors = workloads::fill_up(mount.path(), settle)?;
     let old = mount.path().to_owned();
     mount.unmount()?;
     image::e2fsck_clean(&img)?;

@@ -108,7 +108,7 @@ impl Plant {
         let sound = self.run(None);
         assert!(sound.findings.is_empty(), "without the bug: {}", sound.findings[0]);
         let mut tried = 0;
-        for run in 1..=20 {
+        for run in 1..=60 {
             let report = self.run(Some(self.bug));
             tried += report.all_states();
             if let Some(finding) = report.findings.first() {
@@ -116,7 +116,7 @@ impl Plant {
                 return;
             }
         }
-        panic!("not found in {tried} states of 20 runs");
+        panic!("not found in {tried} states of 60 runs");
     }
 
     fn shows_so(&self, kinds: &[Kind]) {
