@@ -6,10 +6,9 @@
 //! commits that bear the ID of the transaction that would have come next.
 //!
 //! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if some of it
-//! must not be missing behind what is logged: each caller before it queues, so that the flush of one
-//! goes beside the write of another ([`Journal::flush_data`]); 3. write the blocks **with FUA** (or
-//! write and **flush**, when data wants one anyway). The checksum covers all blocks, so no order is
-//! needed among them. A crash before 3 is complete leaves the fast commits before.
+//! must not be missing behind what is logged; 3. write the blocks **with FUA** (or write and
+//! **flush**, when data wants one anyway). The checksum covers all blocks, so no order is needed
+//! among them. A crash before 3 is complete leaves the fast commits before.
 //!
 //! Invariants:
 //! - a fast commit is written under the committer's place, with its transaction running, so the
@@ -48,8 +47,7 @@ pub enum DataNeeds {
     Nothing,
     /// Complete writes are to be durable when the fast commit is.
     FlushAfter,
-    /// Complete writes must be durable before the fast commit counts, and no flush has followed
-    /// them yet.
+    /// Complete writes must be durable before the fast commit counts.
     FlushBefore,
 }
 
@@ -189,19 +187,6 @@ impl Journal {
             superblock.s_num_fc_blks = blocks;
         })?;
         Ok(blocks)
-    }
-
-    /// Makes durable the file data that the caller has waited for, ahead of a request that is going
-    /// to refer to it. Needs no place in the queue, so threads do it side by side.
-    ///
-    /// # Errors
-    /// I/O errors, which stop the journal.
-    pub fn flush_data(&self) -> Result<()> {
-        if planted(Bug::FastCommitBeforeData) {
-            return Ok(());
-        }
-        let flushed = self.inner.flush("flushing file data before a fast commit");
-        flushed.inspect_err(|error| self.abort(error.clone()))
     }
 
     /// Puts a request behind those of all threads, in the order of the calls. `None` without an
@@ -350,8 +335,8 @@ impl Journal {
         if let Some(wipe) = stream.wipe.take() {
             wipe.wait().map_err(JournalError::io("wiping the fast-commit area"))?;
         }
-        if data == DataNeeds::FlushBefore {
-            self.flush_data()?;
+        if data == DataNeeds::FlushBefore && !planted(Bug::FastCommitBeforeData) {
+            self.inner.flush("flushing file data before a fast commit")?;
         }
         let flush_after = data == DataNeeds::FlushAfter;
         let fua = self.inner.barrier && !flush_after && !planted(Bug::FastCommitNotDurable);

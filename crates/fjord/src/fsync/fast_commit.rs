@@ -7,11 +7,11 @@
 //! UNLINK). Unlike Linux, which logs the changes of all files, an fsync here logs those of its own.
 //!
 //! Steps: 1. dirty data is submitted, blocks and extents go into the running transaction as ever;
-//! 2. wait for the data; 3. **flush**, if data lies in blocks that the log adds or behind the old
-//! size, beside whoever is at another step; 4. under the inode's lock the records are made and
-//! queued, so that those of one file stand in the area in the order of its changes; 5. the block is
-//! written **with FUA** (where data was only overwritten: written, then **flush**), by one thread
-//! for all in the queue ([`fjord_journal::Journal::wait_fast_commit`]).
+//! 2. wait for the data; 3. under the inode's lock the records are made and queued, so that those
+//! of one file stand in the area in the order of its changes; 4. **flush**, if data lies in blocks
+//! that the log adds or behind the old size; 5. the block is written **with FUA** (where data was
+//! only overwritten: written, then **flush**). Steps 4 and 5 are those of
+//! [`fjord_journal::Journal::fast_commit`].
 //!
 //! A crash before 5 is complete leaves the file as of its last fast or full commit, after it the
 //! new state. All of it is in the running transaction too: once that has committed, the area
@@ -81,15 +81,6 @@ struct Queued {
     same: bool,
 }
 
-/// The file data of an fsync; all of it is complete.
-#[derive(Clone, Copy)]
-struct Data {
-    /// The mark of data in place that a flush has to cover.
-    owed: Option<u64>,
-    /// A flush has followed it.
-    is_flushed: bool,
-}
-
 impl FsyncPolicy for FastCommit {
     fn name(&self) -> &'static str {
         "fast-commit"
@@ -109,14 +100,7 @@ impl FsyncPolicy for FastCommit {
                 let care = Care::of(fs, inode, entry.as_ref());
                 let owed = inode.in_place.owed();
                 writeback::drain(fs, inode, &mut in_flight)?;
-                // Before the queue, beside whoever writes a fast commit now. Nobody maps or writes
-                // anything more meanwhile.
-                let is_flushed = is_data_new(fs, inode);
-                if is_flushed {
-                    fs.journal().flush_data()?;
-                }
-                let data = Data { owed, is_flushed };
-                match queue(fs, inode, entry, (data, care), datasync)? {
+                match queue(fs, inode, entry, (owed, care), datasync)? {
                     Ok(queued) => {
                         drop(in_flight);
                         return finish(fs, inode, queued, datasync);
@@ -306,7 +290,7 @@ fn queue(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     entry: Option<NewEntry>,
-    (data, care): (Data, Care),
+    (owed, care): (Option<u64>, Care),
     datasync: bool,
 ) -> Result<Result<Queued, Fallback>> {
     let committed = |tid| fs.journal().is_committed(tid);
@@ -336,11 +320,9 @@ fn queue(
         && logged.is_some_and(|old| (datasync && old.size == size) || old.image[..] == image[..]);
     let adds_blocks = ranges.iter().any(|range| matches!(range, Record::AddRange { .. }));
     let has_nodes = map::depth(fs, &state) > 0;
-    let needs = if data.is_flushed {
-        DataNeeds::Nothing
-    } else if adds_blocks || grown {
+    let data = if adds_blocks || grown {
         DataNeeds::FlushBefore
-    } else if data.owed.is_some() {
+    } else if owed.is_some() {
         DataNeeds::FlushAfter
     } else {
         DataNeeds::Nothing
@@ -351,7 +333,7 @@ fn queue(
         allocates: has_nodes && !ranges.is_empty(),
         owner: inode.ino.0,
         records: if same { Vec::new() } else { records(inode, entry, ranges, &image) },
-        data: needs,
+        data,
         needs_empty_log: care.needed,
     };
     let Some(ticket) = fs.journal().queue_fast_commit(request) else {
@@ -360,16 +342,7 @@ fn queue(
     if !same {
         state.changes.set_logged(Logged { tid, size, image: image.into() });
     }
-    Ok(Ok(Queued { ticket, owed: data.owed, care, touches: inode.touches(), same }))
-}
-
-/// Whether the records are likely to show blocks or bytes that no flush has followed. What changes
-/// behind this look is seen when they are made.
-fn is_data_new(fs: &FsInner, inode: &Inode) -> bool {
-    let committed = |tid| fs.journal().is_committed(tid);
-    let state = inode.state.read();
-    let grown = state.changes.logged(committed).is_none_or(|old| old.size != state.disk.size);
-    grown || state.changes.uncommitted_mapping(committed).is_some()
+    Ok(Ok(Queued { ticket, owed, care, touches: inode.touches(), same }))
 }
 
 /// Puts the records in the order of replay: an inode before its name, its blocks before the
