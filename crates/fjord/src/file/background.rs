@@ -2,8 +2,8 @@
 //!
 //! Owns which inodes of the dirty list are written together, and when a writer has to help.
 //! Whoever dirties much helps when much is dirty; a small file's writer does not pay for others,
-//! and a small file that somebody keeps calling fsync for is left to him: his fsync would wait
-//! for whoever writes it back beside seven others.
+//! and a small file that somebody keeps calling fsync for is left to that: the fsync would wait
+//! for whoever writes it back in a group.
 //!
 //! Invariant: whoever holds the writeback locks of several inodes waited for the first alone.
 
@@ -26,7 +26,7 @@ use crate::inode::{InFlight, Inode};
 
 /// Inodes that are written back together,
 const GROUP_INODES: usize = 64;
-/// each with at most so many pages, so that none waits for a pass.
+/// each with at most so many pages, so that none waits for a pass (unless it has grown meanwhile).
 const GROUP_PAGES_MAX: usize = pace::SMALL_PAGES;
 
 /// What to take from the dirty list.

@@ -8,9 +8,10 @@
 //! - while one of a *small* file is, whoever has much to write, in the background or in an fsync of
 //!   its own, first gets a [`Pass`], and there are few. See docs/decisions/0009.
 //!
-//! Invariants: a pass is held from before the data is submitted until it is complete, and its
-//! holder waits for nothing but that and the inode's lock; whoever waits for one does so without
-//! an open handle and gives up after [`PASS_WAIT_MAX`], so that no order of locks matters.
+//! Invariants: a pass is held from before the data is submitted until it is complete; its holder
+//! may wait for the inode's lock and for a handle meanwhile. Whoever waits for one does so without
+//! an open handle, so that no commit waits for him, and gives up after [`PASS_WAIT_MAX`]: no order
+//! of locks matters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -204,6 +204,7 @@ pub(super) fn submit_all(
         let end = cursor * u64::from(fs.geo.block_size);
         written = shown_size_before(fs, inode, &state, written, first).min(end).max(written);
         if journals_data(fs, &state) {
+            drop(pass);
             journal_pages(fs, inode, &mut state, pages, written)?;
             continue;
         }
