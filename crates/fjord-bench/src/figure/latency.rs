@@ -64,6 +64,8 @@ struct Case {
     silence_ns: u64,
     /// False where it is shown what happens otherwise.
     is_kept: bool,
+    /// As the profile has it; else chips end each program operation before they read.
+    sets_aside: bool,
 }
 
 fn cases() -> Vec<Case> {
@@ -74,6 +76,7 @@ fn cases() -> Vec<Case> {
         beside: "async, 512K",
         silence_ns: 0,
         is_kept: true,
+        sets_aside: true,
     };
     let (background, r#async) = (Class::Background, Class::Async);
     let mut cases = Vec::new();
@@ -109,14 +112,18 @@ fn cases() -> Vec<Case> {
         cases.push(Case { probe: Probe::Read, thread: "read", writer, beside, ..KEPT });
     }
     let silence_ns = SILENCE_NS;
-    cases.push(Case { probe: Probe::Read, thread: "first read", silence_ns, ..KEPT });
+    let read = Case { probe: Probe::Read, thread: "first read", silence_ns, ..KEPT };
+    cases.push(Case { writer: Writer::random(background), beside: "background, 4K", ..read });
+    let (is_kept, sets_aside, thread) = (false, false, "read, not set aside");
+    cases.push(Case { thread, silence_ns: 0, is_kept, sets_aside, ..read });
+    cases.push(read);
     cases
 }
 
 fn measure(profile: &Profile, case: &Case, writer: Option<Writer>) -> Result<Waits> {
     let tuning = Tuning::for_depth(profile.queue_depth);
     let round_count = match case.silence_ns {
-        0 if case.is_kept => ROUND_COUNT,
+        0 if case.is_kept || !case.sets_aside => ROUND_COUNT,
         0 => SLOW_ROUND_COUNT,
         _ => FIRST_ROUND_COUNT,
     };
@@ -135,21 +142,23 @@ pub(super) fn run(figure: Figure) -> Result<LatencyReport> {
     let mut rows = Vec::new();
     for profile in Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1) {
         let mut known: Option<(Probe, Waits)> = None;
+        let unyielding = profile.without_suspension();
         for case in cases() {
+            if !case.sets_aside && unyielding == *profile {
+                continue;
+            }
             let alone = match known.filter(|(other, _)| *other == case.probe) {
                 Some((_, alone)) => alone,
                 None => measure(profile, &case, None)?,
             };
             known = Some((case.probe, alone));
-            let waits = measure(profile, &case, Some(case.writer))?;
-            // Not every chip interrupts a program operation for a read.
-            let is_possible =
-                case.probe != Probe::Read || profile.read_held_ns() <= 2 * alone.median_ns;
+            let device = if case.sets_aside { profile } else { &unyielding };
+            let waits = measure(device, &case, Some(case.writer))?;
             rows.push(LatencyRow {
                 profile: profile.name.into(),
                 thread: case.thread.into(),
                 writer: case.beside.into(),
-                is_bounded: case.is_kept && is_possible,
+                is_bounded: case.is_kept,
                 alone_us_p50: alone.median_ns as f64 / 1e3,
                 alone_us_p99: alone.p99_ns as f64 / 1e3,
                 beside_us_p50: waits.median_ns as f64 / 1e3,

@@ -2,10 +2,10 @@
 //! lower classes' bytes in the device's cache.
 //!
 //! Four bounds keep lower classes from holding class Sync up: bytes under way (the queue), bytes per
-//! command (the bus), bytes sent while a command of class Sync is with the device (which may serve the
-//! newcomer first), and bytes not yet flushed (a flush drains them all). The widths are learnt, see
-//! `pace`, and hold whether or not class Sync was about lately: nobody can take back what the device
-//! has when its next request comes. Until a write of class Sync was seen only background writes are
+//! command (the bus: no longer there than a read takes), bytes sent while a command of class Sync is
+//! with the device (which may serve the newcomer first), and bytes not yet flushed (a flush drains them
+//! all). The widths are learnt, see `pace`, and hold whether or not class Sync was about lately: nobody
+//! can take back what the device has when its next request comes. Until a write of class Sync was seen only background writes are
 //! bounded, and widely. Each bound lets at least one command through, so that all classes always advance.
 
 use super::pace::{Alone, Rate, Window, Witness};
@@ -16,6 +16,8 @@ use crate::device::Class;
 /// So many pieces fill a window.
 const PIECES: u64 = 2;
 const PIECE_ALIGN_BYTES: u64 = 4096;
+/// Reads make no piece shorter, however fast they are: commands have a price of their own.
+const PIECE_BESIDE_READS_BYTES_MIN: u64 = 32 << 10;
 /// A flush is sent when lower classes have used this part of their share of the cache.
 const FLUSH_PART: u64 = 2;
 /// More bytes of class Sync than these are slow by themselves: what shares the device with them tells
@@ -73,6 +75,7 @@ pub(super) struct Share {
     volatile_cache: bool,
     write_alone: Alone,
     flush_alone: Alone,
+    read_alone: Alone,
     /// Of writes of lower classes.
     rate: Rate,
     /// For bytes of lower classes under way.
@@ -104,6 +107,7 @@ impl Share {
             volatile_cache,
             write_alone: Alone::default(),
             flush_alone: Alone::default(),
+            read_alone: Alone::default(),
             rate: Rate::default(),
             window: Window::new(tuning.lower_bytes_start),
             cache_window: Window::new(tuning.lower_cache_bytes_start),
@@ -187,6 +191,9 @@ impl Share {
         if self.volatile_cache {
             piece = piece.min(self.cache_window.bytes());
         }
+        if let Some(bytes) = self.read_alone.ns().and_then(|ns| self.rate.bytes_in(ns)) {
+            piece = piece.min(bytes.max(PIECE_BESIDE_READS_BYTES_MIN));
+        }
         let piece = (piece - piece % PIECE_ALIGN_BYTES).max(PIECE_ALIGN_BYTES);
         piece.min(tuning.background_bytes_max)
     }
@@ -230,6 +237,9 @@ impl Share {
             self.sync_cached_bytes += if sent.kind.changes() { sent.len } else { 0 };
             if is_plain_write && self.is_light(sent) {
                 self.learn_alone(sent, now_ns, tuning);
+            } else if sent.kind == IoKind::Read && sent.len <= SYNC_BYTES_MAX {
+                let took_ns = now_ns.saturating_sub(sent.sent_ns);
+                self.read_alone.note(took_ns, self.is_quiet(sent));
             }
             return;
         }
@@ -263,14 +273,18 @@ impl Share {
         self.sync_heavy_ns.is_none_or(|at_ns| at_ns < sent.sent_ns)
     }
 
+    /// Whether lower classes had nothing in the device, nor lately, when this was sent.
+    fn is_quiet(&self, sent: &Flying) -> bool {
+        let [_, r#async, background] = self.flying;
+        r#async + background == 0 && self.lower_seen_ns.saturating_add(QUIET_NS) <= sent.sent_ns
+    }
+
     /// What a write of class Sync tells.
     fn learn_alone(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) {
         if self.unbounded > 0 || sent.sent_ns < self.unbounded_end_ns {
             return;
         }
-        let [_, r#async, background] = self.flying;
-        let is_quiet = r#async + background == 0
-            && self.lower_seen_ns.saturating_add(QUIET_NS) <= sent.sent_ns;
+        let is_quiet = self.is_quiet(sent);
         let undisturbed = is_quiet || self.window.is_least();
         self.write_alone.note(now_ns.saturating_sub(sent.sent_ns), undisturbed);
         if !is_quiet {

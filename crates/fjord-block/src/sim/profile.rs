@@ -153,7 +153,7 @@ impl Profile {
             channel_bytes_per_s: 400_000_000,
             program_ns: 1_450_000,
             read_ns: 60_000,
-            suspend_ns: None,
+            suspend_ns: Some(20_000),
         },
     };
 
@@ -181,7 +181,7 @@ impl Profile {
             channel_bytes_per_s: 400_000_000,
             program_ns: 1_270_000,
             read_ns: 60_000,
-            suspend_ns: None,
+            suspend_ns: Some(20_000),
         },
     };
 
@@ -245,16 +245,13 @@ impl Profile {
         Profile::ALL.into_iter().find(|profile| profile.name == name)
     }
 
-    /// How long a chip that programs keeps a read waiting at most, in virtual ns; 0 for a disk.
-    pub fn read_held_ns(&self) -> u64 {
-        match self.medium {
-            Medium::Flash { suspend_ns: Some(suspend_ns), .. } => suspend_ns,
-            Medium::Flash { program_ns, units_per_program, channel_bytes_per_s, .. } => {
-                let bytes = u64::from(units_per_program) * UNIT_BYTES;
-                program_ns + time_ns(bytes, channel_bytes_per_s)
-            }
-            Medium::Disk { .. } => 0,
+    /// The same device with chips that end each program operation before they read.
+    pub fn without_suspension(&self) -> Profile {
+        let mut other = self.clone();
+        if let Medium::Flash { suspend_ns, .. } = &mut other.medium {
+            *suspend_ns = None;
         }
+        other
     }
 
     /// What a device of this profile tells its users.
