@@ -48,7 +48,7 @@ fn who_waits_waits_three_times_as_long_at_most() {
     let report = run_figure(Figure::SyncLatency).unwrap();
     let FigureReport::Latency(latency) = &report else { panic!("another figure") };
     the_page_shows(Figure::SyncLatency, &report.to_table());
-    assert_eq!(latency.rows.len(), 72);
+    assert_eq!(latency.rows.len(), 79);
     for row in &latency.rows {
         let multiple = row.p50_multiple.max(row.p99_multiple);
         assert_eq!(multiple <= 3.0, row.is_bounded, "{row:?}");

@@ -16,7 +16,7 @@ const ROUND_COUNT: usize = 300;
 /// Where a round takes seconds.
 const SLOW_ROUND_COUNT: usize = 20;
 /// Where each comes after a silence; the modelled caches fill in less.
-const FIRST_ROUND_COUNT: usize = 200;
+const FIRST_ROUND_COUNT: usize = 100;
 const SILENCE_NS: u64 = 20_000_000;
 
 /// One thread beside one writer on one device. Times are in µs of the model.
