@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use fjord::awake::LowLatency;
 use fjord::{FsyncPolicyKind, MountOptions, Scheduler};
 use serde::{Deserialize, Serialize};
 
@@ -37,13 +38,13 @@ pub struct How {
     pub policy: Option<FsyncPolicyKind>,
     /// Over the epoch scheduler.
     pub epoch: bool,
-    /// Idle processors poll while requests come (mounts only).
-    pub low_latency: bool,
+    /// Idle processors halt, also while calls come in quick succession.
+    pub halts: bool,
 }
 
-const DEFAULT: How = How { policy: None, epoch: false, low_latency: false };
+const DEFAULT: How = How { policy: None, epoch: false, halts: false };
 const EPOCH: &str = "epoch";
-const LOW_LATENCY: &str = "low_latency";
+const HALTS: &str = "nolow_latency";
 
 impl How {
     /// An fsync policy, and the defaults.
@@ -57,7 +58,7 @@ impl How {
         for word in words {
             match word {
                 EPOCH => how.epoch = true,
-                LOW_LATENCY => how.low_latency = true,
+                HALTS => how.halts = true,
                 policy => how.policy = Some(policy_from_name(policy)?),
             }
         }
@@ -70,6 +71,7 @@ impl How {
         MountOptions {
             fsync: self.policy.unwrap_or(default.fsync),
             scheduler: if self.epoch { Scheduler::Epoch } else { default.scheduler },
+            low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
             ..default
         }
     }
@@ -78,15 +80,15 @@ impl How {
     pub(crate) fn mount_words(self) -> Vec<String> {
         let policy = self.policy.map(|policy| format!("fsync={}", policy.name()));
         let epoch = self.epoch.then(|| "scheduler=epoch".into());
-        let low_latency = self.low_latency.then(|| LOW_LATENCY.into());
-        [policy, epoch, low_latency].into_iter().flatten().collect()
+        let halts = self.halts.then(|| HALTS.into());
+        [policy, epoch, halts].into_iter().flatten().collect()
     }
 
     /// A target's name and the words that give this back.
     fn name(self, target: &str) -> String {
         let epoch = self.epoch.then_some(EPOCH);
-        let low_latency = self.low_latency.then_some(LOW_LATENCY);
-        let words = [self.policy.map(FsyncPolicyKind::name), epoch, low_latency];
+        let halts = self.halts.then_some(HALTS);
+        let words = [self.policy.map(FsyncPolicyKind::name), epoch, halts];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
 }
@@ -118,7 +120,7 @@ impl Target {
     }
 
     /// The target of a name; an absolute path is a directory. What fjord is asked for stands
-    /// behind colons: `fjord-library:compound`, `fjord-fuse:ijournal:epoch:low_latency`.
+    /// behind colons: `fjord-library:compound`, `fjord-fuse:ijournal:epoch:nolow_latency`.
     pub fn from_name(name: &str) -> Result<Target> {
         if name.starts_with('/') {
             return Ok(Target::Directory(name.into()));
@@ -129,9 +131,6 @@ impl Target {
         let target = Target::ALL.into_iter().find(|target| target.name() == plain);
         let usage = |message: String| Err(BenchError::Usage(message));
         match target {
-            Some(Target::Library(_)) if how.low_latency => {
-                usage(format!("{LOW_LATENCY} is an option of mounts; only fjord-fuse has it"))
-            }
             Some(Target::Library(_)) => Ok(Target::Library(how)),
             Some(Target::Fuse(_)) => Ok(Target::Fuse(how)),
             Some(target) if how == How::default() => Ok(target),
@@ -179,7 +178,7 @@ fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
         BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}; and the options {EPOCH}, {LOW_LATENCY}",
+            "fjord has no fsync policy {name:?}; there are: {}; and the options {EPOCH}, {HALTS}",
             known.join(", ")
         ))
     })

@@ -142,10 +142,10 @@ fn senseless_options_are_refused() {
     }
     assert!(Target::from_name("nothing").unwrap_err().to_string().contains("kernel-fc"));
     assert_eq!(Workload::from_name("untar").unwrap(), Workload::Untar);
-    for name in ["fjord-fuse", "fjord-library:epoch", "fjord-fuse:ijournal:epoch:low_latency"] {
+    for name in ["fjord-fuse", "fjord-library:epoch", "fjord-fuse:ijournal:epoch:nolow_latency"] {
         assert_eq!(Target::from_name(name).unwrap().name(), name);
     }
-    for name in ["fjord-library:low_latency", "kernel:epoch", "raw:compound", "fjord-fuse:epic"] {
+    for name in ["kernel:nolow_latency", "kernel:epoch", "raw:compound", "fjord-fuse:epic"] {
         assert!(matches!(Target::from_name(name), Err(BenchError::Usage(_))), "{name}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fjord::awake::LowLatency;
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_fuse::mount::{FuseOptions, Unclaimed};
 
@@ -33,6 +34,8 @@ pub(crate) fn settle(options: &mut Options) {
     options.engine.read_only = options.fuse.read_only();
     options.engine.atime = options.fuse.atime;
     options.engine.acl = options.fuse.acl;
+    // The session counts all requests; fsyncs are among them.
+    options.engine.low_latency = LowLatency::Never;
 }
 
 /// The fsync policy of this name.

@@ -13,7 +13,6 @@
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
 
 pub mod abi;
-mod awake;
 pub mod engine;
 pub mod mount;
 pub mod reply;

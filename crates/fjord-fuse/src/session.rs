@@ -15,12 +15,12 @@ use std::{
     thread,
 };
 
+use fjord::awake::{Awake, CPU_DMA_LATENCY, LowLatency};
 use parking_lot::{Condvar, Mutex};
 use thiserror::Error;
 
 use crate::{
     abi::*,
-    awake::{Awake, CPU_DMA_LATENCY},
     reply::Responder,
     request::{self, Op, Request},
     transport::{Channel, RequestBuf, Transport},
@@ -41,7 +41,7 @@ pub struct SessionConfig {
     /// Most requests that the kernel may have in flight in the background (readahead, writeback).
     pub background_max: u16,
     /// Keep the processors from halting while requests come in quick succession.
-    pub low_latency: bool,
+    pub low_latency: LowLatency,
 }
 
 impl Default for SessionConfig {
@@ -57,7 +57,7 @@ impl Default for SessionConfig {
             threads_max: 64,
             threads_idle_max: 4,
             background_max: 64,
-            low_latency: false,
+            low_latency: LowLatency::Never,
         }
     }
 }
@@ -158,8 +158,8 @@ impl<H: Handler> Session<H> {
     /// The transport fails, or the kernel's protocol is not ours.
     pub fn init(&self) -> Result<Negotiated, SessionError> {
         let shared = &self.shared;
-        if shared.config.low_latency {
-            let awake = Awake::start().map_err(SessionError::LowLatency)?;
+        let awake = shared.config.low_latency.start().map_err(SessionError::LowLatency)?;
+        if let Some(awake) = awake {
             shared.awake.get_or_init(|| awake);
         }
         let mut channel = shared.transport.channel()?;

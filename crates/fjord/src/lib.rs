@@ -24,6 +24,7 @@ mod alloc;
 mod api;
 mod areas;
 pub mod attr;
+pub mod awake;
 mod cache;
 mod dir;
 mod error;

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use crate::awake::LowLatency;
 use crate::error::{Error, Result};
 
 /// What a commit promises about file data (`data=` of ext4).
@@ -194,6 +195,8 @@ pub struct MountOptions {
     pub resgid: Option<u32>,
     /// Delay block allocation until writeback.
     pub delalloc: bool,
+    /// Keep idle processors from halting while fsyncs come in quick succession.
+    pub low_latency: LowLatency,
     /// Start the engine's background threads (writeback, commit timer); without them
     /// only calls do work, which makes tests repeatable.
     pub background_threads: bool,
@@ -219,6 +222,7 @@ impl Default for MountOptions {
             resuid: None,
             resgid: None,
             delalloc: true,
+            low_latency: LowLatency::default(),
             background_threads: true,
         }
     }

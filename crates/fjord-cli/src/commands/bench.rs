@@ -26,7 +26,7 @@ Targets:
   fjord-block    the same through fjord's block layer
   fjord-library  fjord inside the program, on an image file
   fjord-fuse     fjord mounted; both with an fsync policy where wanted: fjord-fuse:compound
-                 and options: fjord-library:epoch, fjord-fuse:ijournal:epoch:low_latency
+                 and options: fjord-library:epoch, fjord-fuse:ijournal:epoch:nolow_latency
   kernel         the kernel's ext4 on a loop device (root)
   kernel-fc      the same with fast_commit (root)
   fuse2fs        where it is installed

@@ -23,8 +23,9 @@ Mount options (-o a,b=c):
   of every file system  ro rw nosuid nodev noexec sync dirsync noatime relatime strictatime;
                         those of fstab (defaults, noauto, user, x-..., ...) are accepted
   of FUSE               allow_other noallow_other max_read=N blksize=N max_threads=N fsname=NAME
-                        fuseblk (or fail) nofuseblk writeback_cache low_latency (idle
-                        processors poll while the mount is busy: faster, but costs power)
+                        fuseblk (or fail) nofuseblk writeback_cache nolow_latency (let
+                        idle processors halt while the mount is busy: slower, but saves
+                        power) low_latency (fail where they cannot be kept from it)
   of ext4               data=ordered|writeback|journal commit=SECONDS acl noacl discard nodiscard
                         barrier nobarrier delalloc nodelalloc grpid nogrpid resuid=N resgid=N
                         noload errors=remount-ro

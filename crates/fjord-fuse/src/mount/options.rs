@@ -5,6 +5,7 @@
 //! claims must become an error, never be dropped in silence.
 
 use fjord::AtimeMode;
+use fjord::awake::LowLatency;
 use rustix::mount::MountFlags;
 use thiserror::Error;
 
@@ -43,8 +44,8 @@ pub struct FuseOptions {
     pub fsname: Option<String>,
     /// Most worker threads.
     pub threads_max: Option<usize>,
-    /// Keep the processors from halting while requests come in quick succession (root).
-    pub low_latency: bool,
+    /// Keep the processors from halting while requests come in quick succession.
+    pub low_latency: LowLatency,
 }
 
 impl Default for FuseOptions {
@@ -60,7 +61,7 @@ impl Default for FuseOptions {
             blksize: None,
             fsname: None,
             threads_max: None,
-            low_latency: false,
+            low_latency: LowLatency::Auto,
         }
     }
 }
@@ -133,8 +134,8 @@ impl FuseOptions {
             "acl" => self.acl = true,
             "noacl" => self.acl = false,
             "writeback_cache" => self.writeback_cache = true,
-            "low_latency" => self.low_latency = true,
-            "nolow_latency" => self.low_latency = false,
+            "low_latency" => self.low_latency = LowLatency::Always,
+            "nolow_latency" => self.low_latency = LowLatency::Never,
             "fuseblk" | "blkdev" => self.kind = MountKind::Fuseblk,
             "nofuseblk" => self.kind = MountKind::Fuse,
             // fjord leaves permission checks to the kernel in any case.

@@ -31,6 +31,7 @@ use rustix::io::Errno;
 
 use crate::alloc::{GroupParts, Groups};
 use crate::attr::Timespec;
+use crate::awake::Awake;
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
@@ -97,6 +98,8 @@ pub(crate) struct FsInner {
     pub(crate) stats: Counters,
     /// Background threads and their wake-ups.
     pub(crate) threads: threads::Threads,
+    /// What keeps processors from halting. Set by mount, where this process may do that.
+    pub(crate) awake: OnceLock<Awake>,
     /// Multi-mount protection, while it is held.
     pub(crate) mmp: Arc<mmp::Mmp>,
     /// Set once, at the end of mount, where groups commit alone.

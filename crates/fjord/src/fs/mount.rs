@@ -22,6 +22,7 @@ use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
 use parking_lot::Mutex;
 
 use crate::alloc::{GroupParts, Groups};
+use crate::awake::{Awake, CPU_DMA_LATENCY};
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::dir::DirParams;
@@ -131,8 +132,9 @@ fn load(
     mmp: Arc<mmp::Mmp>,
 ) -> Result<Arc<FsInner>> {
     let device = &below.device;
+    let awake = awake(&options)?;
     let journal = open_journal(device, raw, geo, &options)?;
-    let options = settle_policy(options, journal.as_ref().map(|opened| &opened.journal));
+    let options = settle_policy(options, journal.as_ref().map(|opened| &opened.journal))?;
     // The replay may have changed the superblock.
     let raw = read_superblock(&**device)?;
     let geo = Geometry::from_superblock(&raw)?;
@@ -143,6 +145,9 @@ fn load(
         return Err(damage.clone());
     }
     let fs = build(below, raw, geo, options, mmp, groups);
+    if let Some(awake) = awake {
+        fs.awake.get_or_init(|| awake);
+    }
     let (mut aborted, mut fast_commits) = (false, Vec::new());
     if let Some(opened) = journal {
         fs.groups.protect_journal(opened.runs)?;
@@ -282,11 +287,34 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
 }
 
 /// Decides which policy `Auto` is. Journaled data has nothing that is logged more finely.
-fn settle_policy(options: MountOptions, journal: Option<&Journal>) -> MountOptions {
-    let journal = journal.filter(|_| options.data != DataMode::Journal);
+///
+/// # Errors
+/// `Usage` for a policy that the image is not made for.
+fn settle_policy(options: MountOptions, journal: Option<&Journal>) -> Result<MountOptions> {
     let has_areas = journal.is_some_and(Journal::has_areas);
+    if options.fsync == FsyncPolicyKind::Ijournal && !options.read_only && !has_areas {
+        return Err(Error::Usage(
+            "fsync=ijournal needs an image with areas for i-transactions; run `fjord tune --ijournal \
+             4x16M` on it, or mount it with fsync=compound"
+                .into(),
+        ));
+    }
+    let journal = journal.filter(|_| options.data != DataMode::Journal);
+    let has_areas = has_areas && journal.is_some();
     let has_fast_commits = journal.is_some_and(|journal| journal.fast_commit_blocks() > 0);
-    MountOptions { fsync: options.fsync.or_for_image(has_areas, has_fast_commits), ..options }
+    let fsync = options.fsync.or_for_image(has_areas, has_fast_commits);
+    Ok(MountOptions { fsync, ..options })
+}
+
+/// What keeps processors from halting while fsyncs come, if it is wanted.
+fn awake(options: &MountOptions) -> Result<Option<Awake>> {
+    if options.read_only || !options.background_threads {
+        return Ok(None);
+    }
+    options.low_latency.start().map_err(|error| {
+        let advice = "run as root, or leave low latency to LowLatency::Auto";
+        Error::Usage(format!("low latency needs {CPU_DMA_LATENCY} ({error}): {advice}"))
+    })
 }
 
 fn build(
@@ -328,6 +356,7 @@ fn build(
         fsync_counters: FsyncCounters::default(),
         stats: Counters::default(),
         threads: threads::Threads::default(),
+        awake: OnceLock::new(),
         mmp,
         geo,
         options,

@@ -74,6 +74,9 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     if fs.is_read_only() {
         return unwritten_is_lost(fs, inode, datasync);
     }
+    if let Some(awake) = fs.awake.get() {
+        awake.count();
+    }
     let began = Instant::now();
     fs.pace.note_fsync(began, inode);
     // A sync by somebody else must know of the writes that are under way here.

@@ -1,0 +1,304 @@
+//! Keeps the processors from halting while calls come in quick succession.
+//!
+//! Who calls fsync sleeps while the device writes, and a program sleeps while its mount serves
+//! it; its processor halts meanwhile, and waking a halted one takes longer than much of what is
+//! waited for, above all in a virtual machine. Linux lets programs forbid that: whoever holds
+//! `/dev/cpu_dma_latency` open with a 0 in it makes idle processors poll
+//! (Documentation/power/pm_qos_interface; the kernel's drivers of flash devices do the same while
+//! requests are under way). That costs power, and a virtual machine's neighbours processor time, so
+//! the hold begins only where many calls came in a short time and ends when they do.
+//!
+//! Owns the descriptor and the thread that lets go of it. Invariant: the hold ends within two
+//! [`PERIOD`]s of the last busy one, and with the [`Awake`]; while nothing is held, nothing runs.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{Access, access};
+
+/// Where Linux takes the wish.
+pub const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
+
+/// [`BUSY_CALLS`] in such a time begin a hold; a time without them ends it.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// Calls in a period that make it a busy one.
+const BUSY_CALLS: u64 = 20;
+
+/// Whether idle processors may be kept from halting while calls come in quick succession.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LowLatency {
+    /// Where this process may (root).
+    #[default]
+    Auto,
+    /// Yes; it is an error where it may not.
+    Always,
+    /// No.
+    Never,
+}
+
+impl LowLatency {
+    /// What that gives here.
+    ///
+    /// # Errors
+    /// `Always`, and the file cannot be written (it is root's).
+    pub fn start(self) -> io::Result<Option<Awake>> {
+        match self {
+            LowLatency::Never => Ok(None),
+            LowLatency::Auto => Ok(Awake::new().ok()),
+            LowLatency::Always => Awake::new().map(Some),
+        }
+    }
+}
+
+/// Holds the processors awake while its counter grows fast.
+#[derive(Debug)]
+pub struct Awake {
+    shared: Arc<Shared>,
+    /// What lets go; started by the first busy period.
+    thread: Mutex<Option<JoinHandle<()>>>,
+    hold: fn() -> io::Result<File>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    began: Instant,
+    /// Calls so far.
+    calls: AtomicU64,
+    /// When [`BUSY_CALLS`] more had come last, in ns since `began`.
+    counted_ns: AtomicU64,
+    /// When a busy period ended last, in the same way.
+    busy_ns: AtomicU64,
+    /// The thread is at work, or never will be again: it need not be woken. Changed with `state`.
+    is_up: AtomicBool,
+    state: Mutex<State>,
+    /// Signalled, with `state`, when there is something for the thread to do.
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_busy: bool,
+    ended: bool,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared {
+            began: Instant::now(),
+            calls: AtomicU64::new(0),
+            counted_ns: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            is_up: AtomicBool::new(false),
+            state: Mutex::default(),
+            wake: Condvar::new(),
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A call came; whether the thread is to be woken.
+    fn count(&self) -> bool {
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        if !calls.is_multiple_of(BUSY_CALLS) {
+            return false;
+        }
+        let now_ns = self.now_ns();
+        let before_ns = self.counted_ns.swap(now_ns, Ordering::Relaxed);
+        if now_ns.saturating_sub(before_ns) >= PERIOD.as_nanos() as u64 {
+            return false;
+        }
+        self.busy_ns.store(now_ns, Ordering::Relaxed);
+        !self.is_up.load(Ordering::Relaxed)
+    }
+
+    /// Whether a period has passed since the last busy one.
+    fn is_quiet(&self) -> bool {
+        let busy_ns = self.busy_ns.load(Ordering::Relaxed);
+        self.now_ns().saturating_sub(busy_ns) >= PERIOD.as_nanos() as u64
+    }
+
+    /// Holds while it is busy, sleeps while it is not.
+    fn watch<H>(&self, mut hold: impl FnMut() -> io::Result<H>) {
+        let mut state = self.state.lock();
+        loop {
+            while !state.is_busy && !state.ended {
+                self.is_up.store(false, Ordering::Relaxed);
+                self.wake.wait(&mut state);
+            }
+            if state.ended {
+                return;
+            }
+            let held = match hold() {
+                Ok(held) => held,
+                Err(error) => {
+                    // It could be opened before; without it all goes on, more slowly.
+                    tracing::warn!("{CPU_DMA_LATENCY}: {error}");
+                    return;
+                }
+            };
+            while !state.ended && !self.is_quiet() {
+                self.wake.wait_for(&mut state, PERIOD);
+            }
+            state.is_busy = false;
+            drop(held);
+        }
+    }
+}
+
+impl Awake {
+    /// One that holds nothing yet.
+    ///
+    /// # Errors
+    /// The file cannot be opened for writing.
+    pub fn new() -> io::Result<Awake> {
+        access(CPU_DMA_LATENCY, Access::WRITE_OK)?;
+        Ok(Awake { shared: Arc::new(Shared::new()), thread: Mutex::default(), hold })
+    }
+
+    /// A call came.
+    pub fn count(&self) {
+        if self.shared.count() {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        let mut thread = self.thread.lock();
+        let mut state = self.shared.state.lock();
+        if self.shared.is_up.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        state.is_busy = true;
+        self.shared.wake.notify_one();
+        drop(state);
+        if thread.is_none() {
+            let (shared, hold) = (self.shared.clone(), self.hold);
+            let name = "fjord-awake".to_owned();
+            let spawned = thread::Builder::new().name(name).spawn(move || shared.watch(hold));
+            *thread = spawned.inspect_err(|error| tracing::warn!("fjord-awake: {error}")).ok();
+        }
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.shared.state.lock().ended = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.lock().take() {
+            // It does not panic; if it did, the descriptor is closed all the same.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Forbids halting as long as the file is open.
+fn hold() -> io::Result<File> {
+    let mut file = File::options().write(true).open(CPU_DMA_LATENCY)?;
+    file.write_all(&0_i32.to_ne_bytes())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// Those alive.
+    static HELD: AtomicUsize = AtomicUsize::new(0);
+    /// All there ever were.
+    static HOLDS: AtomicUsize = AtomicUsize::new(0);
+
+    fn until(what: impl Fn() -> bool) {
+        let since = Instant::now();
+        while !what() {
+            assert!(since.elapsed() < Duration::from_secs(20), "it never came");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    struct Held;
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            HELD.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn held() -> io::Result<Held> {
+        HELD.fetch_add(1, Ordering::SeqCst);
+        HOLDS.fetch_add(1, Ordering::SeqCst);
+        Ok(Held)
+    }
+
+    #[test]
+    fn the_hold_lasts_as_long_as_calls_come() {
+        let shared = Arc::new(Shared::new());
+        let (is_held, holds) =
+            (|| HELD.load(Ordering::SeqCst) == 1, || HOLDS.load(Ordering::SeqCst));
+        let for_thread = shared.clone();
+        let watcher = thread::spawn(move || for_thread.watch(held));
+        let burst = || {
+            for _ in 0..2 * BUSY_CALLS {
+                if shared.count() {
+                    let mut state = shared.state.lock();
+                    shared.is_up.store(true, Ordering::Relaxed);
+                    state.is_busy = true;
+                    shared.wake.notify_one();
+                }
+            }
+        };
+        for round in 1..=3 {
+            until(|| {
+                burst();
+                is_held()
+            });
+            let began = Instant::now();
+            while began.elapsed() < 5 * PERIOD {
+                burst();
+                assert!(holds() >= round);
+            }
+            until(|| !is_held());
+        }
+        // Few calls hold nothing.
+        let before = holds();
+        for _ in 0..3 * BUSY_CALLS {
+            assert!(!shared.count());
+            thread::sleep(PERIOD / 10);
+        }
+        assert_eq!(holds(), before);
+        until(|| {
+            burst();
+            is_held()
+        });
+        shared.state.lock().ended = true;
+        shared.wake.notify_one();
+        watcher.join().unwrap();
+        assert!(!is_held());
+    }
+
+    #[test]
+    fn nothing_runs_until_it_is_busy_and_the_end_ends_it() {
+        let awake = Awake {
+            shared: Arc::new(Shared::new()),
+            thread: Mutex::default(),
+            hold: || File::open("/dev/null"),
+        };
+        awake.count();
+        assert!(awake.thread.lock().is_none());
+        until(|| {
+            (0..2 * BUSY_CALLS).for_each(|_| awake.count());
+            awake.thread.lock().is_some()
+        });
+        drop(awake);
+    }
+}
