@@ -28,8 +28,9 @@ pub(crate) struct Goal {
     /// The block goes on right behind the file's block before it, so even a single block
     /// there is better than many elsewhere.
     pub(super) extends: bool,
-    /// Somebody has the file open, so it may go on growing.
-    pub(super) is_open: bool,
+    /// The block is the file's first or goes on behind the one before it, and somebody has the file
+    /// open: it may go on growing.
+    pub(super) grows: bool,
     /// Block numbers must fit 32 bits (block maps).
     pub(super) only_32bit: bool,
     /// What blocks may be taken that nobody has reserved.
@@ -49,13 +50,21 @@ impl Goal {
     ) -> Result<Goal> {
         let only_32bit = !map::has_extents(state);
         let is_open = inode.refs.load(Ordering::Relaxed) > 0;
-        let near = map::neighbour(fs, inode, state, lblk)?;
-        Ok(match near {
-            Some((block, extends)) => {
-                Goal { extends, is_open, only_32bit, ..Goal::near(fs, block) }
+        Ok(match map::neighbour(fs, inode, state, lblk)? {
+            Some((block, true)) => Goal::behind(fs, inode, state, block),
+            Some((block, false)) => Goal { only_32bit, ..Goal::near(fs, block) },
+            None => {
+                let grows = lblk == 0 && is_open;
+                Goal { grows, only_32bit, ..Goal::for_inode(fs, inode.ino, state.is_file()) }
             }
-            None => Goal { only_32bit, ..Goal::for_inode(fs, inode.ino, state.is_file()) },
         })
+    }
+
+    /// For a block of a file that goes on right at `block`.
+    pub(crate) fn behind(fs: &FsInner, inode: &Inode, state: &InodeState, block: BlockNo) -> Goal {
+        let only_32bit = !map::has_extents(state);
+        let grows = inode.refs.load(Ordering::Relaxed) > 0;
+        Goal { extends: true, grows, only_32bit, ..Goal::near(fs, block) }
     }
 
     /// For the first block of an inode.
@@ -72,7 +81,7 @@ impl Goal {
             group,
             block: None,
             extends: false,
-            is_open: false,
+            grows: false,
             only_32bit: false,
             claim: Claim::User,
         }
@@ -86,7 +95,7 @@ impl Goal {
             group: group.unwrap_or_default(),
             block: group.map(|_| block),
             extends: false,
-            is_open: false,
+            grows: false,
             only_32bit: false,
             claim: Claim::User,
         }

@@ -20,8 +20,8 @@ use crate::fs::FsInner;
 
 /// Bitmaps looked at for a long run before a shorter one is good enough.
 const LONG_RUN_TRIES: u32 = 32;
-/// The same for a run with room for the whole window behind it.
-const WINDOW_TRIES: u32 = 4;
+/// Where there is no room for a whole window: this part of it, and again.
+const WINDOW_PARTS: [u32; 4] = [1, 2, 4, 16];
 /// Searches of everything before the file system counts as full.
 const ROUNDS: u32 = 3;
 
@@ -104,16 +104,24 @@ impl FsInner {
     fn pick_by_standards(&self, request: &Request) -> Result<Option<Picked>> {
         let aim = request.want;
         let any = u32::MAX;
-        let roomy = (aim.saturating_add(request.window_len)).min(self.geo.clusters_per_group);
+        if request.window_len > 0 {
+            for part in WINDOW_PARTS {
+                let roomy = aim.saturating_add(request.window_len / part);
+                let aim = roomy.min(self.geo.clusters_per_group);
+                let standard =
+                    Standard { aim, need: aim, respect_windows: true, tries: LONG_RUN_TRIES };
+                if let Some(picked) = self.pick_anywhere(request, standard)? {
+                    return Ok(Some(picked));
+                }
+            }
+        }
         let standards = [
-            Standard { aim: roomy, need: roomy, respect_windows: true, tries: WINDOW_TRIES },
             Standard { aim, need: aim, respect_windows: true, tries: LONG_RUN_TRIES },
             Standard { aim, need: aim.div_ceil(8), respect_windows: true, tries: LONG_RUN_TRIES },
             Standard { aim, need: 1, respect_windows: true, tries: any },
             Standard { aim, need: 1, respect_windows: false, tries: any },
         ];
-        let first = usize::from(request.window_len == 0);
-        for standard in standards.into_iter().skip(first) {
+        for standard in standards {
             if let Some(picked) = self.pick_anywhere(request, standard)? {
                 return Ok(Some(picked));
             }
@@ -137,7 +145,10 @@ impl FsInner {
             // Below 2 * count, and there are fewer than 2^31 groups of any size we can hold.
             let group = GroupNo((request.goal.group.0 % count).wrapping_add(step) % count);
             let cell = self.groups.cell(group)?;
-            if !may_hold(cell, standard.need) || !self.is_allowed(request, group) {
+            let has_own = request.own_window.as_ref().is_some_and(|(own, _)| *own == group);
+            let is_full =
+                standard.respect_windows && !has_own && !cell.may_hold_open(standard.need);
+            if is_full || !may_hold(cell, standard.need) || !self.is_allowed(request, group) {
                 continue;
             }
             if let Some(picked) = self.pick_in_group(request, group, standard, false)? {
@@ -211,6 +222,10 @@ impl FsInner {
                     && (!standard.respect_windows || overlay.windows.count() == 0)
                 {
                     cell.longest.store(longest, Ordering::Relaxed);
+                } else if let Some(longest) = search.longest
+                    && own.is_empty()
+                {
+                    cell.longest_open.store(longest, Ordering::Relaxed);
                 }
                 search.run.filter(|run| run.end - run.start >= standard.need)
             };
@@ -218,7 +233,9 @@ impl FsInner {
             let len = (bits.end - bits.start).min(request.want);
             let taken = bits.start..bits.start + len;
             let window_len = (bits.end - taken.end).min(request.window_len);
-            overlay.windows.remove(own);
+            if overlay.windows.remove(own) > 0 {
+                cell.note_open();
+            }
             overlay.windows.remove(taken.clone());
             if window_len > 0 {
                 let window = taken.end..taken.end + window_len;

@@ -61,6 +61,8 @@ pub(super) struct Cell {
     pub(super) free: AtomicU32,
     /// No run of pickable blocks is longer than this. Changed under `lock`.
     pub(super) longest: AtomicU32,
+    /// No run of pickable blocks outside windows is longer. Changed under `lock`.
+    pub(super) longest_open: AtomicU32,
     /// Inodes that can be allocated. Changed under `lock`, read without as a hint.
     pub(super) free_inodes: AtomicU32,
     /// Directories. Changed under `lock`, read without as a hint.
@@ -119,12 +121,28 @@ impl Cell {
         let _ = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
+    /// Blocks have come free.
+    fn forget_longest(&self) {
+        self.longest.store(u32::MAX, Ordering::Relaxed);
+        self.note_open();
+    }
+
+    /// A window is gone, or part of it.
+    pub(super) fn note_open(&self) {
+        self.longest_open.store(u32::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether a run of `need` blocks may be outside windows; a hint without the lock.
+    pub(super) fn may_hold_open(&self, need: u32) -> bool {
+        self.longest_open.load(Ordering::Relaxed) >= need
+    }
+
     /// Lets blocks be picked again: those of `first..first + len` that are busy. The caller
     /// holds the lock. Returns their count.
     pub(super) fn unpin(&self, overlay: &mut Overlay, first: u32, len: u32) -> u32 {
         let count = overlay.busy.remove(first..first.saturating_add(len));
         self.free.fetch_add(count, Ordering::Relaxed);
-        self.longest.store(u32::MAX, Ordering::Relaxed);
+        self.forget_longest();
         count
     }
 }
@@ -320,7 +338,7 @@ impl Scan<'_> {
             }
         }
         cell.free.store(desc.free_clusters, Ordering::Relaxed);
-        cell.longest.store(u32::MAX, Ordering::Relaxed);
+        cell.forget_longest();
         cell.free_inodes.store(desc.free_inodes, Ordering::Relaxed);
         cell.used_dirs.store(desc.used_dirs, Ordering::Relaxed);
         self.account.add_group(desc.free_clusters, desc.free_inodes);

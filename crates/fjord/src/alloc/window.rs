@@ -14,14 +14,15 @@ use crate::fs::FsInner;
 use crate::inode::{InodeState, Prealloc};
 
 /// Longest window in bytes.
-const WINDOW_BYTES_MAX: u64 = 32 << 20;
-/// A window is so many times as long as the file: files that grow side by side have some 36 MiB before
+const WINDOW_BYTES_MAX: u64 = 64 << 20;
+/// A window is so many times as long as the file: files that grow side by side have some 130 MiB before
 /// their extents no longer fit the inode (and a fast commit needs a full one behind it).
-const GROWTH: u64 = 8;
-/// A window takes at most this part of a group.
-const GROUP_PART: u32 = 4;
+const GROWTH: u64 = 16;
+/// A window takes at most this part of a group, and this of what is free.
+const GROUP_PART: u32 = 2;
+const FREE_PART: u64 = 64;
 /// Shortest window in bytes.
-const WINDOW_BYTES_MIN: u64 = 64 << 10;
+const WINDOW_BYTES_MIN: u64 = 256 << 10;
 
 impl FsInner {
     /// Picks up to `want` blocks for a file's blocks from `lblk` on, as
@@ -46,11 +47,7 @@ impl FsInner {
             self.drop_window(group, bits);
             None
         });
-        let window_len = if goal.extends && goal.is_open && state.is_file() {
-            self.window_len(state)
-        } else {
-            0
-        };
+        let window_len = if goal.grows && state.is_file() { self.window_len(state) } else { 0 };
         let request = Request { want, goal, own_window: own_window.clone(), window_len };
         let picked = self.pick(&request)?;
         let Run { start, len } = picked.run;
@@ -72,8 +69,10 @@ impl FsInner {
     /// By the length that the file has by now, within limits.
     fn window_len(&self, state: &InodeState) -> u32 {
         let bytes = state.disk.blocks_512.saturating_mul(512 * GROWTH);
-        let bytes = bytes.clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX).next_power_of_two();
-        // At most 32 MiB of blocks of 1 KiB and more.
+        let free_bytes = self.groups.free_blocks_total() << self.geo.block_size_bits;
+        let most = (free_bytes / FREE_PART).clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX);
+        let bytes = bytes.clamp(WINDOW_BYTES_MIN, most).next_power_of_two();
+        // At most 64 MiB of blocks of 1 KiB and more.
         let len = (bytes >> self.geo.block_size_bits) as u32;
         len.min(self.geo.clusters_per_group / GROUP_PART)
     }
@@ -92,6 +91,7 @@ impl FsInner {
             && let Some(overlay) = cell.lock.lock().as_mut()
         {
             overlay.windows.remove(bits);
+            cell.note_open();
         }
     }
 }

@@ -389,7 +389,10 @@ pub(super) fn place(
             .take_while(|(page, expected)| page.lblk == *expected && page.delalloc == delalloc)
             .count() as u32;
         let target = if delalloc {
-            pick(fs, inode, state, lblk, want).map(|run| (run, Place::New { reserved: run.len }))
+            let before = runs.last().filter(|run| run.lblk.checked_add(run.len()) == Some(lblk));
+            let behind = before.and_then(|run| run.phys.checked_add(u64::from(run.len())));
+            pick(fs, inode, state, (lblk, want), behind)
+                .map(|run| (run, Place::New { reserved: run.len }))
         } else {
             existing(fs, inode, state, lblk, want)
         };
@@ -410,9 +413,19 @@ pub(super) fn place(
     Ok(runs)
 }
 
-/// Picks blocks for new data, near the block before it.
-fn pick(fs: &FsInner, inode: &Inode, state: &mut InodeState, lblk: u32, want: u32) -> Result<Run> {
-    let goal = Goal::for_file(fs, inode, state, lblk)?;
+/// Picks blocks for new data: behind the block before it, which is not mapped yet if it was picked
+/// just now.
+fn pick(
+    fs: &FsInner,
+    inode: &Inode,
+    state: &mut InodeState,
+    (lblk, want): (u32, u32),
+    behind: Option<BlockNo>,
+) -> Result<Run> {
+    let goal = match behind {
+        Some(block) => Goal::behind(fs, inode, state, block),
+        None => Goal::for_file(fs, inode, state, lblk)?,
+    };
     fs.pick_for_file(state, goal, lblk, want)
 }
 
@@ -429,7 +442,7 @@ fn existing(
         MapKind::Written(start) => (Run { start, len: found.len }, Place::Written),
         MapKind::Unwritten(start) => (Run { start, len: found.len }, Place::Unwritten),
         MapKind::Hole => {
-            let run = pick(fs, inode, state, lblk, found.len.min(want))?;
+            let run = pick(fs, inode, state, (lblk, found.len.min(want)), None)?;
             (run, Place::New { reserved: 0 })
         }
     })
