@@ -40,6 +40,11 @@ pub(crate) fn log(image: &Path) -> Result<Option<Plan>> {
     patiently(|| fjord::inspect::log(image)).map_err(|e| failure::open_failed(image, e))
 }
 
+/// Gives up what was fsynced since the last commit; see [`fjord::inspect::drop_fsyncs`].
+pub(crate) fn drop_fsyncs(image: &Path) -> Result<bool> {
+    patiently(|| fjord::inspect::drop_fsyncs(image)).map_err(|e| failure::open_failed(image, e))
+}
+
 /// Tries again for a moment while the image is in use: a daemon whose mount has just gone still
 /// holds the lock until its process has ended.
 pub(crate) fn patiently<T>(open: impl Fn() -> Result<T, Error>) -> Result<T, Error> {

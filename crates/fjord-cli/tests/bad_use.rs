@@ -9,8 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use fjord::{Cred, Fs, MountOptions};
 use fjord_format::{
     geometry::Geometry,
+    ijournal::AreaTable,
     mmp::{MmpBlock, SEQ_FSCK},
     superblock::RawSuperblock,
 };
@@ -110,6 +112,65 @@ fn image_damaged_or_with_an_unknown_feature() -> Result<()> {
     let bigalloc = scratch.join("bigalloc");
     set.make(&bigalloc)?;
     expect(&mount(&bigalloc, &dir).output()?, UNSUPPORTED, &["bigalloc"])
+}
+
+/// An image as a power cut leaves it, with a fsynced file that is in an area of the journal alone.
+fn with_an_i_transaction(scratch: &Scratch) -> Result<PathBuf> {
+    let (img, cut) = (scratch.join("areas"), scratch.join("cut"));
+    let made = fjord().args(["mkfs", "-s", "64M", "--ijournal", "2x1M"]).arg(&img).output()?;
+    expect(&made, 0, &[])?;
+    let options = MountOptions { background_threads: false, ..MountOptions::default() };
+    let open = Fs::open(&img, &options)?;
+    let file = open.root()?.create(b"synced", 0o644, &Cred::root())?;
+    file.write(0, b"what was synced")?;
+    file.fsync(false)?;
+    fs::copy(&img, &cut)?;
+    drop(file);
+    open.unmount()?;
+    Ok(cut)
+}
+
+#[test]
+fn areas_that_are_damaged_can_be_given_up() -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let (scratch, _, dir) = place("areas")?;
+    let cut = with_an_i_transaction(&scratch)?;
+    let whole = scratch.join("whole");
+    fs::copy(&cut, &whole)?;
+    expect(&fjord().arg("recover").arg(&whole).output()?, 0, &[])?;
+    let read = fjord().arg("cat").arg(&whole).arg("/synced").output()?;
+    ensure!(read.stdout == b"what was synced", "{read:?}");
+
+    let bytes = fs::read(&cut)?;
+    let table = bytes.chunks(1024).position(AreaTable::is_table).context("no table")?;
+    File::options().write(true).open(&cut)?.write_all_at(&[0xff; 4], table as u64 * 1024)?;
+    let wants = ["magic", "recover --drop-fsyncs"];
+    expect(&fjord().arg("recover").arg(&cut).output()?, DAMAGED, &wants)?;
+    expect(&mount(&cut, &dir).output()?, DAMAGED, &wants)?;
+    for command in ["info", "journal"] {
+        let out = fjord().arg(command).arg(&cut).output()?;
+        let said = String::from_utf8_lossy(&out.stdout);
+        ensure!(said.contains("damaged") && said.contains("magic"), "{command}: {said}");
+    }
+    ensure!(image::e2fsck_repair(&cut).is_err(), "e2fsck takes an image with the mark");
+    let given_up = fjord().args(["recover", "--drop-fsyncs"]).arg(&cut).output()?;
+    expect(&given_up, 0, &[])?;
+    let said = String::from_utf8_lossy(&given_up.stdout);
+    ensure!(said.contains("given up") && said.contains("clean"), "{said}");
+    image::e2fsck_clean(&cut)?;
+    let listed = fjord().arg("ls").arg(&cut).arg("/").output()?;
+    ensure!(!String::from_utf8_lossy(&listed.stdout).contains("synced"), "{listed:?}");
+    Ok(())
+}
+
+#[test]
+fn a_policy_that_the_image_is_not_made_for_is_refused() -> Result<()> {
+    let (_scratch, img, dir) = place("policy")?;
+    for (policy, tune) in [("ijournal", "tune --ijournal"), ("fast-commit", "tune --fast-commit")] {
+        let out = mount(&img, &dir).args(["--fsync", policy]).output()?;
+        expect(&out, FAILURE, &[tune, "compound"])?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -10,11 +10,11 @@ pub type Result<T, E = FormatError> = std::result::Result<T, E>;
 /// Why bytes could not be decoded or a value could not be encoded.
 ///
 /// `structure` names the on-disk structure ("superblock", "extent node"); the caller knows
-/// where it was read from and adds that.
+/// where it was read from and what can be done, and adds that.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
     /// A field has a value that the format does not allow.
-    #[error("{structure} is corrupt: {detail}; run e2fsck on a copy of the image")]
+    #[error("{structure} is corrupt: {detail}")]
     Corrupt {
         /// Which structure.
         structure: &'static str,
@@ -22,10 +22,7 @@ pub enum FormatError {
         detail: String,
     },
     /// The stored checksum is not the computed one.
-    #[error(
-        "{structure} has a wrong checksum (stored {stored:#x}, computed {computed:#x}); \
-         run e2fsck on a copy of the image"
-    )]
+    #[error("{structure} has a wrong checksum (stored {stored:#x}, computed {computed:#x})")]
     Checksum {
         /// Which structure.
         structure: &'static str,

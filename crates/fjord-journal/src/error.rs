@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use fjord_block::IoError;
 use fjord_format::FormatError;
+use fjord_format::jbd2::Superblock;
 use fjord_format::types::{BlockNo, Tid};
 
 /// Result of a journal operation.
@@ -34,7 +35,7 @@ pub enum JournalError {
     /// Nothing was replayed.
     #[error(
         "the journal is corrupt at transaction {tid}, journal block {at}: {detail}; nothing was \
-         replayed; run e2fsck -fy on a copy of the image"
+         replayed"
     )]
     Corrupt {
         /// The transaction concerned.
@@ -44,6 +45,13 @@ pub enum JournalError {
         /// What is wrong.
         detail: String,
     },
+    /// Such an error where the journal bears the mark of i-transactions, so that e2fsck refuses the
+    /// image.
+    #[error(
+        "{0}; the journal holds fsynced changes that only fjord can read, and e2fsck refuses it as \
+         long as it does: if there is no other copy, give them up with `fjord recover --drop-fsyncs`"
+    )]
+    Marked(Box<JournalError>),
     /// The fast commits of a log are to be applied as one transaction, which does not fit it.
     #[error(
         "the fast commits do not fit one transaction of this journal; mount the image once with \
@@ -80,6 +88,20 @@ pub enum JournalError {
 }
 
 impl JournalError {
+    /// The same for a journal with this superblock.
+    pub(crate) fn under_mark_of(self, superblock: &Superblock) -> JournalError {
+        match self {
+            JournalError::Corrupt { .. }
+            | JournalError::Format { .. }
+            | JournalError::BadMap(_)
+                if superblock.ijournal().is_some() =>
+            {
+                JournalError::Marked(Box::new(self))
+            }
+            other => other,
+        }
+    }
+
     /// Wraps an error of the device.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(IoError) -> JournalError {
         move |source| JournalError::Io { what, source }

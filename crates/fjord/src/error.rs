@@ -116,7 +116,8 @@ impl From<JournalError> for Error {
         match error {
             corrupt @ (JournalError::Corrupt { .. }
             | JournalError::Format { .. }
-            | JournalError::BadMap(_)) => Error::corrupt("journal", corrupt.to_string()),
+            | JournalError::BadMap(_)
+            | JournalError::Marked(_)) => Error::corrupt("journal", corrupt.to_string()),
             other => Error::Journal(other),
         }
     }

@@ -22,3 +22,16 @@ pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(None) };
     Ok(Some(recovery::scan(&device, &map, block_size)?))
 }
+
+/// Gives up what was fsynced since the last commit of an image whose areas, or whose log under
+/// their mark, are damaged: see [`recovery::drop_i_transactions`]. Returns whether there was a mark.
+///
+/// # Errors
+/// As [`crate::Fs::open`]; a journal superblock that makes no sense.
+pub fn drop_fsyncs(path: impl AsRef<Path>) -> Result<bool> {
+    let device = FileDevice::open(path.as_ref(), &FileOptions::default())
+        .map_err(|error| Error::Open(Arc::new(error)))?;
+    let device: Arc<dyn Device> = Arc::new(device);
+    let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(false) };
+    Ok(recovery::drop_i_transactions(&device, &map, block_size)?)
+}

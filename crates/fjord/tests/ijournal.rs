@@ -39,7 +39,8 @@ fn image_with(features: &str, areas: Option<AreaLayout>) -> MemImage {
     let device = MemDevice::from_file(&path).expect("the image is read");
     if areas.is_some() {
         let device = Arc::new(MemDevice::from_image(&device.snapshot()));
-        let fs = Fs::open_device(device.clone(), &options()).expect("the image mounts");
+        let plain = MountOptions { fsync: FsyncPolicyKind::Compound, ..options() };
+        let fs = Fs::open_device(device.clone(), &plain).expect("the image mounts");
         fs.set_ijournal_areas(areas).expect("there is room");
         fs.unmount().expect("the image is clean");
         return device.snapshot();
@@ -148,14 +149,12 @@ fn large_data_goes_to_its_place_first() {
 }
 
 #[test]
-fn without_areas_everything_is_committed() {
+fn without_areas_it_is_refused() {
     let device = logged(&image(None));
-    let fs = Fs::open_device(device, &options()).expect("the image mounts");
-    let root = fs.root().expect("a root");
-    let file = root.create(b"file", 0o644, &Cred::root()).expect("a file");
-    file.fsync(false).expect("durable");
-    assert_eq!(fallbacks(&fs), [(Fallback::NoLog, 1)]);
-    fs.unmount().expect("clean");
+    let refused = Fs::open_device(device.clone(), &options()).err().expect("no areas, no ijournal");
+    assert!(refused.to_string().contains("fjord tune --ijournal"), "{refused}");
+    let looking = MountOptions { read_only: true, ..options() };
+    assert!(Fs::open_device(device, &looking).is_ok(), "nobody calls fsync there");
 }
 
 #[test]

@@ -282,11 +282,11 @@ fn a_commit_sends_carried_data_ahead_of_its_log() {
     const DESCRIPTOR: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 1];
     const COMMIT: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2];
     let gate = Gate::new(&image(&[]));
-    let options = MountOptions { fsync: FsyncPolicyKind::Ijournal, ..options() };
-    let fs = Fs::open_device(gate.clone(), &options).expect("open");
+    let fs = Fs::open_device(gate.clone(), &options()).expect("open");
     let layout = AreaLayout { count: 2, area_bytes: 256 << 10 };
     fs.set_ijournal_areas(Some(layout)).expect("areas");
     fs.unmount().expect("unmount");
+    let options = MountOptions { fsync: FsyncPolicyKind::Ijournal, ..options() };
     let fs = Fs::open_device(gate.clone(), &options).expect("open");
     let (file, other) = (create(&fs, "a"), create(&fs, "b"));
     fs.sync().expect("sync");

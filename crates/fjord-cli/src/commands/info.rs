@@ -61,6 +61,8 @@ struct Info {
     checksum_ok: bool,
     mounted_on: Option<PathBuf>,
     journal: Option<JournalInfo>,
+    /// Why the journal cannot be read.
+    journal_damage: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,8 +75,10 @@ struct JournalInfo {
     ijournal_area_blocks: u32,
     /// The journal bears the mark that keeps Linux and e2fsck from dropping i-transactions.
     ijournal_marked: bool,
-    /// I-transactions that recovery would apply.
-    i_transactions: usize,
+    /// I-transactions that recovery would apply; None where `damage` hides them.
+    i_transactions: Option<usize>,
+    /// Why they, or the areas, cannot be read.
+    damage: Option<String>,
     /// What the fsync policy `auto` is on this image.
     fsync_policy: &'static str,
 }
@@ -109,25 +113,36 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mounted_on = in_use::mount_of(&args.image).map(|m| m.mountpoint);
     // An image in use changes while one looks: its log would be nonsense.
     let journal = match mounted_on {
-        Some(_) => None,
-        None => image::log(&args.image).ok().flatten().map(|plan| {
-            let areas = plan.area_table().ok().flatten();
-            let has_fast_commits = sb.features().compat.contains(Compat::FAST_COMMIT);
-            let policy = FsyncPolicyKind::Auto.or_for_image(areas.is_some(), has_fast_commits);
-            JournalInfo {
-                blocks: plan.superblock().s_maxlen,
-                sequence: plan.superblock().s_sequence.0,
-                start: plan.superblock().s_start,
-                transactions: plan.transactions().len(),
-                ijournal_areas: areas.map_or(0, |areas| areas.area_count),
-                ijournal_area_blocks: areas.map_or(0, |areas| areas.area_blocks),
-                ijournal_marked: plan.superblock().ijournal().is_some(),
-                i_transactions: plan.i_transactions().map_or(0, |found| found.len()),
-                fsync_policy: policy.name(),
-            }
+        Some(_) => Ok(None),
+        None => image::log(&args.image).map(|log| {
+            log.map(|plan| {
+                let found = plan.i_transactions();
+                let damage = found.as_ref().err().map(|error| error.to_string());
+                let marked = plan.superblock().ijournal().is_some();
+                let areas = plan.area_table().ok().flatten();
+                let has_fast_commits = sb.features().compat.contains(Compat::FAST_COMMIT);
+                let policy =
+                    FsyncPolicyKind::Auto.or_for_image(areas.is_some() || marked, has_fast_commits);
+                JournalInfo {
+                    blocks: plan.superblock().s_maxlen,
+                    sequence: plan.superblock().s_sequence.0,
+                    start: plan.superblock().s_start,
+                    transactions: plan.transactions().len(),
+                    ijournal_areas: areas.map_or(0, |areas| areas.area_count),
+                    ijournal_area_blocks: areas.map_or(0, |areas| areas.area_blocks),
+                    ijournal_marked: marked,
+                    i_transactions: found.ok().map(|found| found.len()),
+                    damage,
+                    fsync_policy: policy.name(),
+                }
+            })
         }),
     };
-    let info = gather(&sb, mounted_on, journal);
+    let (journal, journal_damage) = match journal {
+        Ok(journal) => (journal, None),
+        Err(failure) => (None, Some(failure.message)),
+    };
+    let info = Info { journal_damage, ..gather(&sb, mounted_on, journal) };
     if args.json { output::json(&info) } else { output::print(text(&info)) }
 }
 
@@ -176,6 +191,7 @@ fn gather(sb: &RawSuperblock, mounted_on: Option<PathBuf>, journal: Option<Journ
         checksum_ok: sb.verify_checksum().is_ok(),
         mounted_on,
         journal,
+        journal_damage: None,
     }
 }
 
@@ -211,6 +227,9 @@ fn text(i: &Info) -> String {
     if let Some(ino) = i.journal_inode {
         rows.push(("Journal inode", ino.to_string()));
     }
+    if let Some(damage) = &i.journal_damage {
+        rows.push(("Journal", damage.clone()));
+    }
     if let Some(j) = &i.journal {
         rows.push(("Journal length", format!("{} ({})", j.blocks, bytes(u64::from(j.blocks)))));
         rows.push(("Journal sequence", j.sequence.to_string()));
@@ -222,7 +241,10 @@ fn text(i: &Info) -> String {
         }
         rows.push(("Fsync policy (auto)", j.fsync_policy.into()));
         if j.ijournal_marked {
-            let text = format!("{} to apply; run fjord recover", j.i_transactions);
+            let text = match (j.i_transactions, &j.damage) {
+                (Some(count), _) => format!("{count} to apply; run fjord recover"),
+                (None, damage) => format!("damaged: {}", damage.as_deref().unwrap_or("unreadable")),
+            };
             rows.push(("Journal i-transactions", text));
         }
     }

@@ -29,6 +29,8 @@ struct Log {
     start: u32,
     uuid: String,
     transactions: Vec<Transaction>,
+    /// What recovery would apply of the areas, or why it cannot; None without their mark.
+    i_transactions: Option<String>,
     /// The rules of recovery that applied, with their reasons.
     rules: Vec<String>,
 }
@@ -80,6 +82,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 revokes: t.revokes.iter().map(|b| b.0).collect(),
             })
             .collect(),
+        i_transactions: plan.superblock().ijournal().map(|_| match plan.i_transactions() {
+            Ok(found) => format!("{} to apply", found.len()),
+            Err(error) => format!("damaged: {error}"),
+        }),
         rules: plan
             .report()
             .cases
@@ -102,6 +108,9 @@ fn text(log: &Log, blocks: bool) -> String {
         log.start,
         log.transactions.len(),
     );
+    if let Some(found) = &log.i_transactions {
+        text += &format!("I-transactions:  {found}\n");
+    }
     for t in &log.transactions {
         text += &format!(
             "  {:>10}  at {:>6}  {} UTC  {} blocks, {} revoked\n",

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use fjord::Error;
 use serde::Serialize;
 
 use crate::{
-    failure::{Context, Failure, Result},
+    failure::{Context, Result},
     image, in_use, output,
 };
 
@@ -16,6 +17,10 @@ fjord recover disk.img && e2fsck -fn disk.img")]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
+    /// Give up what was fsynced since the last commit (fsync=ijournal), where damage keeps it from
+    /// being read; e2fsck can be run then
+    #[arg(long)]
+    drop_fsyncs: bool,
     /// Print the outcome as JSON
     #[arg(long)]
     json: bool,
@@ -24,6 +29,7 @@ pub(crate) struct Args {
 #[derive(Debug, Serialize)]
 struct Outcome {
     was_dirty: bool,
+    dropped_fsyncs: bool,
     transactions: u32,
     replayed_blocks: usize,
     revoked_blocks: usize,
@@ -33,17 +39,23 @@ struct Outcome {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     in_use::check(&args.image, false)?;
+    let dropped_fsyncs = args.drop_fsyncs && image::drop_fsyncs(&args.image)?;
+    if dropped_fsyncs && !args.json {
+        let name = args.image.display();
+        output::print(format!("{name}: what was fsynced since the last commit is given up\n"))?;
+    }
     let found = image::log(&args.image)?;
     let report = found.as_ref().map(|plan| plan.report());
     let outcome = Outcome {
         was_dirty: report.is_some_and(|r| r.was_dirty),
+        dropped_fsyncs,
         transactions: report.map_or(0, |r| r.transactions),
         replayed_blocks: report.map_or(0, |r| r.replayed_blocks),
         revoked_blocks: report.map_or(0, |r| r.revoked_blocks),
         fast_commits: report.map_or(0, |r| r.fast_commits),
         i_transactions: found.as_ref().map_or(Ok(0), |plan| {
-            let found = plan.i_transactions().map_err(|e| Failure::new(e.to_string()));
-            found.map(|found| found.len())
+            let found = plan.i_transactions().map_err(Error::from);
+            found.map(|found| found.len()).context(args.image.display())
         })?,
     };
     drop(found);

@@ -28,7 +28,9 @@ use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
 use crate::journal::JournalOptions;
+use crate::log::Log;
 use crate::map::JournalMap;
+use crate::stats::Counters;
 
 pub use cases::{Case, Outcome};
 pub use plan::{LoggedBlock, LoggedTransaction, Plan};
@@ -96,7 +98,32 @@ pub(crate) fn scan_cases(
     block_size: usize,
 ) -> Result<Plan, Refusal> {
     let (superblock, block) = load_superblock(device, map, block_size)?;
-    scan::Scan::new(device, map, superblock, block).run()
+    let scan = scan::Scan::new(device, map, superblock.clone(), block);
+    scan.run().map_err(|refusal| {
+        let error = refusal.error.under_mark_of(&superblock);
+        Refusal { error, ..refusal }
+    })
+}
+
+/// Gives up what the areas hold: takes the mark of i-transactions off the journal, durably, so
+/// that e2fsck, Linux and fjord treat it as one of the log alone. Returns whether it bore it.
+///
+/// # Errors
+/// `Format` for a superblock that makes no sense, `BadMap`, and those of the device.
+pub fn drop_i_transactions(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+) -> Result<bool> {
+    let (mut superblock, block) =
+        load_superblock(device, map, block_size).map_err(|refusal| refusal.error)?;
+    if superblock.ijournal().is_none() {
+        return Ok(false);
+    }
+    superblock.set_ijournal(None);
+    let log = Log::new(device.clone(), map.clone(), superblock, block);
+    log.write_superblock(&Counters::default(), true, |_| ())?;
+    Ok(true)
 }
 
 /// Reads and checks the journal superblock; returns it with the block it lies in.

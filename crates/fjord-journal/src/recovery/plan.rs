@@ -88,6 +88,7 @@ impl Plan {
     /// The areas behind the log, if there are any. Reads the device.
     pub fn area_table(&self) -> Result<Option<AreaTable>> {
         area::read_table(&self.device, &self.map, &self.superblock)
+            .map_err(|error| error.under_mark_of(&self.superblock))
     }
 
     /// The i-transactions newer than the last commit, by sub-transaction ID. Reads the device
@@ -97,12 +98,12 @@ impl Plan {
             return Ok(Vec::new());
         }
         let Some(table) = self.area_table()? else {
-            return Err(JournalError::BadMap(
-                "its superblock tells of i-transactions, but there are no areas for them".into(),
-            ));
+            let detail = "its superblock tells of i-transactions, but there are no areas for them";
+            return Err(JournalError::BadMap(detail.into()).under_mark_of(&self.superblock));
         };
         let committed = self.report.committed;
         area::scan(&self.device, &self.map, &self.superblock, &table, committed)
+            .map_err(|error| error.under_mark_of(&self.superblock))
     }
 
     /// The contents that replay would give a block, if it would write it. Read-only mounts
