@@ -5,7 +5,10 @@
 //!
 //! Owns the signals' mask and the thread that takes them.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use fjord_fuse::mount::{MountError, MountHandle};
 use parking_lot::Mutex;
@@ -105,10 +108,10 @@ fn take_down(handle: &MountHandle) -> Result<(), MountError> {
         BUSY_PATIENCE.as_secs()
     );
     let step = Duration::from_millis(100);
-    let mut left = BUSY_PATIENCE;
-    while left > step && !wait_for_signal(Some(step)) {
+    let until = Instant::now() + BUSY_PATIENCE;
+    while Instant::now() < until && !wait_for_signal(Some(step)) {
         match handle.unmount() {
-            Err(MountError::Busy(_)) => left -= step,
+            Err(MountError::Busy(_)) => (),
             done => return done,
         }
     }
