@@ -372,7 +372,8 @@ impl Journal {
         stream.used = 0;
         area.used_hint.store(0, Ordering::Relaxed);
         let zeros = vec![Buf::zeroed(self.inner.block_size)];
-        let requests = area_requests(log, area.blocks.start, zeros, false)?;
+        // Durable by itself: nobody may flush for long, and until then e2fsck would give up the log.
+        let requests = area_requests(log, area.blocks.start, zeros, self.inner.barrier)?;
         stream.wipe = self.inner.device.submit(requests).pop();
         if let Some(wipe) = &stream.wipe {
             wipe.start();
