@@ -13,7 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use fjord_block::{Boost, Device, DeviceExt};
@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     /// Serialises checkpoints. Held over I/O; outermost.
     pub(crate) checkpoint_lock: Mutex<()>,
     pub(crate) state: Mutex<State>,
+    /// A copy of [`State::committed`] for whoever only asks: stored under `state`, read without.
+    pub(crate) committed: AtomicU32,
     /// Signalled, with `state`, when a handle stopped while its transaction is locked.
     pub(crate) drained: Condvar,
     /// Signalled, with `state`, when handles may start again, and on an error.
@@ -259,6 +261,7 @@ impl Journal {
             transaction_blocks_max: max,
             parts: OnceLock::new(),
             checkpoint_lock: Mutex::default(),
+            committed: AtomicU32::new(state.committed.0),
             state: Mutex::new(state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),
@@ -424,7 +427,8 @@ impl Journal {
 
     /// Whether the transaction is durable.
     pub fn is_committed(&self, tid: Tid) -> bool {
-        self.inner.state.lock().committed.at_least(tid)
+        // Whoever sees the number sees what the commit did before it.
+        Tid(self.inner.committed.load(Ordering::Acquire)).at_least(tid)
     }
 
     /// The running transaction, if any handle has started one since the last commit.

@@ -25,6 +25,7 @@ mod ordered;
 mod partial;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use fjord_block::plant::{Bug, planted};
@@ -130,7 +131,9 @@ impl Journal {
         }
         outcome?;
         if let Some(tid) = whole {
-            self.inner.state.lock().committed = tid;
+            let mut state = self.inner.state.lock();
+            state.committed = tid;
+            self.inner.committed.store(tid.0, Ordering::Release);
         }
         stats::add(&self.inner.counters.commits, 1);
         stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
