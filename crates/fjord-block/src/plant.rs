@@ -127,6 +127,12 @@ pub enum Bug {
     ItransactionOrder,
     /// i-journal: an area is written over while its i-transactions are live.
     ItransactionAreaReused,
+    /// i-journal: large data written over in place is not flushed.
+    ItransactionOverwriteNotFlushed,
+    /// i-journal: a file that got another name is logged without it.
+    ItransactionLinkNotCommitted,
+    /// i-journal: a file whose block of attributes changed is logged without that.
+    ItransactionAttributesNotCommitted,
     /// i-journal: an i-transaction stays in the device's cache.
     ItransactionNotDurable,
     /// i-journal: carried data is called superseded before what supersedes it is flushed.
@@ -155,7 +161,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 70] = [
+    pub const ALL: [Bug; 73] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -214,6 +220,9 @@ impl Bug {
         Bug::ItransactionDead,
         Bug::ItransactionOrder,
         Bug::ItransactionAreaReused,
+        Bug::ItransactionOverwriteNotFlushed,
+        Bug::ItransactionLinkNotCommitted,
+        Bug::ItransactionAttributesNotCommitted,
         Bug::ItransactionNotDurable,
         Bug::SupersededNotFlushed,
         Bug::EntryLoggedTooEarly,

@@ -392,7 +392,9 @@ fn random(seed: u64, round: u64) -> Workload {
             28..30 => Op::Magic(file, rng.below(8) * 4096),
             30..38 => {
                 let offset = rng.below(40_000);
-                Op::Write(file, offset, 1 + rng.magnitude(20_000))
+                // Some more than an i-transaction carries.
+                let large = if rng.percent(15) { 40_000 } else { 0 };
+                Op::Write(file, offset, 1 + large + rng.magnitude(20_000))
             }
             38..44 => Op::Truncate(file, rng.below(40_000)),
             44..50 => random_fallocate(file, &mut rng),

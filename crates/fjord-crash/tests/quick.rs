@@ -9,6 +9,8 @@ use fjord_crash::record::DeviceKind;
 use fjord_crash::report::Report;
 use fjord_crash::workloads::Family;
 
+const DATA: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+
 fn run(config: &Config, text: &str) -> Report {
     let ops = ops::parse(text).expect("operations");
     let workload = Workload::new(Vec::new(), ops);
@@ -71,7 +73,7 @@ fn sample_over_the_scheduler() {
     let families = [Family::Barriers, Family::RenameToSub, Family::CreateDelete, Family::Ace2];
     let mut plan = Plan::new(&families, config);
     plan.features = FEATURES.to_vec();
-    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.sample_every = 331;
     passes(&plan);
@@ -89,6 +91,7 @@ fn fast_commits_are_replayed_alike() {
         config,
     );
     plan.features = FAST_COMMIT.to_vec();
+    plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.sample_every = 409;
     passes(&plan);
@@ -173,7 +176,7 @@ fn random_sequences() {
 /// All features, data modes and devices in turn.
 fn everywhere(plan: &mut Plan) {
     plan.features = FEATURES.to_vec();
-    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
 }
 
@@ -184,7 +187,7 @@ fn groups_commit_alone() {
     let config = Config { compare_every: 100, inner_every: 300, ..Config::new(options) };
     let mut plan = Plan::new(&[Family::Groups], config);
     plan.features = GROUPS.to_vec();
-    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.workloads_max = Some(16);
     let report = passes(&plan);
@@ -221,13 +224,43 @@ fn i_transactions() {
     );
     let with_areas = |count| FEATURES.into_iter().map(move |set| set.with_areas(count));
     plan.features = with_areas(1).chain(with_areas(3)).collect();
-    plan.data = vec![DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+    plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.sample_every = 3;
     let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
     assert!(report.findings.is_empty(), "{}", report.findings[0]);
     assert!(report.judged.marked > 0 && report.judged.compared > 0, "{report:?}");
+}
+
+/// Several threads, shared directories and random operations: under every policy, data mode and
+/// count of areas, some images of each.
+#[test]
+fn threads_hold_under_every_policy() {
+    let policies = [
+        (FsyncPolicyKind::Compound, vec![FEATURES[0]]),
+        (FsyncPolicyKind::Group, vec![GROUPS[0]]),
+        (FsyncPolicyKind::FastCommit, vec![FAST_COMMIT[0]]),
+        (FsyncPolicyKind::Ijournal, vec![FEATURES[0].with_areas(1), FEATURES[0].with_areas(3)]),
+    ];
+    for (fsync, features) in policies {
+        for (data, set) in
+            DATA.into_iter().flat_map(|data| features.iter().map(move |set| (data, *set)))
+        {
+            let options = MountOptions { fsync, data, ..MountOptions::default() };
+            let mut config = Config { compare_every: 25, inner_every: 30, ..Config::new(options) };
+            config.features = set;
+            config.budget.subsets_max = 4;
+            config.budget.images_max = Some(25);
+            let families = [Family::Threads, Family::SharedDirs, Family::Random, Family::Fsyncs];
+            let mut plan = Plan::new(&families, config);
+            plan.workloads_max = Some(8);
+            let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("it runs");
+            println!("{fsync:?}, {data:?}: {} states, {:?}", report.all_states(), report.judged);
+            assert!(report.findings.is_empty(), "{}", report.findings[0]);
+            assert!(report.states > 50 && report.judged.compared + report.judged.marked > 0);
+        }
+    }
 }
 
 /// Scenarios of the paper on iJournaling (section 6.4).
@@ -238,9 +271,16 @@ fn the_scenarios_of_the_ijournaling_paper() {
     let mut config = Config { inner_every: 60, ..Config::new(options) };
     config.features = config.features.with_areas(3);
     config.budget.subsets_max = 3;
-    // The thousand files take minutes: `cargo xtask crash --workload thousand-files`.
+    // All images of the thousand files take a minute: `cargo xtask crash --workload thousand-files`.
     let scenarios = [Family::AppendFar, Family::DeepLeaf, Family::TenThreads];
-    let mut plan = Plan::new(&scenarios, config);
+    let mut thousand = config.clone();
+    thousand.budget.images_max = Some(60);
+    scenarios_hold(&[Family::ThousandFiles], thousand);
+    scenarios_hold(&scenarios, config);
+}
+
+fn scenarios_hold(scenarios: &[Family], config: Config) {
+    let mut plan = Plan::new(scenarios, config);
     plan.sample_every = 1;
     let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);

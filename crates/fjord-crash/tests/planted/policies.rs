@@ -126,6 +126,27 @@ fn i_transaction_area_reused() {
     i_transactions(Bug::ItransactionAreaReused).ops(&ops).shows_as(&[Kind::PromiseLost]);
 }
 
+/// More than an i-transaction carries, over blocks that are there.
+#[test]
+fn i_transaction_overwrite_not_flushed() {
+    let plant = i_transactions(Bug::ItransactionOverwriteNotFlushed);
+    let plant = plant.setup("create /a; append /a 60000; sync");
+    plant.ops("write /a 0 50000; fsync /a").shows_as(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn i_transaction_link_not_committed() {
+    let plant = i_transactions(Bug::ItransactionLinkNotCommitted);
+    let plant = plant.setup("create /a; append /a 100");
+    plant.ops("link /a /b; fsync /a").shows_as(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn i_transaction_attributes_not_committed() {
+    let plant = i_transactions(Bug::ItransactionAttributesNotCommitted).setup("create /a");
+    plant.ops("setxattr /a user.x 3000; fsync /a").shows_as(&[Kind::PromiseLost]);
+}
+
 #[test]
 fn i_transaction_not_durable() {
     i_transactions(Bug::ItransactionNotDurable).shows_as(&[Kind::PromiseLost]);

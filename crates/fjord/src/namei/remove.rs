@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::htree::LINK_COUNT_MAX;
 use fjord_format::inode::InodeFlags;
@@ -55,7 +56,9 @@ fn link_once(fs: &Arc<FsInner>, target: &Arc<Inode>, dir: &Arc<Inode>, name: &[u
         orphan::remove(fs, &h, target, &mut state)?;
     }
     state.disk.links_count += 1;
-    state.changes.require_commit(h.tid(), Fallback::HardLink);
+    if !planted(Bug::ItransactionLinkNotCommitted) {
+        state.changes.require_commit(h.tid(), Fallback::HardLink);
+    }
     attr::set_ctime(&mut state.disk, time);
     disk::store(fs, &h, target, &mut state)?;
     store_changed_dir(fs, &h, dir, &mut dir_state, time)?;

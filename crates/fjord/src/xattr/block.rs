@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::BlockNo;
 use fjord_format::xattr::{self as format, XattrHeader, XattrSet, XattrView};
 use fjord_journal::{Buffer, Handle};
@@ -73,7 +74,7 @@ pub(super) fn store(
     garbage: &mut Garbage,
 ) -> Result<bool> {
     let old = state.disk.file_acl;
-    if old.0 != 0 || !set.is_empty() {
+    if (old.0 != 0 || !set.is_empty()) && !planted(Bug::ItransactionAttributesNotCommitted) {
         state.changes.require_commit(h.tid(), Fallback::Attributes);
     }
     let shared =

@@ -295,7 +295,8 @@ impl Ijournal {
         if flush_first {
             fs.flush_device()?;
         }
-        let flush_after = in_place && !flush_first;
+        let flush_after =
+            in_place && !flush_first && !planted(Bug::ItransactionOverwriteNotFlushed);
         let count = blocks.len() as u64;
         let Submitted::Written(write) = writer.submit(cpu(), tid, blocks, !flush_after)? else {
             return Err(Fallback::LogFull.into());
