@@ -19,7 +19,8 @@ const FSYNC_MARKS: [&str; 2] =
 
 /// How fast fsyncs of files are, one after the other.
 const FSYNC_RATES: &str = "--targets raw,fjord-library:ijournal,fjord-fuse:ijournal,\
-    fjord-fuse:ijournal:low_latency,kernel,kernel-fc --workloads append-fsync,create-fsync \
+    fjord-library:ijournal:nolow_latency,fjord-fuse:ijournal:nolow_latency,kernel,kernel-fc \
+    --workloads append-fsync,create-fsync \
     --threads 1,8 --size 1G --rounds 5";
 
 /// The figures after them.
