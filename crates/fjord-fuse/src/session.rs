@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use fjord::awake::{Awake, CPU_DMA_LATENCY, LowLatency};
@@ -158,7 +159,8 @@ impl<H: Handler> Session<H> {
     /// The transport fails, or the kernel's protocol is not ours.
     pub fn init(&self) -> Result<Negotiated, SessionError> {
         let shared = &self.shared;
-        let awake = shared.config.low_latency.start().map_err(SessionError::LowLatency)?;
+        let awake =
+            shared.config.low_latency.start(Duration::ZERO).map_err(SessionError::LowLatency)?;
         if let Some(awake) = awake {
             shared.awake.get_or_init(|| awake);
         }

@@ -30,6 +30,10 @@ const PERIOD: Duration = Duration::from_millis(10);
 /// Calls in a period that make it a busy one.
 const BUSY_CALLS: u64 = 20;
 
+/// Fsyncs that come closer than this wait for no device: their callers do not sleep, and another
+/// processor that polls would only take from what the two may share.
+pub(crate) const FSYNC_TIME_MIN: Duration = Duration::from_micros(30);
+
 /// Whether idle processors may be kept from halting while calls come in quick succession.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LowLatency {
@@ -43,15 +47,15 @@ pub enum LowLatency {
 }
 
 impl LowLatency {
-    /// What that gives here.
+    /// What that gives here, for calls that take `time_min` at least where their callers sleep.
     ///
     /// # Errors
     /// `Always`, and the file cannot be written (it is root's).
-    pub fn start(self) -> io::Result<Option<Awake>> {
+    pub fn start(self, time_min: Duration) -> io::Result<Option<Awake>> {
         match self {
             LowLatency::Never => Ok(None),
-            LowLatency::Auto => Ok(Awake::new().ok()),
-            LowLatency::Always => Awake::new().map(Some),
+            LowLatency::Auto => Ok(Awake::new(time_min).ok()),
+            LowLatency::Always => Awake::new(time_min).map(Some),
         }
     }
 }
@@ -68,6 +72,8 @@ pub struct Awake {
 #[derive(Debug)]
 struct Shared {
     began: Instant,
+    /// [`BUSY_CALLS`] in less time are too fast for their callers to have slept.
+    fast_ns: u64,
     /// Calls so far.
     calls: AtomicU64,
     /// When [`BUSY_CALLS`] more had come last, in ns since `began`.
@@ -88,9 +94,11 @@ struct State {
 }
 
 impl Shared {
-    fn new() -> Shared {
+    fn new(time_min: Duration) -> Shared {
+        let fast_ns = u64::try_from(time_min.as_nanos()).unwrap_or(u64::MAX);
         Shared {
             began: Instant::now(),
+            fast_ns: fast_ns.saturating_mul(BUSY_CALLS),
             calls: AtomicU64::new(0),
             counted_ns: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
@@ -112,7 +120,8 @@ impl Shared {
         }
         let now_ns = self.now_ns();
         let before_ns = self.counted_ns.swap(now_ns, Ordering::Relaxed);
-        if now_ns.saturating_sub(before_ns) >= PERIOD.as_nanos() as u64 {
+        let took_ns = now_ns.saturating_sub(before_ns);
+        if took_ns < self.fast_ns || took_ns >= PERIOD.as_nanos() as u64 {
             return false;
         }
         self.busy_ns.store(now_ns, Ordering::Relaxed);
@@ -158,9 +167,9 @@ impl Awake {
     ///
     /// # Errors
     /// The file cannot be opened for writing.
-    pub fn new() -> io::Result<Awake> {
+    pub fn new(time_min: Duration) -> io::Result<Awake> {
         access(CPU_DMA_LATENCY, Access::WRITE_OK)?;
-        Ok(Awake { shared: Arc::new(Shared::new()), thread: Mutex::default(), hold })
+        Ok(Awake { shared: Arc::new(Shared::new(time_min)), thread: Mutex::default(), hold })
     }
 
     /// A call came.
@@ -242,7 +251,7 @@ mod tests {
 
     #[test]
     fn the_hold_lasts_as_long_as_calls_come() {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(Duration::ZERO));
         let (is_held, holds) =
             (|| HELD.load(Ordering::SeqCst) == 1, || HOLDS.load(Ordering::SeqCst));
         let for_thread = shared.clone();
@@ -287,9 +296,15 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_nobody_sleeps_in_hold_nothing() {
+        let shared = Shared::new(PERIOD);
+        assert!((0..1000 * BUSY_CALLS).all(|_| !shared.count()));
+    }
+
+    #[test]
     fn nothing_runs_until_it_is_busy_and_the_end_ends_it() {
         let awake = Awake {
-            shared: Arc::new(Shared::new()),
+            shared: Arc::new(Shared::new(Duration::ZERO)),
             thread: Mutex::default(),
             hold: || File::open("/dev/null"),
         };

@@ -112,10 +112,13 @@ pub(super) fn grow_early(
     state: &mut InodeState,
 ) -> Result<Option<usize>> {
     let room_bytes = last_room_bytes(dir, state)?;
-    if room_bytes >= early_room_bytes(dir) {
+    // All names go to the one block there is, so it fills faster than those of an index.
+    let is_only = block::count(dir, state)? == 1;
+    let early_bytes = early_room_bytes(dir) * if is_only { 2 } else { 1 };
+    if room_bytes >= early_bytes {
         return Ok(None);
     }
-    if block::count(dir, state)? == 1 && dir.params.dir_index {
+    if is_only && dir.params.dir_index {
         htree::convert(dir, h, state)?;
         htree::split_first(dir, h, state)?;
     } else {

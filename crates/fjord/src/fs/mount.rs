@@ -22,7 +22,7 @@ use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
 use parking_lot::Mutex;
 
 use crate::alloc::{GroupParts, Groups};
-use crate::awake::{Awake, CPU_DMA_LATENCY};
+use crate::awake::{Awake, CPU_DMA_LATENCY, FSYNC_TIME_MIN};
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::dir::DirParams;
@@ -311,7 +311,7 @@ fn awake(options: &MountOptions) -> Result<Option<Awake>> {
     if options.read_only || !options.background_threads {
         return Ok(None);
     }
-    options.low_latency.start().map_err(|error| {
+    options.low_latency.start(FSYNC_TIME_MIN).map_err(|error| {
         let advice = "run as root, or leave low latency to LowLatency::Auto";
         Error::Usage(format!("low latency needs {CPU_DMA_LATENCY} ({error}): {advice}"))
     })
