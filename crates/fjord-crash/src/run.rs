@@ -3,6 +3,8 @@
 //! Owns [`Runner`]. Invariant: an operation that the engine refuses as POSIX allows leaves the
 //! model as it is; any other failure ends the run.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail};
 use fjord::{Cred, FileKind, Fs, InodeRef, RenameFlags, SetAttr, XattrFlags};
 use fjord_testkit::rng::{mix, pattern_vec};
@@ -28,6 +30,9 @@ const REFUSALS: [Errno; 12] = [
     Errno::FBIG,
     Errno::PERM,
 ];
+
+/// How long a thread has to tell the model what it has made.
+const MAKER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Carries out operations and tells the model. Runners of several threads share a model, each
 /// with a directory of its own, and none calls `sync`.
@@ -163,8 +168,18 @@ impl<'a> Runner<'a> {
             _ => dir.create(name, 0o644, &cred)?,
         };
         let made = made(&inode);
+        self.wait_until_known(parent(path));
         self.model.lock().made(start, path, &made, target);
         Ok(())
+    }
+
+    /// Who made the directory may not have told the model yet, though others see it already: its
+    /// thread is about to.
+    fn wait_until_known(&self, dir: &str) {
+        let until = Instant::now() + MAKER_PATIENCE;
+        while self.model.lock().resolve(dir).is_none() && Instant::now() < until {
+            std::thread::yield_now();
+        }
     }
 
     fn rename(&self, from: &str, to: &str, flags: RenameFlags) -> fjord::Result<()> {
@@ -195,5 +210,44 @@ impl<'a> Runner<'a> {
         let written = file.write(offset, &bytes)?;
         bytes.truncate(written);
         Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use fjord::MountOptions;
+
+    use super::*;
+    use crate::base::{Base, FEATURES};
+    use crate::ops;
+    use crate::record::{DeviceKind, RecordingDevice};
+
+    /// A directory that the engine has and the model does not know yet: a file in it, which its
+    /// maker's thread met there, was kept by the model without its name.
+    #[test]
+    fn a_file_keeps_its_name_in_a_directory_of_another_thread() {
+        let base = Base::get(FEATURES[0], &[]).expect("an image");
+        let options = MountOptions { background_threads: false, ..MountOptions::default() };
+        let device = RecordingDevice::plain(base.image.clone(), DeviceKind::Volatile);
+        let fs = Fs::open_device(Arc::new(device), &options).expect("it mounts");
+        let model = Mutex::new(base.model.clone());
+        let stamp = AtomicU64::new(1);
+        let clock = || stamp.fetch_add(1, Ordering::Relaxed);
+        let start = clock();
+        let dir =
+            fs.root().expect("a root").mkdir(b"d", 0o755, &Cred::root()).expect("a directory");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                model.lock().made(start, "d", &made(&dir), None);
+            });
+            let create = ops::parse("create /d/f").expect("an operation");
+            let mut runner = Runner::new(&fs, &model, &clock);
+            assert!(runner.step(&create[0]).expect("it runs"));
+        });
+        assert!(model.lock().resolve("d/f").is_some());
     }
 }
