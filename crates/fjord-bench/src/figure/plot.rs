@@ -9,6 +9,8 @@ use super::{Figure, LatencyReport, LatencyRow, Ordering, OrderingReport, Orderin
 use crate::error::{BenchError, Result};
 
 const PANEL_SIZE: (u32, u32) = (900, 260);
+/// Twenty bars, each with two lines of text above it.
+const LATENCY_PANEL_SIZE: (u32, u32) = (1900, 260);
 const COLORS: [RGBColor; 4] = [
     RGBColor(0xd1, 0x49, 0x5b),
     RGBColor(0xed, 0xae, 0x49),
@@ -23,6 +25,7 @@ fn draw_panels<'a, R>(
     rows: &'a [R],
     profile: impl Fn(&R) -> &str,
     path: &Path,
+    panel_size: (u32, u32),
     draw: impl for<'b> Fn(&DrawingArea<SVGBackend<'b>, Shift>, &[&'a R]) -> Drawn<SVGBackend<'b>>,
 ) -> Result<()> {
     let panels: Vec<Vec<&R>> = rows
@@ -33,7 +36,7 @@ fn draw_panels<'a, R>(
         what: format!("draw {}", path.display()),
         source: std::io::Error::other(error),
     };
-    let size = (PANEL_SIZE.0, PANEL_SIZE.1 * panels.len() as u32);
+    let size = (panel_size.0, panel_size.1 * panels.len() as u32);
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE).map_err(|error| failed(error.to_string()))?;
     for (area, panel) in root.split_evenly((panels.len(), 1)).iter().zip(&panels) {
@@ -49,6 +52,7 @@ pub(super) fn draw_ordering(report: &OrderingReport, path: &Path) -> Result<()> 
         &report.rows,
         |row| &row.profile,
         path,
+        PANEL_SIZE,
         |area, panel| match over_time {
             true => draw_depths(area, panel),
             false => draw_bars(area, panel),
@@ -58,7 +62,7 @@ pub(super) fn draw_ordering(report: &OrderingReport, path: &Path) -> Result<()> 
 
 /// Bars of the 99th percentile as a multiple of that alone.
 pub(super) fn draw_latency(report: &LatencyReport, path: &Path) -> Result<()> {
-    draw_panels(&report.rows, |row| &row.profile, path, draw_multiples)
+    draw_panels(&report.rows, |row| &row.profile, path, LATENCY_PANEL_SIZE, draw_multiples)
 }
 
 /// How often as long the thread waits, by what it does and what is beside it.

@@ -5,8 +5,9 @@
 //! command (the bus: no longer there than a read takes), bytes sent while a command of class Sync is
 //! with the device (which may serve the newcomer first), and bytes not yet flushed (a flush drains them
 //! all). The widths are learnt, see `pace`, and hold whether or not class Sync was about lately: nobody
-//! can take back what the device has when its next request comes. Until a write of class Sync was seen only background writes are
-//! bounded, and widely. Each bound lets at least one command through, so that all classes always advance.
+//! can take back what the device has when its next request comes. Until a write of class Sync was seen
+//! only background writes are bounded, and widely. Each bound lets at least one command through, so
+//! that all classes always advance.
 
 use super::pace::{Alone, Rate, Window, Witness};
 use super::queue::Flying;
