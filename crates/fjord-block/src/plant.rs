@@ -99,6 +99,14 @@ pub enum Bug {
     FastCommitNotDurable,
     /// Fast commit: behind a full commit the stream goes on where it was.
     FastCommitNotRestarted,
+    /// Fast commit: the area counts before its first block is written.
+    StreamMarkedEarly,
+    /// Fast commit: the full commit that ends the stream is written where recovery looks.
+    StreamEndNotHidden,
+    /// Fast commit: no flush between that commit and the superblock that makes it valid.
+    StreamEndNotFlushed,
+    /// Fast commit: what came before that commit is not brought home.
+    StreamEndBeforeHome,
     /// Fast commit: the entry of a new file is not logged.
     FastCommitNoName,
     /// Fast commit: of the changed range only what is mapped is logged.
@@ -161,7 +169,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 73] = [
+    pub const ALL: [Bug; 77] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -206,6 +214,10 @@ impl Bug {
         Bug::PartOverwriteNotFlushed,
         Bug::FastCommitNotDurable,
         Bug::FastCommitNotRestarted,
+        Bug::StreamMarkedEarly,
+        Bug::StreamEndNotHidden,
+        Bug::StreamEndNotFlushed,
+        Bug::StreamEndBeforeHome,
         Bug::FastCommitNoName,
         Bug::FastCommitNoHoles,
         Bug::FastCommitTidNotChecked,

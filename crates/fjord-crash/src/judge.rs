@@ -76,9 +76,6 @@ pub struct JudgeStats {
     pub torn_refused: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
-    /// Images cut between a full commit and the wipe of the fast-commit area, whose log e2fsck
-    /// gives up.
-    pub stale_areas: u64,
     /// Of the images compared, those that had fast commits.
     pub fast_commits: u64,
     /// Images with a wrong bit in the log, and how many of them were refused.
@@ -100,7 +97,6 @@ impl JudgeStats {
         self.truncations += other.truncations;
         self.torn_refused += other.torn_refused;
         self.torn_commits += other.torn_commits;
-        self.stale_areas += other.stale_areas;
         self.fast_commits += other.fast_commits;
         self.damaged += other.damaged;
         self.refused += other.refused;

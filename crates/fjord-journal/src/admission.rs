@@ -149,9 +149,11 @@ impl Journal {
     pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
         let Some(log) = &self.inner.log else { return 0 };
         let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
+        // A commit that takes the place of fast commits leaves a block unused.
+        let hidden = u32::from(self.inner.area.is_some());
         let blocks = blocks.saturating_add(added);
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
-        blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1)
+        blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1 + hidden)
     }
 
     fn is_whole_log(&self) -> bool {

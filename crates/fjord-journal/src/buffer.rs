@@ -257,9 +257,16 @@ impl Buffer {
     }
 
     /// The version of `sequence` for a checkpoint to write home; `None` when a newer committed
-    /// one has superseded it or the block was freed.
-    pub(crate) fn begin_home_write(&self, sequence: Sequence) -> Option<Buf> {
+    /// one has superseded it, or that of `newer` is about to, or the block was freed.
+    pub(crate) fn begin_home_write(
+        &self,
+        sequence: Sequence,
+        newer: Option<Sequence>,
+    ) -> Option<Buf> {
         let mut state = self.state.lock();
+        if newer.is_some_and(|newer| state.frozen.iter().any(|(frozen, _)| *frozen == newer)) {
+            return None;
+        }
         match &state.committed {
             Some((committed, version)) if *committed == sequence => {
                 let version = version.clone();

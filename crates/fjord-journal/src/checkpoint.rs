@@ -45,7 +45,7 @@ impl Journal {
         let _lock = self.lock_checkpoint(class);
         let mut done = 0;
         while done < blocks {
-            match self.checkpoint_oldest(class)? {
+            match self.checkpoint_oldest(class, None)? {
                 Some(count) => done += count.max(1),
                 None => break,
             }
@@ -73,41 +73,33 @@ impl Journal {
         })
     }
 
-    /// Waits until nobody checkpoints. Not with the committer's place, which whoever checkpoints may
-    /// wait for.
-    pub(crate) fn wait_for_checkpoint(&self) {
-        drop(self.lock_checkpoint(Class::Sync));
-    }
-
-    /// As [`Journal::checkpoint_all`], for a caller who has the committer's place and so must not
-    /// wait for whoever checkpoints now. Whether the log is empty afterwards.
-    pub(crate) fn empty_log(&self, log: &Log) -> Result<bool> {
-        let Some(_lock) = self.inner.checkpoint_lock.try_lock() else { return Ok(false) };
-        while self.checkpoint_oldest(Class::Sync)?.is_some() {}
-        self.move_tail(log)?;
-        Ok(self.inner.state.lock().used_blocks == 0)
+    /// As [`Journal::checkpoint_all`], for a caller who has the committer's place and has waited
+    /// for what was flying, so that the log is empty afterwards.
+    pub(crate) fn empty_log(&self, log: &Log) -> Result<()> {
+        let _lock = self.lock_checkpoint(Class::Sync);
+        while self.checkpoint_oldest(Class::Sync, None)?.is_some() {}
+        self.move_tail(log).map(drop)
     }
 
     /// Before a commit, for its caller, who has the committer's place: lets it begin at the front of
     /// the log, which is emptied for that, if it might not fit before the log's end. Only where
-    /// there is an area for fast commits: e2fsck 1.47.0 looks for what goes on at the front of
-    /// such a log behind the area, and loses it. `false`, and nothing done, when somebody else is
-    /// checkpointing.
-    pub(crate) fn keep_log_straight(&self) -> Result<bool> {
-        let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(true) };
+    /// there is an area for fast commits: where the log ends depends on whether some count
+    /// ([`crate::fast_commit`]), and e2fsck 1.47.0 looks for what goes on at the front of such a log
+    /// behind the area, and loses it.
+    pub(crate) fn keep_log_straight(&self) -> Result<()> {
+        let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(()) };
         let most = self.transaction_blocks_max();
-        let fits = || log.end - self.inner.state.lock().head >= most;
+        // One more, so that it does not end where the log does either.
+        let fits = || log.end - self.inner.state.lock().head > most;
         if fits() || planted(Bug::LogGoesRound) {
-            return Ok(true);
+            return Ok(());
         }
         self.finish_flying()?;
-        if !self.empty_log(log)? {
-            return Ok(false);
-        }
+        self.empty_log(log)?;
         let mut state = self.inner.state.lock();
         (state.head, state.tail) = (log.first, log.first);
-        state.restarts = true;
-        Ok(true)
+        state.restarts = !state.empty_on_disk;
+        Ok(())
     }
 
     /// Commits, writes everything home and marks the log empty on disk: afterwards the image
@@ -119,9 +111,9 @@ impl Journal {
             self.commit_running()?;
             let Some(log) = &self.inner.log else { return Ok(()) };
             self.checkpoint_all()?;
-            let _checkpoint = self.lock_checkpoint(Class::Sync);
-            // Nobody commits from here on, so the log stays as it is.
+            // Nobody commits or checkpoints from here on, so the log stays as it is.
             let _committer = self.inner.lock_committer();
+            let _checkpoint = self.lock_checkpoint(Class::Sync);
             let (sequence, head, empty) = {
                 let state = self.inner.state.lock();
                 if !(state.checkpoints.is_empty() && state.committing.is_empty()) {
@@ -130,7 +122,7 @@ impl Journal {
                 (state.logged.next().0, state.head, state.empty_on_disk)
             };
             self.check_running()?;
-            self.wait_for_wipe()?;
+            self.wipe_area(log)?;
             let done = self.write_rest(log, empty, |superblock| {
                 superblock.s_start = 0;
                 superblock.s_sequence = sequence;
@@ -167,7 +159,7 @@ impl Journal {
             // A quarter of the log at once, so that the superblock is not written for each
             // handle that comes by.
             let goal = log.len() / 4;
-            while self.checkpoint_oldest(Class::Sync)?.is_some() {
+            while self.checkpoint_oldest(Class::Sync, None)?.is_some() {
                 let state = self.inner.state.lock();
                 let keeps = log.distance(state.oldest_needed().1, state.head);
                 if state.used_blocks.saturating_sub(keeps) >= goal {
@@ -191,9 +183,14 @@ impl Journal {
         oldest.map_or(Ok(()), |tid| self.commit(tid))
     }
 
-    /// Writes the oldest transaction's versions home. `None` when there is none; else how
-    /// many blocks it had. The checkpoint lock is held.
-    fn checkpoint_oldest(&self, class: Class) -> Result<Option<usize>> {
+    /// Writes the oldest transaction's versions home; not those of blocks of which a transaction
+    /// that is being committed has a newer one, if the caller moves the tail to that. `None` when
+    /// there is none; else how many blocks it had. The checkpoint lock is held.
+    pub(crate) fn checkpoint_oldest(
+        &self,
+        class: Class,
+        newer: Option<Sequence>,
+    ) -> Result<Option<usize>> {
         self.check_running()?;
         let (sequence, buffers) = {
             let mut state = self.inner.state.lock();
@@ -202,7 +199,7 @@ impl Journal {
             (oldest.sequence, oldest.buffers.clone())
         };
         for batch in buffers.chunks(BATCH_BLOCKS) {
-            if let Err(error) = self.write_home(sequence, batch, class) {
+            if let Err(error) = self.write_home(sequence, newer, batch, class) {
                 self.abort(error.clone());
                 return Err(error);
             }
@@ -211,11 +208,17 @@ impl Journal {
         Ok(Some(buffers.len()))
     }
 
-    fn write_home(&self, sequence: Sequence, buffers: &[Arc<Buffer>], class: Class) -> Result<()> {
+    fn write_home(
+        &self,
+        sequence: Sequence,
+        newer: Option<Sequence>,
+        buffers: &[Arc<Buffer>],
+        class: Class,
+    ) -> Result<()> {
         let mut written: Vec<&Arc<Buffer>> = Vec::with_capacity(buffers.len());
         let mut blocks: Vec<(BlockNo, Buf)> = Vec::with_capacity(buffers.len());
         for buffer in buffers {
-            if let Some(version) = buffer.begin_home_write(sequence) {
+            if let Some(version) = buffer.begin_home_write(sequence, newer) {
                 written.push(buffer);
                 let running = planted(Bug::RunningGoesHome).then(|| buffer.snapshot());
                 blocks.push((buffer.block(), running.unwrap_or(version)));

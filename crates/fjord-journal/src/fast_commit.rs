@@ -7,25 +7,32 @@
 //!
 //! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if some of it
 //! must not be missing behind what is logged; 3. write the blocks **with FUA** (or write and
-//! **flush**, when data wants one anyway). The checksum covers all blocks, so no order is needed
-//! among them. A crash before 3 is complete leaves the fast commits before.
+//! **flush**, when data wants one anyway); 4. the first of a stream sets the journal's feature bit
+//! FAST_COMMIT **with FUA**. The checksum covers all blocks, so no order is needed among them. A
+//! crash before 3 or 4 is complete leaves the fast commits before.
+//!
+//! The bit says that the area counts. e2fsck 1.47 drops the whole log when it finds the head of
+//! another transaction's stream in an area that counts, so one write must both make the full commit
+//! valid and the stream invalid: see the commit's module `switch`.
 //!
 //! Invariants:
 //! - a fast commit is written under the committer's place, with its transaction running, so the
 //!   full commit that ends the stream is neither under way nor done;
+//! - the bit is set on disk only while the area begins with the head of the transaction that would
+//!   come next in the log;
 //! - the area's last block stays unused: Linux and e2fsck look one block further than the last
 //!   one in use, and fail past the end;
-//! - the first block is wiped after a full commit and when a journal is opened: e2fsck 1.47 drops
-//!   the whole log when it finds the head of another transaction there.
+//! - an area is left without a head when the journal is closed, for Linux, which sets the bit
+//!   when it mounts.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
-use fjord_format::jbd2::MIN_JOURNAL_BLOCKS;
+use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
+use fjord_format::jbd2::{Incompat, MIN_JOURNAL_BLOCKS};
 use fjord_format::types::Tid;
 use parking_lot::Mutex;
 
@@ -86,7 +93,7 @@ pub enum FastCommitOutcome {
     Full,
     /// The records could not be replayed behind those that are in the area.
     Conflict,
-    /// There is no area, or the log has no full commit yet that it could follow.
+    /// There is no area.
     Unavailable,
 }
 
@@ -118,26 +125,45 @@ pub(crate) struct Area {
 struct Stream {
     /// Blocks written.
     used: u32,
-    /// There is a head on disk, of this transaction or an earlier one.
+    /// The area counts: the bit is set on disk.
+    is_live: bool,
+    /// A crash left it, and the first full commit holds what it says.
+    is_inherited: bool,
+    /// The area begins with a head on disk, of this transaction or an earlier one.
     has_head: bool,
     /// Replay will allocate blocks for this owner.
     allocates: Option<u32>,
     /// A request was refused ahead of this transaction, and why: those behind it may build on it,
     /// so they are refused too.
     closed: Option<(Tid, FastCommitOutcome)>,
-    /// The write that wiped the head of the last stream.
-    wipe: Option<Ticket>,
 }
 
 impl Area {
-    /// The area of a journal that has one; `has_head` if its first block must be wiped by the
-    /// first full commit.
-    pub(crate) fn new(log: &Log, has_head: bool) -> Option<Area> {
-        let range = log.superblock.lock().0.fast_commit_area();
-        let blocks = range.start..range.end.saturating_sub(1);
-        let stream = Mutex::new(Stream { has_head, ..Stream::default() });
+    /// The area of a journal that has one. It counts if recovery left it so.
+    pub(crate) fn new(log: &Log) -> Option<Area> {
+        let pending = log.superblock.lock().0.s_feature_incompat.contains(Incompat::FAST_COMMIT);
+        let blocks = log.area.start..log.area.end.saturating_sub(1);
+        let (is_live, is_inherited, has_head) = (pending, pending, pending);
+        let stream = Stream { is_live, is_inherited, has_head, ..Stream::default() };
         let (queue, used_hint) = (Mutex::default(), AtomicU32::new(0));
-        (!blocks.is_empty()).then(|| Area { blocks, queue, stream, used_hint })
+        let stream = Mutex::new(stream);
+        (!blocks.is_empty()).then_some(Area { blocks, queue, stream, used_hint })
+    }
+
+    /// Whether a crash left the stream.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.stream.lock().is_inherited
+    }
+
+    /// A full commit has taken the place of the stream. The caller has the committer's place.
+    pub(crate) fn end_stream(&self) {
+        let mut stream = self.stream.lock();
+        (stream.is_live, stream.is_inherited) = (false, false);
+        stream.allocates = None;
+        if !planted(Bug::FastCommitNotRestarted) {
+            stream.used = 0;
+            self.used_hint.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -163,6 +189,12 @@ impl Journal {
         self.inner.area.as_ref().is_some_and(|area| {
             area.used_hint.load(Ordering::Relaxed) > area.blocks.len() as u32 * part / of
         })
+    }
+
+    /// Whether the full commit that ends the fast commits would have to bring older transactions
+    /// home, so that a checkpoint in the background spares it that. A hint.
+    pub fn fast_commits_follow_others(&self) -> bool {
+        self.is_area_used_beyond(0, 1) && !self.inner.state.lock().checkpoints.is_empty()
     }
 
     /// Sets the size of the fast-commit area of later mounts (`s_num_fc_blks`): a 64th of the
@@ -222,37 +254,28 @@ impl Journal {
             state.committer_busy = true;
             drop(state);
             let place = CommitterGuard::of(&self.inner);
-            let mut is_done = true;
             // What was committed in order only comes before it; a failure shows above.
             if self.finish_flying().is_ok() {
                 let batch = std::mem::take(&mut *area.queue.lock());
-                is_done = self.write_batch(log, area, &batch);
-                if !is_done {
-                    // Nobody else had the place, so nobody has overtaken them.
-                    area.queue.lock().splice(0..0, batch);
-                }
+                self.write_batch(log, area, &batch);
             }
             drop(place);
-            if !is_done {
-                self.wait_for_checkpoint();
-            }
             state = self.inner.state.lock();
         }
     }
 
     /// Decides about each request and writes those that can be logged. The caller has the
-    /// committer's place. `false`, and nothing done, when the log must be empty for one of them
-    /// and somebody else is checkpointing it.
-    fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) -> bool {
-        // A failure stops the journal, and every waiter learns that.
+    /// committer's place.
+    fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) {
         if batch.iter().any(|waiting| waiting.request.needs_empty_log)
-            && let Ok(false) = self.empty_log(log)
+            && self.empty_log(log).is_err()
         {
-            return false;
+            // The journal has stopped, and every waiter learns that.
+            return;
         }
-        let (committed, next, empty) = {
+        let (committed, next) = {
             let state = self.inner.state.lock();
-            (state.committed, state.logged.next().0, state.empty_on_disk)
+            (state.committed, state.logged.next().0)
         };
         let mut stream = area.stream.lock();
         let first = stream.used == 0;
@@ -269,8 +292,6 @@ impl Journal {
                 FastCommitOutcome::Committed
             } else if let Some(why) = closed {
                 why
-            } else if empty {
-                FastCommitOutcome::Unavailable
             } else if taken || (other && request.allocates) {
                 FastCommitOutcome::Conflict
             } else if !push_all(&mut writer, &request.records) {
@@ -303,7 +324,6 @@ impl Journal {
             }
             *waiting.outcome.lock() = Some(mine);
         }
-        true
     }
 
     fn write_stream(
@@ -332,21 +352,22 @@ impl Journal {
         if count > area.blocks.len() as u32 - stream.used {
             return Ok(FastCommitOutcome::Full);
         }
-        if let Some(wipe) = stream.wipe.take() {
-            wipe.wait().map_err(JournalError::io("wiping the fast-commit area"))?;
-        }
         if data == DataNeeds::FlushBefore && !planted(Bug::FastCommitBeforeData) {
             self.inner.flush("flushing file data before a fast commit")?;
         }
         let flush_after = data == DataNeeds::FlushAfter;
         let fua = self.inner.barrier && !flush_after && !planted(Bug::FastCommitNotDurable);
         let requests = area_requests(log, area.blocks.start + stream.used, bufs, fua)?;
+        if planted(Bug::StreamMarkedEarly) {
+            self.mark_stream(log, stream)?;
+        }
         stream.has_head = true;
         let tickets = self.inner.device.submit(requests);
         wait_all(&tickets, "writing a fast commit")?;
         if flush_after {
             self.inner.flush("flushing a fast commit")?;
         }
+        self.mark_stream(log, stream)?;
         // A shutdown in between: whether it counts is for recovery to find out.
         self.check_running()?;
         stream.used += count;
@@ -357,36 +378,45 @@ impl Journal {
         Ok(FastCommitOutcome::Logged { blocks: count })
     }
 
-    /// A full commit is durable: what the area holds means nothing any more. The caller has the
-    /// committer's place.
-    pub(crate) fn end_fast_commits(&self, log: &Log) -> Result<()> {
-        let Some(area) = &self.inner.area else { return Ok(()) };
-        let mut stream = area.stream.lock();
-        if !std::mem::take(&mut stream.has_head) {
+    /// Makes the area count, durably, if it does not yet; and says where recovery looks for the
+    /// full commit that comes next, if the superblock does not.
+    fn mark_stream(&self, log: &Log, stream: &mut Stream) -> Result<()> {
+        if stream.is_live {
             return Ok(());
         }
-        stream.allocates = None;
-        if planted(Bug::FastCommitNotRestarted) {
-            return Ok(());
-        }
-        stream.used = 0;
-        area.used_hint.store(0, Ordering::Relaxed);
-        let zeros = vec![Buf::zeroed(self.inner.block_size)];
-        // Durable by itself: nobody may flush for long, and until then e2fsck would give up the log.
-        let requests = area_requests(log, area.blocks.start, zeros, self.inner.barrier)?;
-        stream.wipe = self.inner.device.submit(requests).pop();
-        if let Some(wipe) = &stream.wipe {
-            wipe.start();
-        }
+        let new_start = {
+            let mut state = self.inner.state.lock();
+            let restarts = std::mem::take(&mut state.restarts);
+            let is_new = std::mem::take(&mut state.empty_on_disk) || restarts;
+            is_new.then(|| (state.head, state.logged.next()))
+        };
+        log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
+            if let Some((head, sequence)) = new_start {
+                superblock.s_start = head;
+                superblock.s_sequence = sequence.0;
+            }
+            superblock.s_feature_incompat |= Incompat::FAST_COMMIT;
+        })?;
+        stream.is_live = true;
         Ok(())
     }
 
-    /// Waits for the wipe of the area. The caller has the committer's place.
-    pub(crate) fn wait_for_wipe(&self) -> Result<()> {
+    /// The area, if it counts, so that a full commit has to take the place of its stream. For the
+    /// holder of the committer's place; a hint for others.
+    pub(crate) fn live_area(&self) -> Option<&Area> {
+        self.inner.area.as_ref().filter(|area| area.stream.lock().is_live)
+    }
+
+    /// Wipes the first block of an area that does not count, if it holds a head. The caller has the
+    /// committer's place.
+    pub(crate) fn wipe_area(&self, log: &Log) -> Result<()> {
         let Some(area) = &self.inner.area else { return Ok(()) };
-        let wipe = area.stream.lock().wipe.take();
-        let done = wipe.map_or(Ok(()), |wipe| wipe.wait());
-        done.map_err(JournalError::io("wiping the fast-commit area"))
+        if !std::mem::take(&mut area.stream.lock().has_head) {
+            return Ok(());
+        }
+        let zeros = vec![Buf::zeroed(self.inner.block_size)];
+        let requests = area_requests(log, area.blocks.start, zeros, self.inner.barrier)?;
+        wait_all(&log.device.submit(requests), WIPING)
     }
 
     /// Lets one transaction use the whole log, and makes a handle that does not fit an error
@@ -398,22 +428,22 @@ impl Journal {
     }
 }
 
-/// Wipes the first block of the area if it holds the head of fast commits that do not count; to
-/// be durable before the feature is switched on.
+const WIPING: &str = "wiping the fast-commit area";
+
+/// Wipes the first block of the area, which does not count, if it holds a head.
 pub(crate) fn wipe_stale_head(log: &Log) -> Result<()> {
-    let range = log.superblock.lock().0.fast_commit_area();
-    if range.is_empty() {
+    if log.area.is_empty() {
         return Ok(());
     }
-    let (home, _) = log.map.run(range.start)?;
+    let (home, _) = log.map.run(log.area.start)?;
     let size = log.format.block_size;
     let block = log.device.read_buf(log.offset(home), size);
     let block = block.map_err(JournalError::io("reading the fast-commit area"))?;
     if !starts_with_head(&block) {
         return Ok(());
     }
-    let requests = area_requests(log, range.start, vec![Buf::zeroed(size)], false)?;
-    wait_all(&log.device.submit(requests), "wiping the fast-commit area")?;
+    let requests = area_requests(log, log.area.start, vec![Buf::zeroed(size)], false)?;
+    wait_all(&log.device.submit(requests), WIPING)?;
     log.device.flush().map_err(JournalError::io("flushing the fast-commit area"))
 }
 

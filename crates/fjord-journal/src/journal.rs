@@ -95,7 +95,7 @@ pub(crate) struct Inner {
     parts: OnceLock<Arc<dyn Parts>>,
     /// One transaction may use the whole log, and nobody commits to make room.
     pub(crate) whole_log: AtomicBool,
-    /// Serialises checkpoints. Held over I/O; outermost.
+    /// Serialises checkpoints. Held over I/O; outside all but the committer's place.
     pub(crate) checkpoint_lock: Mutex<()>,
     pub(crate) state: Mutex<State>,
     /// A copy of [`State::committed`] for whoever only asks: stored under `state`, read without.
@@ -152,7 +152,8 @@ pub(crate) struct State {
     pub(crate) used_blocks: u32,
     /// The superblock on disk says that the log is empty (`s_start` is 0).
     pub(crate) empty_on_disk: bool,
-    /// The log is empty and goes on at its front; the superblock on disk has the place before.
+    /// The log is empty and goes on at its front (`head`); the superblock on disk has the place
+    /// before.
     pub(crate) restarts: bool,
 }
 
@@ -191,7 +192,8 @@ impl Journal {
         recovery::apply_features(&mut superblock, options, pending);
         let changed = before != superblock.encode();
         let start = superblock.s_start;
-        let log = Log::new(device.clone(), map, superblock, block);
+        let has_area = pending || (options.fast_commit && superblock.has_fast_commit_room());
+        let log = Log::new(device.clone(), map, superblock, block, has_area);
         if !pending {
             fast_commit::wipe_stale_head(&log)?;
         }
@@ -241,11 +243,7 @@ impl Journal {
             empty_on_disk: true,
             restarts: false,
         };
-        // Fast commits that are still to be applied end with the first full commit.
-        let area = log.as_ref().and_then(|log| {
-            let pending = log.superblock.lock().0.s_start != 0;
-            Area::new(log, pending)
-        });
+        let area = log.as_ref().and_then(Area::new);
         let ordered = options.barrier && log.is_some() && device.keeps_order();
         let inner = Inner {
             ordered,
@@ -306,7 +304,8 @@ impl Journal {
         let max = self.transaction_blocks_max();
         let Some(log) = &self.inner.log else { return max };
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
-        max.saturating_sub(2 + max / per_descriptor)
+        let hidden = u32::from(self.inner.area.is_some());
+        max.saturating_sub(2 + hidden + max / per_descriptor)
     }
 
     /// Makes transaction `tid` durable: waits for a commit under way, or does it. Returns at
@@ -383,16 +382,12 @@ impl Journal {
             drop(state);
             // Given up also when a callback panics, so that nobody waits for ever.
             let place = CommitterGuard::of(&self.inner);
-            let result = self.keep_log_straight().and_then(|is_straight| {
-                if is_straight {
-                    step(self)?;
-                }
-                Ok(is_straight)
-            });
-            drop(place);
-            if !result? {
-                self.wait_for_checkpoint();
+            self.keep_log_straight()?;
+            // That may have ended what was flying.
+            if !done(&self.inner.state.lock()) {
+                step(self)?;
             }
+            drop(place);
             state = self.inner.state.lock();
         }
     }

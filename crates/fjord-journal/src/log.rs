@@ -3,6 +3,7 @@
 //! Invariants: geometry and format are fixed while the journal is open; the superblock in
 //! memory is what was last written, and only [`Log::write_superblock`] writes it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
@@ -28,24 +29,32 @@ pub(crate) struct Log {
     pub(crate) first: u32,
     /// Journal block just past it.
     pub(crate) end: u32,
+    /// Journal blocks kept for fast commits, whether or not some count now; empty without an area.
+    pub(crate) area: Range<u32>,
     /// The superblock as last written, and the rest of its block. Held over I/O.
     pub(crate) superblock: Mutex<(Superblock, Buf)>,
 }
 
 impl Log {
-    /// Takes over a checked superblock and the block it was read from.
+    /// Takes over a checked superblock and the block it was read from. With `has_area` the log
+    /// leaves room for fast commits.
     pub(crate) fn new(
         device: Arc<dyn Device>,
         map: JournalMap,
         superblock: Superblock,
         block: Buf,
+        has_area: bool,
     ) -> Log {
+        let maxlen = superblock.s_maxlen;
+        let area = if has_area { superblock.reserved_area() } else { maxlen..maxlen };
         Log {
             device,
             map,
             format: superblock.log_format(),
             first: superblock.s_first,
-            end: superblock.log_end(),
+            // One block in between belongs to neither.
+            end: if has_area { area.start.saturating_sub(1) } else { maxlen },
+            area,
             superblock: Mutex::new((superblock, block)),
         }
     }

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 use fjord::{FileKind, Timespec};
-use fjord_format::jbd2::fast_commit::{HEAD_TAG_BYTES, starts_with_head};
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
 use fjord_journal::recovery::{Case, Plan};
 use fjord_testkit::image::KernelMount;
@@ -34,19 +33,7 @@ impl Judge {
         let report = plan.report();
         // Commit blocks before the last one are durable, and so whole.
         let torn_commit = report.cases.contains(&Case::PartialCommitBlock);
-        let stale_area = || -> Option<bool> {
-            let superblock = self.journal(image)?;
-            let area = superblock.fast_commit_area();
-            let at = self.log_block(area.start, u64::from(superblock.s_blocksize))?;
-            let mut head = [0; HEAD_TAG_BYTES];
-            image.read(at, &mut head);
-            let tid = u32::from_le_bytes(head[8..12].try_into().ok()?);
-            // Without fast commits that count, the expected number is left unused.
-            let is_expected = tid.wrapping_add(1) == report.next_tid.0;
-            Some(!area.is_empty() && starts_with_head(&head) && !is_expected)
-        };
-        let stale_area = !has_records(plan) && stale_area() == Some(true);
-        Excuses { torn_commit, stale_area, torn_superblock: superblock_is_torn(image) }
+        Excuses { torn_commit, torn_superblock: superblock_is_torn(image) }
     }
 
     /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
@@ -134,8 +121,6 @@ impl Judge {
 struct Excuses {
     /// The last commit block is torn behind its first sector.
     torn_commit: bool,
-    /// No fast commit counts, but their area begins with the head of another transaction.
-    stale_area: bool,
     /// The checksum of the superblock is wrong.
     torn_superblock: bool,
 }
@@ -149,17 +134,13 @@ impl Excuses {
                 stats.torn_commits += 1;
                 return Ok(());
             }
-            By::GaveUpLog if self.stale_area => {
-                stats.stale_areas += 1;
-                return Ok(());
-            }
             By::TornSuperblock if self.torn_superblock => {
                 stats.torn_refused += 1;
                 return Ok(());
             }
             By::TornSuperblock => "a superblock whose checksum is right",
             By::GaveUpCommit => "a transaction whose commit block is whole",
-            By::GaveUpLog => "a log whose fast-commit area has no head of another transaction",
+            By::GaveUpLog => "a log that Linux and fjord replay",
         };
         Err(Problem::new(Kind::Disagrees, format!("e2fsck gives up {what}")))
     }
@@ -194,8 +175,8 @@ enum By {
     /// It gave up the last transaction for a torn commit block. Linux and fjord accept one whose
     /// first sector is whole, e2fsck 1.47.0 does not.
     GaveUpCommit,
-    /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that begins with
-    /// the head of another transaction.
+    /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that counts and begins
+    /// with the head of another transaction.
     GaveUpLog,
     /// It found no superblock with a right checksum.
     TornSuperblock,
@@ -267,22 +248,20 @@ mod tests {
     #[test]
     fn an_excuse_is_for_one_thing() {
         let torn_commit = Excuses { torn_commit: true, ..Excuses::default() };
-        let stale_area = Excuses { stale_area: true, ..Excuses::default() };
         let torn_superblock = Excuses { torn_superblock: true, ..Excuses::default() };
         let mut stats = JudgeStats::default();
-        for excuses in [Excuses::default(), stale_area, torn_superblock] {
+        for excuses in [Excuses::default(), torn_superblock] {
             assert!(excuses.take(By::GaveUpCommit, &mut stats).is_err());
         }
         for excuses in [Excuses::default(), torn_commit, torn_superblock] {
             assert!(excuses.take(By::GaveUpLog, &mut stats).is_err());
         }
-        for excuses in [Excuses::default(), torn_commit, stale_area] {
+        for excuses in [Excuses::default(), torn_commit] {
             assert!(excuses.take(By::TornSuperblock, &mut stats).is_err());
         }
         assert_eq!(stats, JudgeStats::default());
         assert!(torn_commit.take(By::GaveUpCommit, &mut stats).is_ok());
-        assert!(stale_area.take(By::GaveUpLog, &mut stats).is_ok());
         assert!(torn_superblock.take(By::TornSuperblock, &mut stats).is_ok());
-        assert_eq!((stats.torn_commits, stats.stale_areas, stats.torn_refused), (1, 1, 1));
+        assert_eq!((stats.torn_commits, stats.torn_refused), (1, 1));
     }
 }

@@ -259,22 +259,22 @@ impl Superblock {
 
     /// Blocks of the fast-commit area; 0 without the feature (`jbd2_journal_get_num_fc_blks`).
     pub fn fast_commit_blocks(&self) -> u32 {
-        if !self.s_feature_incompat.contains(Incompat::FAST_COMMIT) {
-            0
-        } else if self.s_num_fc_blks == 0 {
-            DEFAULT_FAST_COMMIT_BLOCKS
-        } else {
-            self.s_num_fc_blks
+        let counts = self.s_feature_incompat.contains(Incompat::FAST_COMMIT);
+        if counts { self.reserved_blocks() } else { 0 }
+    }
+
+    /// Blocks that the fast-commit area takes once the feature is on.
+    fn reserved_blocks(&self) -> u32 {
+        match self.s_num_fc_blks {
+            0 => DEFAULT_FAST_COMMIT_BLOCKS,
+            blocks => blocks,
         }
     }
 
     /// Whether the journal is long enough for a log and, with the feature, an area.
     pub fn has_fast_commit_room(&self) -> bool {
-        let blocks = match self.s_num_fc_blks {
-            0 => DEFAULT_FAST_COMMIT_BLOCKS,
-            blocks => blocks,
-        };
-        self.s_maxlen.checked_sub(MIN_JOURNAL_BLOCKS).is_some_and(|rest| rest >= blocks)
+        let rest = self.s_maxlen.checked_sub(MIN_JOURNAL_BLOCKS);
+        rest.is_some_and(|rest| rest >= self.reserved_blocks())
     }
 
     /// Journal block just past the log, where it wraps to `s_first`.
@@ -288,7 +288,14 @@ impl Superblock {
         if self.fast_commit_blocks() == 0 {
             return self.s_maxlen..self.s_maxlen;
         }
-        self.log_end().saturating_add(1).min(self.s_maxlen)..self.s_maxlen
+        self.reserved_area()
+    }
+
+    /// Journal blocks of the fast-commit area once the feature is on: a writer leaves them alone
+    /// until then.
+    pub fn reserved_area(&self) -> std::ops::Range<u32> {
+        let log_end = self.s_maxlen.saturating_sub(self.reserved_blocks());
+        log_end.saturating_add(1).min(self.s_maxlen)..self.s_maxlen
     }
 
     /// The mark of live i-transactions, if the journal has it.

@@ -14,7 +14,8 @@
 //! block in the next epoch. Without a log, steps 2 to 4 write the blocks home and flush.
 //!
 //! The next transaction runs from the end of step 1. A commit of parts ([`partial`]) differs in step 1 only: it freezes
-//! what those parts hold, and the transaction runs on.
+//! what those parts hold, and the transaction runs on. A commit that has to take the place of fast
+//! commits ([`switch`]) differs from 2 on.
 //!
 //! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of sequences.
 //!
@@ -23,6 +24,7 @@
 mod build;
 mod ordered;
 mod partial;
+mod switch;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -94,7 +96,8 @@ impl Journal {
 
     /// Writes what is frozen. Returns how many log blocks that took.
     fn commit_batch(&self, mut batch: Batch, began: Instant) -> Result<u32> {
-        if self.inner.ordered {
+        let stream = self.live_area();
+        if self.inner.ordered && stream.is_none() {
             let log_blocks = self.begin_batch(batch, began, true)?;
             self.finish_flying()?;
             return Ok(log_blocks);
@@ -105,9 +108,10 @@ impl Journal {
             callbacks.drain(..).for_each(|callback| callback(Ok(())));
         }
         self.count_blocks(&batch.versions);
-        let result = match &self.inner.log {
-            Some(log) => self.commit_to_log(log, batch),
-            None => self.commit_home(batch).map(|()| 0),
+        let result = match (&self.inner.log, stream) {
+            (Some(log), Some(area)) => self.commit_behind(log, area, batch),
+            (Some(log), None) => self.commit_to_log(log, batch),
+            (None, _) => self.commit_home(batch).map(|()| 0),
         };
         if let Err(error) = &result {
             self.abort(error.clone());
@@ -200,11 +204,7 @@ impl Journal {
 
     fn commit_to_log(&self, log: &Log, batch: Batch) -> Result<u32> {
         let sequence = batch.sequence;
-        let shape = LogShape::new(&log.format, batch.versions.len(), batch.revoked.len());
-        stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
-        stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
-        stats::add(&self.inner.counters.revoke_records, batch.revoked.len());
-        let body_blocks = shape.blocks() as u32;
+        let body_blocks = self.count_body(log, &batch);
         let log_start = self.start_flushing(&batch, body_blocks + 1);
         // From here on handles start again and modify the same buffers.
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
@@ -226,12 +226,19 @@ impl Journal {
         if !planted(Bug::CommitBeforeBlocks) {
             self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
         }
-        self.end_fast_commits(log)?;
-
         let whole = batch.whole();
         let buffers = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
         self.logged(whole, sequence, log_start, buffers, &batch.forgotten);
         Ok(body_blocks + 1)
+    }
+
+    /// How many log blocks the batch takes without its commit block; counts them.
+    fn count_body(&self, log: &Log, batch: &Batch) -> u32 {
+        let shape = LogShape::new(&log.format, batch.versions.len(), batch.revoked.len());
+        stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
+        stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
+        stats::add(&self.inner.counters.revoke_records, batch.revoked.len());
+        shape.blocks() as u32
     }
 
     /// What was frozen is durable in the log: its versions wait for a checkpoint.
@@ -281,8 +288,6 @@ impl Journal {
                 superblock.s_sequence = sequence.0;
             }
             superblock.s_feature_incompat |= Incompat::REVOKE;
-            let has_area = self.inner.area.is_some();
-            superblock.s_feature_incompat.set(Incompat::FAST_COMMIT, has_area);
         })
     }
 
@@ -302,15 +307,7 @@ impl Journal {
         crc: u32,
         fua: bool,
     ) -> Result<Request> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let commit = CommitBlock {
-            sequence: sequence.0,
-            commit_sec: now.as_secs(),
-            commit_nsec: now.subsec_nanos(),
-            transaction_crc: crc,
-        };
-        let mut block = Buf::zeroed(self.inner.block_size);
-        commit.encode(&log.format, block.make_mut()).map_err(JournalError::format(at))?;
+        let block = self.commit_block(log, sequence, at, crc)?;
         let (home, _) = log.map.run(at)?;
         Ok(Request::Write {
             offset: log.offset(home),
@@ -320,6 +317,20 @@ impl Journal {
             fua: fua && !planted(Bug::CommitNotDurable),
             class: Class::Sync,
         })
+    }
+
+    /// The commit block of `sequence`, which belongs at journal block `at`.
+    fn commit_block(&self, log: &Log, sequence: Sequence, at: u32, crc: u32) -> Result<Buf> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let commit = CommitBlock {
+            sequence: sequence.0,
+            commit_sec: now.as_secs(),
+            commit_nsec: now.subsec_nanos(),
+            transaction_crc: crc,
+        };
+        let mut block = Buf::zeroed(self.inner.block_size);
+        commit.encode(&log.format, block.make_mut()).map_err(JournalError::format(at))?;
+        Ok(block)
     }
 
     /// Without a log: blocks go home, then a flush.

@@ -21,12 +21,11 @@ use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::Tid;
 
-use super::build::{LogBlocks, LogShape};
+use super::build::LogBlocks;
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::log::{Log, wait_all};
-use crate::stats;
 use crate::transaction::{Batch, Callback, Phase, Sequence};
 
 /// A transaction, or parts of one, whose log blocks are with the device.
@@ -65,13 +64,17 @@ struct Sent {
 }
 
 impl Journal {
-    /// Submits the running transaction, which there is. Nobody waits for it. The caller has the
-    /// committer's place. On failure the journal is stopped and every callback told.
+    /// Submits the running transaction, which there is. Nobody waits for it, unless it has to take
+    /// the place of fast commits. The caller has the committer's place. On failure the journal is stopped and every callback told.
     pub(crate) fn begin_commit(&self) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
         self.complete_whole(&locked)?;
-        self.begin_batch(locked.transaction.freeze(locked.sequence), began, false).map(drop)
+        let batch = locked.transaction.freeze(locked.sequence);
+        if self.live_area().is_some() {
+            return self.commit_batch(batch, began).map(drop);
+        }
+        self.begin_batch(batch, began, false).map(drop)
     }
 
     /// Submits what is frozen; with `durable` somebody waits for it. Returns how many log blocks
@@ -112,11 +115,7 @@ impl Journal {
 
     fn send(&self, log: &Log, batch: &Batch, durable: bool) -> Result<Sent> {
         let sequence = batch.sequence;
-        let shape = LogShape::new(&log.format, batch.versions.len(), batch.revoked.len());
-        stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
-        stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
-        stats::add(&self.inner.counters.revoke_records, batch.revoked.len());
-        let body_blocks = shape.blocks() as u32;
+        let body_blocks = self.count_body(log, batch);
         let log_blocks = body_blocks + 1;
         let log_start = self.start_flushing(batch, log_blocks);
         // From here on handles start again and modify the same buffers.
@@ -184,10 +183,7 @@ impl Journal {
         if let Some(first) = flying.iter().zip(&parts).find(|(_, part)| part.is_err()) {
             self.take_back(first.0);
         }
-        let mut result = parts.into_iter().chain([end]).fold(Ok(()), Result::and);
-        if result.is_ok() {
-            result = self.inner.log_or_usage().and_then(|log| self.end_fast_commits(log));
-        }
+        let result = parts.into_iter().chain([end]).fold(Ok(()), Result::and);
         if let Err(error) = &result {
             self.abort(error.clone());
         }

@@ -155,12 +155,10 @@ impl Journal {
             drop(state);
             // Given up also when a callback panics, so that nobody waits for ever.
             let place = CommitterGuard::of(&self.inner);
-            if self.keep_log_straight()? {
-                return self.commit_wanted(log, parts);
-            }
+            self.keep_log_straight()?;
+            let done = self.commit_wanted(log, parts);
             drop(place);
-            self.wait_for_checkpoint();
-            state = self.inner.state.lock();
+            return done;
         }
     }
 

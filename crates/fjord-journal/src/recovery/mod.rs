@@ -121,7 +121,7 @@ pub fn drop_i_transactions(
         return Ok(false);
     }
     superblock.set_ijournal(None);
-    let log = Log::new(device.clone(), map.clone(), superblock, block);
+    let log = Log::new(device.clone(), map.clone(), superblock, block, false);
     log.write_superblock(&Counters::default(), true, |_| ())?;
     Ok(true)
 }
@@ -177,7 +177,7 @@ fn check_map(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> R
 
 /// What opening changes in the superblock of an empty log: version 2, the features that the
 /// caller wants, and none that only recovery has to understand. `pending`: fast commits of the
-/// area have not been applied.
+/// area have not been applied, so that they go on counting.
 pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptions, pending: bool) {
     superblock.upgrade_to_v2();
     if options.bit64 {
@@ -187,6 +187,5 @@ pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptio
         superblock.set_checksum_version(version);
     }
     superblock.s_feature_incompat.remove(Incompat::ASYNC_COMMIT);
-    let fast_commit = pending || (options.fast_commit && superblock.has_fast_commit_room());
-    superblock.s_feature_incompat.set(Incompat::FAST_COMMIT, fast_commit);
+    superblock.s_feature_incompat.set(Incompat::FAST_COMMIT, pending);
 }

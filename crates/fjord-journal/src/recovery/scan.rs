@@ -340,12 +340,7 @@ impl<'a> Scan<'a> {
         if area.is_empty() {
             return Ok(());
         }
-        let mut expected = self.tid;
-        if planted(Bug::FastCommitTidNotChecked) {
-            let head = self.reader.block(area.start).map_err(read_error)?;
-            let tid = head.get(8..12).and_then(|word| word.try_into().ok());
-            expected = Tid(tid.map_or(expected.0, u32::from_le_bytes));
-        }
+        let expected = (!planted(Bug::FastCommitTidNotChecked)).then_some(self.tid);
         let mut scan = FastCommitScan::new(expected);
         for at in area {
             let block = self.reader.block(at).map_err(read_error)?;

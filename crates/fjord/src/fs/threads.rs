@@ -177,7 +177,7 @@ fn commit_old(fs: &Arc<FsInner>) {
     }
     carry::reap_all(fs);
     let (used, len) = journal.log_usage_blocks();
-    let log_fills = used > len / CHECKPOINT_SHARE;
+    let log_fills = used > len / CHECKPOINT_SHARE || journal.fast_commits_follow_others();
     if (log_fills || fs.meta.is_over_budget())
         && let Err(error) = journal.checkpoint_some(CHECKPOINT_BLOCKS)
     {

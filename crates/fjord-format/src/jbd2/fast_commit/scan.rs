@@ -19,7 +19,8 @@ pub fn starts_with_head(block: &[u8]) -> bool {
 /// Scans the blocks of a fast-commit area, in order.
 #[derive(Clone, Debug)]
 pub struct FastCommitScan {
-    expected: Tid,
+    /// The transaction whose fast commits count; any if `None`.
+    expected: Option<Tid>,
     crc: u32,
     started: bool,
     /// Fast commits with a valid tail so far.
@@ -32,8 +33,10 @@ pub struct FastCommitScan {
 
 impl FastCommitScan {
     /// A scan for fast commits that follow the last full commit, that is, those that bear
-    /// the ID `expected` of the transaction that would have come next.
-    pub fn new(expected: Tid) -> FastCommitScan {
+    /// the ID `expected` of the transaction that would have come next. With `None` for whatever lies
+    /// in the area, which is not to be replayed.
+    pub fn new(expected: impl Into<Option<Tid>>) -> FastCommitScan {
+        let expected = expected.into();
         let (records, pending) = (Vec::new(), Vec::new());
         FastCommitScan { expected, crc: 0, started: false, commits: 0, records, pending }
     }
@@ -76,7 +79,7 @@ impl FastCommitScan {
                 let (Some(features), Some(tid)) = (le32(value, 0), le32(value, 4)) else {
                     return Ok(false);
                 };
-                if tid != self.expected.0 {
+                if !self.is_expected(tid) {
                     return Ok(false);
                 }
                 if features != 0 {
@@ -95,12 +98,16 @@ impl FastCommitScan {
         Ok(true)
     }
 
+    fn is_expected(&self, tid: u32) -> bool {
+        self.expected.is_none_or(|expected| expected.0 == tid)
+    }
+
     fn push_tail(&mut self, record: &[u8], value: &[u8]) -> bool {
         let (Some(tid), Some(stored)) = (le32(value, 0), le32(value, 4)) else { return false };
         let covered = record.get(..TL_BYTES + 4).unwrap_or_default();
         let computed = checksum::crc32c(self.crc, covered);
         self.crc = 0;
-        if tid != self.expected.0 || stored != computed {
+        if !self.is_expected(tid) || stored != computed {
             return false;
         }
         self.commits = self.commits.saturating_add(1);
