@@ -2,8 +2,8 @@
 //!
 //! A caller queues what it wants logged ([`Journal::queue_fast_commit`]) and waits; whoever gets
 //! the committer's place writes all that is queued as one fast commit, so concurrent callers share
-//! a write and a flush. A full commit ends the stream: recovery takes only fast
-//! commits that bear the ID of the transaction that would have come next.
+//! a write and a flush ([`queue`] tells how long it waits for them). A full commit ends the stream:
+//! recovery takes only fast commits that bear the ID of the transaction that would have come next.
 //!
 //! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if some of it
 //! must not be missing behind what is logged; 3. write the blocks **with FUA** (or write and
@@ -25,9 +25,12 @@
 //! - an area is left without a head when the journal is closed, for Linux, which sets the bit
 //!   when it mounts.
 
+mod queue;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request};
@@ -41,6 +44,8 @@ use crate::handle::check_no_open_handle;
 use crate::journal::{CommitterGuard, Journal};
 use crate::log::{Log, wait_all};
 use crate::stats;
+
+use queue::Queue;
 
 /// The area takes one block in so many of the journal, as with mke2fs.
 const AREA_SHARE: u32 = 64;
@@ -112,8 +117,8 @@ pub(crate) struct Waiting {
 pub(crate) struct Area {
     /// Journal blocks that can be used.
     blocks: Range<u32>,
-    /// Requests that nobody has taken yet, oldest first. A leaf lock.
-    queue: Mutex<Vec<Arc<Waiting>>>,
+    /// Requests that nobody has taken yet, oldest first.
+    queue: Queue<Arc<Waiting>>,
     /// Changed by the holder of the committer's place.
     stream: Mutex<Stream>,
     /// Blocks used, for whoever does not hold that place.
@@ -145,7 +150,7 @@ impl Area {
         let blocks = log.area.start..log.area.end.saturating_sub(1);
         let (is_live, is_inherited, has_head) = (pending, pending, pending);
         let stream = Stream { is_live, is_inherited, has_head, ..Stream::default() };
-        let (queue, used_hint) = (Mutex::default(), AtomicU32::new(0));
+        let (queue, used_hint) = (Queue::new(), AtomicU32::new(0));
         let stream = Mutex::new(stream);
         (!blocks.is_empty()).then_some(Area { blocks, queue, stream, used_hint })
     }
@@ -226,7 +231,7 @@ impl Journal {
     pub fn queue_fast_commit(&self, request: FastCommitRequest) -> Option<FastCommitTicket> {
         let area = self.inner.area.as_ref()?;
         let waiting = Arc::new(Waiting { request, outcome: Mutex::default() });
-        area.queue.lock().push(waiting.clone());
+        area.queue.push(waiting.clone());
         Some(FastCommitTicket(waiting))
     }
 
@@ -256,8 +261,10 @@ impl Journal {
             let place = CommitterGuard::of(&self.inner);
             // What was committed in order only comes before it; a failure shows above.
             if self.finish_flying().is_ok() {
-                let batch = std::mem::take(&mut *area.queue.lock());
+                let batch = area.queue.gather();
+                let began = Instant::now();
                 self.write_batch(log, area, &batch);
+                area.queue.served(batch.len(), began);
             }
             drop(place);
             state = self.inner.state.lock();

@@ -1,0 +1,184 @@
+//! Requests that wait for a fast commit, and how long whoever writes it waits for more.
+//!
+//! A fast commit of new data takes two flushes, so threads that fsync one file after the other do best
+//! in step: all of them in each fast commit. Left alone they fall into two groups, each of which waits
+//! for the other's flushes. So whoever is about to write one waits for those whom the last one served:
+//! they come back soon or not at all. (jbd2 sleeps for a commit's time when the caller of fsync is
+//! another one than last time.)
+//!
+//! Invariants: nobody waits for longer than a fast commit takes, counted from the end of
+//! the last one; waits that do not pay are given up for ever longer.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// How many fast commits go by at most, after waits in vain, before another one is tried, as a
+/// power of two.
+const PATIENCE_LOST_MAX: u32 = 8;
+
+/// Requests of type `R` in the order in which they came.
+pub(super) struct Queue<R> {
+    /// A leaf lock.
+    inner: Mutex<Inner<R>>,
+    /// Signalled when as many requests wait as are wanted.
+    enough: Condvar,
+}
+
+struct Inner<R> {
+    waiting: Vec<R>,
+    /// With so many the one who gathers is woken; 0 when nobody does.
+    wanted: usize,
+    pace: Pace,
+}
+
+/// When to expect how many.
+struct Pace {
+    /// Served by the last fast commit, or come while it was written.
+    expected: usize,
+    /// When that ended; `None` before the first.
+    ended: Option<Instant>,
+    /// What a fast commit takes, smoothed.
+    average: Duration,
+    /// Waits in a row that did not pay.
+    vain: u32,
+    /// Fast commits that go by without a wait.
+    skip: u32,
+}
+
+impl Pace {
+    /// Until when to wait for more than `count` requests, if at all.
+    fn deadline(&mut self, count: usize, now: Instant) -> Option<Instant> {
+        let deadline = self.ended? + self.average;
+        if count >= self.expected || deadline <= now {
+            return None;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return None;
+        }
+        Some(deadline)
+    }
+
+    /// `count` requests have waited so long, and `joined` came meanwhile: it paid if more are served
+    /// in a given time than without.
+    fn waited(&mut self, count: usize, joined: usize, waited: Duration) {
+        let factor = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let gain = self.average.saturating_mul(factor(joined));
+        let pays = gain > waited.saturating_mul(factor(count));
+        self.vain = if pays { 0 } else { (self.vain + 1).min(PATIENCE_LOST_MAX) };
+        self.skip = (1 << self.vain) - 1;
+    }
+
+    fn ended(&mut self, expected: usize, began: Instant, now: Instant) {
+        let took = now.saturating_duration_since(began);
+        let first = self.ended.is_none();
+        self.average = if first { took } else { (self.average * 7 + took) / 8 };
+        (self.expected, self.ended) = (expected, Some(now));
+    }
+}
+
+impl<R> Queue<R> {
+    pub(super) fn new() -> Queue<R> {
+        let average = Duration::ZERO;
+        let pace = Pace { expected: 0, ended: None, average, vain: 0, skip: 0 };
+        let inner = Mutex::new(Inner { waiting: Vec::new(), wanted: 0, pace });
+        Queue { inner, enough: Condvar::new() }
+    }
+
+    /// Puts a request behind the others.
+    pub(super) fn push(&self, request: R) {
+        let mut inner = self.inner.lock();
+        inner.waiting.push(request);
+        if inner.wanted > 0 && inner.waiting.len() >= inner.wanted {
+            self.enough.notify_one();
+        }
+    }
+
+    /// Takes all requests, after a wait for more if that is likely to pay. One caller at a time.
+    pub(super) fn gather(&self) -> Vec<R> {
+        let mut inner = self.inner.lock();
+        let (count, began) = (inner.waiting.len(), Instant::now());
+        if let Some(deadline) = inner.pace.deadline(count, began) {
+            inner.wanted = inner.pace.expected;
+            while inner.waiting.len() < inner.wanted {
+                if self.enough.wait_until(&mut inner, deadline).timed_out() {
+                    break;
+                }
+            }
+            inner.wanted = 0;
+            let joined = inner.waiting.len() - count;
+            inner.pace.waited(count, joined, began.elapsed());
+        }
+        std::mem::take(&mut inner.waiting)
+    }
+
+    /// A fast commit, begun at `began`, has served `count` requests.
+    pub(super) fn served(&self, count: usize, began: Instant) {
+        let mut inner = self.inner.lock();
+        let expected = count + inner.waiting.len();
+        inner.pace.ended(expected, began, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn pace(expected: usize, average: Duration, ended: Instant) -> Pace {
+        Pace { expected, ended: Some(ended), average, vain: 0, skip: 0 }
+    }
+
+    #[test]
+    fn those_who_were_served_are_waited_for_as_long_as_a_commit_takes() {
+        let now = Instant::now();
+        let mut pace = pace(4, 4 * MS, now);
+        assert_eq!(pace.deadline(1, now), Some(now + 4 * MS));
+        assert_eq!(pace.deadline(4, now), None, "all are there");
+        assert_eq!(pace.deadline(1, now + 5 * MS), None, "too late for them");
+        pace.ended(1, now, now + 12 * MS);
+        assert_eq!(pace.average, 5 * MS);
+        assert_eq!(pace.deadline(1, now + 12 * MS), None, "a single thread never waits");
+    }
+
+    #[test]
+    fn waits_in_vain_become_rare_and_one_that_pays_brings_them_back() {
+        let now = Instant::now();
+        let mut pace = pace(2, 4 * MS, now);
+        let mut waits = 0;
+        for _ in 0..1000 {
+            if pace.deadline(1, now).is_some() {
+                waits += 1;
+                pace.waited(1, 0, 4 * MS);
+            }
+        }
+        assert!((5..15).contains(&waits), "{waits}");
+        pace.waited(1, 1, MS);
+        assert!(pace.deadline(1, now).is_some());
+        pace.waited(2, 1, 3 * MS);
+        assert!(pace.deadline(1, now).is_none(), "two waited for 3 ms, one was spared 4");
+    }
+
+    #[test]
+    fn whoever_gathers_gets_all_that_came_in_time() {
+        let queue = Queue::new();
+        queue.push(1);
+        assert_eq!(queue.gather(), [1], "nobody is expected");
+        let began = Instant::now();
+        std::thread::sleep(20 * MS);
+        queue.push(2);
+        queue.served(2, began);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (3..5).for_each(|number| queue.push(number)));
+            let mut got = queue.gather();
+            if got.len() < 3 {
+                // They were late: then they are there for the next one.
+                std::thread::sleep(200 * MS);
+                got.extend(queue.gather());
+            }
+            assert_eq!(got, [2, 3, 4]);
+        });
+    }
+}
