@@ -60,12 +60,13 @@ impl Pace {
         Some(deadline)
     }
 
-    /// `count` requests have waited so long, and `joined` came meanwhile: it paid if more are served
-    /// in a given time than without.
-    fn waited(&mut self, count: usize, joined: usize, waited: Duration) {
+    /// After a wait there are `count` requests. It paid if more are served in a given time than
+    /// without: all who are expected in two fast commits.
+    fn waited(&mut self, count: usize, waited: Duration) {
         let factor = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let gain = self.average.saturating_mul(factor(joined));
-        let pays = gain > waited.saturating_mul(factor(count));
+        let with = (self.average * 2).saturating_mul(factor(count));
+        let without = (self.average + waited).saturating_mul(factor(self.expected));
+        let pays = with > without;
         self.vain = if pays { 0 } else { (self.vain + 1).min(PATIENCE_LOST_MAX) };
         self.skip = (1 << self.vain) - 1;
     }
@@ -107,8 +108,8 @@ impl<R> Queue<R> {
                 }
             }
             inner.wanted = 0;
-            let joined = inner.waiting.len() - count;
-            inner.pace.waited(count, joined, began.elapsed());
+            let count = inner.waiting.len();
+            inner.pace.waited(count, began.elapsed());
         }
         std::mem::take(&mut inner.waiting)
     }
@@ -151,14 +152,15 @@ mod tests {
         for _ in 0..1000 {
             if pace.deadline(1, now).is_some() {
                 waits += 1;
-                pace.waited(1, 0, 4 * MS);
+                pace.waited(1, 4 * MS);
             }
         }
         assert!((5..15).contains(&waits), "{waits}");
-        pace.waited(1, 1, MS);
+        pace.waited(2, 3 * MS);
         assert!(pace.deadline(1, now).is_some());
-        pace.waited(2, 1, 3 * MS);
-        assert!(pace.deadline(1, now).is_none(), "two waited for 3 ms, one was spared 4");
+        pace.expected = 4;
+        pace.waited(3, 3 * MS);
+        assert!(pace.deadline(1, now).is_none(), "3 in 7 ms instead of 4 in 8");
     }
 
     #[test]

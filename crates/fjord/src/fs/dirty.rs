@@ -6,7 +6,8 @@
 //! such an inode stays in memory; a sync that takes the whole list gets the busy ones too, so
 //! that it can wait for them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,12 @@ use crate::inode::Inode;
 
 #[derive(Default)]
 struct Entries {
-    queue: VecDeque<(Instant, Arc<Inode>)>,
-    members: HashSet<u32>,
+    /// By place; the oldest has the lowest.
+    queue: BTreeMap<u64, (Instant, Arc<Inode>)>,
+    /// The place of each inode on the list.
+    members: HashMap<u32, u64>,
+    /// The place of the next one.
+    next: u64,
     /// Inodes being written back, by how many threads.
     busy: HashMap<u32, (Arc<Inode>, usize)>,
 }
@@ -46,10 +51,7 @@ impl Busy<'_> {
     /// Puts the inode on the list again, behind the others, as old as it was.
     pub(crate) fn put_back(self) {
         let mut entries = self.list.entries.lock();
-        if entries.members.insert(self.inode.ino.0) {
-            let since = self.since.unwrap_or_else(Instant::now);
-            entries.queue.push_back((since, self.inode.clone()));
-        }
+        entries.add(self.since, &self.inode);
         // Before `self`, which takes the lock.
         drop(entries);
     }
@@ -67,6 +69,16 @@ impl Drop for Busy<'_> {
 }
 
 impl Entries {
+    /// Puts an inode behind the others unless it is there, as dirty since then or from now on.
+    fn add(&mut self, since: Option<Instant>, inode: &Arc<Inode>) {
+        if let Entry::Vacant(vacant) = self.members.entry(inode.ino.0) {
+            vacant.insert(self.next);
+            let since = since.unwrap_or_else(Instant::now);
+            self.queue.insert(self.next, (since, inode.clone()));
+            self.next += 1;
+        }
+    }
+
     fn set_busy(&mut self, inode: &Arc<Inode>) {
         self.busy.entry(inode.ino.0).or_insert_with(|| (inode.clone(), 0)).1 += 1;
     }
@@ -75,10 +87,7 @@ impl Entries {
 impl DirtyList {
     /// Adds an inode unless it is there.
     pub(crate) fn add(&self, inode: &Arc<Inode>) {
-        let mut entries = self.entries.lock();
-        if entries.members.insert(inode.ino.0) {
-            entries.queue.push_back((Instant::now(), inode.clone()));
-        }
+        self.entries.lock().add(None, inode);
     }
 
     /// Count of inodes on the list.
@@ -95,11 +104,11 @@ impl DirtyList {
     /// Takes the oldest inode if it has been dirty for `age`.
     pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
         let mut entries = self.entries.lock();
-        let (since, _) = entries.queue.front()?;
+        let (_, (since, _)) = entries.queue.first_key_value()?;
         if now.saturating_duration_since(*since) < age {
             return None;
         }
-        let (since, inode) = entries.queue.pop_front()?;
+        let (_, (since, inode)) = entries.queue.pop_first()?;
         entries.members.remove(&inode.ino.0);
         entries.set_busy(&inode);
         Some(Busy { list: self, inode, since: Some(since) })
@@ -110,7 +119,7 @@ impl DirtyList {
         let mut entries = self.entries.lock();
         let mut taken: Vec<Arc<Inode>> = entries.busy.values().map(|(i, _)| i.clone()).collect();
         entries.members.clear();
-        taken.extend(std::mem::take(&mut entries.queue).into_iter().map(|(_, inode)| inode));
+        taken.extend(std::mem::take(&mut entries.queue).into_values().map(|(_, inode)| inode));
         for inode in &taken {
             entries.set_busy(inode);
         }
@@ -120,8 +129,8 @@ impl DirtyList {
     /// Takes an inode off after its deletion.
     pub(crate) fn forget(&self, inode: &Inode) {
         let mut entries = self.entries.lock();
-        if entries.members.remove(&inode.ino.0) {
-            entries.queue.retain(|(_, other)| other.ino != inode.ino);
+        if let Some(place) = entries.members.remove(&inode.ino.0) {
+            entries.queue.remove(&place);
         }
     }
 }
