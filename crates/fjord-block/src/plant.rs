@@ -99,6 +99,8 @@ pub enum Bug {
     FastCommitNotDurable,
     /// Fast commit: behind a full commit the stream goes on where it was.
     FastCommitNotRestarted,
+    /// Fast commit: counts of directories that are not home are taken for harmless.
+    DirectoryCountNotHome,
     /// Fast commit: the area counts before its first block is written.
     StreamMarkedEarly,
     /// Fast commit: the full commit that ends the stream is written where recovery looks.
@@ -169,7 +171,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 77] = [
+    pub const ALL: [Bug; 78] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -214,6 +216,7 @@ impl Bug {
         Bug::PartOverwriteNotFlushed,
         Bug::FastCommitNotDurable,
         Bug::FastCommitNotRestarted,
+        Bug::DirectoryCountNotHome,
         Bug::StreamMarkedEarly,
         Bug::StreamEndNotHidden,
         Bug::StreamEndNotFlushed,

@@ -74,6 +74,9 @@ pub struct JudgeStats {
     pub truncations: u64,
     /// Images that e2fsck refused for the checksum of that superblock.
     pub torn_refused: u64,
+    /// Images, cut inside a mount or an unmount, whose log `e2fsck -p` left alone because the superblock
+    /// does not say that it is in use; `-y` replays it.
+    pub unmarked: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
     /// Of the images compared, those that had fast commits.
@@ -96,6 +99,7 @@ impl JudgeStats {
         self.not_for_linux += other.not_for_linux;
         self.truncations += other.truncations;
         self.torn_refused += other.torn_refused;
+        self.unmarked += other.unmarked;
         self.torn_commits += other.torn_commits;
         self.fast_commits += other.fast_commits;
         self.damaged += other.damaged;

@@ -62,6 +62,28 @@ fn a_shifted_range_is_committed_before_it_is_overwritten() {
     passes(setup, "fallocate /foo collapse 4096 4096; write /foo 3000 6000; sync");
 }
 
+/// A file whose range was cut out, or let in, was committed by others between the two steps: a hole in
+/// place of what follows, or zeros in place of its end.
+#[test]
+fn a_shift_is_whole_however_others_commit() {
+    const TRIES: u32 = 12;
+    let shifts = "fallocate /T0/a collapse 0 4096; fallocate /T0/a insert 4096 4096; ".repeat(3);
+    let others = (1..4).map(|thread| {
+        let round = |n| format!("create /T{thread}/f{n}; fsync /T{thread}/f{n}; mkdir /T{thread}/d{n}; fsync /T{thread}/d{n}");
+        (0..3).map(round).collect::<Vec<_>>().join("; ")
+    });
+    let setup = "mkdir /T0; mkdir /T1; mkdir /T2; mkdir /T3; create /T0/a; append /T0/a 40000";
+    let parse = |text: &str| ops::parse(text).expect("operations");
+    let mut workload = Workload::new(parse(setup), parse(&shifts));
+    workload.others = others.map(|text| parse(&text)).collect();
+    for _ in 0..TRIES {
+        let mut config = Config::new(MountOptions::default());
+        (config.inner_every, config.damage_every, config.use_every) = (0, 0, 0);
+        let report = explore(&config, &workload, &Default::default()).expect("it runs");
+        assert!(report.findings.is_empty(), "{}", report.findings[0]);
+    }
+}
+
 /// Pages of a range were written before those below it, and took the on-disk size along.
 #[test]
 fn allocating_a_range_leaves_no_hole_below_the_size() {

@@ -88,10 +88,15 @@ impl Journal {
     /// behind the area, and loses it.
     pub(crate) fn keep_log_straight(&self) -> Result<()> {
         let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(()) };
-        let most = self.transaction_blocks_max();
-        // One more, so that it does not end where the log does either.
-        let fits = || log.end - self.inner.state.lock().head > most;
-        if fits() || planted(Bug::LogGoesRound) {
+        let fits = {
+            let state = self.inner.state.lock();
+            // What was admitted while it might use the whole log may be more than is allowed now.
+            let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
+            let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
+            // One more, so that it does not end where the log does either.
+            log.end - state.head > most
+        };
+        if fits || planted(Bug::LogGoesRound) {
             return Ok(());
         }
         self.finish_flying()?;

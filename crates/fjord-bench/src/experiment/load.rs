@@ -21,6 +21,8 @@ pub(super) struct Stream {
     pub(super) bytes_per_s: u64,
     /// Where it starts over, so that the image does not run full.
     pub(super) file_bytes: u64,
+    /// Starts over with a new file, not on the blocks of the old one.
+    pub(super) anew: bool,
 }
 
 /// What a stream came to.
@@ -45,7 +47,11 @@ impl Stream {
                 continue;
             }
             unit[..8].copy_from_slice(&bytes.to_le_bytes());
-            file.write_at(bytes % self.file_bytes, &unit)?;
+            let offset = bytes % self.file_bytes;
+            if self.anew && offset == 0 && bytes > 0 {
+                file = fs.create(self.path)?;
+            }
+            file.write_at(offset, &unit)?;
             bytes += self.unit_bytes as u64;
         }
         Ok(Streamed { bytes, seconds: began.elapsed().as_secs_f64() })

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 use fjord::{FileKind, Timespec};
+use fjord_format::features;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
 use fjord_journal::recovery::{Case, Plan};
 use fjord_testkit::image::KernelMount;
@@ -33,7 +34,10 @@ impl Judge {
         let report = plan.report();
         // Commit blocks before the last one are durable, and so whole.
         let torn_commit = report.cases.contains(&Case::PartialCommitBlock);
-        Excuses { torn_commit, torn_superblock: superblock_is_torn(image) }
+        let torn_superblock = superblock_is_torn(image);
+        let unmarked = superblock(image)
+            .is_some_and(|raw| !raw.features().incompat.contains(features::Incompat::RECOVER));
+        Excuses { torn_commit, torn_superblock, unmarked }
     }
 
     /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
@@ -123,6 +127,8 @@ struct Excuses {
     torn_commit: bool,
     /// The checksum of the superblock is wrong.
     torn_superblock: bool,
+    /// The superblock does not say that the log is in use: a cut inside a mount or an unmount.
+    unmarked: bool,
 }
 
 impl Excuses {
@@ -138,6 +144,11 @@ impl Excuses {
                 stats.torn_refused += 1;
                 return Ok(());
             }
+            By::NotMarked if self.unmarked => {
+                stats.unmarked += 1;
+                return Ok(());
+            }
+            By::NotMarked => "a log that the superblock says is in use",
             By::TornSuperblock => "a superblock whose checksum is right",
             By::GaveUpCommit => "a transaction whose commit block is whole",
             By::GaveUpLog => "a log that Linux and fjord replay",
@@ -161,10 +172,14 @@ fn with_whole_superblock(image: &Image) -> Image {
     image
 }
 
-fn superblock_is_torn(image: &Image) -> bool {
+fn superblock(image: &Image) -> Option<RawSuperblock> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     image.read(SUPERBLOCK_AT, &mut bytes);
-    RawSuperblock::decode(&bytes).is_ok_and(|raw| raw.verify_checksum().is_err())
+    RawSuperblock::decode(&bytes).ok()
+}
+
+fn superblock_is_torn(image: &Image) -> bool {
+    superblock(image).is_some_and(|raw| raw.verify_checksum().is_err())
 }
 
 /// What became of a recovery by another.
@@ -180,9 +195,14 @@ enum By {
     GaveUpLog,
     /// It found no superblock with a right checksum.
     TornSuperblock,
+    /// As at boot (`-p`) it leaves a log alone that the superblock does not speak of; with `-y` it
+    /// replays it.
+    NotMarked,
 }
 
 fn by_e2fsck(path: &Path) -> Result<By> {
+    let preened = path.with_extension("preened");
+    std::fs::copy(path, &preened)?;
     let keep = ["-E", "no_optimize_extents"];
     let mut e2fsck = tools::command("e2fsck")?;
     let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?;
@@ -197,8 +217,23 @@ fn by_e2fsck(path: &Path) -> Result<By> {
     } else if all.contains("while recovering journal") {
         By::GaveUpLog
     } else {
-        By::Recovered
+        preen(&preened)?
     })
+}
+
+/// As at boot: after `e2fsck -p`, which replays the journal and takes the rest for whole, it must be.
+fn preen(path: &Path) -> Result<By> {
+    let said = tools::run(tools::command("e2fsck")?.arg("-p").arg(path))?;
+    if said.code == Some(4) && said.stdout.contains("needs_recovery flag is clear") {
+        return Ok(By::NotMarked);
+    }
+    if said.code == Some(TORN_SUPERBLOCK.1) {
+        return Ok(By::TornSuperblock);
+    }
+    said.expect_code(&[0, 1])?;
+    let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(path))?;
+    ensure!(said.code == Some(0), "damage is left behind e2fsck -p: {}", said.stdout.trim());
+    Ok(By::Recovered)
 }
 
 fn by_linux(path: &Path) -> Result<By> {
@@ -250,7 +285,8 @@ mod tests {
         let torn_commit = Excuses { torn_commit: true, ..Excuses::default() };
         let torn_superblock = Excuses { torn_superblock: true, ..Excuses::default() };
         let mut stats = JudgeStats::default();
-        for excuses in [Excuses::default(), torn_superblock] {
+        let unmarked = Excuses { unmarked: true, ..Excuses::default() };
+        for excuses in [Excuses::default(), torn_superblock, unmarked] {
             assert!(excuses.take(By::GaveUpCommit, &mut stats).is_err());
         }
         for excuses in [Excuses::default(), torn_commit, torn_superblock] {
@@ -262,6 +298,8 @@ mod tests {
         assert_eq!(stats, JudgeStats::default());
         assert!(torn_commit.take(By::GaveUpCommit, &mut stats).is_ok());
         assert!(torn_superblock.take(By::TornSuperblock, &mut stats).is_ok());
-        assert_eq!((stats.torn_commits, stats.torn_refused), (1, 1));
+        assert!(torn_commit.take(By::NotMarked, &mut stats).is_err());
+        assert!(unmarked.take(By::NotMarked, &mut stats).is_ok());
+        assert_eq!((stats.torn_commits, stats.torn_refused, stats.unmarked), (1, 1, 1));
     }
 }

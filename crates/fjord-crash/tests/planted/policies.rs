@@ -41,6 +41,14 @@ fn fast_commit_not_restarted() {
     fast_commits(Bug::FastCommitNotRestarted).shows_as(&[Kind::PromiseLost]);
 }
 
+/// Replay by e2fsck begins with the counts that are home, and writes them back.
+#[test]
+fn directory_count_not_home() {
+    let plant = fast_commits(Bug::DirectoryCountNotHome).with(|config| config.compare_every = 1);
+    let plant = plant.ops("append /n 100; fsync /n; mkdir /d; sync; append /n 5000; fsync /n");
+    plant.shows_as(&[Kind::Disagrees]);
+}
+
 /// Only what e2fsck makes of it shows it: fjord and Linux pass over the head of another stream.
 #[test]
 fn stream_marked_early() {

@@ -205,6 +205,7 @@ impl Journal {
     fn commit_to_log(&self, log: &Log, batch: Batch) -> Result<u32> {
         let sequence = batch.sequence;
         let body_blocks = self.count_body(log, &batch);
+        self.check_straight(log, body_blocks + 1)?;
         let log_start = self.start_flushing(&batch, body_blocks + 1);
         // From here on handles start again and modify the same buffers.
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
@@ -230,6 +231,17 @@ impl Journal {
         let buffers = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
         self.logged(whole, sequence, log_start, buffers, &batch.forgotten);
         Ok(body_blocks + 1)
+    }
+
+    /// Errs when a commit of so many blocks would go on at the front of a log that must not
+    /// ([`Journal::keep_log_straight`] has seen to it): recovery would look for it elsewhere.
+    fn check_straight(&self, log: &Log, log_blocks: u32) -> Result<()> {
+        let room = log.end.saturating_sub(self.inner.state.lock().head);
+        if self.inner.area.is_none() || log_blocks < room || planted(Bug::LogGoesRound) {
+            return Ok(());
+        }
+        let message = format!("a commit of {log_blocks} blocks {room} before the end of its log");
+        Err(JournalError::Usage(message))
     }
 
     /// How many log blocks the batch takes without its commit block; counts them.

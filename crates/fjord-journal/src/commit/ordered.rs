@@ -117,6 +117,7 @@ impl Journal {
         let sequence = batch.sequence;
         let body_blocks = self.count_body(log, batch);
         let log_blocks = body_blocks + 1;
+        self.check_straight(log, log_blocks)?;
         let log_start = self.start_flushing(batch, log_blocks);
         // From here on handles start again and modify the same buffers.
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;

@@ -37,6 +37,7 @@ impl Journal {
         let body_blocks = self.count_body(log, &batch);
         let hidden = u32::from(!planted(Bug::StreamEndNotHidden));
         let log_blocks = hidden + body_blocks + 1;
+        self.check_straight(log, log_blocks)?;
         let looked_at = self.start_flushing(&batch, log_blocks);
         // From here on handles start again and modify the same buffers.
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;

@@ -5,6 +5,7 @@ mod areas;
 mod basic;
 mod crash;
 mod failed;
+mod fast_commits;
 mod freed;
 mod history;
 mod parts;

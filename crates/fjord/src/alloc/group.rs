@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fjord_block::Buf;
+use fjord_block::plant::{Bug, planted};
 use fjord_format::bitmap;
 use fjord_format::group::{GroupDesc, GroupFlags};
 use fjord_format::types::{BlockNo, GroupNo};
@@ -269,6 +270,14 @@ impl FsInner {
         desc.update_block_bitmap_csum(&buffer.read(), &self.geo)?;
         self.init_flag(h, desc, GroupFlags::BLOCK_UNINIT);
         Ok(())
+    }
+
+    /// Notes that a group's count of directories is changed, which replay by e2fsck undoes unless it is
+    /// home.
+    pub(super) fn directory_count_changes(&self, h: &Handle) {
+        if !planted(Bug::DirectoryCountNotHome) {
+            self.fragile.set(h.tid());
+        }
     }
 
     /// Takes a flag off that says that a bitmap exists only by rule.

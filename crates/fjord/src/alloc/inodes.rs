@@ -200,7 +200,10 @@ impl FsInner {
         }
         self.init_flag(h, desc, GroupFlags::INODE_UNINIT);
         desc.free_inodes = free_inodes;
-        desc.used_dirs = desc.used_dirs.saturating_add(u32::from(is_dir));
+        if is_dir {
+            desc.used_dirs = desc.used_dirs.saturating_add(1);
+            self.directory_count_changes(h);
+        }
         self.write_desc(h, group, desc)?;
         if let Some(block) = fresh_block {
             self.note_stale_tails(block)?;
@@ -288,7 +291,10 @@ impl FsInner {
             }
             self.change_inode_bit(h, found, &mut desc, bit, false)?;
             desc.free_inodes = desc.free_inodes.saturating_add(1).min(self.geo.inodes_per_group);
-            desc.used_dirs = desc.used_dirs.saturating_sub(u32::from(is_dir));
+            if is_dir {
+                desc.used_dirs = desc.used_dirs.saturating_sub(1);
+                self.directory_count_changes(h);
+            }
             self.write_desc(h, group, &desc)?;
             let overlay = guard.get_or_insert_default();
             overlay.busy_inodes.insert(bit..bit + 1, self.geo.inodes_per_group);

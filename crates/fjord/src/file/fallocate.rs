@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fjord_block::Class;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::inode::InodeFlags;
+use fjord_journal::Handle;
 use rustix::io::Errno;
 
 use crate::alloc::Goal;
@@ -18,7 +19,7 @@ use crate::file::read::load_page;
 use crate::file::{background, inline, truncate, write, writeback};
 use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, disk};
-use crate::map::{self, MapKind};
+use crate::map::{self, MapKind, Progress};
 
 bitflags::bitflags! {
     /// Modes of [`crate::InodeRef::fallocate`], with the values of `fallocate(2)`.
@@ -388,6 +389,21 @@ fn commit_shift(fs: &FsInner, inode: &Inode) -> Result<()> {
     }
 }
 
+/// A handle for all of a shift, if the map can be changed under one that fits the journal.
+fn start_shift(fs: &FsInner, state: &InodeState, more_credits: u32) -> Result<Option<Handle>> {
+    let credits = map::credits_shift(fs) + disk::STORE_CREDITS + more_credits;
+    if !map::shifts_at_once(fs, state) || credits > fs.journal().credits_max() {
+        return Ok(None);
+    }
+    fs.start(credits).map(Some)
+}
+
+fn store_shift(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
+    inode.touch_tid(handle.tid(), true);
+    truncate::stamp(fs, state);
+    disk::store(fs, handle, inode, state)
+}
+
 fn collapse(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
@@ -399,8 +415,23 @@ fn collapse(
             return Err(Errno::INVAL.into());
         }
         let (from, to) = (span.inner_start, span.inner_end);
+        let range = (from as u32, (to - from) as u32);
+        if let Some(handle) = start_shift(fs, state, map::credits_remove(fs))? {
+            let removed = map::remove(fs, &handle, inode, state, from, to)?;
+            if removed == Progress::Done {
+                map::collapse_at_once(fs, &handle, inode, state, range)?;
+                state.size -= span.end - span.start;
+                state.disk.size = state.disk.size.min(state.size);
+                truncate::settle_size(fs, inode, state);
+            }
+            store_shift(fs, &handle, inode, state)?;
+            handle.stop();
+            if removed == Progress::Done {
+                return Ok(());
+            }
+        }
         truncate::remove_blocks(fs, inode, state, from, to, false)?;
-        map::collapse(fs, inode, state, from as u32, (to - from) as u32)?;
+        map::collapse(fs, inode, state, range.0, range.1)?;
         state.size -= span.end - span.start;
         state.disk.size = state.disk.size.min(state.size);
         truncate::settle_size(fs, inode, state);
@@ -419,6 +450,17 @@ fn insert(
             return Err(Errno::INVAL.into());
         }
         let (from, len) = (span.inner_start, span.inner_end - span.inner_start);
+        if let Some(handle) = start_shift(fs, state, 0)? {
+            let moved = map::expand_at_once(fs, &handle, inode, state, (from as u32, len as u32));
+            if moved.is_ok() {
+                state.size += span.end - span.start;
+                truncate::settle_size(fs, inode, state);
+                truncate::note_growth(inode, state, handle.tid());
+            }
+            store_shift(fs, &handle, inode, state)?;
+            handle.stop();
+            return moved;
+        }
         // The size grows first: a crash in between leaves a longer file, not a shorter one.
         state.size += span.end - span.start;
         truncate::settle_size(fs, inode, state);

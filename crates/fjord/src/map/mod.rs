@@ -32,6 +32,7 @@ use crate::alloc::Goal;
 use crate::error::{Error, Result};
 use crate::file::writeback::journals_data;
 use crate::fs::FsInner;
+use crate::fsync::Fallback;
 use crate::inode::{Inode, InodeState};
 
 /// One past the last block index that a file can have, as a number that 32 bits cannot hold.
@@ -264,6 +265,42 @@ pub(crate) fn expand(
         return Err(Errno::OPNOTSUPP.into());
     }
     extent::expand(fs, inode, state, from, len)
+}
+
+/// Whether [`collapse_at_once`] and [`expand_at_once`] can take the map: it has one leaf.
+pub(crate) fn shifts_at_once(fs: &FsInner, state: &InodeState) -> bool {
+    has_extents(state) && depth(fs, state) == 0
+}
+
+/// Credits for one of them, without [`remove`].
+pub(crate) fn credits_shift(fs: &FsInner) -> u32 {
+    // The root, which may become a leaf of its own, and that leaf again.
+    credits_insert(fs, 4)
+}
+
+/// As [`collapse`], under one handle, so that no crash leaves a part of it. The caller stores the
+/// inode.
+pub(crate) fn collapse_at_once(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    range: (u32, u32),
+) -> Result<()> {
+    state.changes.require_commit(h.tid(), Fallback::ShiftedRange);
+    extent::collapse_at_once(fs, h, inode, state, range)
+}
+
+/// As [`expand`], in the same way.
+pub(crate) fn expand_at_once(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    range: (u32, u32),
+) -> Result<()> {
+    state.changes.require_commit(h.tid(), Fallback::ShiftedRange);
+    extent::expand_at_once(fs, h, inode, state, range)
 }
 
 /// Counts blocks in that the inode uses from now on.

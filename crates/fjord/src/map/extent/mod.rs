@@ -16,4 +16,4 @@ mod shift;
 pub(super) use change::{insert, mark};
 pub(super) use path::{lookup, neighbour};
 pub(super) use remove::remove;
-pub(super) use shift::{collapse, expand};
+pub(super) use shift::{collapse, collapse_at_once, expand, expand_at_once};

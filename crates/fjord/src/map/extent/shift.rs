@@ -1,8 +1,8 @@
 //! Moving extents along the file: COLLAPSE_RANGE and INSERT_RANGE.
 //!
-//! Owns the order of the moves, leaf by leaf, one handle each. Invariant: no extent ever
-//! passes another, so the tree is in order after each handle; a crash in between leaves a
-//! consistent file of which a part has moved, as in ext4.
+//! Owns the order of the moves, leaf by leaf, one handle each; all under one where there is one leaf.
+//! Invariant: no extent ever passes another, so the tree is in order after each handle; a crash in
+//! between leaves a consistent file of which a part has moved, as in ext4.
 
 use std::sync::Arc;
 
@@ -89,20 +89,56 @@ pub(in crate::map) fn expand(
     from: u32,
     len: u32,
 ) -> Result<()> {
-    with_handle(fs, inode, state, |editor| {
-        let path = editor.walk(u32::MAX)?;
-        let (last, _) = around(editor.fs, editor.inode, editor.state, &path)?;
-        let end = last.map_or(0, |last| last.logical_end());
-        if end > u64::from(from) && end + u64::from(len) > LOGICAL_END - 1 {
-            return Err(Errno::FBIG.into());
-        }
-        cut_at(editor, from)
-    })?;
+    with_handle(fs, inode, state, |editor| make_way(editor, from, len))?;
     let mut bound = LOGICAL_END;
     while bound > u64::from(from) {
         bound = with_handle(fs, inode, state, |editor| expand_leaf(editor, from, len, bound))?;
     }
     Ok(())
+}
+
+/// As [`collapse`], all under `h`.
+pub(in crate::map) fn collapse_at_once(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    (from, len): (u32, u32),
+) -> Result<()> {
+    let mut editor = Editor::new(fs, h, inode, state);
+    let mut at = u64::from(from) + u64::from(len);
+    while at < LOGICAL_END {
+        at = collapse_leaf(&mut editor, at, len)?;
+    }
+    editor.shrink()
+}
+
+/// As [`expand`], all under `h`.
+pub(in crate::map) fn expand_at_once(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    (from, len): (u32, u32),
+) -> Result<()> {
+    let mut editor = Editor::new(fs, h, inode, state);
+    make_way(&mut editor, from, len)?;
+    let mut bound = LOGICAL_END;
+    while bound > u64::from(from) {
+        bound = expand_leaf(&mut editor, from, len, bound)?;
+    }
+    Ok(())
+}
+
+/// Makes an extent begin at `from`, if all from there on can move up by `len`.
+fn make_way(editor: &mut Editor<'_>, from: u32, len: u32) -> Result<()> {
+    let path = editor.walk(u32::MAX)?;
+    let (last, _) = around(editor.fs, editor.inode, editor.state, &path)?;
+    let end = last.map_or(0, |last| last.logical_end());
+    if end > u64::from(from) && end + u64::from(len) > LOGICAL_END - 1 {
+        return Err(Errno::FBIG.into());
+    }
+    cut_at(editor, from)
 }
 
 /// Makes an extent begin at `lblk` if one goes across it.
