@@ -371,6 +371,7 @@ impl Journal {
                 }
                 waited = true;
                 state.commits_waiting += 1;
+                self.hurry_fast_commit();
                 self.inner.committer_free.wait(&mut state);
                 state.commits_waiting -= 1;
                 if state.commits_waiting == 0 {

@@ -272,6 +272,10 @@ impl Journal {
             }
             drop(place);
             state = self.inner.state.lock();
+            if mine.outcome.lock().is_none() && self.check_running().is_ok() {
+                // Whoever had taken it has panicked.
+                return Err(JournalError::Usage("a fast commit was given up".into()));
+            }
         }
     }
 
@@ -410,6 +414,13 @@ impl Journal {
         })?;
         stream.is_live = true;
         Ok(())
+    }
+
+    /// A full commit waits for the place that the writer of a fast commit may hold longer than it must.
+    pub(crate) fn hurry_fast_commit(&self) {
+        if let Some(area) = &self.inner.area {
+            area.queue.hurry();
+        }
     }
 
     /// The area, if it counts, so that a full commit has to take the place of its stream. For the

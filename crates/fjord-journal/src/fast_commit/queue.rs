@@ -7,12 +7,16 @@
 //! another one than last time.)
 //!
 //! Invariants: nobody waits for longer than a fast commit takes, counted from the end of
-//! the last one; waits that do not pay are given up for ever longer.
+//! the last one, nor while a full commit waits; waits that do not pay are given up for ever longer.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+/// The longest wait, whatever fast commits take.
+const WAIT_MAX: Duration = Duration::from_millis(15);
+/// A fast commit that took longer than so many times the average counts as that.
+const OUTLIER: u32 = 4;
 /// How many fast commits go by at most, after waits in vain, before another one is tried, as a
 /// power of two.
 const PATIENCE_LOST_MAX: u32 = 8;
@@ -49,7 +53,7 @@ struct Pace {
 impl Pace {
     /// Until when to wait for more than `count` requests, if at all.
     fn deadline(&mut self, count: usize, now: Instant) -> Option<Instant> {
-        let deadline = self.ended? + self.average;
+        let deadline = self.ended? + self.average.min(WAIT_MAX);
         if count >= self.expected || deadline <= now {
             return None;
         }
@@ -73,8 +77,11 @@ impl Pace {
 
     fn ended(&mut self, expected: usize, began: Instant, now: Instant) {
         let took = now.saturating_duration_since(began);
-        let first = self.ended.is_none();
-        self.average = if first { took } else { (self.average * 7 + took) / 8 };
+        let usual = match self.ended {
+            None => took,
+            Some(_) => (self.average * 7 + took.min(self.average * OUTLIER)) / 8,
+        };
+        self.average = usual.max(Duration::from_micros(1));
         (self.expected, self.ended) = (expected, Some(now));
     }
 }
@@ -112,6 +119,14 @@ impl<R> Queue<R> {
             inner.pace.waited(count, began.elapsed());
         }
         std::mem::take(&mut inner.waiting)
+    }
+
+    /// Ends a wait for more: a full commit wants the place.
+    pub(super) fn hurry(&self) {
+        let mut inner = self.inner.lock();
+        if std::mem::take(&mut inner.wanted) > 0 {
+            self.enough.notify_one();
+        }
     }
 
     /// A fast commit, begun at `began`, has served `count` requests.
@@ -181,6 +196,26 @@ mod tests {
                 got.extend(queue.gather());
             }
             assert_eq!(got, [2, 3, 4]);
+        });
+    }
+
+    #[test]
+    fn a_full_commit_ends_the_wait() {
+        let queue = Queue::new();
+        queue.push(1);
+        let began = Instant::now().checked_sub(1000 * MS).unwrap();
+        queue.served(2, began);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Before the wait begins it means nothing.
+                for _ in 0..100 {
+                    queue.hurry();
+                    std::thread::sleep(MS / 10);
+                }
+            });
+            let began = Instant::now();
+            assert_eq!(queue.gather(), [1]);
+            assert!(began.elapsed() < WAIT_MAX);
         });
     }
 }

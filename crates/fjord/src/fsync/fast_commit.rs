@@ -97,10 +97,9 @@ impl FsyncPolicy for FastCommit {
         wait_for_commit_before(fs, inode)?;
         let why = match new_entry(fs, inode) {
             Ok(entry) => {
-                let care = Care::of(fs, inode, entry.as_ref());
                 let owed = inode.in_place.owed();
                 writeback::drain(fs, inode, &mut in_flight)?;
-                match queue(fs, inode, entry, (owed, care), datasync)? {
+                match queue(fs, inode, entry, owed, datasync)? {
                     Ok(queued) => {
                         drop(in_flight);
                         return finish(fs, inode, queued, datasync);
@@ -290,7 +289,7 @@ fn queue(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     entry: Option<NewEntry>,
-    (owed, care): (Option<u64>, Care),
+    owed: Option<u64>,
     datasync: bool,
 ) -> Result<Result<Queued, Fallback>> {
     let committed = |tid| fs.journal().is_committed(tid);
@@ -303,6 +302,8 @@ fn queue(
     // Whoever logged the name meanwhile stands before this in the queue.
     let entry = entry.filter(|old| now == Some(&old.entry) && !state.changes.is_entry_logged());
     // Once that commits, the number of what had the name may be somebody else's.
+    // Not earlier: what others did since may have begun to commit.
+    let care = Care::of(fs, inode, entry.as_ref());
     let stale = |entry: &NewEntry| entry.entry.replaced.is_some_and(|replaced| replaced.tid != tid);
     if entry.as_ref().is_some_and(|entry| entry.replaces.is_some() && stale(entry)) {
         return Ok(Err(Fallback::CommitUnderWay));
