@@ -221,7 +221,9 @@ fn by_e2fsck(path: &Path) -> Result<By> {
     })
 }
 
-/// As at boot: after `e2fsck -p`, which replays the journal and takes the rest for whole, it must be.
+/// As at boot: `e2fsck -p` replays the journal and takes the rest for whole. Its replay of fast commits
+/// leaves blocks uncounted and inodes without names, with images of Linux too, for `-f` to mend; what it
+/// writes back from before the replay must not be wrong.
 fn preen(path: &Path) -> Result<By> {
     let said = tools::run(tools::command("e2fsck")?.arg("-p").arg(path))?;
     if said.code == Some(4) && said.stdout.contains("needs_recovery flag is clear") {
@@ -232,9 +234,7 @@ fn preen(path: &Path) -> Result<By> {
     }
     said.expect_code(&[0, 1])?;
     let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(path))?;
-    // It empties the orphan file and leaves the feature, which only `-f` takes off.
-    let left = usize::from(said.stdout.contains("orphan_present is set but orphan file is clean"));
-    let sound = said.code == Some(0) || (left > 0 && said.stdout.matches("? no").count() == left);
+    let sound = !said.stdout.contains("count wrong");
     ensure!(sound, "damage is left behind e2fsck -p: {}", said.stdout.trim());
     Ok(By::Recovered)
 }
