@@ -106,6 +106,27 @@ impl Log {
         Ok(requests)
     }
 
+    /// Ordered writes of `bufs` (one per block) to journal blocks from `at` on that are no part of the
+    /// log, and do not go round with it.
+    pub(crate) fn straight_requests(
+        &self,
+        mut at: u32,
+        bufs: Vec<Buf>,
+        fua: bool,
+    ) -> Result<Vec<Request>> {
+        let mut requests = Vec::with_capacity(1);
+        let mut bufs = bufs.into_iter().peekable();
+        while bufs.peek().is_some() {
+            let (start, mapped) = self.map.run(at)?;
+            let most = (mapped as usize).min((REQUEST_BYTES_MAX / self.format.block_size).max(1));
+            let run: Vec<Buf> = bufs.by_ref().take(most).collect();
+            at = at.saturating_add(run.len() as u32);
+            let (offset, order, class) = (self.offset(start), Order::Ordered, Class::Sync);
+            requests.push(Request::Write { offset, bufs: run, order, fua, class });
+        }
+        Ok(requests)
+    }
+
     /// Changes the superblock and writes it, durably if `durable`; else before whatever ordered
     /// write comes next.
     pub(crate) fn write_superblock(

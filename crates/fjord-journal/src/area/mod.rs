@@ -28,7 +28,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
-use crate::log::{Log, REQUEST_BYTES_MAX};
+use crate::log::Log;
 use crate::map::JournalMap;
 use ring::Ring;
 
@@ -313,26 +313,10 @@ impl AreaWriter<'_> {
         })
     }
 
-    fn requests(&self, mut at: u32, blocks: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
+    fn requests(&self, at: u32, blocks: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
         let journal = &self.journal.inner;
-        let log = journal.log_or_usage()?;
         let fua = fua && journal.barrier && !planted(Bug::ItransactionNotDurable);
-        let mut requests = Vec::with_capacity(1);
-        let mut blocks = blocks.into_iter().peekable();
-        while blocks.peek().is_some() {
-            let (start, mapped) = log.map.run(at)?;
-            let most = (mapped as usize).min((REQUEST_BYTES_MAX / journal.block_size).max(1));
-            let run: Vec<Buf> = blocks.by_ref().take(most).collect();
-            at += run.len() as u32;
-            requests.push(Request::Write {
-                offset: log.offset(start),
-                bufs: run,
-                order: Order::Ordered,
-                fua,
-                class: Class::Sync,
-            });
-        }
-        Ok(requests)
+        journal.log_or_usage()?.straight_requests(at, blocks, fua)
     }
 }
 

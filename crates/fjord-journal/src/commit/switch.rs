@@ -18,15 +18,15 @@
 //! tail stays there until 3, whoever checkpoints meanwhile; from 1 to 3 nobody else does.
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
+use fjord_block::{Buf, Class, Ticket};
 use fjord_format::jbd2::{IjournalMark, Incompat};
 
 use super::build::LogBlocks;
 use super::wait_with_data;
-use crate::error::{JournalError, Result};
+use crate::error::Result;
 use crate::fast_commit::Area;
 use crate::journal::Journal;
-use crate::log::Log;
+use crate::log::{Log, wait_all};
 use crate::transaction::{Batch, Phase, Sequence};
 
 impl Journal {
@@ -81,16 +81,9 @@ impl Journal {
             return Ok(());
         }
         // A crash may have left part of a transaction of this sequence.
-        let (home, _) = log.map.run(at)?;
-        let wipe = Request::Write {
-            offset: log.offset(home),
-            bufs: vec![Buf::zeroed(self.inner.block_size)],
-            order: Order::Ordered,
-            fua: self.inner.barrier,
-            class: Class::Sync,
-        };
-        let wiped = self.inner.device.submit_one(wipe).wait();
-        wiped.map_err(JournalError::io("wiping a block of the log"))?;
+        let zeros = vec![Buf::zeroed(self.inner.block_size)];
+        let wipe = log.straight_requests(at, zeros, self.inner.barrier)?;
+        wait_all(&self.inner.device.submit(wipe), "wiping a block of the log")?;
         if !restarts {
             return Ok(());
         }

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class, DeviceExt, Order, Request};
+use fjord_block::{Buf, DeviceExt};
 use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
 use fjord_format::jbd2::{Incompat, MIN_JOURNAL_BLOCKS};
 use fjord_format::types::Tid;
@@ -372,7 +372,7 @@ impl Journal {
         }
         let flush_after = data == DataNeeds::FlushAfter;
         let fua = self.inner.barrier && !flush_after && !planted(Bug::FastCommitNotDurable);
-        let requests = area_requests(log, area.blocks.start + stream.used, bufs, fua)?;
+        let requests = log.straight_requests(area.blocks.start + stream.used, bufs, fua)?;
         if planted(Bug::StreamMarkedEarly) {
             self.mark_stream(log, stream)?;
         }
@@ -437,7 +437,7 @@ impl Journal {
             return Ok(());
         }
         let zeros = vec![Buf::zeroed(self.inner.block_size)];
-        let requests = area_requests(log, area.blocks.start, zeros, self.inner.barrier)?;
+        let requests = log.straight_requests(area.blocks.start, zeros, self.inner.barrier)?;
         wait_all(&log.device.submit(requests), WIPING)
     }
 
@@ -464,7 +464,7 @@ pub(crate) fn wipe_stale_head(log: &Log) -> Result<()> {
     if !starts_with_head(&block) {
         return Ok(());
     }
-    let requests = area_requests(log, log.area.start, vec![Buf::zeroed(size)], false)?;
+    let requests = log.straight_requests(log.area.start, vec![Buf::zeroed(size)], false)?;
     wait_all(&log.device.submit(requests), WIPING)?;
     log.device.flush().map_err(JournalError::io("flushing the fast-commit area"))
 }
@@ -477,23 +477,4 @@ fn push_all(writer: &mut FastCommitWriter, records: &[Record]) -> bool {
         *writer = before;
     }
     pushed
-}
-
-/// Requests that write blocks to the area, which does not wrap.
-fn area_requests(log: &Log, mut at: u32, bufs: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
-    let mut requests = Vec::new();
-    let mut bufs = bufs.into_iter().peekable();
-    while bufs.peek().is_some() {
-        let (start, mapped) = log.map.run(at)?;
-        let run: Vec<Buf> = bufs.by_ref().take(mapped as usize).collect();
-        at = at.saturating_add(run.len() as u32);
-        requests.push(Request::Write {
-            offset: log.offset(start),
-            bufs: run,
-            order: Order::Ordered,
-            fua,
-            class: Class::Sync,
-        });
-    }
-    Ok(requests)
 }
