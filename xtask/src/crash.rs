@@ -144,11 +144,10 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
     println!(
         "seed {seed}: {} workloads, {} requests, {} of {} moments cut, {} images built, {} states tried ({} of them of \
          cuts inside recovery), {} recoveries, {} runs of e2fsck -fn, {} compared with e2fsck and \
-         Linux ({} of them with fast commits; {} torn superblocks left out for Linux, and for \
-         e2fsck {} of them, {} torn commit blocks, and {} not marked in use; {} times of \
-         truncations; {} not for this kernel), {} used afterwards, {} refused by both, {} logs with a wrong bit ({} \
-         refused), {} of {} operations refused, {} syncs by the policy and {} that fell back, {} commits of \
-         parts, {} findings; {:.0} s, {:.0} states/s",
+         Linux ({} of them with fast commits; {} torn commit blocks left out for e2fsck; {} times of truncations; \
+         {} not for this kernel), {} used afterwards, {} refused by both, {} logs with a wrong bit ({} refused), \
+         {} of {} operations refused, {} syncs by the policy and {} that fell back, {} commits of parts, \
+         {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
         report.walked.tried,
@@ -160,10 +159,7 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.judged.fscks,
         report.judged.compared,
         report.judged.fast_commits,
-        report.judged.torn_superblocks,
-        report.judged.torn_refused,
         report.judged.torn_commits,
-        report.judged.unmarked,
         report.judged.truncations,
         report.judged.not_for_linux,
         report.judged.used,

@@ -43,8 +43,10 @@ pub enum Bug {
     ReplayNotFlushed,
     /// Recovery: the newest transaction is left out.
     LastCommitIgnored,
-    /// Mount: a torn superblock is refused, though the log has it whole.
-    TornSuperblockRefused,
+    /// Superblock: a change of it changes the checksum in its second sector, too.
+    SuperblockInTwoSectors,
+    /// Mount: the superblock does not say that the log is in use.
+    LogNotAnnounced,
     /// Allocator: freed blocks are picked again before their transaction has committed.
     BlockReuse,
     /// Allocator: blocks are freed twice.
@@ -171,7 +173,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 78] = [
+    pub const ALL: [Bug; 79] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -189,7 +191,8 @@ impl Bug {
         Bug::ChecksumsNotVerified,
         Bug::ReplayNotFlushed,
         Bug::LastCommitIgnored,
-        Bug::TornSuperblockRefused,
+        Bug::SuperblockInTwoSectors,
+        Bug::LogNotAnnounced,
         Bug::BlockReuse,
         Bug::FreedTwice,
         Bug::InodeReuse,

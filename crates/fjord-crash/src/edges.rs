@@ -149,7 +149,8 @@ fn long_truncate() -> String {
 }
 
 fn full_log() -> String {
-    let mut text = String::new();
+    // What no later transaction holds has to go home.
+    let mut text = String::from("mkdir /kept; fsync /kept; ");
     for round in 0..170 {
         text += &format!("create /f{round}; append /f{round} 1500; fsync /f{round}; ");
         if round >= 6 {

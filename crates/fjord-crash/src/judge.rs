@@ -33,10 +33,10 @@ use crate::tree::{Seen, Tree};
 
 /// Where the superblock is, in bytes.
 const SUPERBLOCK_AT: u64 = 1024;
-/// Fields of it that a mount changes (offset, length): mtime, wtime, mount count, kbytes written,
-/// checksum.
-const SUPERBLOCK_VARYING: [(u64, usize); 5] =
-    [(0x2C, 4), (0x30, 4), (0x34, 2), (0x178, 8), (0x3FC, 4)];
+/// Fields of it that a mount changes (offset, length): mtime, wtime, mount count, what makes the checksum
+/// fit, kbytes written, checksum.
+const SUPERBLOCK_VARYING: [(u64, usize); 6] =
+    [(0x2C, 4), (0x30, 4), (0x34, 2), (0xC8, 4), (0x178, 8), (0x3FC, 4)];
 /// Fields of the journal's superblock: sequence, head of fast commits, checksum.
 const JOURNAL_VARYING: [(u64, usize); 3] = [(0x18, 4), (0x58, 4), (0xFC, 4)];
 
@@ -64,19 +64,12 @@ pub struct JudgeStats {
     pub compared: u64,
     /// Images with the mark of i-transactions, which both refused.
     pub marked: u64,
-    /// Images not compared with the kernel's recovery, because the cut tore the superblock.
-    pub torn_superblocks: u64,
     /// Recovered file systems that were used.
     pub used: u64,
     /// Dirty images that this kernel cannot mount, for its features or its page size.
     pub not_for_linux: u64,
     /// Files to which Linux gave the time of its mount when it completed their truncation.
     pub truncations: u64,
-    /// Images that e2fsck refused for the checksum of that superblock.
-    pub torn_refused: u64,
-    /// Images, cut inside a mount or an unmount, whose log `e2fsck -p` left alone because the superblock
-    /// does not say that it is in use; `-y` replays it.
-    pub unmarked: u64,
     /// Images whose torn commit block e2fsck rejects, and with it the last transaction.
     pub torn_commits: u64,
     /// Of the images compared, those that had fast commits.
@@ -94,12 +87,9 @@ impl JudgeStats {
         self.fscks += other.fscks;
         self.compared += other.compared;
         self.marked += other.marked;
-        self.torn_superblocks += other.torn_superblocks;
         self.used += other.used;
         self.not_for_linux += other.not_for_linux;
         self.truncations += other.truncations;
-        self.torn_refused += other.torn_refused;
-        self.unmarked += other.unmarked;
         self.torn_commits += other.torn_commits;
         self.fast_commits += other.fast_commits;
         self.damaged += other.damaged;

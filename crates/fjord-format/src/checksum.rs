@@ -50,6 +50,42 @@ pub fn crc32c_with_hole(
     Some(crc32c(crc, tail))
 }
 
+/// The four bytes that between `before` and `after` make the raw CRC-32C, begun at `seed`, come out as
+/// `wanted`.
+pub fn crc32c_filler(seed: u32, before: &[u8], after: &[u8], wanted: u32) -> [u8; 4] {
+    // Back from the end to the register behind the four bytes, and on as if they were zero: what the
+    // register before them differs in is what they are.
+    let behind = after.iter().rev().fold(wanted, |crc, &byte| crc32c_step_back(crc, byte));
+    let needed = (0..4).fold(behind, |crc, _| crc32c_step_back(crc, 0));
+    (needed ^ crc32c(seed, before)).to_le_bytes()
+}
+
+/// The register before `byte` that is `crc` behind it.
+fn crc32c_step_back(crc: u32, byte: u8) -> u32 {
+    let (low, entry) = CRC32C_BY_HIGHEST[(crc >> 24) as usize];
+    ((crc ^ entry) << 8) | u32::from(low ^ byte)
+}
+
+/// The table of the CRC by the highest bytes of its entries, which are all different: the index of such
+/// an entry, and the entry.
+const CRC32C_BY_HIGHEST: [(u8, u32); 256] = crc32c_by_highest();
+
+const fn crc32c_by_highest() -> [(u8, u32); 256] {
+    let mut table = [(0, 0); 256];
+    let mut index = 0;
+    while index < 256 {
+        let mut crc = index as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 != 0 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[(crc >> 24) as usize] = (index as u8, crc);
+        index += 1;
+    }
+    table
+}
+
 const CRC16_TABLE: [u16; 256] = crc16_table();
 
 const fn crc16_table() -> [u16; 256] {
@@ -71,6 +107,16 @@ const fn crc16_table() -> [u16; 256] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn four_bytes_make_any_checksum() {
+        let (before, after) = (b"a superblock", b"and what is behind the four bytes");
+        for wanted in [0, 1, 0xdead_beef, u32::MAX] {
+            let filler = crc32c_filler(SEED_START, before, after, wanted);
+            let whole = [&before[..], &filler, &after[..]].concat();
+            assert_eq!(crc32c(SEED_START, &whole), wanted);
+        }
+    }
 
     #[test]
     fn crc16_matches_the_arc_check_value() {

@@ -401,6 +401,22 @@ impl RawSuperblock {
         }
     }
 
+    /// As [`Self::update_checksum`], but the stored checksum stays what it is: it is made to fit by
+    /// `s_algorithm_usage_bitmap`, which nothing has used since e2compr. So a change of the first sector
+    /// alone changes no other, and a power cut leaves the old superblock or the new one.
+    pub fn fit_checksum(&mut self) {
+        if !self.features().has_metadata_csum() {
+            return;
+        }
+        const AT: usize = offset_of!(RawSuperblock, s_algorithm_usage_bitmap);
+        const END: usize = offset_of!(RawSuperblock, s_checksum);
+        let bytes = self.as_bytes();
+        let (before, after) = (&bytes[..AT], &bytes[AT + 4..END]);
+        let wanted = self.s_checksum.get();
+        let filler = checksum::crc32c_filler(SEED_START, before, after, wanted);
+        self.s_algorithm_usage_bitmap.set(u32::from_le_bytes(filler));
+    }
+
     /// Seed of all metadata checksums: stored, or derived from the UUID.
     pub fn checksum_seed(&self) -> u32 {
         if self.features().incompat.contains(Incompat::CSUM_SEED) {

@@ -9,35 +9,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 use fjord::{FileKind, Timespec};
-use fjord_format::features;
-use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES};
 use fjord_journal::recovery::{Case, Plan};
 use fjord_testkit::image::KernelMount;
 use fjord_testkit::tools;
 
-use super::{Judge, JudgeStats, SUPERBLOCK_AT, differ};
+use super::{Judge, JudgeStats, differ};
 use crate::check::{Kind, Problem};
 use crate::image::Image;
 use crate::tree::Tree;
-
-/// What e2fsck says of a superblock that is torn, and how it ends then.
-const TORN_SUPERBLOCK: (&str, i32) = ("Superblock checksum does not match superblock", 8);
 
 impl Judge {
     /// Whether the journal bears the mark of i-transactions.
     fn is_marked(&self, image: &Image) -> bool {
         self.journal(image).is_some_and(|found| found.ijournal().is_some())
-    }
-
-    /// What e2fsck may give up of this image, of whose log this is the plan.
-    fn excuses(&self, image: &Image, plan: &Plan) -> Excuses {
-        let report = plan.report();
-        // Commit blocks before the last one are durable, and so whole.
-        let torn_commit = report.cases.contains(&Case::PartialCommitBlock);
-        let torn_superblock = superblock_is_torn(image);
-        let unmarked = superblock(image)
-            .is_some_and(|raw| !raw.features().incompat.contains(features::Incompat::RECOVER));
-        Excuses { torn_commit, torn_superblock, unmarked }
     }
 
     /// Neither e2fsck nor Linux may make anything of an image with live i-transactions.
@@ -50,7 +34,7 @@ impl Judge {
             let text = format!("e2fsck took an image with the mark: {}", said.stdout.trim());
             return Ok(Err(Problem::new(Kind::Disagrees, text)));
         }
-        if !superblock_is_torn(dirty) && KernelMount::new(&path, "rw").is_ok() {
+        if KernelMount::new(&path, "rw").is_ok() {
             let text = "Linux mounted an image with the mark".to_owned();
             return Ok(Err(Problem::new(Kind::Disagrees, text)));
         }
@@ -67,19 +51,13 @@ impl Judge {
             return self.is_refused(dirty);
         }
         let path = self.scratch.join("dirty");
-        with_whole_superblock(dirty).write_to_file(&path)?;
+        dirty.write_to_file(&path)?;
         let plan = fjord::inspect::log(&path).ok().flatten();
         let fast_commits = plan.as_ref().is_some_and(has_records);
-        let excuses = plan.as_ref().map(|plan| self.excuses(dirty, plan)).unwrap_or_default();
+        let excuses = plan.as_ref().map(Excuses::of).unwrap_or_default();
         for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<By>), ("Linux", by_linux)] {
             if who == "Linux" && !self.features.kernel_mounts()? {
                 self.stats.not_for_linux += 1;
-                continue;
-            }
-            if who == "Linux" && superblock_is_torn(dirty) {
-                // Linux refuses an image whose superblock is torn, its own too; e2fsck takes the
-                // backup where it finds one, fjord the copy in the log.
-                self.stats.torn_superblocks += 1;
                 continue;
             }
             dirty.write_to_file(&path)?;
@@ -125,13 +103,16 @@ impl Judge {
 struct Excuses {
     /// The last commit block is torn behind its first sector.
     torn_commit: bool,
-    /// The checksum of the superblock is wrong.
-    torn_superblock: bool,
-    /// The superblock does not say that the log is in use: a cut inside a mount or an unmount.
-    unmarked: bool,
 }
 
 impl Excuses {
+    /// What e2fsck may give up of an image of whose log this is the plan.
+    fn of(plan: &Plan) -> Excuses {
+        // Commit blocks before the last one are durable, and so whole.
+        let torn_commit = plan.report().cases.contains(&Case::PartialCommitBlock);
+        Excuses { torn_commit }
+    }
+
     /// Counts an excuse, if there is one for this.
     fn take(self, by: By, stats: &mut JudgeStats) -> Result<(), Problem> {
         let what = match by {
@@ -140,46 +121,12 @@ impl Excuses {
                 stats.torn_commits += 1;
                 return Ok(());
             }
-            By::TornSuperblock if self.torn_superblock => {
-                stats.torn_refused += 1;
-                return Ok(());
-            }
-            By::NotMarked if self.unmarked => {
-                stats.unmarked += 1;
-                return Ok(());
-            }
-            By::NotMarked => "a log that the superblock says is in use",
-            By::TornSuperblock => "a superblock whose checksum is right",
+            By::NotAnnounced => "a log that the superblock does not speak of",
             By::GaveUpCommit => "a transaction whose commit block is whole",
             By::GaveUpLog => "a log that Linux and fjord replay",
         };
         Err(Problem::new(Kind::Disagrees, format!("e2fsck gives up {what}")))
     }
-}
-
-/// The image with the right checksum in its superblock, for a look at its log: what a torn one says of
-/// the journal's place holds.
-fn with_whole_superblock(image: &Image) -> Image {
-    /// Where the checksum is in it.
-    const CHECKSUM: u64 = 0x3FC;
-    let mut image = image.clone();
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    image.read(SUPERBLOCK_AT, &mut bytes);
-    if let Ok(mut raw) = RawSuperblock::decode(&bytes) {
-        raw.update_checksum();
-        image.write(SUPERBLOCK_AT + CHECKSUM, &raw.s_checksum.get().to_le_bytes());
-    }
-    image
-}
-
-fn superblock(image: &Image) -> Option<RawSuperblock> {
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    image.read(SUPERBLOCK_AT, &mut bytes);
-    RawSuperblock::decode(&bytes).ok()
-}
-
-fn superblock_is_torn(image: &Image) -> bool {
-    superblock(image).is_some_and(|raw| raw.verify_checksum().is_err())
 }
 
 /// What became of a recovery by another.
@@ -193,11 +140,9 @@ enum By {
     /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that counts and begins
     /// with the head of another transaction.
     GaveUpLog,
-    /// It found no superblock with a right checksum.
-    TornSuperblock,
     /// As at boot (`-p`) it leaves a log alone that the superblock does not speak of; with `-y` it
     /// replays it.
-    NotMarked,
+    NotAnnounced,
 }
 
 fn by_e2fsck(path: &Path) -> Result<By> {
@@ -206,10 +151,6 @@ fn by_e2fsck(path: &Path) -> Result<By> {
     let keep = ["-E", "no_optimize_extents"];
     let mut e2fsck = tools::command("e2fsck")?;
     let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?;
-    let (torn, code) = TORN_SUPERBLOCK;
-    if said.code == Some(code) && (said.stdout.contains(torn) || said.stderr.contains(torn)) {
-        return Ok(By::TornSuperblock);
-    }
     let said = said.expect_code(&[0, 1])?;
     let all = said.stdout + &said.stderr;
     Ok(if all.contains("was corrupt, replay was aborted") {
@@ -227,10 +168,7 @@ fn by_e2fsck(path: &Path) -> Result<By> {
 fn preen(path: &Path) -> Result<By> {
     let said = tools::run(tools::command("e2fsck")?.arg("-p").arg(path))?;
     if said.code == Some(4) && said.stdout.contains("needs_recovery flag is clear") {
-        return Ok(By::NotMarked);
-    }
-    if said.code == Some(TORN_SUPERBLOCK.1) {
-        return Ok(By::TornSuperblock);
+        return Ok(By::NotAnnounced);
     }
     said.expect_code(&[0, 1])?;
     let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(path))?;
@@ -285,24 +223,13 @@ mod tests {
 
     #[test]
     fn an_excuse_is_for_one_thing() {
-        let torn_commit = Excuses { torn_commit: true, ..Excuses::default() };
-        let torn_superblock = Excuses { torn_superblock: true, ..Excuses::default() };
+        let torn_commit = Excuses { torn_commit: true };
         let mut stats = JudgeStats::default();
-        let unmarked = Excuses { unmarked: true, ..Excuses::default() };
-        for excuses in [Excuses::default(), torn_superblock, unmarked] {
-            assert!(excuses.take(By::GaveUpCommit, &mut stats).is_err());
-        }
-        for excuses in [Excuses::default(), torn_commit, torn_superblock] {
-            assert!(excuses.take(By::GaveUpLog, &mut stats).is_err());
-        }
-        for excuses in [Excuses::default(), torn_commit] {
-            assert!(excuses.take(By::TornSuperblock, &mut stats).is_err());
-        }
+        assert!(Excuses::default().take(By::GaveUpCommit, &mut stats).is_err());
+        assert!(torn_commit.take(By::GaveUpLog, &mut stats).is_err());
+        assert!(torn_commit.take(By::NotAnnounced, &mut stats).is_err());
         assert_eq!(stats, JudgeStats::default());
         assert!(torn_commit.take(By::GaveUpCommit, &mut stats).is_ok());
-        assert!(torn_superblock.take(By::TornSuperblock, &mut stats).is_ok());
-        assert!(torn_commit.take(By::NotMarked, &mut stats).is_err());
-        assert!(unmarked.take(By::NotMarked, &mut stats).is_ok());
-        assert_eq!((stats.torn_commits, stats.torn_refused, stats.unmarked), (1, 1, 1));
+        assert_eq!(stats.torn_commits, 1);
     }
 }

@@ -321,15 +321,22 @@ fn last_commit_ignored() {
     plant.shows_as(&[Kind::Disagrees]);
 }
 
-/// Found only where a write is torn.
+/// Found only where a write is torn: in a mount, of which no log has the whole of it.
 #[test]
-fn torn_superblock_refused() {
+fn superblock_in_two_sectors() {
     let plant = |torn| {
-        let plant = Plant::new(Bug::TornSuperblockRefused);
+        let plant = Plant::new(Bug::SuperblockInTwoSectors).with(|config| config.compare_every = 1);
         plant.with(|config| config.budget.torn_max = torn)
     };
-    assert!(plant(0).run(Some(Bug::TornSuperblockRefused)).findings.is_empty());
+    assert!(plant(0).run(Some(Bug::SuperblockInTwoSectors)).findings.is_empty());
     plant(8).shows_as(&[Kind::RecoveryFailed]);
+}
+
+/// As at boot, e2fsck leaves a log alone that the superblock does not speak of.
+#[test]
+fn log_not_announced() {
+    let plant = Plant::new(Bug::LogNotAnnounced).with(|config| config.compare_every = 1);
+    plant.shows_as(&[Kind::Disagrees]);
 }
 
 /// Needs no power cut: the second time is found by the engine.

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use fjord_block::epoch::EpochDevice;
-use fjord_block::plant::{Bug, planted};
 use fjord_block::{DeferredWrites, Device, DeviceExt, FileDevice, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
@@ -226,7 +225,7 @@ fn read_torn_superblock(device: &dyn Device, options: &MountOptions) -> Result<R
     let mut raw = decode_superblock(device)?;
     let may_replay = !options.read_only && raw.features().compat.contains(Compat::HAS_JOURNAL);
     match raw.verify_checksum() {
-        Err(error) if may_replay && !planted(Bug::TornSuperblockRefused) => {
+        Err(error) if may_replay => {
             tracing::warn!(%error, "looking for a whole superblock in the journal");
             raw.update_checksum();
         }

@@ -3,12 +3,13 @@
 //! Owns the raw superblock in memory and its two ways to disk: through the journal, and
 //! directly for error records and images without a journal, when no transaction is open.
 //!
-//! Invariants: `RECOVER` is on disk before the first transaction that changes anything else
-//! commits, and goes off in the last one; a torn superblock is always in the log as well,
-//! which mount replays before it asks for the checksum.
+//! Invariants: `RECOVER` is at home before the log is in use, and until it is not. A change keeps to the
+//! first sector, with the checksum in the second as it was ([`RawSuperblock::fit_checksum`]), so that a
+//! power cut never tears the superblock; others do tear theirs, and mount looks for a whole one in the log.
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf, Class, DeviceExt, Order, Request};
 use fjord_format::features::{Compat, Incompat, RoCompat};
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
@@ -20,8 +21,8 @@ use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::inode::Inode;
 
-/// Metadata blocks that a change of the superblock dirties.
-const SUPERBLOCK_CREDITS: u32 = 1;
+/// What a device writes whole.
+const SECTOR_BYTES: usize = 512;
 
 /// The superblock in memory.
 pub(crate) struct SuperState {
@@ -80,8 +81,7 @@ impl FsInner {
         let buffer = self.superblock_buffer()?;
         self.fragile.set(h.tid());
         let mut raw = self.sb.raw.lock();
-        change(&mut raw);
-        raw.update_checksum();
+        change_whole(&mut raw, change);
         let mut bytes = h.get_write(&buffer)?;
         bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
         Ok(())
@@ -106,11 +106,12 @@ impl FsInner {
         &self,
         change: impl FnOnce(&mut RawSuperblock),
     ) -> Result<()> {
-        let mut raw = self.sb.raw.lock();
-        change(&mut raw);
         let now = self.now().sec;
-        raw.set_wtime_seconds(u64::try_from(now).unwrap_or(0));
-        raw.update_checksum();
+        let mut raw = self.sb.raw.lock();
+        change_whole(&mut raw, |raw| {
+            change(raw);
+            raw.set_wtime_seconds(u64::try_from(now).unwrap_or(0));
+        });
         let (block, offset) = self.superblock_place();
         // No transaction is open at mount, at unmount and after an error, so the block
         // in memory is what the device should have but for these bytes.
@@ -133,36 +134,19 @@ impl FsInner {
         Ok(())
     }
 
-    /// Brings the superblock home by way of the log, so that a power cut which tears the write
-    /// (it spans two sectors) finds the whole of it there. Without a log, straight.
-    fn write_superblock_safely(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
-        if !self.has_log() {
-            return self.write_superblock_now(change);
-        }
-        let now = u64::try_from(self.now().sec).unwrap_or(0);
-        let handle = self.start(SUPERBLOCK_CREDITS)?;
-        self.change_superblock(&handle, |raw| {
-            change(raw);
-            raw.set_wtime_seconds(now);
-        })?;
-        handle.stop();
-        self.journal().commit_running()?;
-        Ok(self.journal().checkpoint_all()?)
-    }
-
     /// At mount: the image is in use from now on.
     /// `failed`: its last user met an error.
     pub(crate) fn write_mounted_superblock(&self, failed: bool) -> Result<()> {
         let has_log = self.has_log();
         let now = u64::try_from(self.now().sec).unwrap_or(0);
-        self.write_superblock_safely(|raw| {
+        self.write_superblock_now(|raw| {
             raw.set_mtime_seconds(now);
             let mounts = raw.s_mnt_count.get().saturating_add(1);
             raw.s_mnt_count.set(mounts);
             if failed {
                 raw.set_state(raw.state() | FsState::ERROR);
             }
-            if has_log {
+            if has_log && !planted(Bug::LogNotAnnounced) {
                 set_incompat(raw, Incompat::RECOVER, true);
             } else {
                 raw.set_state(raw.state() - FsState::VALID);
@@ -175,7 +159,7 @@ impl FsInner {
         let free_blocks = self.groups.free_blocks_total();
         let free_inodes = self.groups.free_inodes_total();
         let no_orphans = self.orphans.is_empty();
-        self.write_superblock_safely(|raw| {
+        self.write_superblock_now(|raw| {
             raw.set_free_blocks_count(free_blocks);
             raw.s_free_inodes_count.set(free_inodes);
             set_incompat(raw, Incompat::RECOVER, false);
@@ -205,6 +189,19 @@ impl FsInner {
         if let Err(second) = written {
             tracing::warn!(%error, %second, "could not record the error in the superblock");
         }
+    }
+}
+
+/// Changes the superblock, and its second sector only where `change` does.
+fn change_whole(raw: &mut RawSuperblock, change: impl FnOnce(&mut RawSuperblock)) {
+    let before = *raw;
+    change(raw);
+    let is_first_sector = before.as_bytes()[SECTOR_BYTES..] == raw.as_bytes()[SECTOR_BYTES..];
+    if is_first_sector && before.verify_checksum().is_ok() && !planted(Bug::SuperblockInTwoSectors)
+    {
+        raw.fit_checksum();
+    } else {
+        raw.update_checksum();
     }
 }
 

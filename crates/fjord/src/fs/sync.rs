@@ -128,8 +128,8 @@ impl FsInner {
         self.write_all_dirty()?;
         self.commit()?;
         self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
-        self.write_clean_superblock().map_err(|error| self.failed(error))?;
-        self.journal().close().map_err(|error| self.failed(error.into()))
+        self.journal().close().map_err(|error| self.failed(error.into()))?;
+        self.write_clean_superblock().map_err(|error| self.failed(error))
     }
 }
 

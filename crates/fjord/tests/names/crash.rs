@@ -113,6 +113,60 @@ fn crash_at_random(mke2fs: &[&str]) {
     image.check();
 }
 
+/// Where the second sector of the superblock begins and ends in an image, in bytes.
+const SECOND_SECTOR: std::ops::Range<usize> = 1536..2048;
+
+fn second_sector(path: &Path) -> Vec<u8> {
+    std::fs::read(path).expect("the image")[SECOND_SECTOR].to_vec()
+}
+
+/// A file that is open and has no name any more, so that the superblock has changed, and is in the log.
+fn with_orphan(image: &Image, look: impl FnOnce(&Image)) {
+    let fs = image.open();
+    let root = fs.root().expect("root");
+    let file = root.create(b"open", 0o644, &root_cred()).expect("create");
+    root.unlink(b"open").expect("unlink");
+    fs.sync().expect("sync");
+    look(image);
+    drop((file, root));
+    finish(fs);
+    image.check();
+}
+
+/// One sector is whole after a power cut, two are not.
+#[test]
+fn the_superblock_changes_in_its_first_sector() {
+    for features in ["^orphan_file", "orphan_file", "^metadata_csum"] {
+        let image = Image::new(48, &["-t", "ext4", "-b", "1024", "-O", features]);
+        let before = second_sector(image.path());
+        with_orphan(&image, |image| {
+            assert_eq!(second_sector(image.path()), before, "{features}, mounted");
+        });
+        assert_eq!(second_sector(image.path()), before, "{features}, unmounted");
+        let mount = KernelMount::new(image.path(), "rw").expect("Linux mounts it");
+        mount.unmount().expect("unmount");
+        image.check();
+    }
+}
+
+/// Others write both sectors, and may tear them.
+#[test]
+fn a_torn_superblock_is_found_whole_in_the_log() {
+    let scratch = fjord_testkit::image::Scratch::in_memory("torn").expect("scratch");
+    let torn = scratch.join("torn");
+    let image = Image::new(48, &["-t", "ext4", "-b", "1024", "-O", "^orphan_file"]);
+    with_orphan(&image, |image| {
+        let mut bytes = std::fs::read(image.path()).expect("the image");
+        bytes[SECOND_SECTOR.end - 1] ^= 0xff;
+        std::fs::write(&torn, bytes).expect("a copy");
+    });
+    let read_only = MountOptions { read_only: true, ..MountOptions::default() };
+    let error = Fs::open(&torn, &read_only).err().expect("nothing is replayed");
+    assert!(error.is_corrupt(), "{error}");
+    finish(Fs::open(&torn, &MountOptions::default()).expect("fjord recovers"));
+    image::e2fsck_clean(&torn).expect("whole after fjord's recovery");
+}
+
 #[test]
 fn default_features() {
     crash_at_random(&["-t", "ext4", "-b", "1024"]);
