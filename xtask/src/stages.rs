@@ -198,7 +198,7 @@ const OTHER_SCHEDULER: [(&str, &str); 5] = [
     ("fjord: unit tests", ""),
     ("fjord: names", ""),
     ("fjord-testkit: engine_models", ""),
-    ("fjord-cli: mounted", "kill_9"),
+    ("fjord-cli: mounted", "kill_9_keeps_every_promise_on"),
 ];
 
 /// The value of `FJORD_SCHEDULER` for them.
