@@ -168,7 +168,9 @@ impl Helpers {
             if queues.stopping {
                 if shared.pending.get() == 0 {
                     helpers.worker_wake.notify_all();
-                    // Shells of jobs that waiters did; they would keep the device alive.
+                    // Shells of jobs that waiters did, those younger than a tick too; they would
+                    // keep the device alive.
+                    queues.lazy.clear();
                     queues.urgent.iter_mut().for_each(VecDeque::clear);
                     queues.flushes.clear();
                     drop(queues);

@@ -2,6 +2,7 @@
 //! process is in `pool`.
 
 mod backends;
+mod closing;
 mod epoch_device;
 mod epoch_proof;
 mod epoch_rules;
