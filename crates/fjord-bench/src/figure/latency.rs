@@ -2,6 +2,7 @@
 //! of how long it waits alone. Owns no state; the experiment is [`Contention`].
 
 use std::fmt::Write as _;
+use std::panic::resume_unwind;
 
 use fjord_block::Class;
 use fjord_block::epoch::Tuning;
@@ -139,37 +140,48 @@ fn measure(profile: &Profile, case: &Case, writer: Option<Writer>) -> Result<Wai
 
 /// Measures all devices with a queue.
 pub(super) fn run(figure: Figure) -> Result<LatencyReport> {
-    let mut rows = Vec::new();
-    for profile in Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1) {
-        let mut known: Option<(Probe, Waits)> = None;
-        let unyielding = profile.without_suspension();
-        for case in cases() {
-            if !case.sets_aside && unyielding == *profile {
-                continue;
-            }
-            let alone = match known.filter(|(other, _)| *other == case.probe) {
-                Some((_, alone)) => alone,
-                None => measure(profile, &case, None)?,
-            };
-            known = Some((case.probe, alone));
-            let device = if case.sets_aside { profile } else { &unyielding };
-            let waits = measure(device, &case, Some(case.writer))?;
-            rows.push(LatencyRow {
-                profile: profile.name.into(),
-                thread: case.thread.into(),
-                writer: case.beside.into(),
-                is_bounded: case.is_kept,
-                alone_us_p50: alone.median_ns as f64 / 1e3,
-                alone_us_p99: alone.p99_ns as f64 / 1e3,
-                beside_us_p50: waits.median_ns as f64 / 1e3,
-                beside_us_p99: waits.p99_ns as f64 / 1e3,
-                p50_multiple: waits.median_ns as f64 / alone.median_ns as f64,
-                p99_multiple: waits.p99_ns as f64 / alone.p99_ns as f64,
-                writer_mb_per_s: waits.writer_bytes_per_s / 1e6,
-            });
-        }
-    }
+    // Each has a time of its own, so they may run side by side.
+    let panels: Vec<Result<Vec<LatencyRow>>> = std::thread::scope(|scope| {
+        let profiles = Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1);
+        let threads: Vec<_> = profiles.map(|profile| scope.spawn(|| panel(profile))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|rows| rows.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let rows = panels.into_iter().collect::<Result<Vec<_>>>()?.concat();
     Ok(LatencyReport { figure: figure.name().into(), rows })
+}
+
+/// The rows of one device.
+fn panel(profile: &Profile) -> Result<Vec<LatencyRow>> {
+    let mut rows = Vec::new();
+    let mut known: Option<(Probe, Waits)> = None;
+    let unyielding = profile.without_suspension();
+    for case in cases() {
+        if !case.sets_aside && unyielding == *profile {
+            continue;
+        }
+        let alone = match known.filter(|(other, _)| *other == case.probe) {
+            Some((_, alone)) => alone,
+            None => measure(profile, &case, None)?,
+        };
+        known = Some((case.probe, alone));
+        let device = if case.sets_aside { profile } else { &unyielding };
+        let waits = measure(device, &case, Some(case.writer))?;
+        rows.push(LatencyRow {
+            profile: profile.name.into(),
+            thread: case.thread.into(),
+            writer: case.beside.into(),
+            is_bounded: case.is_kept,
+            alone_us_p50: alone.median_ns as f64 / 1e3,
+            alone_us_p99: alone.p99_ns as f64 / 1e3,
+            beside_us_p50: waits.median_ns as f64 / 1e3,
+            beside_us_p99: waits.p99_ns as f64 / 1e3,
+            p50_multiple: waits.median_ns as f64 / alone.median_ns as f64,
+            p99_multiple: waits.p99_ns as f64 / alone.p99_ns as f64,
+            writer_mb_per_s: waits.writer_bytes_per_s / 1e6,
+        });
+    }
+    Ok(rows)
 }
 
 impl LatencyReport {
