@@ -234,12 +234,45 @@ pub(crate) fn load(fs: &Arc<FsInner>) -> Result<Vec<Arc<Inode>>> {
     }
     fs.orphans.state.lock().list = listed;
     for (ino, place) in filed {
+        if !fs.inode_in_use(ino)? {
+            tracing::warn!(%ino, "in the orphan file, but deleted, as e2fsck -p leaves it");
+            continue;
+        }
         let inode = get_orphan(fs, ino)?;
         inode.state.write().orphan = Some(Orphan::File { block: place.0, slot: place.1 });
         fs.orphans.state.lock().slots.insert(ino.0, place);
         inodes.push(inode);
     }
     Ok(inodes)
+}
+
+/// Empties the slots of the orphan file that [`load`] did not take for orphans. `e2fsck -p` (1.47.0)
+/// deletes the inodes and leaves their numbers, Linux takes away the flag then: with new inodes of these
+/// numbers, and the flag back, they would be found.
+pub(crate) fn empty_stale_slots(fs: &Arc<FsInner>) -> Result<()> {
+    let blocks = fs.orphans.state.lock().file.clone();
+    let mut is_changed = false;
+    for (index, &block) in blocks.iter().enumerate() {
+        let buffer = fs.meta.read(block, |_| Ok(()))?;
+        let is_stale = |(slot, ino): &(usize, InodeNo)| {
+            let place = (index as u32, *slot as u32);
+            fs.orphans.state.lock().slots.get(&ino.0) != Some(&place)
+        };
+        let slots: Vec<usize> = {
+            let bytes = buffer.read();
+            orphan_file::orphans(&bytes).filter(is_stale).map(|(slot, _)| slot).collect()
+        };
+        if slots.is_empty() {
+            continue;
+        }
+        let handle = fs.start(CREDITS)?;
+        for slot in slots {
+            write_slot(fs, &handle, index as u32, slot as u32, None)?;
+        }
+        handle.stop();
+        is_changed = true;
+    }
+    if is_changed { fs.commit() } else { Ok(()) }
 }
 
 /// Completes what a crash interrupted: deletes orphans without links, truncates others.
@@ -295,6 +328,9 @@ fn collect_list(fs: &FsInner) -> Result<Vec<InodeNo>> {
 }
 
 fn collect_file(fs: &FsInner) -> Result<Vec<(InodeNo, (u32, u32))>> {
+    if !fs.sb.may_have_filed_orphans() {
+        return Ok(Vec::new());
+    }
     let blocks = fs.orphans.state.lock().file.clone();
     let mut found = Vec::new();
     let mut seen = HashSet::new();

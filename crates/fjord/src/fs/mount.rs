@@ -181,6 +181,7 @@ fn start_writing(
         // The superblock has the mark now, where e2fsck looks for it.
         fs.journal().clear_errno()?;
     }
+    orphan::empty_stale_slots(fs)?;
     orphan::complete_all(fs, &orphans)?;
     if !orphans.is_empty() {
         let completed = orphans.len();

@@ -49,6 +49,15 @@ impl SuperState {
         self.raw.lock().s_last_orphan.get()
     }
 
+    /// Whether the orphan file may hold something.
+    pub(crate) fn may_have_filed_orphans(&self) -> bool {
+        self.has(RoCompat::ORPHAN_PRESENT)
+    }
+
+    fn has(&self, flag: RoCompat) -> bool {
+        self.raw.lock().features().ro_compat.contains(flag)
+    }
+
     /// The inode of the orphan file, where the features name one.
     pub(crate) fn orphan_file_inode(&self) -> Option<InodeNo> {
         self.orphan_file
@@ -94,8 +103,16 @@ impl FsInner {
 
     /// Says that the orphan file may hold something, as recovery must know.
     pub(crate) fn mark_orphan_present(&self, h: &Handle) -> Result<()> {
-        let flag = RoCompat::ORPHAN_PRESENT;
-        if self.sb.raw.lock().features().ro_compat.contains(flag) {
+        self.mark(h, RoCompat::ORPHAN_PRESENT)
+    }
+
+    /// Says that there are files of 2 GiB and more, as e2fsck wants to be told.
+    pub(crate) fn mark_large_file(&self, h: &Handle) -> Result<()> {
+        self.mark(h, RoCompat::LARGE_FILE)
+    }
+
+    fn mark(&self, h: &Handle, flag: RoCompat) -> Result<()> {
+        if self.sb.has(flag) {
             return Ok(());
         }
         self.change_superblock(h, |raw| set_ro_compat(raw, flag, true))

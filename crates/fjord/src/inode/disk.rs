@@ -15,8 +15,10 @@ use super::{Inode, InodeState, Orphan};
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 
-/// Metadata blocks that storing an inode can dirty.
+/// Metadata blocks that storing an inode can dirty: that of the table, and the superblock for a feature.
 pub(crate) const STORE_CREDITS: u32 = 2;
+/// A file system with a longer file bears a mark.
+const SMALL_FILE_BYTES_MAX: u64 = i32::MAX as u64;
 
 /// Where an inode lies: its block and the bytes in it.
 fn place(fs: &FsInner, ino: InodeNo) -> Result<(BlockNo, std::ops::Range<usize>)> {
@@ -100,6 +102,9 @@ pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeSt
         state.disk.dtime = fs.orphans.next_of(inode.ino);
     }
     settle_times(fs, &mut state.disk);
+    if state.is_file() && state.disk.size > SMALL_FILE_BYTES_MAX {
+        fs.mark_large_file(h)?;
+    }
     change_bytes(fs, h, inode.ino, |bytes| Ok(state.disk.encode(bytes, &fs.geo)?))?;
     state.dirty = false;
     inode.touch_tid(h.tid(), false);

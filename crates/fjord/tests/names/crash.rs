@@ -3,10 +3,14 @@
 
 use std::path::Path;
 
-use fjord::{Error, Fs, InodeRef, MountOptions, RenameFlags, XattrFlags};
+use fjord::{
+    AreaLayout, Error, Fs, FsyncPolicyKind, InodeRef, MountOptions, RenameFlags, SetAttr,
+    XattrFlags,
+};
 use fjord_testkit::image::{self, KernelMount};
 use fjord_testkit::manifest::{Compare, Manifest};
 use fjord_testkit::rng::{Rng, seed_from_env};
+use fjord_testkit::tools;
 
 use crate::support::{Image, finish, names, root_cred};
 
@@ -145,6 +149,87 @@ fn the_superblock_changes_in_its_first_sector() {
         assert_eq!(second_sector(image.path()), before, "{features}, unmounted");
         let mount = KernelMount::new(image.path(), "rw").expect("Linux mounts it");
         mount.unmount().expect("unmount");
+        image.check();
+    }
+}
+
+/// `e2fsck -p` leaves the numbers of deleted orphans in the orphan file; Linux, too, and says that it is
+/// empty.
+#[test]
+fn an_orphan_file_that_e2fsck_emptied_is_empty() {
+    emptied_by_e2fsck(|_| ());
+    emptied_by_e2fsck(|preened| {
+        KernelMount::new(preened, "rw").and_then(KernelMount::unmount).expect("Linux mounts it");
+    });
+}
+
+fn emptied_by_e2fsck(then: impl FnOnce(&Path)) {
+    let scratch = fjord_testkit::image::Scratch::in_memory("preened").expect("scratch");
+    let preened = scratch.join("preened");
+    // Of one group: where there is a backup of the superblock, it differs, and all is checked.
+    let image = Image::new(48, &["-t", "ext4", "-b", "4096", "-O", "orphan_file"]);
+    with_orphan(&image, |image| image::copy_sparse(image.path(), &preened).expect("copy"));
+    let mut e2fsck = tools::command("e2fsck").expect("e2fsck");
+    let said = tools::run(e2fsck.arg("-p").arg(&preened)).expect("it runs");
+    said.expect_code(&[0, 1]).expect("e2fsck -p");
+    let slots = || {
+        let mut debugfs = tools::command("debugfs").expect("debugfs");
+        let dump = tools::run(debugfs.args(["-R", "cat <12>"]).arg(&preened)).expect("debugfs");
+        dump.stdout.bytes().take(16).filter(|&byte| byte != 0).count()
+    };
+    assert_ne!(slots(), 0, "this e2fsck clears them: the test has lost its point");
+    then(&preened);
+    let fs = Fs::open(&preened, &MountOptions::default()).expect("fjord mounts it");
+    // With the number of the orphan that was.
+    let root = fs.root().expect("root");
+    let file = root.create(b"new", 0o644, &root_cred()).expect("create");
+    file.write(0, b"content").expect("write");
+    fs.sync().expect("sync");
+    drop((file, root));
+    finish(fs);
+    assert_eq!(slots(), 0);
+    image::e2fsck_clean(&preened).expect("whole");
+}
+
+/// As Linux does, whoever makes the first file of 2 GiB.
+#[test]
+fn a_large_file_is_announced() {
+    const SIZE: u64 = 6 << 30;
+    for &policy in FsyncPolicyKind::ALL {
+        let features = "^large_file,^resize_inode,fast_commit";
+        let image = Image::new(48, &["-t", "ext4", "-b", "4096", "-O", features]);
+        let large_file = || {
+            let bytes = std::fs::read(image.path()).expect("the image");
+            bytes[1024 + 0x64] & 2 != 0
+        };
+        assert!(!large_file());
+        if policy == FsyncPolicyKind::Ijournal {
+            let fs = image.open();
+            fs.set_ijournal_areas(Some(AreaLayout { count: 1, area_bytes: 1 << 20 }))
+                .expect("there is room");
+            finish(fs);
+        }
+        let options = MountOptions { background_threads: false, ..MountOptions::default() };
+        let options = MountOptions { fsync: policy, ..options };
+        let fs = Fs::open(image.path(), &options).expect("the image opens");
+        let root = fs.root().expect("root");
+        let file = root.create(b"large", 0o644, &root_cred()).expect("create");
+        fs.sync().expect("sync");
+        let change = SetAttr { size: Some(SIZE), ..SetAttr::default() };
+        file.set_attr(&change, &root_cred()).expect("truncate");
+        file.fsync(false).expect("fsync");
+        let scratch = fjord_testkit::image::Scratch::in_memory("large").expect("scratch");
+        if policy == FsyncPolicyKind::Ijournal {
+            let copy = scratch.join("copy");
+            image::copy_sparse(image.path(), &copy).expect("copy");
+            finish(Fs::open(&copy, &MountOptions::default()).expect("fjord recovers"));
+            image::e2fsck_clean(&copy).expect("whole after fjord's recovery");
+        } else {
+            judge(image.path(), scratch.path(), None);
+        }
+        drop((file, root));
+        finish(fs);
+        assert!(large_file(), "{policy:?}");
         image.check();
     }
 }
