@@ -386,9 +386,11 @@ impl Explorer {
                 self.report.inner_states += 1;
                 self.shared.states.fetch_add(1, Ordering::Relaxed);
                 let deeper = !second && path.0.len() == 1 && rng.percent(10);
+                let every = self.config.compare_every;
+                let compare = every != 0 && rng.below(every) == 0;
                 let mut path = path.clone();
                 path.0.push(state.case);
-                match self.judge_inner(&state.image, expected, deeper)? {
+                match self.judge_inner(&state.image, expected, deeper, compare)? {
                     Err(problem) => {
                         self.found(problem, path, None);
                         return Ok(());
@@ -409,6 +411,7 @@ impl Explorer {
         image: &Image,
         expected: &Recovered,
         record: bool,
+        compare: bool,
     ) -> Result<Result<Recovered, Problem>> {
         let again = match self.judge.recover(image, record) {
             Ok(again) => again,
@@ -418,6 +421,9 @@ impl Explorer {
             let text = differ(&expected.tree, &again.tree);
             let text = format!("after a cut inside recovery (undisturbed, disturbed): {text}");
             return Ok(Err(Problem::new(Kind::NotIdempotent, text)));
+        }
+        if compare && let Err(problem) = self.judge.compare(image, &again.tree)? {
+            return Ok(Err(problem));
         }
         Ok(self.judge.sound(&again)?.map(|_| again))
     }
@@ -493,7 +499,7 @@ impl Replayer {
             explorer.report.inner_states += 1;
             let state = states::find(&inside, DeviceKind::Volatile, case);
             let state = state.with_context(|| unknown(case))?;
-            match explorer.judge_inner(&state.image, &expected, true)? {
+            match explorer.judge_inner(&state.image, &expected, true, true)? {
                 Ok(again) => log = again.log,
                 Err(problem) => return Ok(Some(problem)),
             }

@@ -55,7 +55,11 @@ impl Judge {
         let plan = fjord::inspect::log(&path).ok().flatten();
         let fast_commits = plan.as_ref().is_some_and(has_records);
         let excuses = plan.as_ref().map(Excuses::of).unwrap_or_default();
-        for (who, run) in [("e2fsck", by_e2fsck as fn(&Path) -> Result<By>), ("Linux", by_linux)] {
+        for (who, run) in OTHERS {
+            if who == PREEN && excuses.torn_commit {
+                // As before, but it asks what to do.
+                continue;
+            }
             if who == "Linux" && !self.features.kernel_mounts()? {
                 self.stats.not_for_linux += 1;
                 continue;
@@ -73,11 +77,18 @@ impl Judge {
                     return Ok(Err(Problem::new(Kind::Disagrees, text)));
                 }
             }
+            if who == PREEN && fast_commits {
+                // What it leaves for -f to mend, see there.
+                continue;
+            }
             self.stats.compared += 1;
             let theirs = Image::from_file(&path)?;
             let mut theirs = match self.recover(&theirs, false) {
                 Ok(theirs) => theirs,
-                Err(problem) => return Ok(Err(problem)),
+                Err(mut problem) => {
+                    problem.text = format!("recovered by {who}: {}", problem.text);
+                    return Ok(Err(problem));
+                }
             };
             if who == "Linux" {
                 self.stats.truncations += without_truncation_times(&mut theirs.tree, ours, began);
@@ -145,9 +156,16 @@ enum By {
     NotAnnounced,
 }
 
+/// e2fsck as at boot.
+const PREEN: &str = "e2fsck -p";
+
+type Recover = fn(&Path) -> Result<By>;
+
+/// Those who recover an image, and how.
+const OTHERS: [(&str, Recover); 3] =
+    [("e2fsck -fy", by_e2fsck), (PREEN, preen), ("Linux", by_linux)];
+
 fn by_e2fsck(path: &Path) -> Result<By> {
-    let preened = path.with_extension("preened");
-    std::fs::copy(path, &preened)?;
     let keep = ["-E", "no_optimize_extents"];
     let mut e2fsck = tools::command("e2fsck")?;
     let said = tools::run(e2fsck.arg("-fy").args(keep).arg(path))?;
@@ -158,7 +176,7 @@ fn by_e2fsck(path: &Path) -> Result<By> {
     } else if all.contains("while recovering journal") {
         By::GaveUpLog
     } else {
-        preen(&preened)?
+        By::Recovered
     })
 }
 
