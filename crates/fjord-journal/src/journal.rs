@@ -56,7 +56,12 @@ pub struct JournalOptions {
     /// The caller applies i-transactions that a crash left ([`Journal::take_pending`]). Without
     /// it a journal that holds some is refused.
     pub replays_ijournal: bool,
+    /// What replay asks about each block before it writes it home.
+    pub fit_home: Option<FitHome>,
 }
+
+/// May change the content that replay is about to write to a block.
+pub type FitHome = fn(&dyn Device, BlockNo, &mut [u8]);
 
 impl Default for JournalOptions {
     fn default() -> JournalOptions {
@@ -67,6 +72,7 @@ impl Default for JournalOptions {
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,
+            fit_home: None,
         }
     }
 }
@@ -176,7 +182,7 @@ impl Journal {
         if !pending.is_empty() && !options.replays_ijournal {
             return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
         }
-        let mut report = plan.apply()?;
+        let mut report = plan.apply_fitted(options.fit_home)?;
         report.i_transactions = pending.len();
         // The recovery's own transaction is then at least as new as all of them, so that
         // they are dead when it has committed.

@@ -16,6 +16,7 @@ use super::RecoveryReport;
 use super::reader::LogReader;
 use crate::area;
 use crate::error::{JournalError, Result};
+use crate::journal::FitHome;
 use crate::log::{Log, home_requests, wait_all};
 use crate::map::JournalMap;
 use crate::stats::Counters;
@@ -118,6 +119,11 @@ impl Plan {
     /// failure or a crash at any point. With fast commits to be applied the log is not marked
     /// clean: it then starts where the transaction that applies them will stand.
     pub fn apply(self) -> Result<RecoveryReport> {
+        self.apply_fitted(None)
+    }
+
+    /// As [`Plan::apply`]; `fit` may change what is written.
+    pub(crate) fn apply_fitted(self, fit: Option<FitHome>) -> Result<RecoveryReport> {
         let committed = self.report.committed;
         // Beginning the recovery of i-transactions is written down: its own transaction gets a
         // later ID, and without it in the log what counts is what had committed before.
@@ -135,7 +141,13 @@ impl Plan {
         let mut sources: Vec<_> = self.replay.values().copied().collect();
         sources.sort_by_key(|source| source.at);
         for batch in sources.chunks((BATCH_BYTES / block_size).max(1)) {
-            let load = |source: LoggedBlock| Ok((source.home, load(&mut reader, &source)?));
+            let load = |source: LoggedBlock| {
+                let mut content = load(&mut reader, &source)?;
+                if let Some(fit) = fit {
+                    fit(&*self.device, source.home, content.make_mut());
+                }
+                Ok((source.home, content))
+            };
             let blocks = batch.iter().copied().map(load).collect::<Result<Vec<_>>>()?;
             let requests = home_requests(block_size, blocks, Class::Sync);
             wait_all(&self.device.submit(requests), "replaying the journal")?;

@@ -27,7 +27,7 @@ use crate::cache::page::PageLru;
 use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
-use crate::fs::superblock::SuperState;
+use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, mmp, status, sync, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
@@ -411,6 +411,7 @@ fn open_journal(
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
+        fit_home: Some(superblock::fit_replayed),
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{AlignedBuf, Buf, Class, DeviceExt, Order, Request};
+use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, Order, Request};
 use fjord_format::features::{Compat, Incompat, RoCompat};
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_format::{BlockNo, InodeNo};
@@ -206,6 +206,33 @@ impl FsInner {
         if let Err(second) = written {
             tracing::warn!(%error, %second, "could not record the error in the superblock");
         }
+    }
+}
+
+/// A superblock that replay is about to write, and that another made, with another checksum than the one
+/// at home: is made to fit that, where nothing else in the second sector differs, so that no cut tears it.
+pub(crate) fn fit_replayed(device: &dyn Device, block: BlockNo, content: &mut [u8]) {
+    let (len, start) = (content.len() as u64, SUPERBLOCK_OFFSET_BYTES);
+    if block.0 != start / len {
+        return;
+    }
+    let range = (start % len) as usize..(start % len) as usize + SUPERBLOCK_BYTES;
+    let mut home = [0; SUPERBLOCK_BYTES];
+    let (Some(bytes), Ok(())) = (content.get_mut(range), device.read_exact_at(start, &mut home))
+    else {
+        return;
+    };
+    let (Ok(mut raw), Ok(home)) = (RawSuperblock::decode(bytes), RawSuperblock::decode(&home))
+    else {
+        return;
+    };
+    if raw.verify_checksum().is_err() {
+        return;
+    }
+    raw.s_checksum = home.s_checksum;
+    if raw.as_bytes()[SECTOR_BYTES..] == home.as_bytes()[SECTOR_BYTES..] {
+        raw.fit_checksum();
+        bytes.copy_from_slice(raw.as_bytes());
     }
 }
 

@@ -234,6 +234,32 @@ fn a_large_file_is_announced() {
     }
 }
 
+/// Nor by the replay of a log of Linux, whose superblock has another checksum.
+#[test]
+fn the_superblock_of_another_is_replayed_in_its_first_sector() {
+    let scratch = fjord_testkit::image::Scratch::in_memory("theirs").expect("scratch");
+    for block_size in ["1024", "4096"] {
+        let dirty = scratch.join(block_size);
+        let image = Image::new(48, &["-t", "ext4", "-b", block_size, "-O", "^orphan_file"]);
+        let mount = KernelMount::new(image.path(), "rw").expect("kernel mount");
+        let name = mount.path().join("open");
+        let file = std::fs::File::create(&name).expect("create");
+        std::fs::remove_file(name).expect("unlink");
+        // Unlike syncfs, this leaves the superblock in the log.
+        file.sync_all().expect("fsync");
+        image::copy_sparse(image.path(), &dirty).expect("copy");
+        drop(file);
+        mount.unmount().expect("unmount");
+        let before = second_sector(&dirty);
+        let fs = Fs::open(&dirty, &MountOptions::default()).expect("fjord recovers");
+        assert_eq!(fs.superblock().s_last_orphan.get(), 0, "completed");
+        assert_eq!(second_sector(&dirty), before, "{block_size}, replayed");
+        finish(fs);
+        assert_eq!(second_sector(&dirty), before, "{block_size}, unmounted");
+        image::e2fsck_clean(&dirty).expect("whole after fjord's recovery");
+    }
+}
+
 /// Others write both sectors, and may tear them.
 #[test]
 fn a_torn_superblock_is_found_whole_in_the_log() {
