@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fjord::{Cred, DataMode, Fs, MountOptions};
 use fjord_block::sim::{BarrierForm, CutScope, CutState, Profile, SeededChooser, SimDevice};
-use fjord_block::{Device, MemDevice, MemImage};
+use fjord_block::{Device, DeviceExt, MemDevice, MemImage};
 
 const IMAGE_BYTES: u64 = 24 << 20;
 const THREAD_COUNT: u64 = 4;
@@ -164,5 +164,32 @@ fn every_form_of_the_barrier_and_none_do() {
     let forms = [None, Some(BarrierForm::InOrderWriteback), Some(BarrierForm::InOrderRecovery)];
     for barrier in forms {
         run(&Profile { barrier, ..Profile::PLAIN_SSD }, DataMode::Ordered);
+    }
+}
+
+/// Nothing of an image that is unmounted is in a cache.
+#[test]
+fn an_unmounted_image_is_clean() {
+    /// `INCOMPAT_RECOVER` of the superblock: its byte, and its bit there.
+    const RECOVER: (u64, u8) = (1024 + 0x60, 4);
+    for profile in Profile::ALL {
+        let device = Arc::new(SimDevice::with_contents(profile, new_image()));
+        let fs = Fs::open_device(device.clone() as Arc<dyn Device>, &MountOptions::default());
+        let fs = fs.expect("open");
+        let root = fs.root().expect("root");
+        let file = root.create(b"t0-0", 0o644, &Cred::root()).expect("create");
+        file.write(0, &content(0, 0)).expect("write");
+        drop((file, root));
+        fs.unmount().expect("unmount");
+        let state = device.cut(CutScope::Contract);
+        for seed in 0..IMAGE_COUNT {
+            let image = state.image(&mut SeededChooser::new(seed));
+            let mut byte = [0];
+            let device = MemDevice::from_image(&image);
+            device.read_exact_at(RECOVER.0, &mut byte).expect("the superblock");
+            assert_eq!(byte[0] & RECOVER.1, 0, "{}, seed {seed}: in use", profile.name);
+            let judge = seed % JUDGED_EVERY == 0;
+            check(&image, &[(1, None)], &MountOptions::default(), judge);
+        }
     }
 }
