@@ -422,10 +422,13 @@ impl Explorer {
             let text = format!("after a cut inside recovery (undisturbed, disturbed): {text}");
             return Ok(Err(Problem::new(Kind::NotIdempotent, text)));
         }
+        if let Err(problem) = self.judge.sound(&again)? {
+            return Ok(Err(problem));
+        }
         if compare && let Err(problem) = self.judge.compare(image, &again.tree)? {
             return Ok(Err(problem));
         }
-        Ok(self.judge.sound(&again)?.map(|_| again))
+        Ok(Ok(again))
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use fjord::Scheduler;
 
 use crate::check::{Kind, Problem};
 use crate::command::CrashArgs;
@@ -102,7 +103,10 @@ impl Finding {
     /// # Errors
     /// The directory cannot be made, or the file not written.
     pub fn save(&mut self, dir: &Path) -> Result<()> {
-        if self.target.is_some() && !self.workload.others.is_empty() {
+        // What the epoch scheduler sends depends on when earlier requests end.
+        let races =
+            !self.workload.others.is_empty() || self.config.options.scheduler == Scheduler::Epoch;
+        if self.target.is_some() && races {
             let line = CrashArgs::of_run(&self.config, &self.workload).to_string();
             self.saved = Some(self.recording.save(dir, &line)?);
         }
