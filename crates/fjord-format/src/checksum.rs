@@ -74,12 +74,7 @@ const fn crc32c_by_highest() -> [(u8, u32); 256] {
     let mut table = [(0, 0); 256];
     let mut index = 0;
     while index < 256 {
-        let mut crc = index as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 1 != 0 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
-            bit += 1;
-        }
+        let crc = divided(index as u32, 0x82f6_3b78);
         table[(crc >> 24) as usize] = (index as u8, crc);
         index += 1;
     }
@@ -92,16 +87,20 @@ const fn crc16_table() -> [u16; 256] {
     let mut table = [0u16; 256];
     let mut index = 0;
     while index < 256 {
-        let mut crc = index as u16;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 1 != 0 { (crc >> 1) ^ 0xa001 } else { crc >> 1 };
-            bit += 1;
-        }
-        table[index] = crc;
+        table[index] = divided(index as u32, 0xa001) as u16;
         index += 1;
     }
     table
+}
+
+/// The entry of a byte in the table of a CRC, least significant bit first.
+const fn divided(byte: u32, polynomial: u32) -> u32 {
+    let (mut crc, mut bit) = (byte, 0);
+    while bit < 8 {
+        crc = if crc & 1 != 0 { (crc >> 1) ^ polynomial } else { crc >> 1 };
+        bit += 1;
+    }
+    crc
 }
 
 #[cfg(test)]

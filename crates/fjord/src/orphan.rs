@@ -266,8 +266,11 @@ pub(crate) fn empty_stale_slots(fs: &Arc<FsInner>) -> Result<()> {
             continue;
         }
         let handle = fs.start(CREDITS)?;
-        for slot in slots {
-            write_slot(fs, &handle, index as u32, slot as u32, None)?;
+        {
+            let _serial = fs.orphans.freeze();
+            for slot in slots {
+                write_slot(fs, &handle, index as u32, slot as u32, None)?;
+            }
         }
         handle.stop();
         is_changed = true;

@@ -1,7 +1,7 @@
 //! The superblock of a mounted file system.
 //!
 //! Owns the raw superblock in memory and its two ways to disk: through the journal, and
-//! directly for error records and images without a journal, when no transaction is open.
+//! directly at mount and unmount and for error records, when no transaction is open.
 //!
 //! Invariants: `RECOVER` is at home before the log is in use, and until it is not. A change keeps to the
 //! first sector, with the checksum in the second as it was ([`RawSuperblock::fit_checksum`]), so that a
@@ -230,18 +230,24 @@ pub(crate) fn fit_replayed(device: &dyn Device, block: BlockNo, content: &mut [u
         return;
     }
     raw.s_checksum = home.s_checksum;
-    if raw.as_bytes()[SECTOR_BYTES..] == home.as_bytes()[SECTOR_BYTES..] {
+    if is_first_sector(&raw, &home) {
         raw.fit_checksum();
         bytes.copy_from_slice(raw.as_bytes());
     }
+}
+
+/// Whether two superblocks differ in their first sector alone.
+fn is_first_sector(one: &RawSuperblock, other: &RawSuperblock) -> bool {
+    one.as_bytes()[SECTOR_BYTES..] == other.as_bytes()[SECTOR_BYTES..]
 }
 
 /// Changes the superblock, and its second sector only where `change` does.
 fn change_whole(raw: &mut RawSuperblock, change: impl FnOnce(&mut RawSuperblock)) {
     let before = *raw;
     change(raw);
-    let is_first_sector = before.as_bytes()[SECTOR_BYTES..] == raw.as_bytes()[SECTOR_BYTES..];
-    if is_first_sector && before.verify_checksum().is_ok() && !planted(Bug::SuperblockInTwoSectors)
+    if is_first_sector(raw, &before)
+        && before.verify_checksum().is_ok()
+        && !planted(Bug::SuperblockInTwoSectors)
     {
         raw.fit_checksum();
     } else {

@@ -234,7 +234,7 @@ fn a_large_file_is_announced() {
     }
 }
 
-/// Nor by the replay of a log of Linux, whose superblock has another checksum.
+/// Replay of a log of Linux, whose superblock has another checksum, keeps to the first sector too.
 #[test]
 fn the_superblock_of_another_is_replayed_in_its_first_sector() {
     let scratch = fjord_testkit::image::Scratch::in_memory("theirs").expect("scratch");
