@@ -85,6 +85,10 @@ pub enum Bug {
     WritebackNotAwaited,
     /// Fsync: does no more than fdatasync.
     FsyncAsFdatasync,
+    /// Fsync: fdatasync of a directory takes none of its names for data.
+    DirectoryFdatasync,
+    /// Fsync: a directory without changes of its own commits nothing.
+    DirectoryFsyncAlone,
     /// Fsync: an overwrite in place is waited for, but not flushed.
     OverwriteNotFlushed,
     /// fbarrier and fdatabarrier do nothing.
@@ -173,7 +177,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 79] = [
+    pub const ALL: [Bug; 81] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -211,6 +215,8 @@ impl Bug {
         Bug::ShiftNotCommitted,
         Bug::WritebackNotAwaited,
         Bug::FsyncAsFdatasync,
+        Bug::DirectoryFdatasync,
+        Bug::DirectoryFsyncAlone,
         Bug::OverwriteNotFlushed,
         Bug::BarrierIgnored,
         Bug::FastCommitBeforeData,

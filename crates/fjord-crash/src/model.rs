@@ -4,10 +4,12 @@
 //! its [`History`]. A promise pins an aspect: from its moment on, a crash may leave the version of
 //! then or a later one, never an older one.
 //!
-//! What each call promises:
+//! What each call promises (docs/crash-model.md says where each promise comes from):
 //! - `fsync` of a file: content, size, mode, owner, group, mtime, attributes, and its set of names;
-//! - `fdatasync`: content and size, and that the file has a name since it was made;
-//! - `fsync` of a directory: its mode, owner, mtime, attributes and each of its entries;
+//! - `fdatasync` of a file: content and size, and that the file has a name since it was made;
+//! - `fsync` and `fdatasync` of anything else: its mode, owner, mtime, attributes, names, and each of
+//!   its entries; and where it commits everything ([`Scope::Everything`]), names, modes, owners and
+//!   attributes of all objects as they were when the call began;
 //! - each of them: that the directories above exist under some name that they had since they
 //!   were made, as far as no rename is on the way that nothing has promised;
 //! - `sync`: everything;
@@ -131,6 +133,19 @@ impl<T: PartialEq + Clone> History<T> {
     }
 }
 
+impl History<Attrs> {
+    /// How many versions there are up to the newest that changed more than the modification time.
+    /// The time of a write is stored with the data or later, not by the commits between.
+    fn solid_len(&self) -> usize {
+        let same = |pair: &[(u64, Attrs)]| {
+            let (old, new) = (pair[0].1, pair[1].1);
+            Attrs { mtime: old.mtime, ..new } == old
+        };
+        let lazy = self.versions.windows(2).rev().take_while(|pair| same(pair)).count();
+        self.versions.len() - lazy
+    }
+}
+
 /// Times in a saved model: seconds and nanoseconds.
 mod saved_time {
     use fjord::Timespec;
@@ -199,6 +214,23 @@ pub struct Object {
     pub xattrs: History<Xattrs>,
     /// Its names. The first version is "none": not made yet.
     pub names: History<BTreeSet<Slot>>,
+}
+
+/// How far a sync of something that is no regular file reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The object itself and its entries: policy `group`, whose commits are as small as can be.
+    Own,
+    /// All metadata, as in ext4 (`ext4_sync_file`: `ext4_force_commit`).
+    Everything,
+}
+
+/// How many versions each aspect had at some moment.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    /// Attributes, extended attributes, names of each object.
+    objects: Vec<[usize; 3]>,
+    slots: BTreeMap<Slot, usize>,
 }
 
 /// What the engine says of a new or changed inode.
@@ -404,18 +436,63 @@ impl Model {
         }
     }
 
+    /// The state of now, if the call that begins promises more than its own object, for
+    /// [`Model::promise_marked`].
+    pub fn mark(&self, op: &Op, scope: Scope) -> Option<Mark> {
+        let (Op::Fsync(path) | Op::Fdatasync(path) | Op::Fbarrier(path) | Op::Fdatabarrier(path)) =
+            op
+        else {
+            return None;
+        };
+        let kind = self.objects[self.resolve(path)?].kind;
+        if scope == Scope::Own || kind == FileKind::Regular {
+            return None;
+        }
+        let of = |object: &Object| {
+            [object.attrs.solid_len(), object.xattrs.versions.len(), object.names.versions.len()]
+        };
+        let slots = self.slots.iter().map(|(slot, history)| (slot.clone(), history.versions.len()));
+        Some(Mark { objects: self.objects.iter().map(of).collect(), slots: slots.collect() })
+    }
+
+    /// As [`Model::promise`]; what was there at `mark` is promised, too.
+    pub fn promise_marked(&mut self, stamp: u64, op: &Op, mark: Option<&Mark>) {
+        match (op, mark) {
+            (Op::Fbarrier(path), _) => self.order(stamp, &Op::Fsync(path.clone()), mark),
+            (Op::Fdatabarrier(path), _) => self.order(stamp, &Op::Fdatasync(path.clone()), mark),
+            (_, Some(mark)) => {
+                self.promise(stamp, op);
+                self.promise_metadata(stamp, mark);
+            }
+            (_, None) => self.promise(stamp, op),
+        }
+    }
+
+    fn promise_metadata(&mut self, stamp: u64, mark: &Mark) {
+        for (object, [attrs, xattrs, names]) in self.objects.iter_mut().zip(&mark.objects) {
+            object.attrs.promise_from(stamp, attrs.saturating_sub(1));
+            object.xattrs.promise_from(stamp, xattrs.saturating_sub(1));
+            object.names.promise_from(stamp, names.saturating_sub(1));
+        }
+        for (slot, len) in &mark.slots {
+            if let Some(history) = self.slots.get_mut(slot) {
+                history.promise_from(stamp, len.saturating_sub(1));
+            }
+        }
+    }
+
     /// A sync call has returned, at `stamp`.
     pub fn promise(&mut self, stamp: u64, op: &Op) {
         let (path, data_only) = match op {
             Op::Fsync(path) => (path, false),
             Op::Fdatasync(path) => (path, true),
             Op::Sync => return self.promise_all(stamp),
-            Op::Fbarrier(path) => return self.order(stamp, &Op::Fsync(path.clone())),
-            Op::Fdatabarrier(path) => return self.order(stamp, &Op::Fdatasync(path.clone())),
             _ => return,
         };
         let Some(id) = self.resolve(path) else { return };
         let object = &mut self.objects[id];
+        // fdatasync of a directory is fsync, as in ext4: its data are its names.
+        let data_only = data_only && object.kind == FileKind::Regular;
         object.content.promise(stamp);
         object.names.promise_where(stamp, |names| !names.is_empty());
         if !data_only {
@@ -433,10 +510,10 @@ impl Model {
         self.promise_above(stamp, id);
     }
 
-    fn order(&mut self, stamp: u64, as_if: &Op) {
+    fn order(&mut self, stamp: u64, as_if: &Op, mark: Option<&Mark>) {
         let mut promised = Box::new(self.clone());
         promised.barriers.clear();
-        promised.promise(stamp, as_if);
+        promised.promise_marked(stamp, as_if, mark);
         self.barriers.push(Barrier { stamp, promised });
     }
 
@@ -566,6 +643,46 @@ mod tests {
         assert_eq!(model.resolve("b"), Some(1));
         assert!(model.objects()[2].names.current().is_empty());
         assert!(model.slots[&(ROOT, "b".to_owned())].ever().copied().eq([None, Some(2), Some(1)]));
+    }
+
+    /// ext4 commits everything for whatever is no regular file, and SQLite syncs directories by
+    /// fdatasync.
+    #[test]
+    fn fdatasync_of_a_directory_promises_names() {
+        let mut model = Model::new(&made(2, FileKind::Directory));
+        model.made(1, "d", &made(12, FileKind::Directory), None);
+        model.made(2, "d/a", &made(13, FileKind::Regular), None);
+        model.apply(3, &Op::Unlink("d/a".into()), &[]);
+        model.made(4, "b", &made(14, FileKind::Regular), None);
+        let op = Op::Fdatasync("d".into());
+        assert!(model.mark(&Op::Fdatasync("b".into()), Scope::Everything).is_none());
+        assert!(model.mark(&op, Scope::Own).is_none());
+        let mark = model.mark(&op, Scope::Everything);
+        model.apply(5, &Op::Rename("b".into(), "c".into()), &[]);
+        let (mut own, mut all) = (model.clone(), model);
+        own.promise_marked(6, &op, None);
+        all.promise_marked(6, &op, mark.as_ref());
+        let at = |model: &Model, dir: ObjectId, name: &str| {
+            let slot = &model.slots[&(dir, name.to_owned())];
+            slot.admissible(9).copied().collect::<Vec<_>>()
+        };
+        assert_eq!(at(&own, 1, "a"), [None]);
+        assert_eq!(at(&own, ROOT, "b"), [None, Some(3), None]);
+        // What came while the call ran is not promised.
+        assert_eq!(at(&all, ROOT, "b"), [Some(3), None]);
+    }
+
+    #[test]
+    fn times_of_writes_are_not_promised_by_others() {
+        let attrs = |mode, sec| Attrs {
+            mtime: fjord::Timespec { sec, nsec: 0 },
+            ..Attrs { mode, ..made(2, FileKind::Regular).attrs }
+        };
+        let mut history = History::new(attrs(0o644, 1));
+        history.push(2, attrs(0o600, 1));
+        history.push(3, attrs(0o600, 3));
+        history.push(4, attrs(0o600, 4));
+        assert_eq!(history.solid_len(), 2);
     }
 
     #[test]

@@ -6,12 +6,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use fjord::{Cred, FileKind, Fs, InodeRef, RenameFlags, SetAttr, XattrFlags};
+use fjord::{Cred, FileKind, Fs, FsyncPolicyKind, InodeRef, RenameFlags, SetAttr, XattrFlags};
 use fjord_testkit::rng::{mix, pattern_vec};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::model::{Made, Model};
+use crate::model::{Made, Model, Scope};
 use crate::ops::{Op, leaf, parent};
 use crate::tree;
 
@@ -72,6 +72,7 @@ impl<'a> Runner<'a> {
     /// Failures of the engine: I/O, damage, or an outcome that no workload may meet.
     pub fn step(&mut self, op: &Op) -> Result<bool> {
         let start = (self.clock)();
+        let mark = self.model.lock().mark(op, self.scope());
         match self.perform(op, start) {
             Ok(()) => {}
             Err(fjord::Error::Posix(errno)) if REFUSALS.contains(&errno) => return Ok(false),
@@ -80,11 +81,19 @@ impl<'a> Runner<'a> {
         }
         if op.is_sync() {
             let stamp = (self.clock)();
-            self.model.lock().promise(stamp, op);
+            self.model.lock().promise_marked(stamp, op, mark.as_ref());
         } else {
             self.refresh(op, start).with_context(|| format!("after {op}"))?;
         }
         Ok(true)
+    }
+
+    /// How far a sync of a directory reaches under the mount's policy.
+    fn scope(&self) -> Scope {
+        match self.fs.options().fsync {
+            FsyncPolicyKind::Group => Scope::Own,
+            _ => Scope::Everything,
+        }
     }
 
     /// Tells the model the attributes of what the operation may have changed.

@@ -164,21 +164,22 @@ pub(crate) fn own(text: &str) -> Vec<Op> {
     ops::parse(text).expect("the operations of this module are well formed; a test parses them")
 }
 
-/// The ways to sync after an operation: its object, its object's data, the parents, another file and
-/// its data, everything. What no longer exists is left out. (A directory has no data: fdatasync
-/// of it is fsync.)
+/// The ways to sync after an operation: its object, its object's data, the parents by fsync and by
+/// fdatasync, another file and its data, everything. What no longer exists is left out.
 fn syncs(op: &Op) -> Vec<Op> {
     let target = op.target().unwrap_or_default().to_owned();
-    let mut list = vec![Op::Fsync(parent(&target).to_owned())];
+    let both = |path: &str| [Op::Fsync(path.to_owned()), Op::Fdatasync(path.to_owned())];
+    let mut list = Vec::from(both(parent(&target)));
     match op {
         Op::Unlink(_) | Op::Rmdir(_) | Op::Symlink(..) => {}
-        _ => list.extend([Op::Fsync(target.clone()), Op::Fdatasync(target.clone())]),
+        _ => list.extend(both(&target)),
     }
     if let Op::Rename(from, _) | Op::Exchange(from, _) | Op::Link(from, _) = op {
-        list.push(Op::Fsync(parent(from).to_owned()));
+        list.extend(both(parent(from)));
     }
     let other = if target == "A/bar" { "foo" } else { "A/bar" };
-    list.extend([Op::Fsync(other.into()), Op::Fdatasync(other.into()), Op::Sync]);
+    list.extend(both(other));
+    list.push(Op::Sync);
     let mut seen = Vec::new();
     list.retain(|sync| {
         !seen.contains(sync) && {
@@ -410,7 +411,10 @@ fn random(seed: u64, round: u64) -> Workload {
             76..78 => Op::Chmod(file, 0o600 + rng.below(64) as u16),
             78..90 => Op::Fsync(file),
             90..95 => Op::Fdatasync(file),
-            95..98 => Op::Fsync((*rng.pick(&["", "D", "D/E"])).to_owned()),
+            95..98 => {
+                let dir = *rng.pick(&["", "D", "D/E"]);
+                sync_of(dir, &mut rng)
+            }
             _ => Op::Sync,
         };
         // What a truncation leaves of the last block shows when the file grows again.
@@ -504,7 +508,7 @@ fn groups(seed: u64, round: u64) -> Workload {
             }
             71..88 => Op::Fsync(file),
             88..95 => Op::Fdatasync(file),
-            _ => Op::Fsync(format!("G{dir}")),
+            _ => sync_of(&format!("G{dir}"), &mut rng),
         };
         ops.push(op);
     }
@@ -561,6 +565,11 @@ fn fsyncs(seed: u64, round: u64) -> Workload {
         sync.into_iter().for_each(|sync| ops.push(sync));
     }
     Workload::new(setup, ops.into_ops())
+}
+
+/// fsync or fdatasync.
+fn sync_of(path: &str, rng: &mut Rng) -> Op {
+    if rng.percent(50) { Op::Fsync(path.to_owned()) } else { Op::Fdatasync(path.to_owned()) }
 }
 
 fn file_fallocate(file: String, rng: &mut Rng) -> Op {
@@ -630,11 +639,12 @@ mod tests {
         let single: usize = ops.iter().map(|op| syncs(op).len()).sum();
         assert_eq!((ace1().count(), ops.len()), (single, 51));
         let of = |text: &str| ops::format(&syncs(&own(text)[0]));
-        let all = "fsync /A; fsync /A/foo; fdatasync /A/foo; fsync /A/bar; fdatasync /A/bar; sync";
-        assert_eq!(of("append /A/foo 100"), all);
-        assert_eq!(of("unlink /foo"), "fsync /; fsync /A/bar; fdatasync /A/bar; sync");
-        let moved = "fsync /B; fsync /B/foo; fdatasync /B/foo; fsync /A; fsync /A/bar; \
+        let all = "fsync /A; fdatasync /A; fsync /A/foo; fdatasync /A/foo; fsync /A/bar; \
             fdatasync /A/bar; sync";
+        assert_eq!(of("append /A/foo 100"), all);
+        assert_eq!(of("unlink /foo"), "fsync /; fdatasync /; fsync /A/bar; fdatasync /A/bar; sync");
+        let moved = "fsync /B; fdatasync /B; fsync /B/foo; fdatasync /B/foo; fsync /A; fdatasync /A; \
+            fsync /A/bar; fdatasync /A/bar; sync";
         assert_eq!(of("rename /A/foo /B/foo"), moved);
         // After the first nothing, or any of its syncs.
         assert_eq!(ace2().count(), (ops.len() + single) * single);

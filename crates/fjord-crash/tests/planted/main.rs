@@ -484,6 +484,22 @@ fn fsync_as_fdatasync() {
     Plant::new(Bug::FsyncAsFdatasync).shows_as(&[Kind::PromiseLost]);
 }
 
+/// Under a policy that commits what the directory depends on; the others commit everything.
+#[test]
+fn directory_fdatasync() {
+    Plant::groups(Bug::DirectoryFdatasync)
+        .ops("unlink /G0/a; fdatasync /G0")
+        .shows_as(&[Kind::PromiseLost]);
+}
+
+#[test]
+fn directory_fsync_alone() {
+    Plant::new(Bug::DirectoryFsyncAlone)
+        .setup("mkdir /d; create /a")
+        .ops("chmod /a 600; mkdir /e; fdatasync /d")
+        .shows_as(&[Kind::PromiseLost]);
+}
+
 #[test]
 fn overwrite_not_flushed() {
     Plant::new(Bug::OverwriteNotFlushed)

@@ -13,12 +13,17 @@
 //! Over a device that keeps order, 3 to 5 are submitted at once, in two epochs, and only the
 //! end is waited for: see `fjord_journal`'s commit.
 //!
+//! For a regular file that has committed already, nothing is written. For any other inode whatever
+//! runs is committed, as `ext4_sync_file` does: who syncs a directory expects the changes below it,
+//! too.
+//!
 //! A crash before 5 is complete leaves the file as of its last commit, after it the new
 //! state. There is no fallback: this is what the others fall back to.
 
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
+use fjord_format::Tid;
 
 use super::{FsyncPolicy, Outcome};
 use crate::error::Result;
@@ -47,6 +52,15 @@ impl FsyncPolicy for Compound {
     }
 }
 
+/// The newest transaction that has to be durable for an fsync of the inode, unless it is.
+fn wanted(fs: &FsInner, inode: &Inode, datasync: bool) -> Option<Tid> {
+    let own = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
+    let newest = || Some(fs.journal().newest_tid());
+    let all = !inode.is_regular && !planted(Bug::DirectoryFsyncAlone);
+    let tid = if all { newest() } else { own.get() };
+    tid.filter(|&tid| !fs.journal().is_committed(tid))
+}
+
 /// Commits what the inode needs. Its data has been submitted, and is complete or attached to
 /// the running transaction. What every other policy falls back to.
 ///
@@ -54,7 +68,6 @@ impl FsyncPolicy for Compound {
 /// I/O errors of the journal, the device, or data in place.
 pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
     let datasync = datasync || planted(Bug::FsyncAsFdatasync);
-    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
     let owed = inode.in_place.owed();
     if owed.is_some() && !fs.keeps_order() {
         // Writes that change no metadata are attached to no transaction: whichever flush
@@ -62,7 +75,7 @@ pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outc
         writeback::wait_in_flight(fs, inode)?;
     }
     let journal = fs.journal();
-    let outcome = match wanted.get().filter(|&tid| !journal.is_committed(tid)) {
+    let outcome = match wanted(fs, inode, datasync) {
         Some(tid) => {
             // Somebody's commit under way may have flushed before the writes in place came.
             let covered = owed.is_none() || journal.flush_is_to_come(tid);
@@ -91,10 +104,9 @@ pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outc
 /// # Errors
 /// What shows before the device has answered; the rest is the next fsync's to report.
 pub(crate) fn order(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
-    let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
     let mark = inode.in_place.mark();
     let journal = fs.journal();
-    if let Some(tid) = wanted.get().filter(|&tid| !journal.is_committed(tid)) {
+    if let Some(tid) = wanted(fs, inode, datasync) {
         let ends_epoch = journal.flush_is_to_come(tid);
         journal.commit_in_order(tid)?;
         if ends_epoch {

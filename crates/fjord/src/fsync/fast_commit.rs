@@ -90,7 +90,7 @@ impl FsyncPolicy for FastCommit {
         let mut in_flight = inode.writeback.lock();
         let mode = writeback::Mode::Fsync { datasync };
         writeback::write_locked(fs, inode, &mut in_flight, 0..u64::MAX, mode)?;
-        if !super::is_uncommitted(fs, inode, datasync) {
+        if inode.is_regular && !super::is_uncommitted(fs, inode, datasync) {
             drop(in_flight);
             return commit_all(fs, inode, datasync);
         }
@@ -110,8 +110,11 @@ impl FsyncPolicy for FastCommit {
             Err(why) => why,
         };
         drop(in_flight);
-        commit_all(fs, inode, datasync)?;
-        Ok(Outcome::Fallback(why))
+        // Without anything to commit it was no fallback.
+        Ok(match commit_all(fs, inode, datasync)? {
+            Outcome::Policy => Outcome::Fallback(why),
+            other => other,
+        })
     }
 }
 

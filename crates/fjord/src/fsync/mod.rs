@@ -65,11 +65,18 @@ pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     }
 }
 
+/// Whether a call means the data of a regular file only. As in ext4, fdatasync of any other inode
+/// is fsync: the "data" of a directory are its names.
+fn means_data_only(inode: &Inode, datasync: bool) -> bool {
+    datasync && (inode.is_regular || planted(Bug::DirectoryFdatasync))
+}
+
 /// Makes a file durable: its data, then its metadata by the mount's policy.
 ///
 /// # Errors
 /// I/O errors of this file's data or of the journal.
 pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
+    let datasync = means_data_only(inode, datasync);
     fs.check_alive()?;
     if fs.is_read_only() {
         return unwritten_is_lost(fs, inode, datasync);
@@ -122,6 +129,7 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
     if !fs.keeps_order() {
         return fsync(fs, inode, datasync);
     }
+    let datasync = means_data_only(inode, datasync);
     fs.check_alive()?;
     if fs.is_read_only() {
         return unwritten_is_lost(fs, inode, datasync);

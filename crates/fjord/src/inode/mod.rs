@@ -42,6 +42,8 @@ pub(crate) struct Inode {
     pub(crate) ino: InodeNo,
     /// It holds the value of an attribute (`EA_INODE`): no file of a user, never seen by one.
     pub(crate) holds_value: bool,
+    /// A regular file; the type of an inode in memory never changes.
+    pub(crate) is_regular: bool,
     /// What it holds; the lock is also the file's read/write lock (`i_rwsem`).
     pub(crate) state: RwLock<InodeState>,
     /// Held by whoever writes this inode's pages back or takes blocks away from it.
@@ -249,6 +251,7 @@ impl Inode {
         Arc::new(Self {
             ino,
             holds_value: disk.flags.contains(InodeFlags::EA_INODE),
+            is_regular: FileKind::from_mode(disk.mode) == Some(FileKind::Regular),
             state: RwLock::new(InodeState {
                 disk,
                 size,
