@@ -70,6 +70,16 @@ impl Problem {
     }
 }
 
+/// What a run may ask for, by how it was mounted.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// The data mode: what unsynced bytes may be.
+    pub data: DataMode,
+    /// Changes of metadata are durable in the order of the calls: one thread, and a policy that
+    /// commits whole transactions only, as jbd2 does.
+    pub metadata_in_order: bool,
+}
+
 /// The objects that the inodes of a tree are, by inode number.
 type Found = HashMap<u64, ObjectId>;
 
@@ -77,7 +87,8 @@ type Found = HashMap<u64, ObjectId>;
 ///
 /// # Errors
 /// The first problem.
-pub fn check(tree: &Tree, model: &Model, cut: u64, data: DataMode) -> Result<(), Problem> {
+pub fn check(tree: &Tree, model: &Model, cut: u64, rules: Rules) -> Result<(), Problem> {
+    let data = rules.data;
     let mut found: Found = HashMap::new();
     for (ino, seen) in &tree.inodes {
         let by_number = model.by_number(*ino).iter();
@@ -85,6 +96,9 @@ pub fn check(tree: &Tree, model: &Model, cut: u64, data: DataMode) -> Result<(),
         found.extend(same.map(|id| (*ino, id)));
     }
     compare(tree, &found, model, cut, data)?;
+    if rules.metadata_in_order {
+        in_order(tree, &found, model, cut, data)?;
+    }
     // The last barrier after which something shows implies those before it.
     let barriers = model.barriers().iter().filter(|barrier| barrier.stamp < cut);
     let mut implied =
@@ -96,6 +110,36 @@ pub fn check(tree: &Tree, model: &Model, cut: u64, data: DataMode) -> Result<(),
         let text = format!("behind the barrier at {}: {}", last.stamp, problem.text);
         Problem::new(Kind::OrderBroken, text)
     })
+}
+
+/// Who sees a change of metadata sees all that came before it.
+fn in_order(
+    tree: &Tree,
+    found: &Found,
+    model: &Model,
+    cut: u64,
+    data: DataMode,
+) -> Result<(), Problem> {
+    let newest = newest_shown(tree, found, model);
+    let stricter = model.with_metadata_before(newest);
+    compare(tree, found, &stricter, cut, data).map_err(|problem| {
+        let text = format!("behind the change of metadata at {newest}: {}", problem.text);
+        Problem::new(Kind::OrderBroken, text)
+    })
+}
+
+/// When the newest change of metadata began that the tree shows.
+fn newest_shown(tree: &Tree, found: &Found, model: &Model) -> u64 {
+    let object = |(ino, seen): (&u64, &Seen)| {
+        let object = &model.objects()[*found.get(ino)?];
+        object.attrs.first_had(&seen.attrs).max(object.xattrs.first_had(&seen.xattrs))
+    };
+    let shown = shown_slots(tree, found);
+    let slot = |(slot, history): (&Slot, &History<Option<ObjectId>>)| {
+        history.first_had(&shown.get(slot).copied())
+    };
+    let stamps = tree.inodes.iter().filter_map(object).chain(model.slots().filter_map(slot));
+    stamps.max().unwrap_or(0)
 }
 
 /// Whether the tree shows a change that began after `stamp`.

@@ -16,7 +16,7 @@ use fjord_testkit::rng::Rng;
 use parking_lot::Mutex;
 
 use crate::base::Features;
-use crate::check::{Kind, Problem, check};
+use crate::check::{Kind, Problem, Rules, check};
 use crate::command::data_name;
 use crate::finding::{CasePath, Damage, Finding, Target};
 use crate::image::Image;
@@ -343,7 +343,16 @@ impl Explorer {
                 &recovered.tree
             }
         };
-        check(tree, &self.recording.model, state.last_cut, self.config.options.data)
+        check(tree, &self.recording.model, state.last_cut, self.rules())
+    }
+
+    fn rules(&self) -> Rules {
+        let options = &self.config.options;
+        Rules {
+            data: options.data,
+            metadata_in_order: options.fsync == FsyncPolicyKind::Compound
+                && self.workload.others.is_empty(),
+        }
     }
 
     fn judge_state(
@@ -362,8 +371,7 @@ impl Explorer {
                 continue;
             }
             judged_at = Some(cut);
-            let judged =
-                check(&recovered.tree, &self.recording.model, cut, self.config.options.data);
+            let judged = check(&recovered.tree, &self.recording.model, cut, self.rules());
             if let Err(problem) = judged {
                 return Ok(Err(problem));
             }

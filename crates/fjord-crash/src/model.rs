@@ -92,6 +92,16 @@ impl<T: PartialEq + Clone> History<T> {
         same.peek().is_some() && same.all(|version| version.0 > stamp)
     }
 
+    /// When the first change to this value began, if it ever had it.
+    pub fn first_had(&self, value: &T) -> Option<u64> {
+        self.versions.iter().find(|version| version.1 == *value).map(|version| version.0)
+    }
+
+    /// How many versions began before `stamp`.
+    fn len_before(&self, stamp: u64) -> usize {
+        self.versions.partition_point(|version| version.0 < stamp)
+    }
+
     /// All values of changes that began up to `stamp`.
     pub fn begun_by(&self, stamp: u64) -> impl Iterator<Item = &T> + Clone {
         let begun = self.versions.iter().filter(move |version| version.0 <= stamp);
@@ -134,15 +144,16 @@ impl<T: PartialEq + Clone> History<T> {
 }
 
 impl History<Attrs> {
-    /// How many versions there are up to the newest that changed more than the modification time.
-    /// The time of a write is stored with the data or later, not by the commits between.
-    fn solid_len(&self) -> usize {
+    /// How many of the first `len` versions there are up to the newest that changed more than the
+    /// modification time. The time of a write is stored with the data or later, not by the commits
+    /// between.
+    fn solid_len(&self, len: usize) -> usize {
         let same = |pair: &[(u64, Attrs)]| {
             let (old, new) = (pair[0].1, pair[1].1);
             Attrs { mtime: old.mtime, ..new } == old
         };
-        let lazy = self.versions.windows(2).rev().take_while(|pair| same(pair)).count();
-        self.versions.len() - lazy
+        let lazy = self.versions[..len].windows(2).rev().take_while(|pair| same(pair)).count();
+        len - lazy
     }
 }
 
@@ -449,7 +460,8 @@ impl Model {
             return None;
         }
         let of = |object: &Object| {
-            [object.attrs.solid_len(), object.xattrs.versions.len(), object.names.versions.len()]
+            let attrs = object.attrs.solid_len(object.attrs.versions.len());
+            [attrs, object.xattrs.versions.len(), object.names.versions.len()]
         };
         let slots = self.slots.iter().map(|(slot, history)| (slot.clone(), history.versions.len()));
         Some(Mark { objects: self.objects.iter().map(of).collect(), slots: slots.collect() })
@@ -549,6 +561,19 @@ impl Model {
                 history.adopt(then, stamp);
             }
         }
+        model
+    }
+
+    /// The model if all metadata from before `stamp` was promised.
+    pub fn with_metadata_before(&self, stamp: u64) -> Model {
+        let of = |object: &Object| {
+            let attrs = object.attrs.solid_len(object.attrs.len_before(stamp));
+            [attrs, object.xattrs.len_before(stamp), object.names.len_before(stamp)]
+        };
+        let slots = self.slots.iter().map(|(slot, all)| (slot.clone(), all.len_before(stamp)));
+        let mark = Mark { objects: self.objects.iter().map(of).collect(), slots: slots.collect() };
+        let mut model = self.clone();
+        model.promise_metadata(0, &mark);
         model
     }
 
@@ -682,7 +707,7 @@ mod tests {
         history.push(2, attrs(0o600, 1));
         history.push(3, attrs(0o600, 3));
         history.push(4, attrs(0o600, 4));
-        assert_eq!(history.solid_len(), 2);
+        assert_eq!(history.solid_len(4), 2);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::file::fallocate::{self, FallocMode};
 use crate::file::seek::{self, FiemapExtent};
 use crate::file::write::WriteOptions;
-use crate::file::{read, write};
+use crate::file::{read, truncate, write};
 use crate::fs::FsInner;
 use crate::fs::mount;
 use crate::fs::status::ShutdownMode;
@@ -700,5 +700,11 @@ impl OpenFile {
             Ok(()) if before != now => Err(Errno::IO.into()),
             other => other,
         }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        truncate::write_if_replaced(&self.inode.fs, &self.inode.inode);
     }
 }

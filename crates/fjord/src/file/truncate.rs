@@ -5,8 +5,14 @@
 //! last, so that recovery completes it; nothing of the file is in flight while blocks
 //! are taken away; the on-disk size never shows what is still only in memory
 //! ([`settle_size`]).
+//!
+//! A program that cuts a file to nothing, writes it anew and closes it wants the new content in place
+//! of the old one, fsync or not. As in ext4 (`auto_da_alloc`) such content goes to the device when the
+//! file is closed ([`write_if_replaced`]), not when it is old, so that a crash hardly ever shows the
+//! empty file.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
@@ -18,6 +24,7 @@ use crate::file::read::load_page;
 use crate::file::write::zero_old_tail;
 use crate::file::{inline, writeback};
 use crate::fs::FsInner;
+use crate::fs::threads::Who;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map::{self, Progress};
 use crate::orphan;
@@ -128,10 +135,22 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     }
     drop_pages(fs, inode, state, keep..u64::MAX);
     discard_prealloc(fs, state);
+    if size == 0 && state.size > 0 {
+        inode.replaced.store(true, Ordering::Relaxed);
+    }
     state.size = size;
     settle_size(fs, inode, state);
     stamp(fs, state);
     remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
+}
+
+/// Has a file written back soon if it was cut to nothing since it was closed last. Does not wait.
+pub(crate) fn write_if_replaced(fs: &FsInner, inode: &Inode) {
+    let replaced =
+        inode.replaced.load(Ordering::Relaxed) && inode.replaced.swap(false, Ordering::Relaxed);
+    if replaced && fs.dirty_inodes.hasten(inode) {
+        fs.threads.wake(Who::Writeback);
+    }
 }
 
 /// Drops cached pages of a range together with their reservations.

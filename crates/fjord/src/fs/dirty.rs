@@ -15,14 +15,24 @@ use parking_lot::Mutex;
 
 use crate::inode::Inode;
 
+/// Since when an inode waits for its writeback.
+#[derive(Clone, Copy, Debug)]
+enum Since {
+    At(Instant),
+    /// It is due whatever its age.
+    Ever,
+}
+
 #[derive(Default)]
 struct Entries {
     /// By place; the oldest has the lowest.
-    queue: BTreeMap<u64, (Instant, Arc<Inode>)>,
+    queue: BTreeMap<i64, (Since, Arc<Inode>)>,
     /// The place of each inode on the list.
-    members: HashMap<u32, u64>,
+    members: HashMap<u32, i64>,
     /// The place of the next one.
-    next: u64,
+    next: i64,
+    /// How many were put before all others.
+    hastened: i64,
     /// Inodes being written back, by how many threads.
     busy: HashMap<u32, (Arc<Inode>, usize)>,
 }
@@ -39,7 +49,7 @@ pub(crate) struct Busy<'a> {
     list: &'a DirtyList,
     inode: Arc<Inode>,
     /// Since when it was on the list from which it was taken.
-    since: Option<Instant>,
+    since: Option<Since>,
 }
 
 impl Busy<'_> {
@@ -70,13 +80,23 @@ impl Drop for Busy<'_> {
 
 impl Entries {
     /// Puts an inode behind the others unless it is there, as dirty since then or from now on.
-    fn add(&mut self, since: Option<Instant>, inode: &Arc<Inode>) {
+    fn add(&mut self, since: Option<Since>, inode: &Arc<Inode>) {
         if let Entry::Vacant(vacant) = self.members.entry(inode.ino.0) {
             vacant.insert(self.next);
-            let since = since.unwrap_or_else(Instant::now);
+            let since = since.unwrap_or_else(|| Since::At(Instant::now()));
             self.queue.insert(self.next, (since, inode.clone()));
             self.next += 1;
         }
+    }
+
+    /// Puts an inode that is on the list before all others.
+    fn hasten(&mut self, inode: &Inode) -> bool {
+        let Some(place) = self.members.get_mut(&inode.ino.0) else { return false };
+        let Some((_, inode)) = self.queue.remove(place) else { return false };
+        self.hastened += 1;
+        *place = -self.hastened;
+        self.queue.insert(*place, (Since::Ever, inode));
+        true
     }
 
     fn set_busy(&mut self, inode: &Arc<Inode>) {
@@ -88,6 +108,11 @@ impl DirtyList {
     /// Adds an inode unless it is there.
     pub(crate) fn add(&self, inode: &Arc<Inode>) {
         self.entries.lock().add(None, inode);
+    }
+
+    /// Makes an inode that is on the list the next one, due at once; false if it is not on it.
+    pub(crate) fn hasten(&self, inode: &Inode) -> bool {
+        self.entries.lock().hasten(inode)
     }
 
     /// Count of inodes on the list.
@@ -105,7 +130,9 @@ impl DirtyList {
     pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
         let mut entries = self.entries.lock();
         let (_, (since, _)) = entries.queue.first_key_value()?;
-        if now.saturating_duration_since(*since) < age {
+        if let Since::At(since) = since
+            && now.saturating_duration_since(*since) < age
+        {
             return None;
         }
         let (_, (since, inode)) = entries.queue.pop_first()?;

@@ -70,6 +70,9 @@ pub(crate) struct Inode {
     /// Known to have no file capabilities, so that a write need not look for any; only an
     /// optimisation, cleared when an attribute is set.
     pub(crate) no_capability: AtomicBool,
+    /// Cut to nothing since it was closed last: what is written in its place goes to the device when
+    /// it is closed, see [`crate::file::truncate`].
+    pub(crate) replaced: AtomicBool,
     /// When fsync was called last while few pages were dirty, in the clock of
     /// [`Pace`](crate::file::pace::Pace); 0: never. A hint.
     pub(crate) small_fsync_ns: AtomicU64,
@@ -275,6 +278,7 @@ impl Inode {
             in_place: FlushCell::default(),
             entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
+            replaced: AtomicBool::new(false),
             small_fsync_ns: AtomicU64::new(0),
             wb_errors: AtomicU32::new(0),
         })
