@@ -65,14 +65,6 @@ impl<T: PartialEq + Clone> History<T> {
         self.promise_from(stamp, self.versions.len() - 1);
     }
 
-    /// At `stamp` the version `index` or a later one was promised.
-    fn promise_from(&mut self, stamp: u64, index: usize) {
-        let index = index.min(self.versions.len() - 1);
-        if self.promises.last().is_none_or(|last| last.1 < index) {
-            self.promises.push((stamp, index));
-        }
-    }
-
     /// What a cut at `cut` may leave, oldest first; never empty.
     pub fn admissible(&self, cut: u64) -> impl Iterator<Item = &T> + Clone {
         let due = self.promises.iter().filter(|promise| promise.0 < cut);
@@ -140,6 +132,28 @@ impl<T: PartialEq + Clone> History<T> {
     fn settle(&mut self) {
         let value = self.current().clone();
         *self = History { versions: vec![(0, value)], promises: vec![(0, 0)] };
+    }
+}
+
+/// An aspect, whatever its values are.
+trait Promising {
+    /// At `stamp` the version `index` or a later one was promised, after all promises so far.
+    fn promise_from(&mut self, stamp: u64, index: usize);
+
+    /// The version `index` or a later one was promised from the beginning.
+    fn require(&mut self, index: usize);
+}
+
+impl<T> Promising for History<T> {
+    fn promise_from(&mut self, stamp: u64, index: usize) {
+        let index = index.min(self.versions.len() - 1);
+        if self.promises.last().is_none_or(|last| last.1 < index) {
+            self.promises.push((stamp, index));
+        }
+    }
+
+    fn require(&mut self, index: usize) {
+        self.promises.insert(0, (0, index.min(self.versions.len() - 1)));
     }
 }
 
@@ -474,21 +488,22 @@ impl Model {
             (Op::Fdatabarrier(path), _) => self.order(stamp, &Op::Fdatasync(path.clone()), mark),
             (_, Some(mark)) => {
                 self.promise(stamp, op);
-                self.promise_metadata(stamp, mark);
+                self.for_metadata(mark, |aspect, index| aspect.promise_from(stamp, index));
             }
             (_, None) => self.promise(stamp, op),
         }
     }
 
-    fn promise_metadata(&mut self, stamp: u64, mark: &Mark) {
+    /// Does something with each aspect of metadata and the version that was newest at `mark`.
+    fn for_metadata(&mut self, mark: &Mark, act: impl Fn(&mut dyn Promising, usize)) {
         for (object, [attrs, xattrs, names]) in self.objects.iter_mut().zip(&mark.objects) {
-            object.attrs.promise_from(stamp, attrs.saturating_sub(1));
-            object.xattrs.promise_from(stamp, xattrs.saturating_sub(1));
-            object.names.promise_from(stamp, names.saturating_sub(1));
+            act(&mut object.attrs, attrs.saturating_sub(1));
+            act(&mut object.xattrs, xattrs.saturating_sub(1));
+            act(&mut object.names, names.saturating_sub(1));
         }
         for (slot, len) in &mark.slots {
             if let Some(history) = self.slots.get_mut(slot) {
-                history.promise_from(stamp, len.saturating_sub(1));
+                act(history, len.saturating_sub(1));
             }
         }
     }
@@ -573,7 +588,7 @@ impl Model {
         let slots = self.slots.iter().map(|(slot, all)| (slot.clone(), all.len_before(stamp)));
         let mark = Mark { objects: self.objects.iter().map(of).collect(), slots: slots.collect() };
         let mut model = self.clone();
-        model.promise_metadata(0, &mark);
+        model.for_metadata(&mark, |aspect, index| aspect.require(index));
         model
     }
 

@@ -1,11 +1,15 @@
 //! A quick selection of the explorer's workloads, and proof that it bites.
 
+use std::sync::Arc;
+
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_crash::base::{FAST_COMMIT, FEATURES, GROUPS};
+use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, GROUPS};
 use fjord_crash::campaign::{self, Plan};
-use fjord_crash::explore::{Config, Workload, explore};
+use fjord_crash::check::Kind;
+use fjord_crash::explore::{Config, Workload, explore, explore_recording};
 use fjord_crash::ops;
 use fjord_crash::record::DeviceKind;
+use fjord_crash::recording::record;
 use fjord_crash::report::Report;
 use fjord_crash::workloads::Family;
 
@@ -192,6 +196,30 @@ fn groups_commit_alone() {
     plan.workloads_max = Some(16);
     let report = passes(&plan);
     assert!(report.partial_commits >= 10 && report.fallbacks > 0, "{report:?}");
+}
+
+/// Compound commits keep metadata in the order of the calls; commits of groups do not, and judged by
+/// the same rule they are found out.
+#[test]
+fn the_order_of_metadata_is_looked_at() {
+    let each = |text: &str| (0..6).map(|n| text.replace('N', &n.to_string())).collect::<String>();
+    let setup = each("mkdir /GN; create /GN/a; append /GN/a 9000; ");
+    let changes = each("chmod /GN/a 600; ") + "fsync /G5/a";
+    let parse = |text: &str| ops::parse(text).expect("operations");
+    let workload = Workload::new(parse(&setup), parse(&changes));
+    let explored = |recorded: FsyncPolicyKind| {
+        let options = |fsync| MountOptions { fsync, ..MountOptions::default() };
+        let mut config = Config::new(options(recorded));
+        config.features = Features::by_name("groups").expect("a feature set");
+        let run = record(&config, &workload).expect("a run");
+        let config = Config { options: options(FsyncPolicyKind::Compound), ..config };
+        let shared = Default::default();
+        explore_recording(&config, &workload, Arc::new(run.recording), &shared, None).expect("it")
+    };
+    let report = explored(FsyncPolicyKind::Compound);
+    assert!(report.findings.is_empty() && report.states > 3, "{}", report.findings[0]);
+    let report = explored(FsyncPolicyKind::Group);
+    assert_eq!(report.findings.first().map(|found| found.kind()), Some(Kind::OrderBroken));
 }
 
 fn passes(plan: &Plan) -> Report {
