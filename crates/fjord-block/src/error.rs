@@ -173,6 +173,14 @@ pub enum OpenError {
         /// What it is instead.
         what: &'static str,
     },
+    /// The path can be read, but not written.
+    #[error("{} cannot be written ({source}): make it writable (chmod, chattr -i, the mount options of its file system, blockdev --setrw), or open it read-only", path.display())]
+    WriteProtected {
+        /// The path as given.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// io_uring or O_DIRECT was demanded and cannot be had here.
     #[error("{}: {what} was asked for but is not available here ({source}); leave the choice to fjord", path.display())]
     Unavailable {
@@ -199,9 +207,9 @@ impl OpenError {
         match self {
             OpenError::InUse { .. } => libc::EBUSY,
             OpenError::NotADevice { .. } => libc::ENOTBLK,
-            OpenError::Unavailable { source, .. } | OpenError::Os { source, .. } => {
-                source.raw_os_error().unwrap_or(libc::EIO)
-            }
+            OpenError::WriteProtected { source, .. }
+            | OpenError::Unavailable { source, .. }
+            | OpenError::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
     }
 }

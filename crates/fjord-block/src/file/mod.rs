@@ -129,6 +129,15 @@ impl FileDevice {
         Ok(FileDevice { capabilities, shared })
     }
 
+    /// Fails unless `path` is what [`FileDevice::open`] opens: a regular file or a block device. The
+    /// path is not opened for that.
+    ///
+    /// # Errors
+    /// `NotADevice`; `Os` where nothing can be said.
+    pub fn check_kind(path: &Path) -> Result<(), OpenError> {
+        open::check_kind(path)
+    }
+
     /// Whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.shared.file.direct.is_some()

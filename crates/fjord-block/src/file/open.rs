@@ -40,8 +40,13 @@ pub(super) fn open(
     let buffered = match open_patiently(path, access | exclusive) {
         Ok(fd) => fd,
         Err(Errno::BUSY) if is_block_device => return Err(lock::held_device(path, &metadata)),
+        Err(errno) if !options.read_only => return Err(not_opened_to_write(path, errno)),
         Err(errno) => return Err(os(errno.into())),
     };
+    if is_block_device && !options.read_only && is_set_read_only(metadata.rdev()) {
+        let source = io::Error::from_raw_os_error(libc::EROFS);
+        return Err(OpenError::WriteProtected { path: path.to_owned(), source });
+    }
     let backing_lock = if is_block_device {
         lock::lock_backing_file(path, &metadata, options.read_only)?
     } else {
@@ -95,6 +100,31 @@ fn open_patiently(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
             result => return result,
         }
     }
+}
+
+/// Why a path could not be opened for writing: a write-protected one is told from one that cannot be
+/// opened at all.
+fn not_opened_to_write(path: &Path, errno: Errno) -> OpenError {
+    let (path, source) = (path.to_owned(), errno.into());
+    let may_be_protected = matches!(errno, Errno::ROFS | Errno::ACCESS | Errno::PERM);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    if may_be_protected && rustix::fs::open(&path, flags, Mode::empty()).is_ok() {
+        return OpenError::WriteProtected { path, source };
+    }
+    OpenError::Os { path, source }
+}
+
+/// Whether a block device refuses writes; most such devices can be opened for writing still.
+fn is_set_read_only(rdev: u64) -> bool {
+    let node = format!("/sys/dev/block/{}:{}/ro", libc::major(rdev), libc::minor(rdev));
+    fs::read_to_string(node).is_ok_and(|value| value.trim() == "1")
+}
+
+/// Fails unless the path is a regular file or a block device. Opens nothing: that would wait for the
+/// other end of a pipe.
+pub(super) fn check_kind(path: &Path) -> Result<(), OpenError> {
+    let os = |source| OpenError::Os { path: path.to_owned(), source };
+    device_kind(path, &fs::metadata(path).map_err(os)?).map(drop)
 }
 
 /// Whether the path is a block device (true) or a regular file (false).
