@@ -128,6 +128,22 @@ impl KernelMount {
         Ok(KernelMount { dir, mounted: true })
     }
 
+    /// Mounts `image` read-only on a loop device that can be written, so that the kernel recovers it
+    /// first; with `-o loop,ro` the device cannot be written either.
+    pub fn recovering_read_only(image: &Path) -> Result<Self> {
+        tools::require_root()?;
+        let dir = tempfile::Builder::new().prefix("fjord-mnt-").tempdir()?;
+        let attach = ["--find", "--show"];
+        let node = run(tools::command("losetup")?.args(attach).arg(image))?.ok()?.stdout;
+        let node = node.trim();
+        let mount = ["-t", "ext4", "-o", "ro", node];
+        let mounted = run(tools::command("mount")?.args(mount).arg(dir.path()));
+        // One that is mounted stays until it is unmounted.
+        run(tools::command("losetup")?.args(["--detach", node]))?.ok()?;
+        mounted?.ok().with_context(|| format!("the kernel does not mount {}", image.display()))?;
+        Ok(KernelMount { dir, mounted: true })
+    }
+
     /// The mount point.
     pub fn path(&self) -> &Path {
         self.dir.path()

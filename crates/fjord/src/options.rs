@@ -160,9 +160,15 @@ pub enum AtimeMode {
 /// How to open an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Write nothing, not even recovery; a dirty journal is then refused.
+    /// Write nothing, not even recovery; a dirty journal is then refused, unless
+    /// `recover_before_read_only` or `no_load_journal` is set.
     pub read_only: bool,
-    /// With `read_only`: ignore a dirty journal instead of refusing it.
+    /// With `read_only`: recover an image that needs it first, as Linux does for `-o ro`. The journal
+    /// is replayed and orphans are completed; nothing is written after that. `false` is the default:
+    /// who only looks writes nothing. `fjord mount -o ro` sets it.
+    pub recover_before_read_only: bool,
+    /// With `read_only`: ignore a dirty journal instead of refusing it or replaying it. Nothing is
+    /// written at all then.
     pub no_load_journal: bool,
     /// Data mode.
     pub data: DataMode,
@@ -206,6 +212,7 @@ impl Default for MountOptions {
     fn default() -> Self {
         Self {
             read_only: false,
+            recover_before_read_only: false,
             no_load_journal: false,
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),

@@ -64,6 +64,11 @@ impl OrphanTable {
         at.and_then(|i| state.list.get(i + 1)).map_or(0, |next| next.0)
     }
 
+    /// The head of the list, 0 if it is empty.
+    pub(crate) fn head(&self) -> u32 {
+        self.state.lock().list.first().map_or(0, |head| head.0)
+    }
+
     /// Whether no inode is recorded.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
@@ -218,32 +223,101 @@ pub(crate) fn load_file(fs: &FsInner) -> Result<()> {
     Ok(())
 }
 
+/// What the records of orphans come to.
+#[derive(Default)]
+pub(crate) struct Records {
+    /// What is to be completed, the list first.
+    pub(crate) inodes: Vec<Arc<Inode>>,
+    /// The first record that cannot be right.
+    pub(crate) damage: Option<Error>,
+}
+
+impl Records {
+    /// As Linux: a wrong record is an error that the superblock gets a note of, but the mount goes
+    /// on. `e2fsck -f` frees what is left over.
+    fn note(&mut self, error: Error) {
+        tracing::error!(%error, "a record of an orphan is left out");
+        self.damage.get_or_insert(error);
+    }
+}
+
 /// Reads the records of orphans: from then on the table knows them. Called once at mount,
 /// before anything changes.
-pub(crate) fn load(fs: &Arc<FsInner>) -> Result<Vec<Arc<Inode>>> {
+///
+/// # Errors
+/// Those of the device. Records that cannot be right are in [`Records::damage`]: the list ends
+/// before its first such entry, slots of the file are left out one by one.
+pub(crate) fn load(fs: &Arc<FsInner>) -> Result<Records> {
+    let mut records = Records::default();
     if planted(Bug::OrphansNotProcessed) {
-        return Ok(Vec::new());
+        return Ok(records);
     }
-    let listed = collect_list(fs)?;
-    let filed = collect_file(fs)?;
-    let mut inodes: Vec<Arc<Inode>> = Vec::new();
-    for ino in &listed {
-        let inode = get_orphan(fs, *ino)?;
-        inode.state.write().orphan = Some(Orphan::List);
-        inodes.push(inode);
+    load_list(fs, &mut records)?;
+    load_slots(fs, &mut records)?;
+    Ok(records)
+}
+
+/// Walks the list to its end or to the first entry that cannot be right.
+fn load_list(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
+    let mut seen = HashSet::new();
+    let mut list = Vec::new();
+    let mut next = fs.sb.last_orphan();
+    while next != 0 {
+        let ino = InodeNo(next);
+        let inode = match get_orphan(fs, ino) {
+            Ok(inode) => inode,
+            Err(error @ Error::Io(_)) => return Err(error),
+            Err(error) => {
+                records.note(error);
+                break;
+            }
+        };
+        let mut state = inode.state.write();
+        if !seen.insert(ino) {
+            // One with links has left the list by then; one without them has been deleted.
+            if state.disk.links_count == 0 {
+                records.note(wrong(ino, "is on the orphan list twice"));
+            }
+            break;
+        }
+        next = state.disk.dtime;
+        state.orphan = Some(Orphan::List);
+        drop(state);
+        list.push(ino);
+        records.inodes.push(inode);
     }
-    fs.orphans.state.lock().list = listed;
-    for (ino, place) in filed {
-        if !fs.inode_in_use(ino)? {
+    fs.orphans.state.lock().list = list;
+    Ok(())
+}
+
+/// Takes in the slots of the orphan file.
+fn load_slots(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
+    for (ino, (block, slot)) in collect_file(fs)? {
+        if can_be_orphan(fs, ino) && !fs.inode_in_use(ino)? {
             tracing::warn!(%ino, "in the orphan file, but deleted, as e2fsck -p leaves it");
             continue;
         }
-        let inode = get_orphan(fs, ino)?;
-        inode.state.write().orphan = Some(Orphan::File { block: place.0, slot: place.1 });
-        fs.orphans.state.lock().slots.insert(ino.0, place);
-        inodes.push(inode);
+        let inode = match get_orphan(fs, ino) {
+            Ok(inode) => inode,
+            Err(error @ Error::Io(_)) => return Err(error),
+            Err(error) => {
+                records.note(error);
+                continue;
+            }
+        };
+        let mut state = inode.state.write();
+        if state.orphan.is_some() {
+            if state.disk.links_count == 0 {
+                records.note(wrong(ino, "is recorded as an orphan twice"));
+            }
+            continue;
+        }
+        state.orphan = Some(Orphan::File { block, slot });
+        drop(state);
+        fs.orphans.state.lock().slots.insert(ino.0, (block, slot));
+        records.inodes.push(inode);
     }
-    Ok(inodes)
+    Ok(())
 }
 
 /// Empties the slots of the orphan file that [`load`] did not take for orphans. `e2fsck -p` (1.47.0)
@@ -283,12 +357,29 @@ pub(crate) fn complete_all(fs: &Arc<FsInner>, inodes: &[Arc<Inode>]) -> Result<(
     inodes.iter().try_for_each(|inode| complete(fs, inode))
 }
 
+/// A record that names `ino` and cannot be right.
+fn wrong(ino: InodeNo, why: &str) -> Error {
+    Error::corrupt("record of orphans", format!("inode {ino} {why}"))
+}
+
 /// An inode that recovery is to delete or truncate, which a wrong number must not reach.
 fn get_orphan(fs: &Arc<FsInner>, ino: InodeNo) -> Result<Arc<Inode>> {
-    if !fs.inode_in_use(ino)? {
-        return Err(Error::corrupt("orphan list", format!("inode {ino} is not in use")));
+    if !can_be_orphan(fs, ino) {
+        return Err(wrong(ino, "cannot be an orphan"));
     }
-    table::get(fs, ino)
+    if !fs.inode_in_use(ino)? {
+        return Err(wrong(ino, "is not in use"));
+    }
+    let inode = table::get(fs, ino)?;
+    let state = inode.state.read();
+    if state.disk.links_count > 0 && !(map::has_map(&state) || state.is_file() || state.is_dir()) {
+        return Err(wrong(ino, "has links and nothing to truncate"));
+    }
+    if state.disk.dtime > fs.geo.inode_count {
+        return Err(wrong(ino, "leads to an inode that there is not"));
+    }
+    drop(state);
+    Ok(inode)
 }
 
 fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
@@ -315,36 +406,18 @@ fn can_be_orphan(fs: &FsInner, ino: InodeNo) -> bool {
         && fs.sb.orphan_file_inode() != Some(ino)
 }
 
-fn collect_list(fs: &FsInner) -> Result<Vec<InodeNo>> {
-    let mut seen = HashSet::new();
-    let mut list = Vec::new();
-    let mut next = fs.sb.last_orphan();
-    while next != 0 {
-        let ino = InodeNo(next);
-        if !can_be_orphan(fs, ino) || !seen.insert(next) {
-            return Err(Error::corrupt("orphan list", format!("inode {next} cannot be on it")));
-        }
-        list.push(ino);
-        next = disk::load(fs, ino)?.dtime;
-    }
-    Ok(list)
-}
-
 fn collect_file(fs: &FsInner) -> Result<Vec<(InodeNo, (u32, u32))>> {
     if !fs.sb.may_have_filed_orphans() {
         return Ok(Vec::new());
     }
     let blocks = fs.orphans.state.lock().file.clone();
     let mut found = Vec::new();
-    let mut seen = HashSet::new();
     for (index, &block) in blocks.iter().enumerate() {
         let buffer = fs.meta.read(block, |_| Ok(()))?;
-        for (slot, ino) in orphan_file::orphans(&buffer.read()) {
-            if !can_be_orphan(fs, ino) || !seen.insert(ino.0) {
-                return Err(Error::corrupt("orphan file", format!("inode {ino} cannot be in it")));
-            }
-            found.push((ino, (index as u32, slot as u32)));
-        }
+        let filed = orphan_file::orphans(&buffer.read())
+            .map(|(slot, ino)| (ino, (index as u32, slot as u32)))
+            .collect::<Vec<_>>();
+        found.extend(filed);
     }
     Ok(found)
 }

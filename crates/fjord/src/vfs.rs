@@ -87,7 +87,8 @@ bitflags::bitflags! {
 
 impl Fs {
     /// Opens an image file or a block device. Replays the journal and completes deletions
-    /// that a crash interrupted, unless `options` say read-only.
+    /// that a crash interrupted, unless `options` say read-only
+    /// ([`MountOptions::recover_before_read_only`] has that done before a read-only mount).
     ///
     /// # Errors
     /// `Io`; `Corrupt` if this is no ext4 or a damaged one; `Incompatible` naming the

@@ -134,6 +134,15 @@ pub fn run_device(device: &Arc<MemDevice>, choices: &mut dyn Choices) -> (Summar
         });
         summary.opened += u64::from(opened && pass == 0);
     }
+    if choices.percent(25) {
+        let copy = Arc::new(MemDevice::from_image(&before));
+        let recovering = MountOptions {
+            read_only: true,
+            recover_before_read_only: true,
+            ..MountOptions::default()
+        };
+        visit(&copy, &recovering, &mut summary, &mut wrong, |user| user.walk());
+    }
     (summary, wrong)
 }
 

@@ -1,6 +1,6 @@
 //! The mounted file system.
 //!
-//! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`]),
+//! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`], [`recover`]),
 //! the superblock ([`superblock`]), health ([`status`]), background threads
 //! ([`threads`]), sync and unmount ([`sync`]).
 //!
@@ -11,6 +11,7 @@
 pub(crate) mod dirty;
 pub(crate) mod mmp;
 pub(crate) mod mount;
+mod recover;
 pub(crate) mod status;
 pub(crate) mod superblock;
 pub(crate) mod sync;

@@ -3,7 +3,8 @@
 //! Owns the order of the steps: read the superblock, check features, take the MMP block,
 //! find and replay the journal, read the superblock again, mark the image in use,
 //! complete orphans, start the background threads. Invariants: nothing is written
-//! before every check has passed; a read-only mount writes nothing at all.
+//! before every check has passed; a read-only mount writes nothing at all, but for the recovery before
+//! it where that is asked for ([`super::recover`]).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -28,7 +29,7 @@ use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
 use crate::fs::superblock::{self, SuperState};
-use crate::fs::{Counters, FsInner, dirty, mmp, status, sync, threads};
+use crate::fs::{Counters, FsInner, dirty, mmp, recover, status, sync, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::TidCell;
@@ -48,8 +49,17 @@ const INODE_BYTES: u64 = 1024;
 /// Blocks that the largest operations need in one transaction, with ample room.
 const TRANSACTION_BLOCKS_MIN: u32 = 1024;
 
+/// What an image is loaded for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To be used.
+    Use,
+    /// To be recovered, and no more.
+    Recovery,
+}
+
 /// Features that fjord reads and writes.
-fn writable() -> Features {
+pub(super) fn writable() -> Features {
     Features {
         compat: Compat::DIR_PREALLOC
             | Compat::HAS_JOURNAL
@@ -85,14 +95,29 @@ fn writable() -> Features {
 
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
+    if recover::is_wanted(options) {
+        recover::at_path(path, options)?;
+    }
     let file_options = FileOptions { read_only: options.read_only, ..FileOptions::default() };
     let device =
         FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))?;
-    open_device(Arc::new(device), options)
+    mount_device(Arc::new(device), options, Purpose::Use)
 }
 
 /// Opens the image on `device`.
 pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
+    if recover::is_wanted(options) {
+        recover::on_device(&device, options)?;
+    }
+    mount_device(device, options, Purpose::Use)
+}
+
+/// Loads the image on `device`.
+pub(super) fn mount_device(
+    device: Arc<dyn Device>,
+    options: &MountOptions,
+    purpose: Purpose,
+) -> Result<Arc<FsInner>> {
     let below = Below::new(device, options)?;
     let device = &below.device;
     let raw = read_torn_superblock(&**device, options)?;
@@ -101,7 +126,7 @@ pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Re
     check_size(&**device, &geo)?;
     let mmp = Arc::new(mmp::Mmp::acquire(device, &raw, &geo, &options)?);
     // The image is not in use after all when the rest fails.
-    load(below, &raw, &geo, options, mmp.clone()).inspect_err(|_| mmp.release())
+    load(below, &raw, &geo, options, mmp.clone(), purpose).inspect_err(|_| mmp.release())
 }
 
 /// What a file system stands on.
@@ -129,6 +154,7 @@ fn load(
     geo: &Geometry,
     options: MountOptions,
     mmp: Arc<mmp::Mmp>,
+    purpose: Purpose,
 ) -> Result<Arc<FsInner>> {
     let device = &below.device;
     let awake = awake(&options)?;
@@ -158,28 +184,34 @@ fn load(
         (aborted, fast_commits) = (opened.aborted, opened.fast_commits);
     }
     if !fs.options.read_only {
-        start_writing(&fs, &raw, aborted, fast_commits)?;
+        start_writing(&fs, purpose, aborted, fast_commits)?;
     }
     Ok(fs)
 }
 
 fn start_writing(
     fs: &Arc<FsInner>,
-    raw: &RawSuperblock,
+    purpose: Purpose,
     aborted: bool,
     fast_commits: Vec<Record>,
 ) -> Result<()> {
-    if raw.state().contains(FsState::ERROR) || aborted {
+    if fs.sb.snapshot().state().contains(FsState::ERROR) || aborted {
         tracing::warn!("the image bears the mark of an earlier error; run e2fsck -f when you can");
     }
     orphan::load_file(fs)?;
-    let orphans = orphan::load(fs)?;
+    let orphan::Records { inodes: orphans, damage } = orphan::load(fs)?;
     replay::fast_commit::apply(fs, fast_commits)?;
     replay::ijournal::apply(fs, fs.journal().take_pending())?;
-    fs.write_mounted_superblock(aborted)?;
+    match purpose {
+        Purpose::Use => fs.write_mounted_superblock(aborted)?,
+        Purpose::Recovery => fs.write_recovering_superblock(aborted)?,
+    }
     if aborted {
         // The superblock has the mark now, where e2fsck looks for it.
         fs.journal().clear_errno()?;
+    }
+    if let Some(damage) = &damage {
+        fs.record_error_in_superblock(damage);
     }
     orphan::empty_stale_slots(fs)?;
     orphan::complete_all(fs, &orphans)?;
@@ -214,7 +246,7 @@ fn decode_superblock(device: &dyn Device) -> Result<RawSuperblock> {
 }
 
 /// The superblock, whole.
-fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
+pub(super) fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
     let raw = decode_superblock(device)?;
     raw.verify_checksum()?;
     Ok(raw)
@@ -222,9 +254,13 @@ fn read_superblock(device: &dyn Device) -> Result<RawSuperblock> {
 
 /// The superblock for a look at the journal: a power cut may have torn it, and then the log
 /// has it whole. Nothing in it is trusted further than that before the replay.
-fn read_torn_superblock(device: &dyn Device, options: &MountOptions) -> Result<RawSuperblock> {
+pub(super) fn read_torn_superblock(
+    device: &dyn Device,
+    options: &MountOptions,
+) -> Result<RawSuperblock> {
     let mut raw = decode_superblock(device)?;
-    let may_replay = !options.read_only && raw.features().compat.contains(Compat::HAS_JOURNAL);
+    let replays = !options.read_only || recover::is_wanted(options);
+    let may_replay = replays && raw.features().compat.contains(Compat::HAS_JOURNAL);
     match raw.verify_checksum() {
         Err(error) if may_replay => {
             tracing::warn!(%error, "looking for a whole superblock in the journal");
@@ -389,21 +425,14 @@ fn open_journal(
     }
     if options.read_only {
         if geo.features.incompat.contains(Incompat::RECOVER) && !options.no_load_journal {
-            return Err(Error::Usage(
-                "the journal is dirty and a read-only mount does not replay it; run `fjord \
-                 recover` first, or pass -o noload to look at the image as it is"
-                    .into(),
+            return Err(recover::dirty(
+                "nothing is to be written, so it is not replayed; run `fjord recover` first, or \
+                 mount the image: -o ro replays it, -o ro,noload shows the image as it is",
             ));
         }
         return Ok(None);
     }
-    let Some(ino) = raw.journal_inode() else {
-        return Err(Error::Incompatible {
-            feature: "external journal device".into(),
-            hint: "move the journal into the image with tune2fs -O ^has_journal and -j".into(),
-        });
-    };
-    let (journal_map, runs) = journal_map(device, raw, geo, options, ino)?;
+    let (journal_map, runs) = find_journal_of(device, raw, geo, options)?;
     let journal_options = JournalOptions {
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
@@ -452,9 +481,44 @@ pub(crate) fn find_journal(device: &Arc<dyn Device>) -> Result<Option<(JournalMa
     let options = settle_options(&raw, &options)?;
     let geo = Geometry::from_superblock(&raw)?;
     check_size(&**device, &geo)?;
-    let Some(ino) = raw.journal_inode() else { return Ok(None) };
-    let (map, _) = journal_map(device, &raw, &geo, &options, ino)?;
+    if !geo.features.compat.contains(Compat::HAS_JOURNAL) {
+        return Ok(None);
+    }
+    let (map, _) = find_journal_of(device, &raw, &geo, &options)?;
     Ok(Some((map, geo.block_size as usize)))
+}
+
+/// The journal of an image with one, and the blocks it lies in.
+///
+/// # Errors
+/// `Incompatible` for one on another device; `Corrupt` for an inode that cannot be a journal.
+pub(super) fn find_journal_of(
+    device: &Arc<dyn Device>,
+    raw: &RawSuperblock,
+    geo: &Geometry,
+    options: &MountOptions,
+) -> Result<(JournalMap, Vec<(BlockNo, u64)>)> {
+    let Some(ino) = raw.journal_inode() else {
+        if raw.s_journal_dev.get() == 0 && raw.s_journal_uuid == [0; 16] {
+            return Err(no_journal("the superblock names no inode for it"));
+        }
+        return Err(Error::Incompatible {
+            feature: "external journal device".into(),
+            hint: "move the journal into the image with tune2fs -O ^has_journal and -j".into(),
+        });
+    };
+    journal_map(device, raw, geo, options, ino)
+}
+
+/// The error for an inode that cannot be the journal, and what then helps.
+fn no_journal(why: &str) -> Error {
+    Error::corrupt(
+        "journal inode",
+        format!(
+            "{why}, so there is no log to replay; what had been committed to it alone is lost. \
+             `e2fsck -fy` mends the image and makes a new journal"
+        ),
+    )
 }
 
 /// Finds the journal's blocks with a throw-away, read-only view of the image: what it
@@ -470,10 +534,17 @@ fn journal_map(
     let groups = Groups::unread(geo);
     let below = Below { device: device.clone(), scheduler: None };
     let fs = build(below, *raw, geo.clone(), view_options, Arc::new(mmp::Mmp::none()), groups);
-    let inode = table::get(&fs, ino)?;
+    let inode = match table::get(&fs, ino) {
+        Ok(inode) => inode,
+        Err(error @ Error::Io(_)) => return Err(error),
+        Err(Error::Corrupt { detail, .. }) => {
+            return Err(no_journal(&format!("inode {ino} cannot be read ({detail})")));
+        }
+        Err(_) => return Err(no_journal(&format!("inode {ino} is not in use"))),
+    };
     let state = inode.state.read();
-    if !state.is_file() {
-        return Err(Error::corrupt("journal inode", format!("{ino} is not a regular file")));
+    if !state.is_file() || state.disk.links_count == 0 {
+        return Err(no_journal(&format!("inode {ino} is not a file in use")));
     }
     let blocks = state.size / u64::from(geo.block_size);
     let blocks = u32::try_from(blocks)
@@ -483,7 +554,7 @@ fn journal_map(
     while logical < blocks {
         let found = map::lookup(&fs, &inode, &state, logical, blocks - logical)?;
         let MapKind::Written(start) = found.kind else {
-            return Err(Error::corrupt("journal inode", format!("block {logical} is not mapped")));
+            return Err(no_journal(&format!("inode {ino} has no block {logical}")));
         };
         extents.push(JournalExtent { logical, start, len: found.len });
         logical = logical.saturating_add(found.len.max(1));

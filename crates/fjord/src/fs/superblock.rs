@@ -154,19 +154,46 @@ impl FsInner {
     /// At mount: the image is in use from now on.
     /// `failed`: its last user met an error.
     pub(crate) fn write_mounted_superblock(&self, failed: bool) -> Result<()> {
-        let has_log = self.has_log();
         let now = u64::try_from(self.now().sec).unwrap_or(0);
+        let logged = self.has_log() && !planted(Bug::LogNotAnnounced);
         self.write_superblock_now(|raw| {
             raw.set_mtime_seconds(now);
             let mounts = raw.s_mnt_count.get().saturating_add(1);
             raw.s_mnt_count.set(mounts);
-            if failed {
-                raw.set_state(raw.state() | FsState::ERROR);
-            }
-            if has_log && !planted(Bug::LogNotAnnounced) {
-                set_incompat(raw, Incompat::RECOVER, true);
-            } else {
+            self.announce(raw, failed);
+            if !logged {
                 raw.set_state(raw.state() - FsState::VALID);
+            }
+        })
+    }
+
+    /// Before a recovery that no mount for writing follows: the log may be used.
+    pub(crate) fn write_recovering_superblock(&self, failed: bool) -> Result<()> {
+        self.write_superblock_now(|raw| self.announce(raw, failed))
+    }
+
+    fn announce(&self, raw: &mut RawSuperblock, failed: bool) {
+        // Another than it was where a list that cannot be right is given up.
+        raw.s_last_orphan.set(self.orphans.head());
+        if failed {
+            raw.set_state(raw.state() | FsState::ERROR);
+        }
+        if self.has_log() && !planted(Bug::LogNotAnnounced) {
+            set_incompat(raw, Incompat::RECOVER, true);
+        }
+    }
+
+    /// After such a recovery: everything is home, and the state is as it was.
+    pub(crate) fn write_recovered_superblock(&self) -> Result<()> {
+        let free_blocks = self.groups.free_blocks_total();
+        let free_inodes = self.groups.free_inodes_total();
+        let no_orphans = self.orphans.is_empty();
+        self.write_superblock_now(|raw| {
+            raw.set_free_blocks_count(free_blocks);
+            raw.s_free_inodes_count.set(free_inodes);
+            set_incompat(raw, Incompat::RECOVER, false);
+            if no_orphans {
+                set_ro_compat(raw, RoCompat::ORPHAN_PRESENT, false);
             }
         })
     }
@@ -234,6 +261,16 @@ pub(crate) fn fit_replayed(device: &dyn Device, block: BlockNo, content: &mut [u
         raw.fit_checksum();
         bytes.copy_from_slice(raw.as_bytes());
     }
+}
+
+/// Says in a superblock that the log has been replayed; `failed`: its last user met an error.
+pub(crate) fn set_replayed(raw: &mut RawSuperblock, failed: bool) {
+    change_whole(raw, |raw| {
+        set_incompat(raw, Incompat::RECOVER, false);
+        if failed {
+            raw.set_state(raw.state() | FsState::ERROR);
+        }
+    });
 }
 
 /// Whether two superblocks differ in their first sector alone.

@@ -120,16 +120,31 @@ impl FsInner {
 
     fn come_to_rest(self: &Arc<Self>) -> Result<()> {
         if self.is_read_only() || self.status.is_shut_down() {
-            return match self.status.first_error() {
-                Some(error) => Err(error),
-                None => Ok(()),
-            };
+            return self.status.first_error().map_or(Ok(()), Err);
         }
+        self.empty_log()?;
+        self.write_clean_superblock().map_err(|error| self.failed(error))
+    }
+
+    /// Brings everything home and closes the journal.
+    fn empty_log(self: &Arc<Self>) -> Result<()> {
         self.write_all_dirty()?;
         self.commit()?;
         self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
-        self.journal().close().map_err(|error| self.failed(error.into()))?;
-        self.write_clean_superblock().map_err(|error| self.failed(error))
+        self.journal().close().map_err(|error| self.failed(error.into()))
+    }
+
+    /// Ends a recovery that no mount for writing follows. The device stays as it is for the next user.
+    pub(crate) fn end_recovery(self: &Arc<Self>) -> Result<()> {
+        let rested = match self.status.first_error() {
+            Some(error) => Err(error),
+            None => self
+                .empty_log()
+                .and_then(|()| self.write_recovered_superblock().map_err(|e| self.failed(e))),
+        };
+        self.mmp.release();
+        self.status.set_unmounted();
+        rested
     }
 }
 

@@ -1,0 +1,151 @@
+//! Recovery before a read-only mount.
+//!
+//! Owns what [`MountOptions::recover_before_read_only`] asks for: a dirty image is recovered as a mount
+//! for writing would recover it, and comes to rest; then it is opened read-only. Linux does the same for
+//! `-o ro`.
+//!
+//! Invariants: an image that needs no recovery is not written; nor is one below which nothing can be
+//! written. Only what belongs to recovery is written: no mount count, no time of a mount.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fjord_block::{Device, DeviceExt, FileDevice, FileOptions, OpenError};
+use fjord_format::features::{Compat, Features, Incompat, RoCompat};
+use fjord_format::geometry::Geometry;
+use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_OFFSET_BYTES};
+use fjord_journal::recovery;
+
+use crate::awake::LowLatency;
+use crate::error::{Error, Result};
+use crate::fs::mount::{self, Purpose};
+use crate::fs::superblock;
+use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+
+/// Whether a mount has something to recover first.
+pub(super) fn is_wanted(options: &MountOptions) -> bool {
+    options.read_only && options.recover_before_read_only && !options.no_load_journal
+}
+
+/// Recovers the image at `path` if it needs that.
+///
+/// # Errors
+/// `Usage` for a dirty journal in an image that cannot be written; those of a mount for writing.
+pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<()> {
+    let open = |read_only| {
+        let file_options = FileOptions { read_only, ..FileOptions::default() };
+        FileDevice::open(path, &file_options)
+    };
+    let failed = |error| Error::Open(Arc::new(error));
+    let Some(needs) = Needs::of(&open(true).map_err(failed)?, options)? else { return Ok(()) };
+    match open(false) {
+        Ok(device) => on_device(&(Arc::new(device) as Arc<dyn Device>), options),
+        Err(OpenError::WriteProtected { source, .. }) => needs.without_writing(&source.to_string()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Recovers the image on `device` if it needs that.
+///
+/// # Errors
+/// As [`at_path`].
+pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Result<()> {
+    let Some(needs) = Needs::of(&**device, options)? else { return Ok(()) };
+    if device.capabilities().read_only {
+        return needs.without_writing("the device is read-only");
+    }
+    tracing::info!(?needs, "recovering the image before it is mounted read-only");
+    let options = recovering(options);
+    if !needs.unknown.is_empty() {
+        return replay_log(device, &options, &needs);
+    }
+    mount::mount_device(device.clone(), &options, Purpose::Recovery)?.end_recovery()
+}
+
+/// What is to be done, read from the superblock.
+#[derive(Debug)]
+struct Needs {
+    /// The log is to be replayed.
+    log: bool,
+    /// Features with which nothing but the log can be brought home.
+    unknown: Features,
+}
+
+impl Needs {
+    /// `None` for a clean image, and where nothing can be done.
+    fn of(device: &dyn Device, options: &MountOptions) -> Result<Option<Needs>> {
+        let raw = mount::read_torn_superblock(device, options)?;
+        let features = raw.features();
+        let log = features.compat.contains(Compat::HAS_JOURNAL)
+            && features.incompat.contains(Incompat::RECOVER);
+        let orphans =
+            raw.s_last_orphan.get() != 0 || features.ro_compat.contains(RoCompat::ORPHAN_PRESENT);
+        let unknown = features.without(&mount::writable()).ro_compat;
+        let unknown = Features { ro_compat: unknown, ..Features::default() };
+        if !log && orphans && !unknown.is_empty() {
+            // As Linux has it with features that it does not know.
+            let names = unknown.names().join(", ");
+            tracing::warn!("orphans stay: nothing is written beside the feature {names}");
+            return Ok(None);
+        }
+        Ok((log || orphans).then_some(Needs { log, unknown }))
+    }
+
+    /// Without a replay, orphans can wait for the next mount; the tree is whole.
+    fn without_writing(&self, why: &str) -> Result<()> {
+        if self.log {
+            return Err(dirty(&format!(
+                "it cannot be replayed, because the image cannot be written ({why}); make it \
+                 writable, or mount it with -o ro,noload to look at it as it is, without what only \
+                 the journal holds"
+            )));
+        }
+        tracing::warn!("orphans stay for the next mount: the image cannot be written ({why})");
+        Ok(())
+    }
+}
+
+/// The error for a journal that is to be replayed first.
+pub(super) fn dirty(what: &str) -> Error {
+    Error::Usage(format!("the journal is dirty and {what}"))
+}
+
+/// Options of the mount that recovers.
+fn recovering(options: &MountOptions) -> MountOptions {
+    MountOptions {
+        read_only: false,
+        recover_before_read_only: false,
+        data: DataMode::Ordered,
+        fsync: FsyncPolicyKind::Compound,
+        scheduler: Scheduler::Direct,
+        discard: false,
+        low_latency: LowLatency::Never,
+        background_threads: false,
+        ..options.clone()
+    }
+}
+
+/// Brings home what the log holds, block by block, and does no more.
+///
+/// # Errors
+/// `Incompatible` for fast commits and i-transactions, which need a mount; those of a replay.
+fn replay_log(device: &Arc<dyn Device>, options: &MountOptions, needs: &Needs) -> Result<()> {
+    let raw = mount::read_torn_superblock(&**device, options)?;
+    let geo = Geometry::from_superblock(&raw)?;
+    let (map, _) = mount::find_journal_of(device, &raw, &geo, options)?;
+    let plan = recovery::scan(device, &map, geo.block_size as usize)?;
+    if plan.report().fast_commits > 0 || !plan.i_transactions()?.is_empty() {
+        return Err(Error::Incompatible {
+            feature: needs.unknown.names().join(", "),
+            hint:
+                "the journal holds fsyncs that cannot be replayed beside it; mount the image with \
+                   Linux, or run e2fsck"
+                    .into(),
+        });
+    }
+    let failed = plan.apply()?.errno.is_some();
+    let mut raw: RawSuperblock = mount::read_superblock(&**device)?;
+    superblock::set_replayed(&mut raw, failed);
+    device.write_all_at(SUPERBLOCK_OFFSET_BYTES, raw.as_bytes())?;
+    Ok(device.flush()?)
+}
