@@ -72,14 +72,18 @@ impl From<Error> for Failure {
         let code = match &e {
             Error::Corrupt { .. } => EXIT_DAMAGED,
             Error::Incompatible { .. } => EXIT_UNSUPPORTED,
-            Error::Open(open) if matches!(**open, OpenError::InUse { .. }) => EXIT_IN_USE,
+            Error::Open(open) => match **open {
+                OpenError::InUse { .. } => EXIT_IN_USE,
+                OpenError::NotADevice { .. } => EXIT_USAGE,
+                _ => EXIT_FAILURE,
+            },
             _ => EXIT_FAILURE,
         };
         let hint = match e.errno() {
             libc::ENOSPC => {
                 "; the image, or the file system that holds it, is full: free space or use a larger one"
             }
-            libc::EROFS => {
+            libc::EROFS if !matches!(e, Error::Open(_)) => {
                 "; the image is read-only since an earlier error: unmount it and run e2fsck -f"
             }
             _ if matches!(e, Error::Io(_)) => {

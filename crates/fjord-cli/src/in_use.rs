@@ -3,7 +3,7 @@
 use std::{
     fs,
     os::unix::fs::{FileTypeExt, MetadataExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use fjord_fuse::mount::{self, MountEntry};
@@ -26,6 +26,17 @@ pub(crate) fn mount_of(image: &Path) -> Option<MountEntry> {
             || loops.contains(&m.source)
             || m.is_fjord() && m.source.is_absolute() && mount::same_file(&m.source, image)
     })
+}
+
+/// The loop device over `image` that goes by itself when its user does, and that no mount of this
+/// namespace is on: that of a mount that was detached.
+pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
+    let mounts = mount::mounts().ok()?;
+    mount::loop_backings()
+        .into_iter()
+        .filter(|b| b.autoclear && mount::same_file(&b.file, image))
+        .map(|b| b.device)
+        .find(|device| mounts.iter().all(|m| m.source != *device))
 }
 
 /// Fails with a message that says where, if the image is mounted.

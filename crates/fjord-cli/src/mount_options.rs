@@ -32,6 +32,8 @@ pub(crate) fn parse(lists: &[String]) -> Result<Options> {
 /// Carries over what both halves must agree on. Call after command-line flags are applied.
 pub(crate) fn settle(options: &mut Options) {
     options.engine.read_only = options.fuse.read_only();
+    // As Linux: a read-only mount replays the journal first, unless noload is given.
+    options.engine.recover_before_read_only = true;
     options.engine.atime = options.fuse.atime;
     options.engine.acl = options.fuse.acl;
     // The session counts all requests; fsyncs are among them.
@@ -132,7 +134,12 @@ mod tests {
             "ro,noatime,noacl,data=writeback,commit=30,cache_size=64M,inline_data_max=8K,nobarrier",
         )
         .unwrap();
-        assert!(o.engine.read_only && !o.engine.acl && !o.engine.barrier);
+        assert!(
+            o.engine.read_only
+                && o.engine.recover_before_read_only
+                && !o.engine.acl
+                && !o.engine.barrier
+        );
         assert_eq!(o.engine.atime, fjord::AtimeMode::Never);
         assert_eq!(o.engine.data, DataMode::Writeback);
         assert_eq!(o.engine.commit_interval, Duration::from_secs(30));

@@ -29,8 +29,8 @@ const IN_USE: i32 = 3;
 const DAMAGED: i32 = 4;
 const UNSUPPORTED: i32 = 5;
 
-fn program() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_fjord"))
+fn program() -> PathBuf {
+    std::env::var_os("FJORD_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_fjord").into()).into()
 }
 
 fn fjord() -> Command {
@@ -84,7 +84,123 @@ fn image_is_no_ext4() -> Result<()> {
     File::create(&img)?.set_len(16 << 20)?;
     expect(&mount(&img, &dir).output()?, FAILURE, &["not an ext2, ext3 or ext4", "mkfs"])?;
     expect(&fjord().arg("info").arg(&img).output()?, FAILURE, &["not an ext2, ext3 or ext4"])?;
-    expect(&mount(&dir, &dir).output()?, FAILURE, &["is a directory", "image file"])
+    expect(&mount(&dir, &dir).output()?, USAGE, &["is a directory", "image file"])
+}
+
+/// What is neither a file nor a block device is told at once: opening a pipe would wait for ever.
+#[test]
+fn image_is_a_pipe_or_a_socket_or_a_character_device() -> Result<()> {
+    let (scratch, _, dir) = place("pipe")?;
+    let (pipe, socket) = (scratch.join("pipe"), scratch.join("socket"));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )?;
+    let _listener = std::os::unix::net::UnixListener::bind(&socket)?;
+    let commands: &[(&[&str], &[&str])] = &[
+        (&["mount"], &["DIR"]),
+        (&["info"], &[]),
+        (&["recover"], &[]),
+        (&["recover", "--drop-fsyncs"], &[]),
+        (&["journal"], &[]),
+        (&["ls"], &[]),
+        (&["tree"], &[]),
+        (&["stat"], &["/"]),
+        (&["cat"], &["/x"]),
+        (&["get"], &["/x"]),
+        (&["put"], &["/etc/passwd", "/x"]),
+        (&["rm"], &["/x"]),
+        (&["mkdir"], &["/x"]),
+        (&["tune", "--ijournal", "0"], &[]),
+        (&["mkfs"], &[]),
+        (&["mkfs", "--force", "--size", "16M"], &[]),
+    ];
+    for (path, what) in [
+        (pipe.as_path(), "pipe or socket"),
+        (&socket, "pipe or socket"),
+        (Path::new("/dev/null"), "character device"),
+        (&dir, "directory"),
+    ] {
+        for (before, after) in commands {
+            let mut command = tools::command("timeout")?;
+            command.arg("20").arg(program()).args(*before);
+            command.arg(path);
+            for arg in *after {
+                match *arg {
+                    "DIR" => command.arg(&dir),
+                    arg => command.arg(arg),
+                };
+            }
+            let out = command.stdin(Stdio::null()).output()?;
+            expect(&out, USAGE, &[what]).with_context(|| format!("{before:?} {path:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The inode of the journal is gone, or another.
+#[test]
+fn journal_inode_is_unusable() -> Result<()> {
+    let (scratch, img, dir) = place("nojournal")?;
+    for (request, why) in [
+        ("clri <8>", "inode 8 is not in use"),
+        ("ssv journal_inum 11", "inode 11 is not a file"),
+        ("ssv journal_inum 200", "inode 200 is not in use"),
+        ("ssv journal_inum 4000000", "inode 4000000"),
+        ("ssv journal_inum 0", "no inode"),
+        ("sif <8> links_count 0", "inode 8 is not a file"),
+    ] {
+        let broken = scratch.join("broken");
+        image::copy_sparse(&img, &broken)?;
+        image::debugfs_write(&broken, &[request.to_owned()])?;
+        let words = ["journal inode", why, "e2fsck -fy", "lost"];
+        for command in ["recover", "journal"] {
+            let out = fjord().arg(command).arg(&broken).output()?;
+            expect(&out, DAMAGED, &words).with_context(|| format!("{command}, {request}"))?;
+        }
+        expect(&mount(&broken, &dir).output()?, DAMAGED, &words).context(request)?;
+        expect(&fjord().arg("info").arg(&broken).output()?, 0, &[]).context(request)?;
+        // The advice helps.
+        image::e2fsck_repair(&broken).context(request)?;
+        expect(&fjord().arg("recover").arg(&broken).output()?, 0, &[]).context(request)?;
+        image::e2fsck_clean(&broken).context(request)?;
+    }
+    Ok(())
+}
+
+/// A mount whose daemon was killed and that was detached while a program was on it lives on for a
+/// moment, and so does its loop device.
+#[test]
+fn a_detached_mount_is_waited_for() -> Result<()> {
+    let (_scratch, img, dir) = place("detached")?;
+    for (next, seconds, code) in [("recover", "2", 0), ("mount", "2", 0), ("recover", "30", IN_USE)]
+    {
+        let mut mounted = FjordMount::with_program(&program(), &img, &[])?;
+        fs::write(mounted.path().join("file"), "content")?;
+        let mut sleep = Command::new("sleep");
+        let mut holder = sleep.arg(seconds).current_dir(mounted.path()).spawn()?;
+        mounted.kill()?;
+        let detached = tools::run(tools::command("umount")?.arg("-l").arg(mounted.path()));
+        let out = match next {
+            "recover" => fjord().arg("recover").arg(&img).output(),
+            _ => mount(&img, &dir).arg("--daemon").output(),
+        };
+        holder.kill()?;
+        holder.wait()?;
+        detached?.ok()?;
+        let words: &[&str] = if code == 0 { &[] } else { &["detached", "umount -l", "/dev/loop"] };
+        expect(&out?, code, words).with_context(|| format!("{next}, {seconds} s"))?;
+        if next == "mount" {
+            image::unmount(&dir)?;
+        }
+        mounted.detach();
+    }
+    ensure!(fjord().arg("recover").arg(&img).status()?.success());
+    image::e2fsck_clean(&img)?;
+    Ok(())
 }
 
 #[test]
@@ -176,7 +292,7 @@ fn a_policy_that_the_image_is_not_made_for_is_refused() -> Result<()> {
 #[test]
 fn already_mounted_by_fjord() -> Result<()> {
     let (scratch, img, dir) = place("byfjord")?;
-    let mounted = FjordMount::with_program(program(), &img, &[])?;
+    let mounted = FjordMount::with_program(&program(), &img, &[])?;
     let at = mounted.path().display().to_string();
     expect(&mount(&img, &dir).output()?, IN_USE, &["mounted by fjord", &at, "fjord umount"])?;
     expect(&fjord().arg("ls").arg(&img).output()?, IN_USE, &["mounted by fjord", &at])?;
@@ -236,7 +352,7 @@ fn mountpoint_missing_or_not_a_directory_or_busy() -> Result<()> {
     expect(&mount(&img, &img).output()?, FAILURE, &["not a directory"])?;
     ensure!(fs::read(&img)? == before, "a mount that cannot be must not touch the image");
     let (_other_scratch, other, _) = place("other")?;
-    let mounted = FjordMount::with_program(program(), &other, &[])?;
+    let mounted = FjordMount::with_program(&program(), &other, &[])?;
     expect(&mount(&img, mounted.path()).output()?, IN_USE, &["busy", "unmount it first"])?;
     mounted.unmount()
 }
@@ -246,7 +362,7 @@ fn umount_of_what_is_busy_or_no_mount() -> Result<()> {
     let (scratch, img, dir) = place("umount")?;
     expect(&fjord().arg("umount").arg(&dir).output()?, FAILURE, &["nothing is mounted"])?;
     expect(&fjord().arg("umount").arg("/proc").output()?, FAILURE, &["not one of fjord's"])?;
-    let mounted = FjordMount::with_program(program(), &img, &[])?;
+    let mounted = FjordMount::with_program(&program(), &img, &[])?;
     let file = File::create(mounted.path().join("open"))?;
     let out = fjord().arg("umount").arg(mounted.path()).output()?;
     expect(&out, IN_USE, &["in use", "fuser"])?;
@@ -259,7 +375,7 @@ fn umount_of_what_is_busy_or_no_mount() -> Result<()> {
 #[test]
 fn a_dead_mount_is_told_and_taken_down() -> Result<()> {
     let (_scratch, img, dir) = place("dead")?;
-    let mut mounted = FjordMount::with_program(program(), &img, &[])?;
+    let mut mounted = FjordMount::with_program(&program(), &img, &[])?;
     let file = File::create(mounted.path().join("kept"))?;
     file.sync_all()?;
     drop(file);
@@ -307,9 +423,9 @@ fn no_permission() -> Result<()> {
         Command::new(&copy).arg("mount").arg(&img).arg(&dir).uid(NOBODY).gid(NOBODY).output()?;
     expect(&out, FAILURE, &["no permission"])?;
     fs::set_permissions(&img, fs::Permissions::from_mode(0o444))?;
-    let out =
-        Command::new(&copy).arg("mount").arg(&img).arg(&dir).uid(NOBODY).gid(NOBODY).output()?;
-    expect(&out, FAILURE, &["no permission", "read-only"])
+    let mut put = Command::new(&copy);
+    put.arg("put").arg(&copy).arg(&img).arg("/x").uid(NOBODY).gid(NOBODY);
+    expect(&put.output()?, FAILURE, &["cannot be written", "chmod", "read-only"])
 }
 
 #[test]

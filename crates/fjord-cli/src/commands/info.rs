@@ -4,7 +4,6 @@
 //! features that fjord does not know.
 
 use std::{
-    fs::File,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
@@ -85,13 +84,7 @@ struct JournalInfo {
 
 /// Reads and decodes the superblock, whatever state the image is in.
 pub(super) fn read_superblock(image: &Path) -> Result<RawSuperblock> {
-    let file = File::open(image).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Failure::new(format!(
-            "{} does not exist; check the path, or make it with `fjord mkfs`",
-            image.display()
-        )),
-        _ => Failure::from(e).context(image.display()),
-    })?;
+    let file = image::open_raw(image)?;
     let mut bytes = [0; SUPERBLOCK_BYTES];
     file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).map_err(|e| match e.kind() {
         std::io::ErrorKind::UnexpectedEof => Failure::new(format!(

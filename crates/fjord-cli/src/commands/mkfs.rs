@@ -202,8 +202,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Bytes of a file or block device.
 fn size_of(image: &Path) -> Result<u64> {
-    let size = File::open(image).and_then(|mut file| file.seek(io::SeekFrom::End(0)));
-    size.context(image.display())
+    image::open_raw(image)?.seek(io::SeekFrom::End(0)).context(image.display())
 }
 
 fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()> {
@@ -334,13 +333,13 @@ pub(super) fn make<T>(
         FileDevice::open(image, &FileOptions::default())
             .map_err(|e| fjord::Error::Open(std::sync::Arc::new(e)))
     };
-    let made = image::patiently(open).map_err(|e| crate::failure::open_failed(image, e)).and_then(
-        |device| {
+    let made = image::patiently(image, open)
+        .map_err(|e| crate::failure::open_failed(image, e))
+        .and_then(|device| {
             let report = fjord_mkfs::format(&device, options)
                 .context(format!("making a file system on {}", image.display()))?;
             Ok((report, fill(device)?))
-        },
-    );
+        });
     if made.is_err() && created {
         // The message of the failure is the one that counts.
         let _ = fs::remove_file(image);

@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Let the kernel collect writes; faster for small ones, full images show at fsync only
     #[arg(long)]
     writeback_cache: bool,
-    /// Change nothing
+    /// Change nothing; a dirty journal is replayed first, unless -o noload is given
     #[arg(long)]
     read_only: bool,
     /// Mount options
@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         },
     };
     let signals = Signals::listen()?;
-    let started = start(&image, &args, &options, &signals);
+    let started = start(&image, &args, &mut options, &signals);
     let (fs, server, outcome) = match started {
         Ok((fs, server)) => (Some(fs), Some(server), Ok(())),
         Err(e) => (None, None, Err(e)),
@@ -126,7 +126,7 @@ fn make_new(image: &Path, bytes: u64) -> Result<()> {
 fn start(
     image: &Path,
     args: &Args,
-    options: &mount_options::Options,
+    options: &mut mount_options::Options,
     signals: &Signals,
 ) -> Result<(Fs, Server)> {
     // The cheap checks first: an image is not to be recovered for a mount that cannot be.
@@ -134,7 +134,7 @@ fn start(
     if let Some(bytes) = args.new {
         make_new(image, bytes)?;
     }
-    let fs = image::open(image, &options.engine)?;
+    let fs = image::open_for_mount(image, options)?;
     let server = match Server::mount(&fs, image, &args.dir, &options.fuse) {
         Ok(server) => server,
         Err(e) => {

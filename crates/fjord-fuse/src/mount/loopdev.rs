@@ -119,6 +119,8 @@ pub struct LoopBacking {
     pub device: PathBuf,
     /// The file as the kernel names it; ends in ` (deleted)` when it was unlinked.
     pub file: PathBuf,
+    /// It detaches itself when its last user is gone.
+    pub autoclear: bool,
 }
 
 /// The loop devices in use and their files, from sysfs.
@@ -130,8 +132,11 @@ pub fn loop_backings() -> Vec<LoopBacking> {
             let name = entry.file_name();
             name.to_str()?.strip_prefix("loop")?;
             let file = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+            let autoclear = fs::read_to_string(entry.path().join("loop/autoclear"))
+                .is_ok_and(|value| value.trim() == "1");
             let device = Path::new("/dev").join(name);
-            Some(LoopBacking { device, file: PathBuf::from(file.trim_end_matches('\n')) })
+            let file = PathBuf::from(file.trim_end_matches('\n'));
+            Some(LoopBacking { device, file, autoclear })
         })
         .collect()
 }
