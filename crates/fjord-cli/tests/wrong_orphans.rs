@@ -156,8 +156,9 @@ fn lists() -> Result<()> {
     let links = |pairs: &[(u32, u32)]| -> Vec<String> {
         pairs.iter().map(|(from, to)| format!("sif <{from}> dtime @{to}")).collect()
     };
+    let cut = |ino: u32| vec![format!("sif <{ino}> block[0] 0x1234")];
     // The head, and what follows what.
-    let cases: [(&str, u32, Vec<String>); 17] = [
+    let cases: [(&str, u32, Vec<String>); 19] = [
         ("the bad blocks", 1, vec![]),
         ("the journal", 8, vec![]),
         ("lost+found", 11, vec![]),
@@ -174,6 +175,8 @@ fn lists() -> Result<()> {
         ("a loop of itself", a, links(&[(a, a)])),
         ("a loop of two", a, links(&[(a, b), (b, a)])),
         ("a loop of two with links", c, links(&[(c, d), (d, c)])),
+        ("a damaged map", a, cut(a)),
+        ("a damaged map behind a sound one", b, [links(&[(b, a)]), cut(a)].concat()),
         ("a mixed loop", a, links(&[(a, c), (c, a)])),
     ];
     for (case, head, mut requests) in cases {
@@ -186,6 +189,29 @@ fn lists() -> Result<()> {
         compare_read_only(&scratch, &broken, case).context(case)?;
     }
     Ok(())
+}
+
+/// Damage that shows only while an orphan's blocks are being freed.
+#[test]
+fn an_orphan_that_cannot_be_freed() -> Result<()> {
+    let scratch = Scratch::in_memory("unfreed")?;
+    let (img, n) = base(&scratch, "^orphan_file")?;
+    let a = n.nameless[0];
+    let blocks = image::debugfs(&img, &format!("blocks <{a}>"))?;
+    let block = blocks.split_whitespace().nth(1).context("a block")?;
+    image::debugfs_write(&img, &[format!("freeb {block}"), format!("ssv last_orphan {a}")])?;
+    let linux = scratch.join("linux.img");
+    image::copy_sparse(&img, &linux)?;
+    let theirs = tree_of_linux(KernelMount::new(&linux, "rw,noinit_itable")?)?;
+    let mount = FjordMount::with_program(&program(), &img, &[]).context("fjord")?;
+    let found = Manifest::from_directory(mount.path())?;
+    let written = std::fs::write(mount.path().join("new"), "new");
+    let ended = mount.unmount();
+    same_tree(&theirs, &found)?;
+    ensure!(has_error(&linux)? && has_error(&img)?, "no note of the error");
+    ensure!(written.is_err() && ended.is_err(), "nobody is told of the damage");
+    image::e2fsck_repair(&img)?;
+    image::e2fsck_clean(&img).map(drop)
 }
 
 #[test]

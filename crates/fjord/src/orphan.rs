@@ -378,6 +378,10 @@ fn get_orphan(fs: &Arc<FsInner>, ino: InodeNo) -> Result<Arc<Inode>> {
     if state.disk.dtime > fs.geo.inode_count {
         return Err(wrong(ino, "leads to an inode that there is not"));
     }
+    if map::has_map(&state) {
+        // As Linux: one whose map is damaged at its root is not touched.
+        map::lookup(fs, &inode, &state, 0, 1)?;
+    }
     drop(state);
     Ok(inode)
 }

@@ -214,10 +214,15 @@ fn start_writing(
         fs.record_error_in_superblock(damage);
     }
     orphan::empty_stale_slots(fs)?;
-    orphan::complete_all(fs, &orphans)?;
-    if !orphans.is_empty() {
-        let completed = orphans.len();
-        tracing::info!(completed, "completed deletions and truncations of orphans");
+    match orphan::complete_all(fs, &orphans) {
+        Ok(()) if orphans.is_empty() => {}
+        Ok(()) => {
+            let completed = orphans.len();
+            tracing::info!(completed, "completed deletions and truncations of orphans");
+        }
+        // What can be read still is worth a mount; nothing is written any more.
+        Err(error) if error.is_corrupt() => fs.note_damage(&error, true),
+        Err(error) => return Err(error),
     }
     threads::Threads::start(fs);
     mmp::Mmp::start(fs);
