@@ -49,11 +49,12 @@ impl Default for SessionConfig {
     fn default() -> SessionConfig {
         SessionConfig {
             io_len_max: 1 << 20,
+            // Without ASYNC_DIO: after a direct write that completes by itself the kernel would leave
+            // older pages in its cache.
             flags: InitFlags::ASYNC_READ
                 | InitFlags::BIG_WRITES
                 | InitFlags::MAX_PAGES
                 | InitFlags::PARALLEL_DIROPS
-                | InitFlags::ASYNC_DIO
                 | InitFlags::INIT_EXT,
             threads_max: 64,
             threads_idle_max: 4,
