@@ -15,6 +15,7 @@ use fjord_testkit::{
     features,
     fjord_mount::FjordMount,
     image::{self, KernelMount, Scratch},
+    side_by_side::{self, shell},
     tools,
 };
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom};
@@ -26,32 +27,8 @@ fn same(
     linux_options: &str,
     steps: impl Fn(&Path) -> Result<String>,
 ) -> Result<()> {
-    let scratch = Scratch::in_memory("like-linux")?;
-    let (ours, theirs) = (scratch.join("fjord.img"), scratch.join("linux.img"));
-    let set = features::by_name(set).context("a set of the table")?;
-    set.make(&theirs)?;
-    image::copy_sparse(&theirs, &ours)?;
-    let linux = KernelMount::new(&theirs, linux_options)?;
-    fs::set_permissions(linux.path(), fs::Permissions::from_mode(0o755))?;
-    let expected = steps(linux.path()).context("on Linux")?;
-    linux.unmount()?;
     let program = Path::new(env!("CARGO_BIN_EXE_fjord"));
-    let fjord = FjordMount::with_program(program, &ours, fjord_args)?;
-    fs::set_permissions(fjord.path(), fs::Permissions::from_mode(0o755))?;
-    let found = steps(fjord.path()).context("on fjord")?;
-    fjord.unmount()?;
-    image::e2fsck_clean(&ours)?;
-    let (expected, found): (Vec<_>, Vec<_>) = (expected.lines().collect(), found.lines().collect());
-    let equal = expected.iter().zip(&found).take_while(|(expected, found)| expected == found);
-    let equal = equal.count();
-    // What led there, and what comes after.
-    let around = |lines: &[&str]| {
-        lines[equal.saturating_sub(8).min(lines.len())..(equal + 4).min(lines.len())].join("\n")
-    };
-    let (linux, fjord) = (around(&expected), around(&found));
-    ensure!(expected == found, "from line {equal} on, Linux:\n{linux}\n\nfjord:\n{fjord}");
-    println!("{equal} equal lines");
-    Ok(())
+    side_by_side::same(program, set, fjord_args, linux_options, steps)
 }
 
 /// An image of the set, mounted by fjord.
@@ -61,17 +38,6 @@ fn fjord(set: &str) -> Result<(Scratch, FjordMount)> {
     features::by_name(set).context("a set of the table")?.make(&img)?;
     let program = Path::new(env!("CARGO_BIN_EXE_fjord"));
     Ok((scratch, FjordMount::with_program(program, &img, &[])?))
-}
-
-/// Runs a shell script in the mount and gives all it said. `as UID GROUPS COMMAND...` runs a
-/// command as somebody else, `tell COMMAND...` shows how it ended.
-fn shell(dir: &Path, script: &str) -> Result<String> {
-    const PRELUDE: &str = "as() { u=$1; g=$2; shift 2; setpriv --reuid=$u --regid=$u --groups=$g \
-                           \"$@\"; }\ntell() { echo \"$ $*\"; \"$@\" 2>&1; echo \"= $?\"; }\n";
-    tools::require(&["setfacl", "getfacl", "setfattr", "getfattr", "chattr"])?;
-    let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("{PRELUDE}{script}")).current_dir(dir).env("LC_ALL", "C");
-    Ok(tools::run(&mut command)?.ok()?.stdout)
 }
 
 #[test]

@@ -91,6 +91,12 @@ impl<'c> Responder<'c> {
         }
     }
 
+    /// Makes the kernel ask for a node's attributes again. Waits for nothing.
+    pub fn invalidate_attr(&mut self, nodeid: u64) {
+        // A negative offset stands for no page.
+        self.invalidate(nodeid, -1, 0);
+    }
+
     /// For requests that have no reply.
     pub fn none(mut self) {
         self.answered = true;

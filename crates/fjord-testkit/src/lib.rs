@@ -5,6 +5,7 @@
 //! - [`image`]: scratch directories, sparse copies, kernel mounts, e2fsck and debugfs.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
+//! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
 //! - [`fast_commits`]: images with fast commits, left by the kernel.
 //! - [`hostile`]: damaged images and what the engine does with them.
@@ -26,6 +27,7 @@ pub mod model;
 pub mod promise;
 pub mod rng;
 pub mod script;
+pub mod side_by_side;
 pub mod stress;
 pub mod tools;
 pub mod workloads;

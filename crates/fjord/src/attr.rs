@@ -165,6 +165,9 @@ pub struct SetAttr {
     pub ctime: Option<Timespec>,
     /// Drop set-user-ID, set-group-ID (where group execute is set) and capabilities.
     pub kill_privileges: bool,
+    /// With `kill_privileges`, by somebody outside the file's group: set-group-ID goes also
+    /// where group execute is not set.
+    pub outside_group: bool,
 }
 
 /// Who makes a call: for ownership of new files and the rules of set-group-ID.

@@ -20,6 +20,11 @@ const STATX_ATTR_APPEND: u64 = 0x20;
 const STATX_ATTR_NODUMP: u64 = 0x40;
 const SUPPORTED_STATX_ATTRS: u64 = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND | STATX_ATTR_NODUMP;
 
+/// Set-user-ID, set-group-ID, and group execute.
+const S_ISUID: u16 = 0o4000;
+const S_ISGID: u16 = 0o2000;
+const S_IXGRP: u16 = 0o0010;
+
 /// Inode flag: no change at all.
 pub(super) const FS_IMMUTABLE_FL: u32 = 0x10;
 /// Inode flag: only appending.
@@ -49,7 +54,17 @@ fn fuse_attr(attr: &Attr) -> FuseAttr {
     }
 }
 
+/// Whether the file runs with the rights of its owner or group, which a write takes away.
+pub(super) fn has_set_ids(attr: &Attr) -> bool {
+    attr.kind() == FileKind::Regular && attr.mode & (S_ISUID | S_ISGID) != 0
+}
+
 fn attr_valid_secs(attr: &Attr) -> u64 {
+    // The bits go with OPEN and WRITE, whose replies have no attributes: the kernel asks again
+    // before each exec.
+    if has_set_ids(attr) {
+        return 0;
+    }
     let settled = Timespec::now().sec.saturating_sub(attr.ctime.sec) > SETTLE_SECS;
     if attr.kind() != FileKind::Regular || settled { LONG_SECS } else { SHORT_SECS }
 }
@@ -130,6 +145,11 @@ impl EngineHandler {
                 valid.contains(set).then(|| SetTime::At(timespec(sec, nsec)))
             }
         };
+        let before = node.attr();
+        let kill_privileges = valid.contains(Fattr::KILL_SUIDGID)
+            || valid.difference(Fattr::FH | Fattr::LOCKOWNER).is_empty()
+                && self.is_before_write(request.header, &before);
+        let gid = valid.contains(Fattr::GID).then_some(args.gid);
         let change = SetAttr {
             mode: valid.contains(Fattr::MODE).then_some((args.mode & 0o7777) as u16),
             uid: valid.contains(Fattr::UID).then_some(args.uid),
@@ -138,7 +158,8 @@ impl EngineHandler {
             atime: time(Fattr::ATIME, Fattr::ATIME_NOW, args.atime, args.atimensec),
             mtime: time(Fattr::MTIME, Fattr::MTIME_NOW, args.mtime, args.mtimensec),
             ctime: valid.contains(Fattr::CTIME).then(|| timespec(args.ctime, args.ctimensec)),
-            kill_privileges: valid.contains(Fattr::KILL_SUIDGID),
+            kill_privileges,
+            outside_group: kill_privileges && outside_group(request.header, &before, gid),
         };
         if valid.contains(Fattr::SIZE) && !change.kill_privileges {
             node.drop_capability()?;
@@ -155,6 +176,16 @@ impl EngineHandler {
         Ok(attr_out(&attr))
     }
 
+    /// Whether a SETATTR that sets nothing comes before a write or an fallocate, to take
+    /// set-user-ID and set-group-ID away; the kernel looks at its own copy of the mode, which the
+    /// reply renews before the content changes. A chown(2) to no one looks the same, and anybody
+    /// may try that: only the owner, or who has the file open for writing, takes the bits away.
+    fn is_before_write(&self, header: &InHeader, attr: &Attr) -> bool {
+        has_set_ids(attr)
+            && !caller::keeps_set_ids(header)
+            && (header.uid == attr.uid || self.handles.has_writer(attr.ino, header.uid))
+    }
+
     pub(super) fn statfs(&self) -> StatfsOut {
         let st = self.fs.statfs();
         StatfsOut {
@@ -169,6 +200,17 @@ impl EngineHandler {
             ..Default::default()
         }
     }
+}
+
+/// Whether set-group-ID without group execute goes with the other privileges, as it does for
+/// callers outside the file's group. A chown that takes set-user-ID away looks at the new group too.
+pub(super) fn outside_group(header: &InHeader, attr: &Attr, new_gid: Option<u32>) -> bool {
+    if attr.mode & (S_ISGID | S_IXGRP) != S_ISGID || caller::keeps_set_ids(header) {
+        return false;
+    }
+    let caller = caller::cred_with_groups(header);
+    let outside = |gid| caller.gid != gid && !caller.groups.contains(&gid);
+    outside(attr.gid) || attr.mode & S_ISUID != 0 && new_gid.is_some_and(outside)
 }
 
 /// A time from the wire, where seconds before 1970 arrive as large unsigned numbers.

@@ -10,6 +10,7 @@ use fjord::Cred;
 
 use crate::abi::InHeader;
 
+const CAP_FSETID: u32 = 4;
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// Credentials for the ownership rules of new files.
@@ -27,11 +28,22 @@ pub(super) fn cred_with_groups(header: &InHeader) -> Cred {
 
 /// Whether the caller may administer the system: has CAP_SYS_ADMIN in this user namespace.
 pub(super) fn is_admin(header: &InHeader) -> bool {
-    let has_cap = status_field(header.pid, "CapEff:")
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .is_some_and(|caps| caps & (1 << CAP_SYS_ADMIN) != 0);
+    has_capability(header, CAP_SYS_ADMIN).unwrap_or(false)
+}
+
+/// Whether set-user-ID and set-group-ID stay when the caller changes a file: with CAP_FSETID in
+/// this user namespace. Of a caller that cannot be seen, root is taken to have it; each request
+/// in which the kernel says that it has not is followed in any case.
+pub(super) fn keeps_set_ids(header: &InHeader) -> bool {
+    has_capability(header, CAP_FSETID).unwrap_or(header.uid == 0)
+}
+
+/// Whether the caller has a capability in this user namespace; `None` if it cannot be seen.
+fn has_capability(header: &InHeader, capability: u32) -> Option<bool> {
+    let hex = status_field(header.pid, "CapEff:")?;
+    let has_cap = u64::from_str_radix(hex.trim(), 16).ok()? & (1 << capability) != 0;
     let user_ns = |who: &str| fs::read_link(format!("/proc/{who}/ns/user")).ok();
-    has_cap && user_ns(&header.pid.to_string()) == user_ns("self")
+    Some(has_cap && user_ns(&header.pid.to_string()) == user_ns("self"))
 }
 
 fn status_field(pid: u32, field: &str) -> Option<String> {

@@ -4,7 +4,7 @@ use fjord::{AtimeMode, Attr, FallocMode, InodeRef, SetAttr, Timespec, WriteOptio
 
 use super::{
     EngineHandler, NotifyPermit, Outcome,
-    attrs::{FS_APPEND_FL, FS_IMMUTABLE_FL},
+    attrs::{FS_APPEND_FL, FS_IMMUTABLE_FL, has_set_ids, outside_group},
     caller,
 };
 use crate::{
@@ -48,7 +48,7 @@ impl EngineHandler {
                 None => flags.remove(OpenReplyFlags::KEEP_CACHE),
             }
         }
-        let fh = self.handles.insert(node.open());
+        let fh = self.handles.insert(node.open(), args.flags, request.header.uid);
         reply.value(&OpenOut { fh, open_flags: flags.bits(), backing_id: 0 });
         Ok(())
     }
@@ -73,8 +73,12 @@ impl EngineHandler {
             if !kill_privileges {
                 node.drop_capability()?;
             }
-            let change = SetAttr { size: Some(0), kill_privileges, ..Default::default() };
+            let outside_group =
+                kill_privileges && outside_group(request.header, &node.attr(), None);
+            let change =
+                SetAttr { size: Some(0), kill_privileges, outside_group, ..Default::default() };
             node.set_attr(&change, &caller::cred(request.header, 0))?;
+            self.inode_changed(&node)?;
         }
         Ok(node)
     }
@@ -121,10 +125,14 @@ impl EngineHandler {
     ) -> Outcome<WriteOut> {
         let node = self.node(request)?;
         let kill_privileges = args.write_flags & FUSE_WRITE_KILL_SUIDGID != 0;
-        if !kill_privileges {
+        let cached = args.write_flags & FUSE_WRITE_CACHE != 0;
+        if kill_privileges {
+            self.drop_set_ids(request, &node)?;
+        }
+        // A change through a mapping takes no privileges away.
+        if !kill_privileges && !cached {
             node.drop_capability()?;
         }
-        let cached = args.write_flags & FUSE_WRITE_CACHE != 0;
         let options = WriteOptions {
             append: args.flags & O_APPEND != 0 && !cached,
             // Without a write cache only mapped pages come this way; the time is ours then.
@@ -136,6 +144,19 @@ impl EngineHandler {
         Ok(WriteOut { size: count as u32, padding: 0 })
     }
 
+    /// Drops set-user-ID and set-group-ID before a change by somebody without CAP_FSETID. The
+    /// kernel has asked for that already (SETATTR), but not so that it could be followed where the
+    /// file was opened by another user than the caller.
+    fn drop_set_ids(&self, request: &Request<'_>, node: &InodeRef) -> Outcome<()> {
+        let attr = node.attr();
+        if has_set_ids(&attr) && !caller::keeps_set_ids(request.header) {
+            let outside_group = outside_group(request.header, &attr, None);
+            let kill = SetAttr { kill_privileges: true, outside_group, ..Default::default() };
+            node.set_attr(&kill, &caller::cred(request.header, 0))?;
+        }
+        Ok(())
+    }
+
     fn may_use_reserve(&self, request: &Request<'_>) -> bool {
         let (uid, gid) = (request.header.uid, request.header.gid);
         let options = self.fs.options();
@@ -145,7 +166,7 @@ impl EngineHandler {
     pub(super) fn fsync(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
         let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
         match self.handles.get(args.fh) {
-            Some(file) => Ok(file.fsync(datasync)?),
+            Some(file) => Ok(file.file.fsync(datasync)?),
             None => Ok(self.node(request)?.fsync(datasync)?),
         }
     }
@@ -159,7 +180,13 @@ impl EngineHandler {
         let node = self.node(request)?;
         let mode = FallocMode::from_bits(args.mode).ok_or(Errno(libc::EOPNOTSUPP))?;
         node.drop_capability()?;
-        Ok(node.fallocate(mode, args.offset, args.length)?)
+        self.drop_set_ids(request, &node)?;
+        node.fallocate(mode, args.offset, args.length)?;
+        // A write would be followed by FSYNC, a reservation is not.
+        if self.handles.get(args.fh).is_some_and(|file| file.sync) {
+            node.fsync(false)?;
+        }
+        self.inode_changed(&node)
     }
 
     pub(super) fn lseek(&self, request: &Request<'_>, args: &LseekIn) -> Outcome<LseekOut> {

@@ -1,7 +1,7 @@
 //! Open files, by the numbers that the kernel hands back.
 //!
 //! A handle carries what belongs to one open(2) and to nothing else: which writeback errors it has
-//! reported. That is why files are opened with a request although the protocol can do without: an
+//! reported, whether it was opened with O_SYNC, and by whom for writing. That is why files are opened with a request although the protocol can do without: an
 //! error must reach every handle that was open, once. Directories have no such state and are
 //! opened without a request.
 //!
@@ -15,34 +15,55 @@ use std::{
     },
 };
 
-use fjord::OpenFile;
+use fjord::{InodeNo, OpenFile};
 use parking_lot::Mutex;
 
 const SHARDS: usize = 16;
+const O_SYNC: u32 = libc::O_SYNC as u32;
+const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
+const O_RDONLY: u32 = libc::O_RDONLY as u32;
+
+/// What one open(2) made.
+pub(super) struct Opened {
+    pub file: OpenFile,
+    /// Opened with O_SYNC (not with O_DSYNC alone).
+    pub sync: bool,
+    /// Who opened it for writing, if that is what it is open for.
+    writer: Option<u32>,
+}
 
 /// All open files of a mount.
 #[derive(Default)]
 pub(super) struct Handles {
-    shards: [Mutex<HashMap<u64, Arc<OpenFile>>>; SHARDS],
+    shards: [Mutex<HashMap<u64, Arc<Opened>>>; SHARDS],
     /// Counts up; a number is never used twice in a mount.
     next: AtomicU64,
 }
 
 impl Handles {
-    fn shard(&self, fh: u64) -> &Mutex<HashMap<u64, Arc<OpenFile>>> {
+    fn shard(&self, fh: u64) -> &Mutex<HashMap<u64, Arc<Opened>>> {
         &self.shards[fh as usize % SHARDS]
     }
 
     /// Keeps `file` until [`Handles::remove`].
-    pub(super) fn insert(&self, file: OpenFile) -> u64 {
+    pub(super) fn insert(&self, file: OpenFile, open_flags: u32, uid: u32) -> u64 {
+        let sync = open_flags & O_SYNC == O_SYNC;
+        let writer = (open_flags & O_ACCMODE != O_RDONLY).then_some(uid);
         // Zero is what the kernel sends where it has no handle.
         let fh = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        self.shard(fh).lock().insert(fh, Arc::new(file));
+        self.shard(fh).lock().insert(fh, Arc::new(Opened { file, sync, writer }));
         fh
     }
 
-    pub(super) fn get(&self, fh: u64) -> Option<Arc<OpenFile>> {
+    pub(super) fn get(&self, fh: u64) -> Option<Arc<Opened>> {
         self.shard(fh).lock().get(&fh).map(Arc::clone)
+    }
+
+    /// Whether the user with this ID has opened the inode for writing. Looks at every open file.
+    pub(super) fn has_writer(&self, ino: InodeNo, uid: u32) -> bool {
+        let writes =
+            |opened: &Arc<Opened>| opened.writer == Some(uid) && opened.file.inode().ino() == ino;
+        self.shards.iter().any(|shard| shard.lock().values().any(writes))
     }
 
     pub(super) fn remove(&self, fh: u64) {

@@ -79,9 +79,15 @@ impl EngineHandler {
         request: &Request<'_>,
         args: &IoctlIn,
         input: &[u8],
-        reply: Responder<'_>,
+        mut reply: Responder<'_>,
     ) -> Outcome<()> {
-        match self.ioctl_output(request, args, input) {
+        let output = self.ioctl_output(request, args, input);
+        let sets = matches!(args.cmd, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR);
+        if sets && output.is_ok() {
+            // The change time moved, which the kernel cannot know.
+            reply.invalidate_attr(request.header.nodeid);
+        }
+        match output {
             Ok(output) if output.len() <= args.out_size as usize => {
                 reply.gather(&[IoctlOut::default().as_bytes(), &output]);
                 Ok(())

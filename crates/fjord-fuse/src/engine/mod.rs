@@ -53,7 +53,7 @@ pub struct EngineHandler {
     /// Mounted with `sync` or `dirsync`: names are durable when the call returns. The kernel does
     /// that for writes only.
     sync_names: bool,
-    /// Mounted with `sync`: attributes too.
+    /// Mounted with `sync`: attributes and reserved space too.
     sync_attrs: bool,
     /// INVAL_INODE notifications being sent; bounded, because each holds a worker.
     notifying: AtomicU32,
@@ -127,6 +127,14 @@ impl EngineHandler {
     fn names_changed(&self, dir: &InodeRef) -> Outcome<()> {
         if self.sync_names {
             dir.fsync(false)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a change of attributes or space of `node` durable where the mount asks for that.
+    fn inode_changed(&self, node: &InodeRef) -> Outcome<()> {
+        if self.sync_attrs {
+            node.fsync(false)?;
         }
         Ok(())
     }

@@ -151,7 +151,7 @@ impl EngineHandler {
             self.names_changed(&dir)?;
             Ok(inode)
         });
-        self.created(created, reply)
+        self.created(request, created, args.flags, reply)
     }
 
     pub(super) fn tmpfile(
@@ -163,17 +163,23 @@ impl EngineHandler {
         let cred = self.new_file_cred(request, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
         let created = self.node(request).and_then(|dir| Ok(dir.tmpfile(mode, &cred)?));
-        self.created(created, reply)
+        self.created(request, created, args.flags, reply)
     }
 
     /// Answers CREATE and TMPFILE: an entry and an open file in one reply.
-    fn created(&self, created: Outcome<InodeRef>, reply: Responder<'_>) -> Outcome<()> {
+    fn created(
+        &self,
+        request: &Request<'_>,
+        created: Outcome<InodeRef>,
+        open_flags: u32,
+        reply: Responder<'_>,
+    ) -> Outcome<()> {
         use zerocopy::IntoBytes;
         let inode = match created {
             Ok(inode) => inode,
             Err(e) => return reply.fail(e),
         };
-        let fh = self.handles.insert(inode.open());
+        let fh = self.handles.insert(inode.open(), open_flags, request.header.uid);
         let entry = self.hand_over(inode);
         let open = OpenOut { fh, open_flags: Self::OPEN_FLAGS.bits(), backing_id: 0 };
         reply.gather(&[entry.as_bytes(), open.as_bytes()]);

@@ -61,7 +61,7 @@ pub(crate) fn write(
     }
     let data = &data[..data.len().min((limit - offset).min(usize::MAX as u64) as usize)];
     if options.kill_privileges {
-        kill_privileges(fs, inode, &mut state)?;
+        kill_privileges(fs, inode, &mut state, false)?;
     }
     let written = if inline::wants_inline(fs, inode, &state, offset, data.len())? {
         inline::write(fs, inode, &mut state, offset, data)?
@@ -101,14 +101,16 @@ fn check_target(state: &InodeState) -> Result<()> {
     }
 }
 
-/// Drops set-user-ID and friends, as a write by an unprivileged user must.
+/// Drops set-user-ID and friends, as a write by an unprivileged user must; `outside_group` tells
+/// that the user is not in the file's group.
 pub(crate) fn kill_privileges(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
+    outside_group: bool,
 ) -> Result<()> {
     let mut mode = state.disk.mode & !S_ISUID;
-    if mode & S_IXGRP != 0 {
+    if outside_group || mode & S_IXGRP != 0 {
         mode &= !S_ISGID;
     }
     if mode != state.disk.mode {

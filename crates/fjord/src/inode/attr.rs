@@ -103,7 +103,7 @@ pub(crate) fn set_attr(
         return Err(Errno::STALE.into());
     }
     if change.kill_privileges && state.is_file() {
-        write::kill_privileges(fs, inode, &mut state)?;
+        write::kill_privileges(fs, inode, &mut state, change.outside_group)?;
     }
     let acl_update = match change.mode {
         Some(mode) => acl::prepare_chmod(fs, inode, &state, mode)?,
@@ -151,7 +151,7 @@ fn apply(fs: &FsInner, state: &mut InodeState, change: &SetAttr, cred: &Cred) {
     disk.gid = change.gid.unwrap_or(disk.gid);
     if chown && change.kill_privileges && !is_dir && change.mode.is_none() {
         disk.mode &= !S_ISUID;
-        if disk.mode & S_IXGRP != 0 {
+        if change.outside_group || disk.mode & S_IXGRP != 0 {
             disk.mode &= !S_ISGID;
         }
     }
