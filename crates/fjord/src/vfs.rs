@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjord_block::Device;
 use fjord_format::InodeNo;
+use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Cred, FileKind, SetAttr, StatFs};
@@ -352,6 +353,20 @@ impl InodeRef {
         }
     }
 
+    /// Makes a change of content or attributes durable where the file asks for that (chattr +S).
+    fn settle(&self) -> Result<()> {
+        if flags::has(&self.inode, InodeFlags::SYNC) { self.fsync(false) } else { Ok(()) }
+    }
+
+    /// Makes a change of names durable where the directory asks for that (chattr +D, +S).
+    fn settle_names(&self) -> Result<()> {
+        if self.is_dirsync() { self.fsync(false) } else { Ok(()) }
+    }
+
+    fn is_dirsync(&self) -> bool {
+        flags::has(&self.inode, InodeFlags::SYNC | InodeFlags::DIRSYNC)
+    }
+
     /// Holds the inode by number until [`Fs::unhold`]: the number is not given to another file,
     /// and the blocks stay if the file is deleted. Unlike a reference it costs a few bytes and
     /// no inode in memory; [`Fs::held_inode`] leads back to it.
@@ -379,7 +394,9 @@ impl InodeRef {
     /// # Errors
     /// `EPERM` for immutable files, `EFBIG`, `EISDIR`, `EINVAL`, `EROFS`, I/O errors.
     pub fn set_attr(&self, change: &SetAttr, cred: &Cred) -> Result<Attr> {
-        self.changing(|| attr::set_attr(&self.fs, &self.inode, change, cred))
+        let attr = self.changing(|| attr::set_attr(&self.fs, &self.inode, change, cred))?;
+        self.settle()?;
+        Ok(attr)
     }
 
     /// Looks `name` up in this directory.
@@ -395,7 +412,9 @@ impl InodeRef {
     /// # Errors
     /// `EEXIST`, `ENOTDIR`, `ENOSPC`, `EROFS`, `ENAMETOOLONG`, `EPERM`.
     pub fn create(&self, name: &[u8], mode: u16, cred: &Cred) -> Result<InodeRef> {
-        self.changing(|| namei::create(&self.fs, &self.inode, name, mode, cred))
+        let inode = self.changing(|| namei::create(&self.fs, &self.inode, name, mode, cred))?;
+        self.settle_names()?;
+        Ok(inode)
     }
 
     /// Creates a special file (or a regular one); `mode` holds type and permission bits.
@@ -403,7 +422,10 @@ impl InodeRef {
     /// # Errors
     /// As [`InodeRef::create`]; `EINVAL` for an unknown type.
     pub fn mknod(&self, name: &[u8], mode: u16, rdev: u32, cred: &Cred) -> Result<InodeRef> {
-        self.changing(|| namei::mknod(&self.fs, &self.inode, name, mode, rdev, cred))
+        let inode =
+            self.changing(|| namei::mknod(&self.fs, &self.inode, name, mode, rdev, cred))?;
+        self.settle_names()?;
+        Ok(inode)
     }
 
     /// Creates a directory.
@@ -411,7 +433,9 @@ impl InodeRef {
     /// # Errors
     /// As [`InodeRef::create`]; `EMLINK`.
     pub fn mkdir(&self, name: &[u8], mode: u16, cred: &Cred) -> Result<InodeRef> {
-        self.changing(|| namei::mkdir(&self.fs, &self.inode, name, mode, cred))
+        let inode = self.changing(|| namei::mkdir(&self.fs, &self.inode, name, mode, cred))?;
+        self.settle_names()?;
+        Ok(inode)
     }
 
     /// Creates a symbolic link to `target`.
@@ -419,7 +443,9 @@ impl InodeRef {
     /// # Errors
     /// As [`InodeRef::create`]; `ENAMETOOLONG` if the target does not fit a block.
     pub fn symlink(&self, name: &[u8], target: &[u8], cred: &Cred) -> Result<InodeRef> {
-        self.changing(|| namei::symlink(&self.fs, &self.inode, name, target, cred))
+        let inode = self.changing(|| namei::symlink(&self.fs, &self.inode, name, target, cred))?;
+        self.settle_names()?;
+        Ok(inode)
     }
 
     /// Creates a file without a name in this directory (`O_TMPFILE`).
@@ -436,7 +462,8 @@ impl InodeRef {
     /// `EEXIST`, `EMLINK`, `EPERM` (directories, immutable files), `EXDEV`, `ENOSPC`.
     pub fn link(&self, target: &InodeRef, name: &[u8]) -> Result<()> {
         self.same_fs(target)?;
-        self.changing(|| namei::link(&self.fs, &target.inode, &self.inode, name))
+        self.changing(|| namei::link(&self.fs, &target.inode, &self.inode, name))?;
+        self.settle_names()
     }
 
     /// Removes a name that is not a directory's.
@@ -445,7 +472,8 @@ impl InodeRef {
     /// `ENOENT`, `EISDIR`, `EPERM`.
     pub fn unlink(&self, name: &[u8]) -> Result<()> {
         // The reference that comes back frees the file if its last name is gone.
-        self.changing(|| namei::unlink(&self.fs, &self.inode, name)).map(drop)
+        self.changing(|| namei::unlink(&self.fs, &self.inode, name)).map(drop)?;
+        self.settle_names()
     }
 
     /// Removes an empty directory.
@@ -453,7 +481,8 @@ impl InodeRef {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EPERM`.
     pub fn rmdir(&self, name: &[u8]) -> Result<()> {
-        self.changing(|| namei::rmdir(&self.fs, &self.inode, name)).map(drop)
+        self.changing(|| namei::rmdir(&self.fs, &self.inode, name)).map(drop)?;
+        self.settle_names()
     }
 
     /// Renames `name` in this directory to `new_name` in `new_dir`.
@@ -472,7 +501,12 @@ impl InodeRef {
         self.changing(|| {
             namei::rename(&self.fs, &self.inode, name, &new_dir.inode, new_name, flags, cred)
         })
-        .map(drop)
+        .map(drop)?;
+        if self.is_dirsync() || new_dir.is_dirsync() {
+            new_dir.fsync(false)?;
+            self.fsync(false)?;
+        }
+        Ok(())
     }
 
     fn same_fs(&self, other: &InodeRef) -> Result<()> {
@@ -522,7 +556,11 @@ impl InodeRef {
     /// # Errors
     /// As [`InodeRef::write`].
     pub fn write_with(&self, offset: u64, data: &[u8], options: WriteOptions) -> Result<usize> {
-        self.changing(|| write::write(&self.fs, &self.inode, offset, data, options))
+        let count = self.changing(|| write::write(&self.fs, &self.inode, offset, data, options))?;
+        if !options.from_cache {
+            self.settle()?;
+        }
+        Ok(count)
     }
 
     /// Preallocates, punches, zeroes, collapses or inserts a range of bytes.
@@ -530,7 +568,8 @@ impl InodeRef {
     /// # Errors
     /// As `fallocate(2)`.
     pub fn fallocate(&self, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
-        self.changing(|| fallocate::fallocate(&self.fs, &self.inode, mode, offset, len))
+        self.changing(|| fallocate::fallocate(&self.fs, &self.inode, mode, offset, len))?;
+        self.settle()
     }
 
     /// The offset of the next data at or after `offset`.
@@ -592,7 +631,7 @@ impl InodeRef {
         self.changing(|| xattr::set(&self.fs, &self.inode, name, value, flags))?;
         // After it is there, so that no write in between takes it for absent for good.
         self.inode.no_capability.store(false, Ordering::Release);
-        Ok(())
+        self.settle()
     }
 
     /// Removes file capabilities, as every write to the content must; cheap when there are
@@ -631,7 +670,8 @@ impl InodeRef {
     /// # Errors
     /// `ENODATA`, `EPERM`, `EOPNOTSUPP`.
     pub fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        self.changing(|| xattr::remove(&self.fs, &self.inode, name))
+        self.changing(|| xattr::remove(&self.fs, &self.inode, name))?;
+        self.settle()
     }
 
     /// Inode flags as FS_IOC_GETFLAGS gives them.
@@ -644,7 +684,8 @@ impl InodeRef {
     /// # Errors
     /// `EOPNOTSUPP` for flags that cannot be changed, `EINVAL`.
     pub fn set_flags(&self, new: u32) -> Result<()> {
-        self.changing(|| flags::set(&self.fs, &self.inode, new))
+        self.changing(|| flags::set(&self.fs, &self.inode, new))?;
+        self.settle()
     }
 
     /// Sets the project ID.

@@ -153,7 +153,7 @@ impl EngineHandler {
         let change = SetAttr {
             mode: valid.contains(Fattr::MODE).then_some((args.mode & 0o7777) as u16),
             uid: valid.contains(Fattr::UID).then_some(args.uid),
-            gid: valid.contains(Fattr::GID).then_some(args.gid),
+            gid,
             size: valid.contains(Fattr::SIZE).then_some(args.size),
             atime: time(Fattr::ATIME, Fattr::ATIME_NOW, args.atime, args.atimensec),
             mtime: time(Fattr::MTIME, Fattr::MTIME_NOW, args.mtime, args.mtimensec),
@@ -170,9 +170,7 @@ impl EngineHandler {
             _ => caller::cred(request.header, 0),
         };
         let attr = node.set_attr(&change, &cred)?;
-        if self.sync_attrs {
-            node.fsync(false)?;
-        }
+        self.inode_changed(&node)?;
         Ok(attr_out(&attr))
     }
 

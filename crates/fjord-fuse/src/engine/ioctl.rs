@@ -109,6 +109,7 @@ impl EngineHandler {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => Ok(inode.flags().to_ne_bytes().to_vec()),
             FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
                 inode.set_flags(parse::<u32>(input)?)?;
+                self.inode_changed(inode)?;
                 Ok(Vec::new())
             }
             FS_IOC_GETVERSION
@@ -140,6 +141,7 @@ impl EngineHandler {
                 if !flags_first && flags != attr.flags {
                     inode.set_flags(flags)?;
                 }
+                self.inode_changed(inode)?;
                 Ok(Vec::new())
             }
             FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),

@@ -80,12 +80,14 @@ impl EngineHandler {
             }
         }
         node.set_xattr(name, value, flags)?;
-        Ok(())
+        self.inode_changed(&node)
     }
 
     pub(super) fn removexattr(&self, request: &Request<'_>, name: &[u8]) -> Outcome<()> {
         self.check_xattr_name(name)?;
-        Ok(self.node(request)?.remove_xattr(name)?)
+        let node = self.node(request)?;
+        node.remove_xattr(name)?;
+        self.inode_changed(&node)
     }
 }
 

@@ -21,6 +21,11 @@ pub(crate) fn get(inode: &Inode) -> u32 {
     (inode.state.read().disk.flags & InodeFlags::USER_VISIBLE).bits()
 }
 
+/// Whether the inode has one of `flags`.
+pub(crate) fn has(inode: &Inode, flags: InodeFlags) -> bool {
+    inode.state.read().disk.flags.intersects(flags)
+}
+
 /// Sets the flags that FS_IOC_SETFLAGS may change; others must keep their value.
 pub(crate) fn set(fs: &Arc<FsInner>, inode: &Arc<Inode>, new: u32) -> Result<()> {
     let new = InodeFlags::from_bits_retain(new);
