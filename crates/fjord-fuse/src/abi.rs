@@ -151,6 +151,8 @@ wire! {
     InterruptIn: 8 { unique: u64 }
     /// BMAP request.
     BmapIn: 16 { block: u64, blocksize: u32, padding: u32 }
+    /// BMAP reply.
+    BmapOut: 8 { block: u64 }
     /// IOCTL request, followed by `in_size` bytes.
     IoctlIn: 32 { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
     /// IOCTL reply, followed by the output bytes.

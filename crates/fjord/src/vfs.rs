@@ -596,6 +596,16 @@ impl InodeRef {
         self.reading(|| seek::fiemap(&self.fs, &self.inode, offset, len))
     }
 
+    /// The block of the device that holds block `lblk` of the file, as `FIBMAP` tells it. Data
+    /// without a place gets one first. `None` for a hole, a block that was never written, content
+    /// in the inode, and what is not a file or directory.
+    ///
+    /// # Errors
+    /// I/O errors and corruption.
+    pub fn bmap(&self, lblk: u64) -> Result<Option<u64>> {
+        self.reading(|| seek::bmap(&self.fs, &self.inode, lblk))
+    }
+
     /// Makes the file durable; with `datasync` without times that are not needed.
     ///
     /// # Errors

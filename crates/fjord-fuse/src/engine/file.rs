@@ -189,6 +189,30 @@ impl EngineHandler {
         self.inode_changed(&node)
     }
 
+    /// Where a block of the file lies, in blocks of the size that the kernel asks in, which need not
+    /// be the image's; 0 for nowhere. A larger block has a number only if it lies in one piece from
+    /// such a number on: the kernel may use it without fjord, for swapping.
+    pub(super) fn bmap(&self, request: &Request<'_>, args: &BmapIn) -> Outcome<BmapOut> {
+        let node = self.node(request)?;
+        let (asked, ours) = (u64::from(args.blocksize), u64::from(self.fs.geometry().block_size));
+        if !args.blocksize.is_power_of_two() {
+            return Err(Errno(libc::EINVAL));
+        }
+        let offset = args.block.checked_mul(asked).ok_or(Errno(libc::EFBIG))?;
+        let Some(first) = node.bmap(offset / ours)? else {
+            return Ok(BmapOut { block: 0 });
+        };
+        // Past the end there is nothing to lie anywhere.
+        let end = (offset + asked).min(node.attr().size.max(offset + 1)).div_ceil(ours);
+        for (lblk, place) in (offset / ours..end).zip(first..) {
+            if node.bmap(lblk)? != Some(place) {
+                return Ok(BmapOut { block: 0 });
+            }
+        }
+        let start = first * ours + offset % ours;
+        Ok(BmapOut { block: if start.is_multiple_of(asked) { start / asked } else { 0 } })
+    }
+
     pub(super) fn lseek(&self, request: &Request<'_>, args: &LseekIn) -> Outcome<LseekOut> {
         let inode = self.node(request)?;
         let offset = match i32::try_from(args.whence) {

@@ -184,7 +184,7 @@ impl EngineHandler {
             // the whole file for data.
             Op::Lseek(_) if self.writeback_cache => reply.error(libc::ENOSYS),
             Op::Lseek(args) => reply.answer(self.lseek(request, args)),
-            Op::Bmap(_) => reply.error(libc::ENOSYS),
+            Op::Bmap(args) => reply.answer(self.bmap(request, args)),
             Op::Ioctl { args, input } => {
                 return self.ioctl(request, args, input, reply);
             }

@@ -1,12 +1,15 @@
-//! SEEK_DATA, SEEK_HOLE and fiemap: where a file has data.
+//! SEEK_DATA, SEEK_HOLE, fiemap and bmap: where a file has data.
 //!
 //! Owns the merge of the block map with delayed data in the page cache. Invariant: a
 //! page that is not on the device yet counts as data.
 
+use std::sync::Arc;
+
+use fjord_block::Class;
 use rustix::io::Errno;
 
 use crate::error::Result;
-use crate::file::inline;
+use crate::file::{inline, writeback};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
 use crate::map::{self, MapKind};
@@ -140,6 +143,26 @@ pub(crate) fn fiemap(
         last.last = last.logical + last.length >= state.size;
     }
     Ok(extents)
+}
+
+/// The block on the device of block `lblk` of the file, if it has been written.
+///
+/// # Errors
+/// I/O errors and corruption; those of writing back what has no place yet.
+pub(crate) fn bmap(fs: &Arc<FsInner>, inode: &Arc<Inode>, lblk: u64) -> Result<Option<u64>> {
+    fs.check_alive()?;
+    if !fs.is_read_only() {
+        writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::DataFirst(Class::Sync))?;
+    }
+    let state = inode.state.read();
+    if inline::has_inline_data(&state) || !map::has_map(&state) {
+        return Ok(None);
+    }
+    let Ok(lblk) = u32::try_from(lblk) else { return Ok(None) };
+    match map::lookup(fs, inode, &state, lblk, 1)?.kind {
+        MapKind::Written(block) => Ok(Some(block.0)),
+        MapKind::Unwritten(_) | MapKind::Hole => Ok(None),
+    }
 }
 
 fn push_merged(extents: &mut Vec<FiemapExtent>, next: FiemapExtent) {
