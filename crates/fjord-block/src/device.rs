@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::buf::{AlignedBuf, Buf};
-use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
 use crate::stats::DeviceStats;
 use crate::ticket::{IoResult, ReadTicket, Ticket};
 
@@ -177,6 +177,16 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// the image, where that can be done before the last reference goes (files, not block
     /// devices). Nothing may be submitted afterwards.
     fn release(&self) {}
+
+    /// Holds a block device for this process alone (`true`, as it is opened for writing), or lets
+    /// somebody else claim it, as mount(2) does (`false`). Nothing changes for other images, nor
+    /// for devices that are open read-only, which are claimed by nobody.
+    ///
+    /// # Errors
+    /// Somebody else holds the device by now.
+    fn claim(&self, _alone: bool) -> Result<(), OpenError> {
+        Ok(())
+    }
 }
 
 impl<D: Device + ?Sized> Device for Arc<D> {
@@ -203,6 +213,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn release(&self) {
         (**self).release();
+    }
+    fn claim(&self, alone: bool) -> Result<(), OpenError> {
+        (**self).claim(alone)
     }
 }
 

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Request};
-use crate::error::{IoError, IoOp};
+use crate::error::{IoError, IoOp, OpenError};
 use crate::stats::DeviceStats;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore};
@@ -386,5 +386,9 @@ impl Device for FaultDevice {
 
     fn release(&self) {
         self.inner.release();
+    }
+
+    fn claim(&self, alone: bool) -> Result<(), OpenError> {
+        self.inner.claim(alone)
     }
 }

@@ -27,7 +27,7 @@ use super::stats::EpochStats;
 use super::types::{Command, CommandId, Io, IoKind, Part, RequestId, Tuning};
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Order, Request, bufs_len, check_range};
-use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
 use crate::stats::DeviceStats;
 use crate::ticket::{
     Completer, Driver, ErrorSink, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore,
@@ -439,5 +439,9 @@ impl Device for EpochDevice {
 
     fn release(&self) {
         self.shared.inner.release();
+    }
+
+    fn claim(&self, alone: bool) -> Result<(), OpenError> {
+        self.shared.inner.claim(alone)
     }
 }

@@ -1,21 +1,30 @@
 //! Locks against other users of an image, whatever name they have for it.
 //!
 //! - a file: flock, exclusive for writers, and no loop device over it may be held;
-//! - a block device: O_EXCL, taken where it is opened, which excludes mounts;
-//! - a loop device: both, on the device and on the file behind it.
+//! - a block device: for writers O_EXCL, which excludes mounts and all other programs that claim
+//!   it ([`Claim`]), and for everybody a lock of the open file description, which excludes other
+//!   instances of fjord, also while the claim is handed over to a mount. It is no flock, because
+//!   udev takes that for its probes and leaves a device alone that somebody else has locked so;
+//! - a loop device: the same, and the flock on the file behind it.
 //!
 //! Invariant: a lock lives on a descriptor that the [`super::raw::RawFile`] owns and goes with it.
 
 use std::fs;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::OpenError;
+
+/// How long a busy block device is tried again: a child of this process between fork and exec
+/// keeps what was given up already, so does a process that is ending, and so do probes of udev.
+const BUSY_PATIENCE: Duration = Duration::from_millis(250);
 
 fn in_use(path: &Path, by: String) -> OpenError {
     OpenError::InUse { path: path.to_owned(), by }
@@ -32,9 +41,99 @@ pub(super) fn lock_file(
     if read_only { Ok(()) } else { refuse_if_served(path, metadata, &(0..u64::MAX), None) }
 }
 
-/// The error for a block device that somebody holds.
-pub(super) fn held_device(path: &Path, metadata: &fs::Metadata) -> OpenError {
-    in_use(path, mount_of(path, metadata))
+/// The claim of a block device (O_EXCL). Readers have none.
+#[derive(Debug)]
+pub(super) struct Claim {
+    /// The path as given, for messages.
+    path: PathBuf,
+    read_only: bool,
+    /// A descriptor that is used for nothing else, while the device is claimed.
+    held: Mutex<Option<OwnedFd>>,
+}
+
+impl Claim {
+    /// Claims the device that `device` is a descriptor of.
+    pub(super) fn take(&self, device: &OwnedFd) -> Result<(), OpenError> {
+        let mut held = self.held.lock();
+        if self.read_only || held.is_some() {
+            return Ok(());
+        }
+        // Not by its path, which may name another device by now.
+        let node = format!("/proc/self/fd/{}", device.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        let os = |source| OpenError::Os { path: self.path.clone(), source };
+        match patiently(|| rustix::fs::open(&node, flags, Mode::empty())) {
+            Ok(fd) => *held = Some(fd),
+            Err(Errno::BUSY) => {
+                let metadata = fs::metadata(&node).map_err(os)?;
+                return Err(held_device(&self.path, &metadata, "another process or the kernel"));
+            }
+            Err(errno) => return Err(os(errno.into())),
+        }
+        Ok(())
+    }
+
+    /// Lets others claim it.
+    pub(super) fn give_up(&self) {
+        self.held.lock().take();
+    }
+}
+
+/// Locks a block device against other instances of fjord, and claims it for a writer.
+pub(super) fn lock_device(
+    path: &Path,
+    fd: &OwnedFd,
+    metadata: &fs::Metadata,
+    read_only: bool,
+) -> Result<Claim, OpenError> {
+    let claim = Claim { path: path.to_owned(), read_only, held: Mutex::new(None) };
+    // First, so that the claim is not in the way of another instance that hands its own over.
+    match patiently(|| lock_description(fd, read_only)) {
+        Ok(()) => {}
+        Err(Errno::AGAIN | Errno::ACCESS) => {
+            return Err(held_device(path, metadata, "another process that has it open with fjord"));
+        }
+        Err(errno) => {
+            return Err(OpenError::Os { path: path.to_owned(), source: errno.into() });
+        }
+    }
+    claim.take(fd)?;
+    Ok(claim)
+}
+
+/// The error for a block device that a mount holds, or else somebody not known better than `else_by`.
+fn held_device(path: &Path, metadata: &fs::Metadata, else_by: &str) -> OpenError {
+    in_use(path, mount_of(path, metadata).unwrap_or_else(|| else_by.to_owned()))
+}
+
+/// Locks the open file description: writers exclude all, readers share.
+fn lock_description(fd: &OwnedFd, read_only: bool) -> Result<(), Errno> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the call reads one `flock` through a pointer that is valid for its time.
+    let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    let error = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    if rc == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(error())) }
+}
+
+/// Tries again for a moment while the device is busy.
+fn patiently<T>(attempt: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    let deadline = Instant::now() + BUSY_PATIENCE;
+    loop {
+        match attempt() {
+            Err(Errno::BUSY | Errno::AGAIN | Errno::ACCESS) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
 }
 
 /// Where `path` is a loop device, locks the file behind it as [`lock_file`] would, so that one
@@ -141,7 +240,7 @@ fn lock_holder(metadata: &fs::Metadata) -> String {
 }
 
 /// The mount that holds a block device, in words.
-fn mount_of(path: &Path, metadata: &fs::Metadata) -> String {
+fn mount_of(path: &Path, metadata: &fs::Metadata) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let rdev = metadata.rdev();
     let wanted = format!("{}:{}", libc::major(rdev), libc::minor(rdev));
@@ -152,10 +251,7 @@ fn mount_of(path: &Path, metadata: &fs::Metadata) -> String {
         (fields.get(2) == Some(&wanted.as_str()) || by_source)
             .then(|| fields.get(4).map(|dir| (*dir).to_owned()))?
     });
-    mount.map_or_else(
-        || "another process or the kernel".to_owned(),
-        |dir| format!("the mount at {dir}"),
-    )
+    mount.map(|dir| format!("the mount at {dir}"))
 }
 
 /// A loop device over a part of this file that touches `range`, and that is itself held

@@ -279,4 +279,8 @@ impl Device for FileDevice {
     fn release(&self) {
         self.shared.file.unlock();
     }
+
+    fn claim(&self, alone: bool) -> Result<(), OpenError> {
+        self.shared.file.claim(alone)
+    }
 }

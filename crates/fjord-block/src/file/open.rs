@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
@@ -23,8 +22,6 @@ use crate::error::OpenError;
 const STATX_DIOALIGN: u32 = 0x2000;
 /// Alignments tried where statx does not tell, in bytes.
 const ALIGN_CANDIDATES: [usize; 2] = [512, 4096];
-/// How long a busy block device is tried again.
-const BUSY_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Opens `path`, locks it and finds out how it can be used.
 pub(super) fn open(
@@ -35,11 +32,9 @@ pub(super) fn open(
     let metadata = fs::metadata(path).map_err(os)?;
     let is_block_device = device_kind(path, &metadata)?;
     let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
-    let exclusive =
-        if is_block_device && !options.read_only { OFlags::EXCL } else { OFlags::empty() };
-    let buffered = match open_patiently(path, access | exclusive) {
+    let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, access, Mode::empty()));
+    let buffered = match opened {
         Ok(fd) => fd,
-        Err(Errno::BUSY) if is_block_device => return Err(lock::held_device(path, &metadata)),
         Err(errno) if !options.read_only => return Err(not_opened_to_write(path, errno)),
         Err(errno) => return Err(os(errno.into())),
     };
@@ -47,7 +42,9 @@ pub(super) fn open(
         let source = io::Error::from_raw_os_error(libc::EROFS);
         return Err(OpenError::WriteProtected { path: path.to_owned(), source });
     }
+    let mut claim = None;
     let backing_lock = if is_block_device {
+        claim = Some(lock::lock_device(path, &buffered, &metadata, options.read_only)?);
         lock::lock_backing_file(path, &metadata, options.read_only)?
     } else {
         lock::lock_file(path, &buffered, &metadata, options.read_only)?;
@@ -78,6 +75,7 @@ pub(super) fn open(
     let file = RawFile {
         direct,
         buffered,
+        claim,
         backing_lock,
         direct_align,
         memory_align,
@@ -85,21 +83,6 @@ pub(super) fn open(
         size_bytes: AtomicU64::new(size_bytes),
     };
     Ok((file, capabilities))
-}
-
-/// Opens, and tries again for a moment when a block device is busy: a child of this process
-/// between fork and exec keeps a claim that was given up already, and so do probes of udev.
-fn open_patiently(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let deadline = Instant::now() + BUSY_PATIENCE;
-    loop {
-        match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(Errno::BUSY) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(10))
-            }
-            Err(Errno::INTR) => {}
-            result => return result,
-        }
-    }
 }
 
 /// Why a path could not be opened for writing: a write-protected one is told from one that cannot be

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::lock::Claim;
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::bufs_len;
-use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
 use crate::ticket::IoResult;
 
 /// The most pieces that one vectored call takes (IOV_MAX).
@@ -32,6 +33,8 @@ pub(super) struct RawFile {
     pub(super) direct: Option<OwnedFd>,
     /// Opened without. Holds the lock of the image.
     pub(super) buffered: OwnedFd,
+    /// The claim of a block device; `None` for files.
+    pub(super) claim: Option<Claim>,
     /// Of a loop device: the file behind it, locked as if it were the image.
     pub(super) backing_lock: Option<OwnedFd>,
     /// What direct transfers need: offsets and lengths, and addresses, in bytes.
@@ -179,6 +182,18 @@ impl RawFile {
         for fd in std::iter::once(&self.buffered).chain(&self.backing_lock) {
             // Fails on block devices, which have none, and where locks are not to be had.
             let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::Unlock);
+        }
+    }
+
+    /// See [`crate::device::Device::claim`].
+    pub(super) fn claim(&self, alone: bool) -> Result<(), OpenError> {
+        match &self.claim {
+            Some(claim) if alone => claim.take(&self.buffered),
+            Some(claim) => {
+                claim.give_up();
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 

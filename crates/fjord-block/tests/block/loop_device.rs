@@ -133,3 +133,39 @@ fn parts_of_a_file_are_images_of_their_own() {
     assert!(matches!(error, OpenError::InUse { .. }), "{error}");
     drop(held);
 }
+
+/// mount(2) claims a device as any program does; the lock against other instances of fjord stays.
+#[test]
+fn the_claim_of_a_device_is_given_up_and_taken_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let Some(node) = Loop::new(&image) else { return };
+    let claim = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;
+        rustix::fs::open(&node.0, flags, rustix::fs::Mode::empty())
+    };
+    let readers = FileOptions { read_only: true, ..FileOptions::default() };
+    let device = FileDevice::open(&node.0, &FileOptions::default()).unwrap();
+    assert_eq!(claim().unwrap_err(), rustix::io::Errno::BUSY);
+    device.claim(false).unwrap();
+    let others = claim().unwrap();
+    for options in [&FileOptions::default(), &readers] {
+        let error = FileDevice::open(&node.0, options).unwrap_err();
+        assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+        assert!(error.to_string().contains("with fjord"), "{error}");
+    }
+    let error = device.claim(true).unwrap_err();
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    drop(others);
+    device.claim(true).unwrap();
+    assert_eq!(claim().unwrap_err(), rustix::io::Errno::BUSY);
+    drop(device);
+    // Readers claim nothing, and keep writers out.
+    let reader = FileDevice::open(&node.0, &readers).unwrap();
+    FileDevice::open(&node.0, &readers).unwrap();
+    claim().unwrap();
+    FileDevice::open(&node.0, &FileOptions::default()).unwrap_err();
+    drop(reader);
+    FileDevice::open(&node.0, &FileOptions::default()).unwrap();
+}
