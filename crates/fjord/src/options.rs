@@ -181,6 +181,8 @@ pub struct MountOptions {
     pub inline_data_max_bytes: u64,
     /// Access time updates.
     pub atime: AtimeMode,
+    /// Those of directories too.
+    pub diratime: bool,
     /// Bytes of page and metadata cache together.
     pub cache_size_bytes: u64,
     /// Longest time a change waits in memory before the running transaction commits.
@@ -219,6 +221,7 @@ impl Default for MountOptions {
             scheduler: Scheduler::default(),
             inline_data_max_bytes: 32 << 10,
             atime: AtimeMode::default(),
+            diratime: true,
             cache_size_bytes: 256 << 20,
             commit_interval: Duration::from_secs(5),
             writeback_interval: Duration::from_secs(5),

@@ -294,7 +294,8 @@ fn load_list(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
 fn load_slots(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
     for (ino, (block, slot)) in collect_file(fs)? {
         if can_be_orphan(fs, ino) && !fs.inode_in_use(ino)? {
-            tracing::warn!(%ino, "in the orphan file, but deleted, as e2fsck -p leaves it");
+            let why = "in the orphan file, but deleted, as e2fsck -p leaves it";
+            fs.warn(format_args!("inode {ino} is {why}"));
             continue;
         }
         let inode = match get_orphan(fs, ino) {

@@ -24,8 +24,9 @@ use crate::file::seek::{self, FiemapExtent};
 use crate::file::write::WriteOptions;
 use crate::file::{read, truncate, write};
 use crate::fs::FsInner;
+use crate::fs::events::Event;
 use crate::fs::mount;
-use crate::fs::status::ShutdownMode;
+use crate::fs::status::{Failure, ShutdownMode};
 use crate::fsync::stats::FsyncStats;
 use crate::inode::table::Users;
 use crate::inode::{Inode, attr, evict, flags, table};
@@ -124,6 +125,17 @@ impl Fs {
         self.0.sync()
     }
 
+    /// Lets `take` claim the block device below in place of this file system, as mount(2) of a
+    /// `fuseblk` mount does, which needs the device to be claimed by nobody else. If `take` fails,
+    /// the file system holds the device alone again. Image files have no such claim.
+    ///
+    /// # Errors
+    /// The outer error: somebody else holds the device by now. The file system writes nothing to
+    /// it any more. Also what [`Fs::sync`] gives, before anything else is done.
+    pub fn hand_over<T, E>(&self, take: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>> {
+        self.0.hand_over(take)
+    }
+
     /// Space and inode counts.
     pub fn statfs(&self) -> StatFs {
         self.0.statfs()
@@ -175,6 +187,11 @@ impl Fs {
         self.0.status.first_error()
     }
 
+    /// Records a warning of a front end among [`Stats::events`], and sends it to `tracing`.
+    pub fn warn(&self, message: impl std::fmt::Display) {
+        self.0.warn(message);
+    }
+
     /// Counters since the mount.
     pub fn stats(&self) -> Stats {
         Stats {
@@ -188,6 +205,8 @@ impl Fs {
             journal: self.0.journal().stats(),
             areas: self.0.has_log().then(|| self.0.journal().area_stats()).flatten(),
             device: self.0.device.stats(),
+            failure: self.0.status.failure(),
+            events: self.0.events.snapshot(),
         }
     }
 
@@ -298,6 +317,10 @@ pub struct Stats {
     pub areas: Option<fjord_journal::AreaStats>,
     /// The device's counters.
     pub device: fjord_block::DeviceStats,
+    /// The error that made the file system read-only, if one did.
+    pub failure: Option<Failure>,
+    /// The latest warnings and errors, oldest first; 16 at most.
+    pub events: Vec<Event>,
 }
 
 /// A counted reference to an inode.
@@ -324,7 +347,8 @@ impl Drop for InodeRef {
         };
         if let Err(error) = released {
             // It stays on the orphan record; the next mount completes the deletion.
-            tracing::warn!(ino = self.inode.ino.0, %error, "could not free a deleted file");
+            let ino = self.inode.ino.0;
+            self.fs.warn(format_args!("could not free the deleted inode {ino}: {error}"));
         }
     }
 }

@@ -67,7 +67,7 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, want: Want, class: Class, enough: imp
             return;
         }
         if let Err(error) = write_group(fs, group, class) {
-            tracing::warn!(%error, "writeback failed");
+            fs.warn(format_args!("writeback failed: {error}"));
         }
     }
 }

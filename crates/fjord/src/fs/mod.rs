@@ -1,7 +1,7 @@
 //! The mounted file system.
 //!
 //! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`], [`recover`]),
-//! the superblock ([`superblock`]), health ([`status`]), background threads
+//! the superblock ([`superblock`]), health ([`status`], [`events`]), background threads
 //! ([`threads`]), sync and unmount ([`sync`]).
 //!
 //! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
@@ -9,6 +9,7 @@
 //! image is marked clean only after everything is home and flushed.
 
 pub(crate) mod dirty;
+pub(crate) mod events;
 pub(crate) mod mmp;
 pub(crate) mod mount;
 mod recover;
@@ -93,6 +94,8 @@ pub(crate) struct FsInner {
     pub(crate) fragile: TidCell,
     /// Read-only, shut down, damaged?
     pub(crate) status: status::Status,
+    /// What went wrong so far.
+    pub(crate) events: events::Events,
     /// What fsync did.
     pub(crate) fsync_counters: FsyncCounters,
     /// Other counters for users.

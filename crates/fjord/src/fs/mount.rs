@@ -29,7 +29,7 @@ use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
 use crate::fs::superblock::{self, SuperState};
-use crate::fs::{Counters, FsInner, dirty, mmp, recover, status, sync, threads};
+use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, status, sync, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::TidCell;
@@ -196,7 +196,7 @@ fn start_writing(
     fast_commits: Vec<Record>,
 ) -> Result<()> {
     if fs.sb.snapshot().state().contains(FsState::ERROR) || aborted {
-        tracing::warn!("the image bears the mark of an earlier error; run e2fsck -f when you can");
+        fs.warn("the image bears the mark of an earlier error; run e2fsck -f when you can");
     }
     orphan::load_file(fs)?;
     let orphan::Records { inodes: orphans, damage } = orphan::load(fs)?;
@@ -394,6 +394,7 @@ fn build(
         fsync_policy: fsync::policy(options.fsync),
         fragile: TidCell::default(),
         status: status::Status::default(),
+        events: events::Events::default(),
         fsync_counters: FsyncCounters::default(),
         stats: Counters::default(),
         threads: threads::Threads::default(),

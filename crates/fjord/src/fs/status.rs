@@ -4,11 +4,13 @@
 //! error has made the file system read-only, no later success makes it writable again,
 //! and the first error is kept for the user.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use fjord_journal::JournalError;
 use parking_lot::Mutex;
 
+use crate::attr::Timespec;
 use crate::error::Error;
 use crate::fs::FsInner;
 
@@ -28,12 +30,21 @@ pub enum ShutdownMode {
     NoLogFlush,
 }
 
+/// What made a file system read-only; see [`crate::Stats::failure`].
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Since when nothing can be changed.
+    pub time: Timespec,
+    /// The first error.
+    pub error: Error,
+}
+
 /// Health and the error that ended it.
 #[derive(Default)]
 pub(crate) struct Status {
     /// Only ever grows.
     level: AtomicU8,
-    first_error: Mutex<Option<Error>>,
+    first_error: Mutex<Option<(Timespec, Error)>>,
 }
 
 impl Status {
@@ -64,11 +75,17 @@ impl Status {
 
     /// The error that made the file system read-only.
     pub(crate) fn first_error(&self) -> Option<Error> {
-        self.first_error.lock().clone()
+        self.first_error.lock().as_ref().map(|(_, error)| error.clone())
+    }
+
+    /// When it turned read-only because of an error, and the error.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        let first = self.first_error.lock();
+        first.as_ref().map(|(time, error)| Failure { time: *time, error: error.clone() })
     }
 
     fn fail(&self, error: &Error) -> bool {
-        self.first_error.lock().get_or_insert_with(|| error.clone());
+        self.first_error.lock().get_or_insert_with(|| (Timespec::now(), error.clone()));
         self.level.fetch_max(READ_ONLY, Ordering::AcqRel) == HEALTHY
     }
 }
@@ -81,7 +98,7 @@ impl FsInner {
             return;
         }
         if self.status.fail(error) {
-            tracing::error!(%error, "the file system is read-only from now on");
+            self.error(format_args!("the file system is read-only from now on: {error}"));
         }
         match error {
             Error::Io(source) => self
@@ -95,9 +112,25 @@ impl FsInner {
     /// The image is somebody else's now: turns read-only without another write.
     pub(crate) fn stop_at_once(&self, error: &Error) {
         if self.status.fail(error) {
-            tracing::error!(%error, "nothing more is written");
+            self.error(format_args!("nothing more is written: {error}"));
         }
         self.journal().shutdown();
+    }
+
+    /// See [`crate::Fs::hand_over`].
+    pub(crate) fn hand_over<T, E>(
+        self: &Arc<Self>,
+        take: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>, Error> {
+        let claimed = |alone| self.device.claim(alone).map_err(|e| Error::Open(Arc::new(e)));
+        // What is clean is not written in the moment in which nobody holds the device.
+        self.sync()?;
+        claimed(false)?;
+        let taken = take();
+        if taken.is_err() {
+            claimed(true).inspect_err(|error| self.stop_at_once(error))?;
+        }
+        Ok(taken)
     }
 
     /// Records damage that an operation met. `changing` says whether the operation was
@@ -112,9 +145,9 @@ impl FsInner {
             return self.note_write_error(error);
         }
         if self.status.fail(error) {
-            tracing::error!(%error, "the file system is read-only from now on");
+            self.error(format_args!("the file system is read-only from now on: {error}"));
             if let Err(error) = self.journal().commit_running() {
-                tracing::error!(%error, "the last commit failed");
+                self.error(format_args!("the last commit failed: {error}"));
             }
             self.record_error_in_superblock(error);
         }

@@ -231,7 +231,7 @@ impl FsInner {
             raw.s_error_count.set(raw.s_error_count.get().saturating_add(1));
         });
         if let Err(second) = written {
-            tracing::warn!(%error, %second, "could not record the error in the superblock");
+            self.warn(format_args!("the superblock does not tell of it ({error}): {second}"));
         }
     }
 }

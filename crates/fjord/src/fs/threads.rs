@@ -80,7 +80,7 @@ impl Threads {
             match spawned {
                 Ok(join) => fs.threads.joins.lock().push(join),
                 // Without the thread, fsync, sync and unmount still do all the work.
-                Err(error) => tracing::warn!(%error, name = who.name(), "cannot start a thread"),
+                Err(error) => fs.warn(format_args!("cannot start {}: {error}", who.name())),
             }
         }
     }

@@ -200,7 +200,8 @@ pub(crate) fn accessed(fs: &Arc<FsInner>, inode: &Arc<Inode>) {
         let relative = disk.atime <= disk.mtime
             || disk.atime <= disk.ctime
             || now.sec.saturating_sub(disk.atime.sec) >= RELATIME_SECONDS;
-        !quiet && !state.dead && (fs.options.atime == AtimeMode::Strict || relative)
+        let excepted = !fs.options.diratime && state.is_dir();
+        !quiet && !excepted && !state.dead && (fs.options.atime == AtimeMode::Strict || relative)
     };
     if !due(&inode.state.read()) {
         return;
