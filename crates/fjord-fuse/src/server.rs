@@ -46,11 +46,14 @@ impl Server {
     ) -> Result<Server, ServeError> {
         let handler = EngineHandler::new(fs.clone(), options)?;
         let block_size = fs.statfs().block_size;
-        let mounted = mount::mount(image, dir, options, block_size)?;
+        let mounted = mount::mount(image, dir, options, block_size, Some(fs))?;
         let config = EngineHandler::session_config(options);
         let session = Session::new(mounted.transport(), handler, config);
         match session.init() {
             Ok(negotiated) => {
+                if let Some(lost) = mounted.lost() {
+                    fs.warn(lost);
+                }
                 mounted.set_readahead(negotiated.io_len_max);
                 Ok(Server { mounted, session, negotiated })
             }

@@ -9,11 +9,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use fjord::Fs;
+use fjord::{Event, Failure, Fs, Stats};
 use serde::{Deserialize, Serialize};
 
 /// Room for the text; an ioctl's number tells sizes below 16 KiB.
-const TEXT_BYTES: usize = 8 << 10;
+const TEXT_BYTES: usize = 15 << 10;
+/// What is told of a message, in bytes.
+const MESSAGE_BYTES_MAX: usize = 400;
 /// `_IOR('J', 1, [u8; TEXT_BYTES])`.
 pub(crate) const FJORD_IOC_STATS: u32 = 2 << 30 | (TEXT_BYTES as u32) << 16 | 0x4a << 8 | 1;
 /// Quantiles of latency that are told.
@@ -35,6 +37,69 @@ pub struct MountStats {
     pub cache: CacheReport,
     /// The device.
     pub device: DeviceReport,
+    /// What went wrong.
+    pub health: HealthReport,
+}
+
+/// What went wrong since the mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthReport {
+    /// Nothing can be changed, by choice or because of an error.
+    pub read_only: bool,
+    /// The error that made it so.
+    pub failure: Option<FailureReport>,
+    /// The latest warnings and errors, oldest first.
+    pub events: Vec<EventReport>,
+}
+
+/// The first error that made the file system read-only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureReport {
+    /// When, in seconds since 1970-01-01 UTC.
+    pub time: i64,
+    /// What failed, and where.
+    pub error: String,
+}
+
+/// A warning or an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventReport {
+    /// When it happened, for the last time, in seconds since 1970-01-01 UTC.
+    pub time: i64,
+    /// `warning` or `error`.
+    pub severity: String,
+    /// What happened.
+    pub message: String,
+    /// How often.
+    pub count: u64,
+}
+
+impl HealthReport {
+    fn of(fs: &Fs, stats: &Stats) -> HealthReport {
+        let event = |event: &Event| EventReport {
+            time: event.time.sec,
+            severity: event.severity.name().into(),
+            message: shortened(&event.message),
+            count: event.count,
+        };
+        let failure = |failure: &Failure| FailureReport {
+            time: failure.time.sec,
+            error: shortened(&failure.error.to_string()),
+        };
+        HealthReport {
+            read_only: fs.is_read_only(),
+            failure: stats.failure.as_ref().map(failure),
+            events: stats.events.iter().map(event).collect(),
+        }
+    }
+}
+
+fn shortened(message: &str) -> String {
+    if message.len() <= MESSAGE_BYTES_MAX {
+        return message.to_owned();
+    }
+    let ends = (0..MESSAGE_BYTES_MAX - 2).rev().find(|at| message.is_char_boundary(*at));
+    format!("{}...", &message[..ends.unwrap_or(0)])
 }
 
 /// How fsyncs were served.
@@ -187,21 +252,27 @@ impl MountStats {
                 flush_issued_count: stats.device.flush_issued_count,
                 error_count: stats.device.error_count,
             },
+            health: HealthReport::of(fs, &stats),
         }
     }
 
-    /// As the ioctl gives it: JSON, zeroes behind. The histogram is left out if it does not fit.
+    /// As the ioctl gives it: JSON, zeroes behind. What does not fit is left out: the histogram,
+    /// then the oldest events.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
-        let mut text = serde_json::to_vec(self).ok()?;
-        if text.len() > TEXT_BYTES {
-            let mut short = self.clone();
-            short.fsync.latency_histogram.clear();
+        let mut short = self.clone();
+        let mut text = serde_json::to_vec(&short).ok()?;
+        while text.len() > TEXT_BYTES {
+            if !short.fsync.latency_histogram.is_empty() {
+                short.fsync.latency_histogram.clear();
+            } else if !short.health.events.is_empty() {
+                short.health.events.remove(0);
+            } else {
+                return None;
+            }
             text = serde_json::to_vec(&short).ok()?;
         }
-        (text.len() <= TEXT_BYTES).then(|| {
-            text.resize(TEXT_BYTES, 0);
-            text
-        })
+        text.resize(TEXT_BYTES, 0);
+        Some(text)
     }
 
     /// Asks the mount at `dir`, which may be any directory or file of it.
@@ -236,11 +307,21 @@ mod tests {
         assert_eq!(serde_json::from_slice::<MountStats>(&bytes[..len]).unwrap(), stats);
         // As many buckets as there can be, all full.
         stats.fsync.latency_histogram = vec![(u64::MAX, u64::MAX); 288];
+        let event = |number| EventReport {
+            time: number,
+            severity: "warning".into(),
+            // Six bytes each in JSON.
+            message: shortened(&"\u{1}".repeat(1000)),
+            count: u64::MAX,
+        };
+        stats.health.events = (0..16).map(event).collect();
         let bytes = stats.to_bytes().unwrap();
         let len = bytes.iter().position(|byte| *byte == 0).unwrap();
         let short: MountStats = serde_json::from_slice(&bytes[..len]).unwrap();
         assert_eq!(short.fsync.latency_histogram, []);
         assert_eq!(short.fsync_policy, "compound");
+        let kept = short.health.events;
+        assert!(!kept.is_empty() && kept.len() < 16 && kept.last().unwrap().time == 15);
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Served {
         let mountpoint = dir.path().join("mnt");
         fs::create_dir(&mountpoint).unwrap();
         let options = FuseOptions { kind, ..Default::default() };
-        let mounted = mount::mount(&image, &mountpoint, &options, 4096).unwrap();
+        let mounted = mount::mount(&image, &mountpoint, &options, 4096, None).unwrap();
         let seen = Arc::new(Seen::default());
         let null = Null { seen: Arc::clone(&seen), destroy_takes, fsync_takes };
         let session = Session::new(mounted.transport(), null, SessionConfig::default());

@@ -6,7 +6,10 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -119,8 +122,9 @@ pub struct LoopBacking {
     pub device: PathBuf,
     /// The file as the kernel names it; ends in ` (deleted)` when it was unlinked.
     pub file: PathBuf,
-    /// It detaches itself when its last user is gone.
-    pub autoclear: bool,
+    /// It shows all of the file, and detaches itself when its last user has gone, as the loop
+    /// device of a fjord mount does.
+    pub is_stand_in: bool,
 }
 
 /// The loop devices in use and their files, from sysfs.
@@ -131,14 +135,22 @@ pub fn loop_backings() -> Vec<LoopBacking> {
         .filter_map(|entry| {
             let name = entry.file_name();
             name.to_str()?.strip_prefix("loop")?;
-            let file = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-            let autoclear = fs::read_to_string(entry.path().join("loop/autoclear"))
-                .is_ok_and(|value| value.trim() == "1");
-            let device = Path::new("/dev").join(name);
-            let file = PathBuf::from(file.trim_end_matches('\n'));
-            Some(LoopBacking { device, file, autoclear })
+            let value = |name: &str| fs::read_to_string(entry.path().join("loop").join(name)).ok();
+            let file = value("backing_file")?;
+            let is = |name, wanted: &str| value(name).is_some_and(|text| text.trim() == wanted);
+            Some(LoopBacking {
+                device: Path::new("/dev").join(&name),
+                file: PathBuf::from(file.trim_end_matches('\n')),
+                is_stand_in: is("autoclear", "1") && is("offset", "0") && is("sizelimit", "0"),
+            })
         })
         .collect()
+}
+
+/// Whether two paths name the same block device.
+pub(super) fn same_device(a: &Path, b: &Path) -> bool {
+    let rdev = |path| fs::metadata(path).ok().filter(|m| m.file_type().is_block_device());
+    matches!((rdev(a), rdev(b)), (Some(a), Some(b)) if a.rdev() == b.rdev())
 }
 
 /// Whether two paths name the same file, links and bind mounts included.

@@ -1,19 +1,27 @@
 //! Mounting: which type, which source, which options, and how to take it down again.
 //!
-//! As root fjord mounts `fuseblk`, whose source must be a block device that nobody holds: a loop
-//! device over the image (a file, or a block device that fjord holds itself) stands in. Only there do sync(2) and syncfs(2) reach the server and does umount(2) wait
-//! for it. Where that is not to be had fjord mounts plain `fuse` and [`Mounted::lost`] says what is
-//! lost. Users without privileges go through `fusermount3`.
+//! As root fjord mounts `fuseblk`, whose source must be a block device that nobody else claims. A
+//! block device is its own source: the engine hands its claim over to the mount
+//! ([`Fs::hand_over`]). For an image file a loop device over it stands in. Only with `fuseblk` do
+//! sync(2) and syncfs(2) reach the server and does umount(2) wait for it. Where it cannot be had
+//! fjord mounts plain `fuse` and [`Mounted::lost`] says what is lost. Users without privileges go
+//! through `fusermount3`.
 
 use std::{
     fs, io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustix::mount::UnmountFlags;
+use fjord::{Error, Fs};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
 use crate::transport::DevFuse;
@@ -28,6 +36,7 @@ mod loopdev;
 mod mountinfo;
 mod options;
 
+use loopdev::same_device;
 pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
 pub use mountinfo::{MountEntry, mount_at, mounts};
 pub use options::{FuseOptions, MountKind, OptionError, Unclaimed};
@@ -79,6 +88,10 @@ pub enum MountError {
         "{0} is in use: close the files and leave the directories on it (fuser -vm {0} lists who), then try again"
     )]
     Busy(PathBuf),
+    /// The file system failed while its device was handed over to the mount, or somebody else
+    /// claimed the device in that moment. It writes nothing more.
+    #[error(transparent)]
+    Engine(Error),
     /// fusermount3 is not installed.
     #[error("mounting without root needs fusermount3: install the package fuse3, or mount as root")]
     NoFusermount,
@@ -141,8 +154,9 @@ impl Mounted {
     }
 }
 
-/// Mounts `image` on `mountpoint`. The caller must serve [`Mounted::transport`] at once: whoever
-/// looks at the mount point waits for it.
+/// Mounts `image` on `mountpoint`. `holder` is the file system that was opened from it, if one
+/// was. The caller must serve [`Mounted::transport`] at once: whoever looks at the mount point
+/// waits for it.
 ///
 /// # Errors
 /// See [`MountError`]; nothing stays mounted.
@@ -151,6 +165,7 @@ pub fn mount(
     mountpoint: &Path,
     options: &FuseOptions,
     block_size: u32,
+    holder: Option<&Fs>,
 ) -> Result<Mounted, MountError> {
     let mountpoint = check_mountpoint(mountpoint)?;
     check_dev_fuse()?;
@@ -164,8 +179,9 @@ pub fn mount(
     }
     let mut why_not = String::from("asked for by the option nofuseblk");
     if options.kind != MountKind::Fuse {
-        match mount_fuseblk(image, &mountpoint, options, block_size) {
+        match mount_fuseblk(image, &mountpoint, options, block_size, holder) {
             Ok(transport) => return finish(transport, mountpoint, None, true),
+            Err(e @ MountError::Engine(_)) => return Err(e),
             Err(e) if options.kind == MountKind::Fuseblk => return Err(e),
             Err(e) => why_not = e.to_string(),
         }
@@ -274,15 +290,75 @@ fn mount_fuseblk(
     mountpoint: &Path,
     options: &FuseOptions,
     block_size: u32,
+    holder: Option<&Fs>,
 ) -> Result<DevFuse, MountError> {
-    let blksize = options.blksize.unwrap_or(block_size).clamp(512, 4096);
-    let extra = format!(",blksize={blksize}");
-    // Over a block device as well: fjord holds that one for itself alone. Held until the mount
-    // holds the loop device itself.
+    let mount_from = |source: &Path| {
+        warn_of_fsname(source, options);
+        // Smaller ones than the device's own are refused.
+        let least = sector_size(source).unwrap_or(512);
+        let blksize = options.blksize.unwrap_or(block_size).clamp(512, 4096).max(least);
+        let extra = format!(",blksize={blksize}");
+        let source = source.display().to_string();
+        let transport = mount_directly("fuseblk.fjord", &source, mountpoint, options, extra)?;
+        check_connected(&transport, mountpoint)?;
+        Ok(transport)
+    };
+    if fs::metadata(image).is_ok_and(|m| m.file_type().is_block_device()) {
+        let device = device_name(image);
+        return match holder {
+            Some(fs) => {
+                fs.hand_over(|| mount_from(&device)).unwrap_or_else(|e| Err(MountError::Engine(e)))
+            }
+            None => mount_from(&device),
+        };
+    }
+    // Held until the mount holds the loop device itself.
     let device = LoopDevice::attach(image, options.read_only())
         .map_err(|e| MountError::io("attach a loop device", e))?;
-    let source = device.path().display().to_string();
-    mount_directly("fuseblk.fjord", &source, mountpoint, options, extra)
+    mount_from(device.path())
+}
+
+/// The logical block size of a device, in bytes.
+fn sector_size(device: &Path) -> Option<u32> {
+    rustix::fs::ioctl_blksszget(fs::File::open(device).ok()?).ok()
+}
+
+/// The name that findmnt(8), umount(8) and fstab know a block device by: no symbolic link, except
+/// that of the device mapper, whose own names change.
+fn device_name(device: &Path) -> PathBuf {
+    let Ok(node) = fs::canonicalize(device) else { return device.to_owned() };
+    let Some(dm) = node.file_name().filter(|name| name.as_encoded_bytes().starts_with(b"dm-"))
+    else {
+        return node;
+    };
+    let name = fs::read_to_string(Path::new("/sys/class/block").join(dm).join("dm/name"));
+    let mapped = name.map(|name| Path::new("/dev/mapper").join(name.trim_end()));
+    mapped.ok().filter(|mapped| same_device(mapped, &node)).unwrap_or(node)
+}
+
+/// The kernel has no other name for a `fuseblk` mount than its device.
+fn warn_of_fsname(source: &Path, options: &FuseOptions) {
+    if let Some(name) = options.fsname.as_deref().filter(|name| Path::new(name) != source) {
+        tracing::warn!(
+            "fsname={name} is not shown: the source of a fuseblk mount is its block device, {}; \
+             -o nofuseblk shows the name, but {LOST_WITHOUT_FUSEBLK}",
+            source.display()
+        );
+    }
+}
+
+/// For a device that is mounted already with `fuseblk` (by way of another device node, or while
+/// it is open read-only) the kernel shows that mount once more, and leaves our connection unused.
+fn check_connected(transport: &DevFuse, mountpoint: &Path) -> Result<(), MountError> {
+    let fd = transport.fd().map_err(|e| MountError::io("open /dev/fuse", e))?;
+    let mut polled = [PollFd::new(&*fd, PollFlags::IN)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).map_err(|e| MountError::io("look at /dev/fuse", e))?;
+    if !polled[0].revents().contains(PollFlags::ERR) {
+        return Ok(());
+    }
+    unmount_dir(mountpoint, true)?;
+    Err(MountError::io("mount the device: fjord serves it already", Errno::BUSY))
 }
 
 fn mount_directly(
@@ -309,12 +385,12 @@ fn mount_directly(
     let data = std::ffi::CString::new(data).map_err(|e| MountError::io("mount", e))?;
     rustix::mount::mount(source, mountpoint, fs_type, options.flags, data.as_c_str()).map_err(
         |e| match e {
-            rustix::io::Errno::PERM | rustix::io::Errno::ACCESS => MountError::Permission {
+            Errno::PERM | Errno::ACCESS => MountError::Permission {
                 what: format!(
                     "mount(2) of type {fs_type} was refused ({e}); this needs CAP_SYS_ADMIN"
                 ),
             },
-            rustix::io::Errno::NODEV => MountError::NoDevFuse,
+            Errno::NODEV => MountError::NoDevFuse,
             e => MountError::io(format!("mount type {fs_type} on {}", mountpoint.display()), e),
         },
     )?;
@@ -330,10 +406,12 @@ fn mount_unprivileged(
     let mut list =
         format!("default_permissions,subtype={subtype},fsname={}", options::quote(source));
     for (flag, name) in [
-        (rustix::mount::MountFlags::RDONLY, "ro"),
-        (rustix::mount::MountFlags::NOEXEC, "noexec"),
-        (rustix::mount::MountFlags::SYNCHRONOUS, "sync"),
-        (rustix::mount::MountFlags::DIRSYNC, "dirsync"),
+        (MountFlags::RDONLY, "ro"),
+        (MountFlags::NOEXEC, "noexec"),
+        (MountFlags::SYNCHRONOUS, "sync"),
+        (MountFlags::DIRSYNC, "dirsync"),
+        (MountFlags::NOATIME, "noatime"),
+        (MountFlags::NODIRATIME, "nodiratime"),
     ] {
         if options.flags.contains(flag) {
             list.push(',');
@@ -454,6 +532,45 @@ impl MountHandle {
     }
 }
 
+/// Gives a mount that stands other flags of mount(2): read-only or not, and what is not allowed on
+/// it. The server does not hear of it; the kernel writes everything first.
+///
+/// # Errors
+/// Busy (files are open for writing), not mounted, no permission.
+pub fn remount(dir: &Path, flags: MountFlags) -> Result<(), MountError> {
+    rustix::mount::mount_remount(dir, flags, "").map_err(|e| match e {
+        Errno::BUSY => MountError::Busy(dir.to_owned()),
+        Errno::INVAL => MountError::NotMounted(dir.to_owned()),
+        Errno::PERM => MountError::Permission {
+            what: format!("{} can be remounted only by root", dir.display()),
+        },
+        e => MountError::io(format!("remount {}", dir.display()), e),
+    })
+}
+
+/// The flags of the mount on `dir`, of those that statvfs(3) tells.
+///
+/// # Errors
+/// `dir` cannot be reached.
+pub fn flags_of(dir: &Path) -> Result<MountFlags, MountError> {
+    use rustix::fs::StatVfsMountFlags as Told;
+    let told = rustix::fs::statvfs(dir)
+        .map_err(|e| MountError::io(format!("look at {}", dir.display()), e))?
+        .f_flag;
+    let pairs = [
+        (Told::RDONLY, MountFlags::RDONLY),
+        (Told::NOSUID, MountFlags::NOSUID),
+        (Told::NODEV, MountFlags::NODEV),
+        (Told::NOEXEC, MountFlags::NOEXEC),
+        (Told::SYNCHRONOUS, MountFlags::SYNCHRONOUS),
+        (Told::NOATIME, MountFlags::NOATIME),
+        (Told::NODIRATIME, MountFlags::NODIRATIME),
+        (Told::RELATIME, MountFlags::RELATIME),
+    ];
+    let flags = pairs.into_iter().filter(|(told_as, _)| told.contains(*told_as));
+    Ok(flags.map(|(_, flag)| flag).collect())
+}
+
 /// Unmounts whatever is mounted on `dir`; `lazy` detaches it although it is in use.
 ///
 /// # Errors
@@ -471,16 +588,16 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let started = std::time::Instant::now();
     let result = loop {
         match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
-            Err(rustix::io::Errno::BUSY) if started.elapsed() < BUSY_WAIT => {
+            Err(Errno::BUSY) if started.elapsed() < BUSY_WAIT => {
                 std::thread::sleep(BUSY_POLL);
             }
             other => break other,
         }
     };
     result.map_err(|e| match e {
-        rustix::io::Errno::BUSY => MountError::Busy(dir.to_owned()),
-        rustix::io::Errno::INVAL => MountError::NotMounted(dir.to_owned()),
-        rustix::io::Errno::PERM => MountError::Permission {
+        Errno::BUSY => MountError::Busy(dir.to_owned()),
+        Errno::INVAL => MountError::NotMounted(dir.to_owned()),
+        Errno::PERM => MountError::Permission {
             what: format!("{} can be unmounted only by root", dir.display()),
         },
         e => MountError::io(format!("unmount {}", dir.display()), e),

@@ -26,8 +26,11 @@ pub enum MountKind {
 pub struct FuseOptions {
     /// Flags of mount(2).
     pub flags: MountFlags,
-    /// How access times are kept (by fjord: the kernel leaves them to the server).
+    /// How access times are kept (by fjord: the kernel leaves them to the server). `flags` say
+    /// the same for /proc/mounts.
     pub atime: AtimeMode,
+    /// Change the flags of a mount that stands.
+    pub remount: bool,
     /// Let users other than the one who mounts in. `None`: yes for root.
     pub allow_other: Option<bool>,
     /// POSIX ACLs. Without them the kernel spares asking for them.
@@ -53,6 +56,7 @@ impl Default for FuseOptions {
         FuseOptions {
             flags: MountFlags::empty(),
             atime: AtimeMode::default(),
+            remount: false,
             allow_other: None,
             acl: true,
             writeback_cache: false,
@@ -125,10 +129,14 @@ impl FuseOptions {
             "sync" => self.flags.insert(MountFlags::SYNCHRONOUS),
             "async" => self.flags.remove(MountFlags::SYNCHRONOUS),
             "dirsync" => self.flags.insert(MountFlags::DIRSYNC),
-            "noatime" => self.atime = AtimeMode::Never,
-            "atime" | "relatime" => self.atime = AtimeMode::Relatime,
-            "norelatime" | "strictatime" => self.atime = AtimeMode::Strict,
-            "diratime" => {}
+            "noatime" => self.set_atime(AtimeMode::Never),
+            "atime" | "relatime" => self.set_atime(AtimeMode::Relatime),
+            "norelatime" | "strictatime" => self.set_atime(AtimeMode::Strict),
+            "nodiratime" => self.flags.insert(MountFlags::NODIRATIME),
+            "diratime" => self.flags.remove(MountFlags::NODIRATIME),
+            "lazytime" => self.flags.insert(MountFlags::LAZYTIME),
+            "nolazytime" => self.flags.remove(MountFlags::LAZYTIME),
+            "remount" => self.remount = true,
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
             "acl" => self.acl = true,
@@ -142,11 +150,21 @@ impl FuseOptions {
             "default_permissions" => {}
             // Read by mount(8), init and udev, and passed on.
             "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "group"
-            | "nofail" | "_netdev" | "loop" | "noiversion" | "iversion" | "lazytime"
-            | "nolazytime" | "silent" | "loud" | "user_xattr" => {}
+            | "nofail" | "_netdev" | "loop" | "noiversion" | "iversion" | "silent" | "loud"
+            | "user_xattr" => {}
             _ => return name.starts_with("x-") || name.starts_with("X-"),
         }
         true
+    }
+
+    fn set_atime(&mut self, atime: AtimeMode) {
+        self.atime = atime;
+        self.flags -= MountFlags::NOATIME | MountFlags::RELATIME | MountFlags::STRICTATIME;
+        self.flags |= match atime {
+            AtimeMode::Never => MountFlags::NOATIME,
+            AtimeMode::Relatime => MountFlags::RELATIME,
+            AtimeMode::Strict => MountFlags::STRICTATIME,
+        };
     }
 
     fn set_value(&mut self, name: &str, value: &str) -> Result<bool, OptionError> {
@@ -218,7 +236,7 @@ mod tests {
             .parse("rw,ro,nosuid,nodev,dev,noatime,relatime,x-systemd.automount,nofail,,max_read=65536")
             .unwrap();
         assert_eq!(rest, []);
-        assert_eq!(o.flags, MountFlags::RDONLY | MountFlags::NOSUID);
+        assert_eq!(o.flags, MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::RELATIME);
         assert_eq!(o.atime, AtimeMode::Relatime);
         assert_eq!(o.max_read, Some(65536));
         o.parse("rw,fsname=a\\,b").unwrap();
