@@ -18,6 +18,7 @@ Exit codes:
 
 Environment:
   FJORD_LOG    what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)
+  FJORD_SYSLOG the socket to which daemons send warnings and errors (/dev/log)
   FJORD_FSYNC  the fsync policy of mounts that are not told which (auto)";
 
 /// A crash-safe ext4 in user space: make, mount, inspect, edit and repair images

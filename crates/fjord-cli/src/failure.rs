@@ -104,6 +104,7 @@ impl From<std::io::Error> for Failure {
 impl From<MountError> for Failure {
     fn from(e: MountError) -> Failure {
         let code = match e {
+            MountError::Engine(e) => return e.into(),
             MountError::AlreadyMounted { .. } | MountError::Busy(_) | MountError::Dead(_) => {
                 EXIT_IN_USE
             }

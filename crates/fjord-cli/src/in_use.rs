@@ -34,7 +34,7 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
     let mounts = mount::mounts().ok()?;
     mount::loop_backings()
         .into_iter()
-        .filter(|b| b.autoclear && mount::same_file(&b.file, image))
+        .filter(|b| b.is_stand_in && mount::same_file(&b.file, image))
         .map(|b| b.device)
         .find(|device| mounts.iter().all(|m| m.source != *device))
 }

@@ -14,12 +14,17 @@ mod in_use;
 mod mount_options;
 mod output;
 mod paths;
+mod remount;
 mod signals;
 mod size;
+mod syslog;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use tracing_subscriber::{
+    filter::LevelFilter, layer::Layer, layer::SubscriberExt, util::SubscriberInitExt,
+};
 
 fn main() -> ExitCode {
     let args = helper::translate(std::env::args_os().collect());
@@ -36,7 +41,7 @@ fn main() -> ExitCode {
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("fjord: {failure}");
+            output::complain(&failure);
             ExitCode::from(failure.code)
         }
     }
@@ -51,11 +56,14 @@ fn start_log(verbose: u8) {
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("FJORD_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .without_time()
-        .init();
+        // It would be printed to standard error, and that panics where nobody reads it any more.
+        .log_internal_errors(false)
+        .with_filter(filter);
+    let to_syslog = syslog::Syslog.with_filter(LevelFilter::WARN);
+    tracing_subscriber::registry().with(to_stderr).with(to_syslog).init();
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use fjord::awake::LowLatency;
 use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_fuse::mount::{FuseOptions, Unclaimed};
+use rustix::mount::MountFlags;
 
 use crate::{
     failure::{Failure, Result},
@@ -23,7 +24,10 @@ pub(crate) fn parse(lists: &[String]) -> Result<Options> {
     let mut options = Options::default();
     for list in lists {
         for unclaimed in options.fuse.parse(list)? {
-            set_engine_option(&mut options.engine, &unclaimed)?;
+            // A remount changes nothing of the engine's; see `remount`.
+            if !options.fuse.remount {
+                set_engine_option(&mut options.engine, &unclaimed)?;
+            }
         }
     }
     Ok(options)
@@ -35,6 +39,7 @@ pub(crate) fn settle(options: &mut Options) {
     // As Linux: a read-only mount replays the journal first, unless noload is given.
     options.engine.recover_before_read_only = true;
     options.engine.atime = options.fuse.atime;
+    options.engine.diratime = !options.fuse.flags.contains(MountFlags::NODIRATIME);
     options.engine.acl = options.fuse.acl;
     // The session counts all requests; fsyncs are among them.
     options.engine.low_latency = LowLatency::Never;

@@ -22,6 +22,12 @@ pub(crate) fn print(text: String) -> Result<()> {
     }
 }
 
+/// Tells on standard error what went wrong. That nobody reads it (a closed pipe) is no reason to
+/// end before everything is in order.
+pub(crate) fn complain(message: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "fjord: {message}");
+}
+
 /// A name as text; bytes that are no UTF-8 are shown escaped.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {

@@ -1,5 +1,6 @@
-//! Signals of a serving process: SIGTERM and SIGINT unmount. A busy mount is waited for, then cut
-//! loose, so that whatever is behind it is closed properly in any case when the process ends. A
+//! Signals of a serving process: SIGTERM, SIGINT and SIGHUP (the terminal is gone, unless nohup(1)
+//! had it ignored) unmount; SIGQUIT ends the process on the spot, for its core. A busy mount is
+//! waited for, then cut loose, so that whatever is behind it is closed properly in any case when the process ends. A
 //! second signal cuts at once. When the mount is gone here and the process still serves a copy of
 //! it in another mount namespace, that is cut as well, after the same patience.
 //!
@@ -18,7 +19,7 @@ use crate::failure::{Failure, Result};
 /// How long a signal waits for a busy mount before it cuts it loose.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 
-/// SIGTERM and SIGINT, taken by a thread of their own.
+/// The signals that unmount, taken by a thread of their own.
 pub(crate) struct Signals {
     /// What to unmount; nothing yet while the image is being opened.
     mount: Arc<Mutex<Option<MountHandle>>>,
@@ -53,8 +54,24 @@ fn signal_set() -> libc::sigset_t {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
         libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        if !is_ignored(libc::SIGHUP) {
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGHUP);
+        }
         set.assume_init()
     }
+}
+
+/// Whether whoever started this process had it ignore a signal. One that is blocked, as all in the
+/// set are, would come nevertheless.
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the call fills `action`, which is valid for its time, and changes nothing; all
+    // zeroes, which stay if it fails, are a `sigaction` as well.
+    let action = unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
 }
 
 /// Waits for a signal, for ever or for so long. False when none came.
@@ -79,7 +96,7 @@ fn serve(mount: &Mutex<Option<MountHandle>>) {
             std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
         };
         if let Err(e) = take_down(&handle).and_then(|()| end_elsewhere(&handle)) {
-            eprintln!("fjord: {}", Failure::from(e));
+            tracing::error!("{}", Failure::from(e));
         }
     }
 }
@@ -88,8 +105,8 @@ fn serve(mount: &Mutex<Option<MountHandle>>) {
 /// the mount.
 fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
     wait_for_signal(Some(BUSY_PATIENCE));
-    eprintln!(
-        "fjord: {} is unmounted here, and still in use in another mount namespace or being \
+    tracing::warn!(
+        "{} is unmounted here, and still in use in another mount namespace or being \
          written; cutting it loose",
         handle.mountpoint().display()
     );
@@ -101,8 +118,8 @@ fn take_down(handle: &MountHandle) -> Result<(), MountError> {
         Err(MountError::Busy(dir)) => dir,
         done => return done,
     };
-    eprintln!(
-        "fjord: {} is in use; waiting {} seconds for it, then cutting it loose (signal again to \
+    tracing::warn!(
+        "{} is in use; waiting {} seconds for it, then cutting it loose (signal again to \
          cut now)",
         busy.display(),
         BUSY_PATIENCE.as_secs()

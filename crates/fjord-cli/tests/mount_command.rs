@@ -147,15 +147,73 @@ fn new_makes_the_image() -> Result<()> {
 
 #[test]
 fn signals_unmount() -> Result<()> {
-    for number in [libc::SIGTERM, libc::SIGINT] {
+    for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let (_scratch, img, dir) = place("signal")?;
         let mut child = serve(&img, &dir)?;
-        fs::write(dir.join("a"), b"a")?;
+        fs::write(dir.join("a"), b"not fsynced")?;
+        // A pipe that nobody reads is no reason to end.
+        signal(&child, libc::SIGPIPE)?;
         signal(&child, number)?;
         ensure!(ends_within(&mut child, Duration::from_secs(10))? == 0);
         ensure!(!is_mounted(&dir)?);
         image::e2fsck_clean(&img)?;
+        let cat = run(Command::new(program()).arg("cat").arg(&img).arg("a"))?;
+        ensure!(cat.stdout == "not fsynced", "{:?}", cat.stdout);
     }
+    Ok(())
+}
+
+#[test]
+fn nohup_outlives_the_terminal() -> Result<()> {
+    let (_scratch, img, dir) = place("nohup")?;
+    let mut child = tools::command("nohup")?
+        .arg(program())
+        .arg("mount")
+        .args([&img, &dir])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    while !is_mounted(&dir)? {
+        ensure!(child.try_wait()?.is_none(), "ended before it had mounted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&child, libc::SIGHUP)?;
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(child.try_wait()?.is_none() && is_mounted(&dir)?, "ended by a signal to be ignored");
+    run(tools::command("umount")?.arg(&dir))?;
+    ensure!(ends_within(&mut child, Duration::from_secs(10))? == 0);
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+/// Whoever read the messages has gone (`fjord mount ... 2>&1 | head`): signals unmount all the same.
+#[test]
+fn messages_that_nobody_reads_are_no_obstacle() -> Result<()> {
+    let (_scratch, img, dir) = place("unread")?;
+    let (reader, writer) = std::io::pipe()?;
+    let mut child = Command::new(program())
+        .args(["mount", "-o", "nofuseblk"])
+        .args([&img, &dir])
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
+        .spawn()?;
+    // With the first message, which is about nofuseblk, its reader goes.
+    let mut byte = [0];
+    (&reader).read_exact(&mut byte)?;
+    drop(reader);
+    ensure!(is_mounted(&dir)?, "a message before the mount");
+    let file = File::create(dir.join("a"))?;
+    file.write_all_at(b"kept", 0)?;
+    // The mount is busy, which is told; and again when it is cut loose.
+    signal(&child, libc::SIGTERM)?;
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&child, libc::SIGTERM)?;
+    let code = ends_within(&mut child, Duration::from_secs(10))?;
+    ensure!(code == 0, "status {code}");
+    image::e2fsck_clean(&img)?;
+    let cat = run(Command::new(program()).arg("cat").arg(&img).arg("a"))?;
+    ensure!(cat.stdout == "kept", "{:?}", cat.stdout);
     Ok(())
 }
 
@@ -325,6 +383,108 @@ fn relatime_also_when_the_kernel_has_the_pages() -> Result<()> {
         ensure!(atime(&path)? == written);
         Ok(())
     })
+}
+
+/// The options of a mount in /proc/mounts.
+fn shown_options(dir: &Path) -> Result<Vec<String>> {
+    let table = fs::read_to_string("/proc/self/mounts")?;
+    let dir = dir.to_str().context("a plain name")?;
+    let line = table.lines().find(|line| line.split(' ').nth(1) == Some(dir));
+    let options = line.context("not mounted")?.split(' ').nth(3).context("no options")?;
+    Ok(options.split(',').map(str::to_owned).collect())
+}
+
+#[test]
+fn options_show_in_the_mount_table() -> Result<()> {
+    for (given, shown, not_shown) in [
+        ("noatime", &["rw", "noatime"][..], "relatime"),
+        ("noatime,relatime", &["rw", "relatime"], "noatime"),
+        ("strictatime", &["rw"], "relatime"),
+        ("noatime,nodiratime,nosuid,nodev", &["noatime", "nodiratime", "nosuid", "nodev"], "suid"),
+        ("lazytime,sync", &["lazytime", "sync", "relatime"], "async"),
+        ("ro,noatime", &["ro", "noatime"], "rw"),
+        ("nofuseblk,noatime,nodiratime", &["rw", "noatime", "nodiratime"], "relatime"),
+    ] {
+        mounted("shown", &["-o", given], |dir| {
+            let options = shown_options(dir)?;
+            for option in shown {
+                ensure!(options.iter().any(|o| o == option), "{given}: {options:?}");
+            }
+            ensure!(!options.iter().any(|o| o == not_shown), "{given}: {options:?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn nodiratime_keeps_those_of_directories() -> Result<()> {
+    for (options, dir_moves) in [("strictatime", true), ("strictatime,nodiratime", false)] {
+        mounted("nodiratime", &["-o", options], |dir| {
+            let (sub, path) = (dir.join("sub"), dir.join("file"));
+            fs::create_dir(&sub)?;
+            fs::write(&path, b"abc")?;
+            let before = (atime(&sub)?, atime(&path)?);
+            std::thread::sleep(Duration::from_millis(20));
+            fs::read_dir(&sub)?.count();
+            fs::read(&path)?;
+            ensure!((atime(&sub)? > before.0) == dir_moves, "{options}: the directory");
+            ensure!(atime(&path)? > before.1, "{options}: the file");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// `mount -o remount` as the kernel does it, and as the helper does where there is one.
+#[test]
+fn remount_changes_what_it_can_and_names_the_rest() -> Result<()> {
+    let (scratch, img, dir) = place("remount")?;
+    let helper = scratch.join("mount.fuse.fjord");
+    std::os::unix::fs::symlink(program(), &helper)?;
+    let by_helper =
+        |options: &str| tools::run(Command::new(&helper).args([&img, &dir]).args(["-o", options]));
+    let by_kernel =
+        |options: &str| tools::run(tools::command("mount")?.args(["-o", options]).arg(&dir));
+    let has =
+        |option: &str| Ok::<_, anyhow::Error>(shown_options(&dir)?.iter().any(|o| o == option));
+    run(Command::new(&helper).args([&img, &dir]).args(["-o", "noatime"]))?;
+    for ways in [&by_helper as &dyn Fn(&str) -> Result<Output>, &by_kernel] {
+        fs::write(dir.join("a"), b"before")?;
+        ways("remount,ro")?.ok()?;
+        ensure!(has("ro")? && has("noatime")?, "{:?}", shown_options(&dir)?);
+        let denied = fs::write(dir.join("a"), b"b").expect_err("a write");
+        ensure!(denied.raw_os_error() == Some(libc::EROFS), "{denied}");
+        // All of it is on the device by now.
+        let copy = scratch.join("copy");
+        image::copy_sparse(&img, &copy)?;
+        run(Command::new(program()).arg("recover").arg(&copy))?;
+        let cat = run(Command::new(program()).arg("cat").arg(&copy).arg("a"))?;
+        ensure!(cat.stdout == "before", "{:?}", cat.stdout);
+        ways("remount,rw")?.ok()?;
+        ensure!(has("rw")? && has("noatime")?, "{:?}", shown_options(&dir)?);
+        fs::remove_file(dir.join("a"))?;
+    }
+    // What libmount hands over from the mount table and fstab.
+    let table = "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,blksize=4096";
+    let said = by_helper(&format!("{table},commit=7,remount,nosuid"))?.ok()?;
+    ensure!(said.stderr.contains("left as at the mount: commit"), "{said:?}");
+    ensure!(has("nosuid")? && has("rw")?, "{:?}", shown_options(&dir)?);
+    for options in ["remount,relatime", "remount,strictatime", "remount,nodiratime", "remount,sync"]
+    {
+        let refused = by_helper(options)?;
+        ensure!(refused.code == Some(2), "{refused:?}");
+        ensure!(refused.stderr.contains("mount it again"), "{refused:?}");
+    }
+    run(tools::command("umount")?.arg(&dir))?;
+    let refused = by_helper("remount,ro")?;
+    ensure!(refused.stderr.contains("is not a mount of fjord"), "{refused:?}");
+    run(Command::new(&helper).args([&img, &dir]).args(["-o", "ro"]))?;
+    let refused = by_helper("remount,rw")?;
+    ensure!(refused.code == Some(2) && refused.stderr.contains("read-only"), "{refused:?}");
+    run(tools::command("umount")?.arg(&dir))?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
 }
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) -> Result<()> {

@@ -1,11 +1,14 @@
 //! `fjord mount`: serve an image on a directory until it is unmounted.
 //!
-//! SIGTERM and SIGINT unmount: see [`crate::signals`].
+//! SIGTERM, SIGINT and SIGHUP unmount: see [`crate::signals`].
 
 use std::path::{Path, PathBuf};
 
 use fjord::{Fs, FsyncPolicyKind};
-use fjord_fuse::{Server, mount};
+use fjord_fuse::{
+    ServeError, Server,
+    mount::{self, MountError},
+};
 use fjord_mkfs::MkfsOptions;
 use rustix::mount::MountFlags;
 
@@ -13,17 +16,18 @@ use super::mkfs;
 use crate::{
     daemon::{self, Side},
     failure::{Context, Failure, Result},
-    image, mount_options,
+    image, mount_options, remount,
     signals::Signals,
-    size,
+    size, syslog,
 };
 
 const HELP: &str = "\
 Mount options (-o a,b=c):
-  of every file system  ro rw nosuid nodev noexec sync dirsync noatime relatime strictatime;
-                        those of fstab (defaults, noauto, user, x-..., ...) are accepted
+  of every file system  ro rw nosuid nodev noexec sync dirsync noatime relatime strictatime
+                        nodiratime lazytime; those of fstab (defaults, noauto, user, x-..., ...)
+                        are accepted; remount changes ro, rw, nosuid, nodev and noexec
   of FUSE               allow_other noallow_other max_read=N blksize=N max_threads=N fsname=NAME
-                        fuseblk (or fail) nofuseblk writeback_cache nolow_latency (let
+                        (shown by nofuseblk) fuseblk (or fail) nofuseblk writeback_cache nolow_latency (let
                         idle processors halt while the mount is busy: slower, but saves
                         power) low_latency (fail where they cannot be kept from it)
   of ext4               data=ordered|writeback|journal commit=SECONDS acl noacl discard nodiscard
@@ -34,6 +38,8 @@ Mount options (-o a,b=c):
 
 As root, users other than root may use the mount (noallow_other forbids it), and the mount is of type
 fuseblk: sync, syncfs and umount wait until fjord is done. Otherwise use `fjord umount`.
+
+A daemon sends warnings and errors to syslog, or else to the kernel's log; `fjord stats` has them too.
 
 Examples:
   fjord mount disk.img /mnt
@@ -75,6 +81,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut options = mount_options::parse(&args.options)?;
+    if options.fuse.remount {
+        return remount::run(&args.dir, &args.options);
+    }
     if args.read_only {
         options.fuse.flags.insert(MountFlags::RDONLY);
     }
@@ -92,7 +101,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
         false => None,
         true => match daemon::fork()? {
             Side::Parent => return Ok(()),
-            Side::Child(ready) => Some(ready),
+            Side::Child(ready) => {
+                syslog::start(image.display(), &std::path::absolute(&args.dir)?);
+                Some(ready)
+            }
         },
     };
     let signals = Signals::listen()?;
@@ -137,14 +149,16 @@ fn start(
     let fs = image::open_for_mount(image, options)?;
     let server = match Server::mount(&fs, image, &args.dir, &options.fuse) {
         Ok(server) => server,
+        Err(ServeError::Mount(e @ MountError::Engine(_))) => {
+            // Fails in any case, and says the same.
+            let _ = fs.unmount();
+            return Err(e.into());
+        }
         Err(e) => {
             fs.unmount().context("closing the image failed")?;
             return Err(e.into());
         }
     };
     signals.watch(server.handle());
-    if let Some(lost) = server.lost() {
-        tracing::warn!("{lost}");
-    }
     Ok((fs, server))
 }

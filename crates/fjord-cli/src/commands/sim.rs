@@ -23,7 +23,7 @@ use crate::{
     failure::{Context, Failure, Result},
     output,
     signals::Signals,
-    size,
+    size, syslog,
 };
 
 /// Size of a device when neither --size nor an image says otherwise.
@@ -113,7 +113,10 @@ fn serve(args: &Args, dir: &Path, profile: &Profile) -> Result<()> {
         false => None,
         true => match daemon::fork()? {
             Side::Parent => return Ok(()),
-            Side::Child(ready) => Some(ready),
+            Side::Child(ready) => {
+                syslog::start(source(image.as_deref(), profile), &dir);
+                Some(ready)
+            }
         },
     };
     let signals = Signals::listen()?;
@@ -156,10 +159,14 @@ fn start(
         None => (None, MemImage::new(checked_size(args.size.unwrap_or(SIZE_BYTES))?)),
     };
     let device = Arc::new(SimDevice::with_contents(profile, contents));
-    let source = image.map_or_else(|| profile.name.to_owned(), |path| path.display().to_string());
-    let server = SimServer::mount(Arc::clone(&device), &source, dir)?;
+    let server = SimServer::mount(Arc::clone(&device), &source(image, profile), dir)?;
     signals.watch(server.handle());
     Ok(Started { server, device, kept })
+}
+
+/// What is mounted, in the mount table and in messages.
+fn source(image: Option<&Path>, profile: &Profile) -> String {
+    image.map_or_else(|| profile.name.to_owned(), |path| path.display().to_string())
 }
 
 fn checked_size(bytes: u64) -> Result<u64> {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fjord_fuse::stats::MountStats;
+use fjord_fuse::stats::{HealthReport, MountStats};
 
 use crate::{
     failure::{Failure, Result},
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 An fsync is served by the mount's policy, by data alone (nothing but contents changed), or falls back
-to a commit of everything, for the reasons shown.
+to a commit of everything, for the reasons shown. At the end come the latest warnings and errors.
 
 Examples:
   fjord stats /mnt
@@ -113,6 +113,7 @@ fn table(stats: &MountStats) -> String {
     let fsync = &stats.fsync;
     let share = |count: u64| format!("{count} ({:.1} %)", percent(count, fsync.calls));
     let mut lines: Vec<(String, String)> = vec![
+        ("state".into(), state(&stats.health)),
         ("fsync policy".into(), stats.fsync_policy.clone()),
         ("fsyncs".into(), fsync.calls.to_string()),
         ("  by the policy".into(), share(fsync.policy)),
@@ -186,7 +187,27 @@ fn table(stats: &MountStats) -> String {
     if device.error_count > 0 {
         lines.push(("device errors".into(), device.error_count.to_string()));
     }
-    lines.iter().map(|(name, value)| format!("{name:<22}{value}\n")).collect()
+    let mut text: String =
+        lines.iter().map(|(name, value)| format!("{name:<22}{value}\n")).collect();
+    for event in &stats.health.events {
+        let (time, severity) = (output::seconds(event.time), &event.severity);
+        let again =
+            if event.count > 1 { format!(" ({} times)", event.count) } else { String::new() };
+        let _ = writeln!(text, "{time} UTC {severity}: {}{again}", event.message);
+    }
+    text
+}
+
+/// Whether the file system can be changed, and if not, since when and why.
+fn state(health: &HealthReport) -> String {
+    match &health.failure {
+        Some(failure) => {
+            let since = output::seconds(failure.time);
+            format!("read-only since {since} UTC: {}", failure.error)
+        }
+        None if health.read_only => "read-only, as it was mounted".into(),
+        None => "read-write".into(),
+    }
 }
 
 fn percent(count: u64, all: u64) -> f64 {

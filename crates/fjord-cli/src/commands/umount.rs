@@ -3,7 +3,10 @@
 use std::{
     fs::{self, File},
     io::Read,
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -12,11 +15,14 @@ use fjord_format::{
     features::Incompat,
     superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
 };
-use fjord_fuse::mount::{self, MountEntry, MountError};
+use fjord_fuse::mount::{self, LoopBacking, MountEntry, MountError};
 use rustix::fs::{FlockOperation, OFlags};
 
 use super::sim;
-use crate::failure::{Context, EXIT_DAMAGED, Failure, Result};
+use crate::{
+    failure::{Context, EXIT_DAMAGED, Failure, Result},
+    in_use,
+};
 
 /// How long the daemon of a plain `fuse` mount may take to write everything.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -24,10 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(600);
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Returns when the image is clean on disk: it may be copied, moved or mounted \
-by Linux then.\n\nExample:\n  fjord umount /mnt && e2fsck -fn disk.img"
+by Linux then.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umount disk.img"
 )]
 pub(crate) struct Args {
-    /// Directory that a fjord mount stands on
+    /// Directory that a fjord mount stands on, or the image or device that is mounted
     dir: PathBuf,
     /// Detach it although it is in use; fjord goes on until the last user has left
     #[arg(short, long)]
@@ -104,7 +110,11 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     if mount::mount_at(&joined).context("/proc/self/mountinfo")?.is_some() {
         return Ok(joined);
     }
-    fs::canonicalize(&joined).context(joined.display())
+    let found = fs::canonicalize(&joined).context(joined.display())?;
+    match in_use::mount_of(&found).filter(MountEntry::is_fjord) {
+        Some(entry) if !found.is_dir() => Ok(entry.mountpoint),
+        _ => Ok(found),
+    }
 }
 
 /// The image behind a mount, where it can be told.
@@ -112,7 +122,8 @@ fn image_of(entry: &MountEntry) -> Option<PathBuf> {
     if entry.fs_type == "fuse.fjord" || entry.is_sim() {
         return Some(entry.source.clone()).filter(|p| p.is_absolute() && p.exists());
     }
-    let backing = mount::loop_backings().into_iter().find(|b| b.device == entry.source);
+    let is_source = |b: &LoopBacking| b.is_stand_in && b.device == entry.source;
+    let backing = mount::loop_backings().into_iter().find(is_source);
     Some(backing.map_or_else(|| entry.source.clone(), |b| b.file)).filter(|p| p.exists())
 }
 
@@ -123,7 +134,7 @@ fn wait_for_daemon(image: &Path) -> Result<()> {
     let is_device = file.metadata().is_ok_and(|m| m.file_type().is_block_device());
     let started = Instant::now();
     while started.elapsed() < PATIENCE {
-        let held = if is_device { is_claimed(image) } else { is_locked(&file) };
+        let held = if is_device { is_claimed(image) || is_open(&file) } else { is_locked(&file) };
         if !held {
             return Ok(());
         }
@@ -147,6 +158,21 @@ fn is_claimed(device: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     let claim = rustix::fs::open(device, flags, rustix::fs::Mode::empty());
     matches!(claim, Err(rustix::io::Errno::BUSY))
+}
+
+/// Whether a process of fjord has a block device open: the claim ends with the mount, the lock of
+/// the open file a moment later, with the process.
+fn is_open(device: &File) -> bool {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the call reads and writes one `flock` through a pointer that is valid for its time.
+    let rc = unsafe { libc::fcntl(device.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    rc == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
 }
 
 fn check_clean(image: &Path) -> Result<()> {
