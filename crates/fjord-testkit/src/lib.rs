@@ -9,6 +9,7 @@
 //! - [`fsx`]: a model checker for one file.
 //! - [`fast_commits`]: images with fast commits, left by the kernel.
 //! - [`hostile`]: damaged images and what the engine does with them.
+//! - [`programs`]: SQLite and the usual ways of making files durable, killed and judged.
 //! - [`model`], [`stress`]: a file system in memory, and many threads compared with it.
 //!
 //! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
@@ -24,6 +25,7 @@ pub mod image;
 pub mod kill9;
 pub mod manifest;
 pub mod model;
+pub mod programs;
 pub mod promise;
 pub mod rng;
 pub mod script;
