@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `bench`.
+//! `kill9`, `kill9-programs`, `bench`.
 //!
 //! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
 
@@ -7,6 +7,7 @@ mod bench;
 mod crash;
 mod hostile;
 mod images;
+mod kill9_programs;
 mod mounted;
 mod namespace;
 mod stages;
@@ -39,6 +40,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Kill the daemon under load, recover, check every promise
     Kill9(mounted::Kill9Args),
+    /// Kill the daemon under SQLite and under the usual ways of making files durable
+    Kill9Programs(kill9_programs::Kill9ProgramsArgs),
 }
 
 fn main() -> Result<()> {
@@ -53,6 +56,7 @@ fn main() -> Result<()> {
         Task::Crash(args) => crash::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
+        Task::Kill9Programs(args) => kill9_programs::run(&args),
     }
 }
 

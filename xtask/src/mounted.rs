@@ -87,7 +87,7 @@ impl Common {
 }
 
 /// Builds the fjord program and returns its path.
-fn build(debug: bool) -> Result<PathBuf> {
+pub(crate) fn build(debug: bool) -> Result<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "-p", "fjord-cli", "--message-format", "json"]);
     if !debug {

@@ -1,0 +1,66 @@
+//! SQLite in all its modes, and the usual ways of making files and names durable, on mounts whose
+//! daemon is killed: each fsync policy, waiting and flushing and over the epoch scheduler.
+//!
+//! What is asked of each mode of SQLite stands in `fjord_testkit::programs::sqlite`, of each
+//! pattern in `fjord_testkit::programs::patterns`. `cargo xtask kill9-programs` does the same for longer.
+
+use std::{path::Path, sync::Mutex};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    features,
+    programs::{self, Policy, SCHEDULERS},
+    rng,
+};
+
+/// Kills for each policy and scheduler.
+const ROUNDS: u64 = 12;
+
+/// Two daemons under load would only slow each other down.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn kills(policy: &str) -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let policy: &Policy = programs::POLICIES
+        .iter()
+        .find(|known| known.name == policy)
+        .context("a policy of the table")?;
+    for scheduler in SCHEDULERS {
+        let options = programs::Options {
+            rounds: ROUNDS,
+            seed: rng::seed_from_env("programs killed", 1),
+            set: features::by_name(policy.set).context("a set of the table")?,
+            program: env!("CARGO_BIN_EXE_fjord").into(),
+            mount_args: policy.mount_args(scheduler),
+            tune_args: policy.tune_args.iter().map(|arg| (*arg).to_owned()).collect(),
+            linux_recovers: policy.linux_recovers,
+            only: String::new(),
+            keep_going: false,
+            keep_failed_in: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs-failed")),
+        };
+        let summary = programs::run(&options)?;
+        println!("{} {scheduler}: {summary:?}", policy.name);
+        ensure!(summary.rounds == ROUNDS && summary.counts.acknowledged > 0, "{summary:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn compound() -> Result<()> {
+    kills("compound")
+}
+
+#[test]
+fn group() -> Result<()> {
+    kills("group")
+}
+
+#[test]
+fn fast_commit() -> Result<()> {
+    kills("fast-commit")
+}
+
+#[test]
+fn ijournal() -> Result<()> {
+    kills("ijournal")
+}
