@@ -14,7 +14,7 @@ use fjord_testkit::{
 };
 
 /// Kills for each policy and scheduler.
-const ROUNDS: u64 = 12;
+const ROUNDS: u64 = 20;
 
 /// Two daemons under load would only slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

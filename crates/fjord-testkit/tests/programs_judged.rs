@@ -13,7 +13,7 @@ use fjord_testkit::{
     features,
     image::Scratch,
     programs::{
-        self, Job,
+        self, Job, Until,
         sqlite::{Database, Promise},
     },
     rng,
@@ -43,13 +43,14 @@ fn lose_newest(job: &mut dyn Job, before: u64, lost: u64) -> Result<Scratch> {
     let aside = Scratch::in_memory("judge-old")?;
     let steps = AtomicU64::new(0);
     let (live, old) = (root.join(job.name()), aside.join(job.name()));
-    job.run(root.path(), &|| {
+    let enough = || {
         let step = steps.fetch_add(1, Ordering::SeqCst);
         if step == before {
             copy(&live, &old).expect("a plain copy");
         }
         step == before + lost
-    })?;
+    };
+    job.run(root.path(), &Until::enough(&enough))?;
     job.end();
     fs::remove_dir_all(&live)?;
     copy(&old, &live)?;

@@ -8,7 +8,9 @@
 //!
 //! Invariants: what a job was promised is kept in this process, outside the file system under
 //! test. A promise is noted after the call has returned, what is begun before the call is made; so
-//! each state that the job knows as possible is possible, and no other is.
+//! each state that the job knows as possible is possible, and no other is. A program that outlives
+//! the file system may take the failure of a sync for success, which no program does that loses its
+//! power too; so what a program says counts only while [`Until::is_dying`] is false.
 
 pub mod patterns;
 pub mod sqlite;
@@ -35,12 +37,12 @@ pub trait Job: Send + Sync {
     /// Its name; also that of its directory below the root.
     fn name(&self) -> &str;
 
-    /// Works below the root until `enough`, which is asked before each step, or until the file
+    /// Works below the root until it is enough, which is asked before each step, or until the file
     /// system fails.
     ///
     /// # Errors
     /// The file system's, or the program's.
-    fn run(&mut self, root: &Path, enough: &(dyn Fn() -> bool + Sync)) -> Result<()>;
+    fn run(&mut self, root: &Path, until: &Until<'_>) -> Result<()>;
 
     /// Ends what still runs, without giving it a chance to tidy up.
     fn end(&mut self) {}
@@ -59,6 +61,34 @@ pub trait Job: Send + Sync {
 
     /// What happened so far.
     fn counts(&self) -> Counts;
+}
+
+/// When a job ends.
+pub struct Until<'a> {
+    enough: &'a (dyn Fn() -> bool + Sync),
+    dying: Option<&'a AtomicBool>,
+}
+
+impl<'a> Until<'a> {
+    /// The file system outlives the job, which ends by itself.
+    pub fn enough(enough: &'a (dyn Fn() -> bool + Sync)) -> Self {
+        Until { enough, dying: None }
+    }
+
+    /// The file system is killed after this is set.
+    fn dying(enough: &'a (dyn Fn() -> bool + Sync), dying: &'a AtomicBool) -> Self {
+        Until { enough, dying: Some(dying) }
+    }
+
+    /// Whether the job is to end before its next step.
+    pub fn is_enough(&self) -> bool {
+        (self.enough)()
+    }
+
+    /// Whether the file system may be dead already.
+    pub fn is_dying(&self) -> bool {
+        self.dying.is_some_and(|dying| dying.load(Ordering::SeqCst))
+    }
 }
 
 /// Counted by a job.
@@ -311,6 +341,7 @@ fn run_for(
 ) -> Result<()> {
     let stop = AtomicBool::new(false);
     let enough = || stop.load(Ordering::SeqCst);
+    let until = Until::dying(&enough, &stop);
     let outcomes: Result<Vec<()>> = std::thread::scope(|scope| {
         let running: Vec<_> = jobs
             .iter_mut()
@@ -318,7 +349,7 @@ fn run_for(
             .filter(|(_, chosen)| **chosen)
             .map(|(job, _)| {
                 scope.spawn(|| {
-                    let outcome = job.run(root, &enough);
+                    let outcome = job.run(root, &until);
                     // Read after the outcome: the killer sets the flag before it kills.
                     match outcome {
                         Err(error) if !enough() => {
@@ -401,12 +432,13 @@ fn run_stopped(
     root: &Path,
     live: Duration,
 ) -> Result<()> {
-    let until = std::time::Instant::now() + live;
-    let enough = || std::time::Instant::now() >= until;
+    let end = std::time::Instant::now() + live;
+    let enough = || std::time::Instant::now() >= end;
+    let until = Until::enough(&enough);
     let outcome: Result<()> = std::thread::scope(|scope| {
         let chosen = jobs.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen);
         let running: Vec<_> = chosen
-            .map(|(job, _)| scope.spawn(|| (job.run(root, &enough), job.name().to_owned())))
+            .map(|(job, _)| scope.spawn(|| (job.run(root, &until), job.name().to_owned())))
             .collect();
         running.into_iter().try_for_each(|thread| {
             let (outcome, name) = thread.join().expect("a job does not panic");

@@ -37,10 +37,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags},
     io::ReadWriteFlags,
-    mm::{MapFlags, MsyncFlags, ProtFlags},
+    mm::{Advice, MapFlags, MlockFlags, MsyncFlags, ProtFlags},
 };
 
-use super::{Counts, Job};
+use super::{Counts, Job, Until};
 use crate::rng::{Rng, mix, pattern_vec};
 
 /// Names that a job uses in turn.
@@ -579,10 +579,10 @@ impl Job for Pattern {
         &self.name
     }
 
-    fn run(&mut self, root: &Path, enough: &(dyn Fn() -> bool + std::marker::Sync)) -> Result<()> {
+    fn run(&mut self, root: &Path, until: &Until<'_>) -> Result<()> {
         let dir = root.join(&self.name);
         self.prepare(&dir)?;
-        while !enough() {
+        while !until.is_enough() {
             match self.kind {
                 Kind::Replace { file, directory } => self.replace(&dir, file, directory)?,
                 Kind::Names(sync) => self.names(&dir, sync)?,
@@ -706,9 +706,11 @@ impl Mapping {
             )?
         };
         let mapping = Mapping(start.cast());
-        // SAFETY: the range is the mapping made above. mlock fails, and does not signal, when pages
-        // cannot be read.
-        unsafe { rustix::mm::mlock(start, PAGE * PAGES)? };
+        // Where a page cannot be read, this fails; mlock would try for ever (Linux 6.18).
+        // SAFETY: the range is the mapping made above, and stays as it is.
+        unsafe { rustix::mm::madvise(start, PAGE * PAGES, Advice::LinuxPopulateRead)? };
+        // SAFETY: as before.
+        unsafe { rustix::mm::mlock_with(start, PAGE * PAGES, MlockFlags::ONFAULT)? };
         Ok(mapping)
     }
 

@@ -41,7 +41,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Counts, Job};
+use super::{Counts, Job, Until};
 use crate::{
     rng::{Rng, mix, pattern_vec},
     tools::{self, Output},
@@ -53,6 +53,10 @@ const KEPT: usize = 24;
 const REWRITTEN: usize = 3;
 /// With a log, each transaction with this divisor is followed by a checkpoint.
 const CHECKPOINT: usize = 8;
+
+/// SQLite skips the sync of a directory that it cannot open (`unixDelete` and `unixSync` of its
+/// `os_unix.c`), and then acknowledges what the dead file system does not have.
+const DOUBTFUL: &str = "acknowledged while the file system may have been dead already";
 
 /// Which acknowledged transactions must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,11 +216,12 @@ impl Database {
         sql
     }
 
-    fn transact(&mut self, session: &mut Session) -> Result<()> {
+    fn transact(&mut self, session: &mut Session, until: &Until<'_>) -> Result<()> {
         self.begun.push(self.rng.next_u64());
         let transaction = self.begun.len();
         session.say(&self.statements(transaction))?;
         session.expect(&format!("acknowledged {transaction}"))?;
+        ensure!(!until.is_dying(), DOUBTFUL);
         self.acknowledged = transaction;
         self.counts.acknowledged += 1;
         if self.mode.journal == "WAL" && transaction.is_multiple_of(CHECKPOINT) {
@@ -227,6 +232,7 @@ impl Database {
                 numbers.len() == 3 && numbers[0] == "0" && numbers[1] == numbers[2],
                 "a checkpoint of the only connection is not complete: {said}"
             );
+            ensure!(!until.is_dying(), DOUBTFUL);
             self.settled = transaction;
         }
         Ok(())
@@ -284,11 +290,11 @@ impl Job for Database {
         &self.name
     }
 
-    fn run(&mut self, root: &Path, enough: &(dyn Fn() -> bool + Sync)) -> Result<()> {
+    fn run(&mut self, root: &Path, until: &Until<'_>) -> Result<()> {
         let mut session = self.start(root)?;
         let mut outcome = Ok(());
-        while outcome.is_ok() && !enough() {
-            outcome = self.transact(&mut session);
+        while outcome.is_ok() && !until.is_enough() {
+            outcome = self.transact(&mut session, until);
         }
         // It lives on: at its end SQLite would checkpoint.
         self.session = Some(session);
