@@ -154,6 +154,29 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes))
     }
 
+    /// Sees to it that a write of the range finds room below: on a sparse image file, holes get
+    /// blocks, and what lies beside them stays as it is. Costs nothing where there is room
+    /// already. Whoever calls it before anything depends on a write learns of a full disk while
+    /// there is nothing to undo.
+    ///
+    /// A file system below that needs room for overwriting, too (copy on write), may still fail
+    /// the write.
+    ///
+    /// # Errors
+    /// [`IoError::is_no_space`], and other failures of the file system below.
+    fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
+        let _ = (offset, len);
+        Ok(())
+    }
+
+    /// Whether the device is still what was opened: a file may have been truncated.
+    ///
+    /// # Errors
+    /// [`IoErrorKind::Truncated`].
+    fn check(&self) -> IoResult {
+        Ok(())
+    }
+
     /// Submits requests and returns one ticket for each, in order, without waiting for the device.
     /// The requests of a batch may run in any order, so a flush covers none of its own batch.
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket>;
@@ -198,6 +221,12 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn set_size(&self, size_bytes: u64) -> IoResult {
         (**self).set_size(size_bytes)
+    }
+    fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
+        (**self).ensure_room(offset, len)
+    }
+    fn check(&self) -> IoResult {
+        (**self).check()
     }
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
         (**self).submit(batch)

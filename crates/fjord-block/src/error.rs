@@ -21,6 +21,10 @@ pub enum IoOp {
     WriteZeroes,
     /// A change of the device's size.
     SetSize,
+    /// Taking room below for later writes.
+    EnsureRoom,
+    /// A look whether the device is still what was opened.
+    Check,
 }
 
 impl fmt::Display for IoOp {
@@ -32,6 +36,8 @@ impl fmt::Display for IoOp {
             IoOp::Discard => "discard",
             IoOp::WriteZeroes => "write-zeroes",
             IoOp::SetSize => "set-size",
+            IoOp::EnsureRoom => "taking room",
+            IoOp::Check => "check",
         })
     }
 }
@@ -45,8 +51,14 @@ pub enum IoErrorKind {
     OutOfRange,
     /// The device was opened read-only.
     ReadOnly,
-    /// The file ended before the request was complete (it was truncated behind our back).
+    /// The file ended before the request was complete.
     UnexpectedEof,
+    /// The image file is shorter than when it was opened: somebody truncated it. What it had
+    /// behind that is lost, whatever a read returns there later.
+    Truncated {
+        /// How many bytes it has now.
+        size_bytes: u64,
+    },
     /// The device does not have this operation.
     Unsupported,
     /// An earlier flush, or a write whose ticket nobody waited on, failed with this errno. Which
@@ -86,18 +98,24 @@ impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.op {
             IoOp::Flush => write!(f, "flush failed: ")?,
+            IoOp::Check => {}
+            IoOp::EnsureRoom => {
+                write!(f, "taking room for {} bytes at offset {} failed: ", self.len, self.offset)?
+            }
             op => write!(f, "{op} of {} bytes at offset {} failed: ", self.len, self.offset)?,
         }
         match self.kind {
-            IoErrorKind::Os(libc::ENOSPC | libc::EDQUOT) => f.write_str(
-                "no space left where the image lies; make room there, then open the image again",
-            ),
+            IoErrorKind::Os(libc::ENOSPC | libc::EDQUOT) => {
+                f.write_str("no space left where the image lies; make room there")
+            }
             IoErrorKind::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(errno)),
             IoErrorKind::OutOfRange => f.write_str("beyond the end of the device"),
             IoErrorKind::ReadOnly => f.write_str("the device is open read-only"),
-            IoErrorKind::UnexpectedEof => {
-                f.write_str("the device ended early (truncated while in use?)")
-            }
+            IoErrorKind::UnexpectedEof => f.write_str("the device ended early"),
+            IoErrorKind::Truncated { size_bytes } => write!(
+                f,
+                "the image file was truncated below, to {size_bytes} bytes; unmount, restore the file and run e2fsck -f"
+            ),
             IoErrorKind::Unsupported => f.write_str("the device does not support it"),
             IoErrorKind::Earlier(errno) => write!(
                 f,
@@ -135,6 +153,7 @@ impl IoError {
             IoErrorKind::Unsupported => libc::EOPNOTSUPP,
             IoErrorKind::OutOfRange
             | IoErrorKind::UnexpectedEof
+            | IoErrorKind::Truncated { .. }
             | IoErrorKind::Earlier(_)
             | IoErrorKind::OrderBroken { .. }
             | IoErrorKind::Abandoned => libc::EIO,
@@ -144,6 +163,11 @@ impl IoError {
     /// Whether the host file system ran out of space under the image (a retry may succeed later).
     pub fn is_no_space(&self) -> bool {
         matches!(self.kind, IoErrorKind::Os(libc::ENOSPC | libc::EDQUOT))
+    }
+
+    /// Whether the image file was truncated while it was in use.
+    pub fn is_truncated(&self) -> bool {
+        matches!(self.kind, IoErrorKind::Truncated { .. })
     }
 }
 

@@ -1,13 +1,15 @@
 //! Faults on purpose, and recording, for tests of the layers above.
 //!
-//! Owns [`FaultPlan`] (which requests fail, and how), which [`crate::MemDevice`] carries too, and
-//! [`FaultDevice`], a wrapper over any device that obeys a plan and can log every request.
+//! Owns [`FaultPlan`] (which requests fail, and how), which [`crate::MemDevice`] carries too,
+//! [`SparseRoom`] (a sparse file on a disk that fills up), and [`FaultDevice`], a wrapper over any
+//! device that obeys both and can log every request.
 //!
 //! Invariants:
 //! - like a real backend, a wrapper whose flush failed fails every later flush;
 //! - one clock stamps submissions and completions, so that `a.completed_at < b.submitted_at` says
 //!   that `a` was done before `b` was submitted, and `a` is covered by `b` when `b` is a flush.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -146,6 +148,47 @@ impl FaultPlan {
     }
 }
 
+/// Bytes that a [`SparseRoom`] hands out at a time.
+const ROOM_PAGE_BYTES: u64 = 4096;
+
+/// The room below a sparse image: which pages have blocks, and how many more can get some.
+#[derive(Clone, Debug, Default)]
+pub struct SparseRoom {
+    /// Pages of 4096 bytes that have blocks.
+    pub backed: HashSet<u64>,
+    /// How many more can have some.
+    pub left_count: u64,
+    /// Requests for room that were refused.
+    pub refused_count: u64,
+    /// Writes among them: room had not been asked for before.
+    pub refused_write_count: u64,
+}
+
+impl SparseRoom {
+    fn pages(offset: u64, len: u64) -> Range<u64> {
+        offset / ROOM_PAGE_BYTES..offset.saturating_add(len).div_ceil(ROOM_PAGE_BYTES)
+    }
+
+    fn take(&mut self, op: IoOp, offset: u64, len: u64) -> IoResult {
+        let holes: Vec<u64> =
+            Self::pages(offset, len).filter(|page| !self.backed.contains(page)).collect();
+        if holes.len() as u64 > self.left_count {
+            self.refused_count += 1;
+            self.refused_write_count += u64::from(op == IoOp::Write);
+            return Err(IoError::os(libc::ENOSPC, op, offset, len));
+        }
+        self.left_count -= holes.len() as u64;
+        self.backed.extend(holes);
+        Ok(())
+    }
+
+    fn give_back(&mut self, offset: u64, len: u64) {
+        for page in offset.div_ceil(ROOM_PAGE_BYTES)..offset.saturating_add(len) / ROOM_PAGE_BYTES {
+            self.left_count += u64::from(self.backed.remove(&page));
+        }
+    }
+}
+
 /// One request as [`FaultDevice`] saw it.
 #[derive(Clone, Debug)]
 pub struct Record {
@@ -167,11 +210,27 @@ struct Shared {
     clock: AtomicU64,
     /// None while not recording.
     log: Mutex<Option<Vec<Record>>>,
+    /// None while room below is no matter.
+    room: Mutex<Option<SparseRoom>>,
 }
 
 impl Shared {
     fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Takes the room that a request needs.
+    fn take_room(&self, op: IoOp, offset: u64, len: u64) -> IoResult {
+        let mut room = self.room.lock();
+        let Some(room) = room.as_mut() else { return Ok(()) };
+        match op {
+            IoOp::Write | IoOp::EnsureRoom => room.take(op, offset, len),
+            IoOp::Discard => {
+                room.give_back(offset, len);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn record(&self, request: &Request) -> Option<usize> {
@@ -244,6 +303,12 @@ impl FaultDevice {
         &self.shared.faults
     }
 
+    /// Looks at the room below, or changes it; `None`, as at first, for a device that has all
+    /// of its own.
+    pub fn with_room<T>(&self, act: impl FnOnce(&mut Option<SparseRoom>) -> T) -> T {
+        act(&mut self.shared.room.lock())
+    }
+
     /// Starts to record, with an empty log.
     pub fn start_recording(&self) {
         *self.shared.log.lock() = Some(Vec::new());
@@ -270,6 +335,10 @@ impl FaultDevice {
         if op == IoOp::Flush
             && let Err(error) = self.shared.sticky.check()
         {
+            completer.complete(self.shared.finish(index, op, Err(error)));
+            return;
+        }
+        if let Err(error) = self.shared.take_room(op, offset, len) {
             completer.complete(self.shared.finish(index, op, Err(error)));
             return;
         }
@@ -347,6 +416,13 @@ impl Device for FaultDevice {
     }
     fn set_size(&self, size_bytes: u64) -> IoResult {
         self.inner.set_size(size_bytes)
+    }
+    fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
+        self.shared.take_room(IoOp::EnsureRoom, offset, len)?;
+        self.inner.ensure_room(offset, len)
+    }
+    fn check(&self) -> IoResult {
+        self.inner.check()
     }
 
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {

@@ -30,7 +30,7 @@ pub use buf::{AlignedBuf, Buf};
 pub use deferred::DeferredWrites;
 pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
 pub use error::{IoError, IoErrorKind, IoOp, OpenError};
-pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Record};
+pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Record, SparseRoom};
 pub use file::{Engine, FileDevice, FileOptions};
 pub use mem::{MemDevice, MemImage};
 pub use pool::{PoolStats, pool_stats};

@@ -410,6 +410,14 @@ impl Device for EpochDevice {
         self.shared.inner.set_size(size_bytes)
     }
 
+    fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
+        self.shared.inner.ensure_room(offset, len)
+    }
+
+    fn check(&self) -> IoResult {
+        self.shared.inner.check()
+    }
+
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
         let with_data = |request| {
             let io = Io::from(&request);

@@ -2,7 +2,8 @@
 //!
 //! - `raw`: blocking system calls; `open`: how the file was opened, `lock`: against whom;
 //! - `shared`: a request and who may do it; `helper`: threads for what nobody waits for;
-//! - `ring`: io_uring for several transfers at a time; `flush`: flush combining.
+//! - `ring`: io_uring for several transfers at a time; `flush`: flush combining;
+//! - `room`: which parts of a sparse file have blocks.
 //!
 //! Invariant: the thread that waits does the work itself where that is fastest: a lone transfer
 //! and a flush are plain calls of the waiter, without a hand-over.
@@ -13,6 +14,7 @@ mod lock;
 mod open;
 mod raw;
 mod ring;
+mod room;
 mod shared;
 
 use std::cell::RefCell;
@@ -238,6 +240,14 @@ impl Device for FileDevice {
         let result = self.shared.file.set_size(size_bytes);
         self.shared.dirty.bump();
         result
+    }
+
+    fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
+        room::ensure(&self.shared.file, offset, len, || self.shared.dirty.bump())
+    }
+
+    fn check(&self) -> IoResult {
+        self.shared.file.check(IoOp::Check)
     }
 
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {

@@ -7,12 +7,13 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use super::raw::RawFile;
+use super::room::Room;
 use super::{FileOptions, lock};
 use crate::buf::AlignedBuf;
 use crate::device::Capabilities;
@@ -22,6 +23,10 @@ use crate::error::OpenError;
 const STATX_DIOALIGN: u32 = 0x2000;
 /// Alignments tried where statx does not tell, in bytes.
 const ALIGN_CANDIDATES: [usize; 2] = [512, 4096];
+/// `f_type` of file systems on local disks and in memory, whose writes with RWF_DSYNC are known to
+/// be durable when they return: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, ramfs.
+const DSYNC_TRUSTED: [u64; 7] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x0102_1994, 0x8584_58f6];
 
 /// Opens `path`, locks it and finds out how it can be used.
 pub(super) fn open(
@@ -57,6 +62,7 @@ pub(super) fn open(
         Some((fd, offset_align, memory_align)) => (Some(fd), offset_align, memory_align),
         None => (None, 512, 1),
     };
+    let trusts_dsync = is_block_device || trusts_dsync(&buffered);
     let rdev = if is_block_device { metadata.rdev() } else { metadata.dev() };
     let capabilities = Capabilities {
         // The metadata of an image file needs a flush whatever the disk below has, and so does
@@ -64,7 +70,7 @@ pub(super) fn open(
         volatile_cache: !is_block_device
             || direct.is_none()
             || queue_value(rdev, "write_cache").is_none_or(|value| value != "write through"),
-        fua: queue_value(rdev, "fua").is_some_and(|value| value == "1"),
+        fua: trusts_dsync && queue_value(rdev, "fua").is_some_and(|value| value == "1"),
         native_barrier: false,
         discard: !is_block_device
             || queue_value(rdev, "discard_max_bytes").is_some_and(|value| value != "0"),
@@ -80,9 +86,20 @@ pub(super) fn open(
         direct_align,
         memory_align,
         is_block_device,
+        trusts_dsync,
         size_bytes: AtomicU64::new(size_bytes),
+        room: (!is_block_device && !options.read_only).then(|| Room::new(size_bytes)),
+        path: path.to_owned(),
+        told_truncated: AtomicBool::new(false),
     };
     Ok((file, capabilities))
+}
+
+/// Whether the file system below makes a write with RWF_DSYNC durable before it returns. FUSE does
+/// not for files that its server wants unbuffered (no FSYNC follows), a network file system may
+/// leave it to its server, and an overlay may lie on either: they get an fdatasync of its own.
+fn trusts_dsync(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| DSYNC_TRUSTED.contains(&(found.f_type as u64)))
 }
 
 /// Why a path could not be opened for writing: a write-protected one is told from one that cannot be

@@ -4,16 +4,19 @@
 //! - transfers go through the direct descriptor when every address, length and offset is aligned
 //!   for it, else through the buffered one; the kernel keeps the two coherent;
 //! - a call returns Ok only when every byte was transferred: short transfers are continued,
-//!   EINTR and EAGAIN retried.
+//!   EINTR and EAGAIN retried;
+//! - a file that has become shorter than it was when it was opened fails reads and flushes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::lock::Claim;
+use super::room::Room;
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::bufs_len;
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
@@ -41,7 +44,15 @@ pub(super) struct RawFile {
     pub(super) direct_align: usize,
     pub(super) memory_align: usize,
     pub(super) is_block_device: bool,
+    /// A write with RWF_DSYNC is durable when it returns. Else FUA is a write and a flush.
+    pub(super) trusts_dsync: bool,
     pub(super) size_bytes: AtomicU64,
+    /// Of a file that is open for writing.
+    pub(super) room: Option<Room>,
+    /// For messages.
+    pub(super) path: PathBuf,
+    /// It has been said that the file was truncated.
+    pub(super) told_truncated: AtomicBool,
 }
 
 /// Which descriptor a transfer uses.
@@ -106,7 +117,8 @@ impl RawFile {
                 .fd(self.route(offset + done, slices.iter().map(|s| (s.as_ptr().addr(), s.len()))));
             match rustix::io::preadv(fd, &mut slices, offset + done) {
                 Ok(0) => {
-                    return Err(IoError::new(IoErrorKind::UnexpectedEof, IoOp::Read, offset, len));
+                    let kind = self.why_short();
+                    return Err(IoError::new(kind, IoOp::Read, offset, len));
                 }
                 Ok(count) => done += count as u64,
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -122,7 +134,8 @@ impl RawFile {
     pub(super) fn flush(&self) -> IoResult {
         loop {
             match rustix::fs::fdatasync(&self.buffered) {
-                Ok(()) => return Ok(()),
+                // A promise would be false if a part of the file is gone.
+                Ok(()) => return self.check(IoOp::Flush),
                 // Interrupted before it did anything; a real failure is never EINTR.
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(IoError::os(errno.raw_os_error(), IoOp::Flush, 0, 0)),
@@ -130,7 +143,43 @@ impl RawFile {
         }
     }
 
+    /// Fails if the file is shorter than when it was opened.
+    pub(super) fn check(&self, op: IoOp) -> IoResult {
+        match self.truncated_to() {
+            Some(size_bytes) => Err(IoError::new(IoErrorKind::Truncated { size_bytes }, op, 0, 0)),
+            None => Ok(()),
+        }
+    }
+
+    /// Why a read found the end of the file.
+    pub(super) fn why_short(&self) -> IoErrorKind {
+        let truncated = |size_bytes| IoErrorKind::Truncated { size_bytes };
+        self.truncated_to().map_or(IoErrorKind::UnexpectedEof, truncated)
+    }
+
+    /// The size in bytes of a file that was truncated. Says so the first time.
+    fn truncated_to(&self) -> Option<u64> {
+        if self.is_block_device {
+            return None;
+        }
+        let size_bytes = u64::try_from(rustix::fs::fstat(&self.buffered).ok()?.st_size).ok()?;
+        let expected_bytes = self.size_bytes();
+        if size_bytes >= expected_bytes {
+            return None;
+        }
+        if !self.told_truncated.swap(true, Ordering::Relaxed) {
+            let image = self.path.display();
+            tracing::error!(%image, size_bytes, expected_bytes, "the image file was truncated below");
+        }
+        Some(size_bytes)
+    }
+
     pub(super) fn discard(&self, offset: u64, len: u64) -> IoResult {
+        let Some(room) = &self.room else { return self.discard_now(offset, len) };
+        room.while_holes_come(offset..offset.saturating_add(len), || self.discard_now(offset, len))
+    }
+
+    fn discard_now(&self, offset: u64, len: u64) -> IoResult {
         let result = if self.is_block_device {
             let range = [offset, len];
             // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call.
@@ -154,7 +203,7 @@ impl RawFile {
         }
     }
 
-    fn write_zeroes_plainly(&self, offset: u64, len: u64) -> IoResult {
+    pub(super) fn write_zeroes_plainly(&self, offset: u64, len: u64) -> IoResult {
         let zeroes = Buf::zeroed(len.min(ZERO_BYTES as u64) as usize);
         let mut done = 0;
         while done < len {
@@ -167,7 +216,12 @@ impl RawFile {
         Ok(())
     }
 
-    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> Result<(), i32> {
+    pub(super) fn fallocate(
+        &self,
+        flags: FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), i32> {
         loop {
             match rustix::fs::fallocate(&self.buffered, flags, offset, len) {
                 Ok(()) => return Ok(()),
@@ -201,10 +255,17 @@ impl RawFile {
         if self.is_block_device {
             return Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes));
         }
-        rustix::fs::ftruncate(&self.buffered, size_bytes)
-            .map_err(|errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes))?;
-        self.size_bytes.store(size_bytes, Ordering::Release);
-        Ok(())
+        let before_bytes = self.size_bytes();
+        // Whoever looks meanwhile must not take it for truncated.
+        self.size_bytes.fetch_min(size_bytes, Ordering::AcqRel);
+        let set = || rustix::fs::ftruncate(&self.buffered, size_bytes);
+        let result = match &self.room {
+            Some(room) => room.while_holes_come(size_bytes.min(before_bytes)..before_bytes, set),
+            None => set(),
+        };
+        let after_bytes = if result.is_ok() { size_bytes } else { before_bytes };
+        self.size_bytes.store(after_bytes, Ordering::Release);
+        result.map_err(|errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes))
     }
 }
 

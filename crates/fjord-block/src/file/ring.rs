@@ -365,7 +365,7 @@ impl Op {
                 let kind = if self.parts.write {
                     IoErrorKind::Os(libc::ENOSPC)
                 } else {
-                    IoErrorKind::UnexpectedEof
+                    shared.file.why_short()
                 };
                 self.done(shared, Some(kind));
                 return None;

@@ -151,6 +151,8 @@ impl Work {
     /// to a kernel worker there, which is a thread as well, only further away.
     fn suits_ring(&self, file: &RawFile) -> bool {
         match (self.route(file), &self.action) {
+            // Two calls, one after the other.
+            (_, Action::Write { fua: true, .. }) if !file.trusts_dsync => false,
             (Some(Route::Direct), _) => true,
             (Some(Route::Buffered), Action::Read { .. }) => true,
             (Some(Route::Buffered), _) | (None, _) => false,
@@ -161,6 +163,14 @@ impl Work {
     fn run(mut self, shared: &Shared) {
         let (offset, len) = (self.offset, self.len);
         let result = match &mut self.action {
+            Action::Write { bufs, fua: true } if !shared.file.trusts_dsync => {
+                let written = shared.file.write(offset, bufs, false, 0);
+                // The kernel tells a failure once; it is that of every later flush, too.
+                written.and_then(|()| {
+                    shared.stats.flush_issued();
+                    shared.file.flush().inspect_err(|error| shared.sticky.set(error))
+                })
+            }
             Action::Write { bufs, fua } => shared.file.write(offset, bufs, *fua, 0),
             Action::Read { bufs, .. } => shared.file.read(offset, bufs, 0),
             Action::Discard => shared.file.discard(offset, len),

@@ -160,11 +160,12 @@ fn what_cannot_be_opened_says_why() {
 
 #[test]
 fn a_file_truncated_behind_our_back_fails_reads() {
+    const TRUNCATED: IoErrorKind = IoErrorKind::Truncated { size_bytes: 8192 };
     let dir = tempfile::tempdir().unwrap();
     for backend in &backends::BACKENDS[1..] {
         let device = backends::open_new(backend, dir.path(), 1 << 20);
         backends::make_image(&dir.path().join(backend), 8192);
-        assert_eq!(device.read_buf(4096, 8192).unwrap_err().kind, IoErrorKind::UnexpectedEof);
+        assert_eq!(device.read_buf(4096, 8192).unwrap_err().kind, TRUNCATED);
         let at = |offset| {
             device.submit_read(
                 offset,
@@ -173,8 +174,12 @@ fn a_file_truncated_behind_our_back_fails_reads() {
             )
         };
         let (a, b) = (at(4096), at(16384));
-        assert_eq!(b.wait().unwrap_err().kind, IoErrorKind::UnexpectedEof, "{backend}");
-        assert_eq!(a.wait().unwrap_err().kind, IoErrorKind::UnexpectedEof, "{backend}");
+        assert_eq!(b.wait().unwrap_err().kind, TRUNCATED, "{backend}");
+        assert_eq!(a.wait().unwrap_err().kind, TRUNCATED, "{backend}");
+        // Nor does a flush promise anything, whether or not anybody has read there.
+        device.write_all_at(0, &[1; 4096]).unwrap();
+        assert_eq!(device.flush().unwrap_err().kind, TRUNCATED, "{backend}");
+        assert_eq!(device.check().unwrap_err().kind, TRUNCATED, "{backend}");
     }
 }
 

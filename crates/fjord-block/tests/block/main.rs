@@ -11,6 +11,7 @@ mod faults;
 mod lazy_cache;
 mod loop_device;
 mod model;
+mod room;
 mod sim_cut;
 mod sim_device;
 mod sim_latency;

@@ -1,0 +1,261 @@
+//! Room below a sparse image file. Owns what is known of its holes.
+//!
+//! The file is divided into chunks, with a bit each that says that the whole chunk has its blocks.
+//! A write that somebody depends on asks for room first; the first one in a chunk looks for holes
+//! and gives them blocks (`fallocate`, which keeps what is there; where the file system has none,
+//! zeroes are written into the holes). Later ones read one bit.
+//!
+//! Invariants:
+//! - bits are set, and holes made, under `changes` only, so that no bit outlives its blocks;
+//! - zeroes are written into holes only, and only where holes cannot be made, so that a hole never
+//!   has a write of somebody else under way.
+
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::raw::RawFile;
+use crate::error::{IoError, IoOp};
+use crate::ticket::IoResult;
+
+/// The smallest chunk: some blocks at a time are cheaper than one by one.
+const CHUNK_BITS_MIN: u32 = 16;
+/// The most chunks; a bit each.
+const CHUNK_COUNT_MAX: u64 = 1 << 24;
+/// `FS_IOC_FIEMAP` of linux/fs.h.
+const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+/// Extents asked for at a time.
+const EXTENT_COUNT: usize = 32;
+
+/// What is known of the holes of one file.
+#[derive(Debug)]
+pub(super) struct Room {
+    chunk_bits: u32,
+    /// By chunk: it has all its blocks.
+    backed: Vec<AtomicU64>,
+    changes: Mutex<()>,
+}
+
+impl Room {
+    /// Nothing is known of a file of `size_bytes`.
+    pub(super) fn new(size_bytes: u64) -> Room {
+        let mut chunk_bits = CHUNK_BITS_MIN;
+        while size_bytes >> chunk_bits > CHUNK_COUNT_MAX {
+            chunk_bits += 1;
+        }
+        let chunk_count = (size_bytes >> chunk_bits) + 1;
+        let words = chunk_count.div_ceil(64);
+        Room {
+            chunk_bits,
+            backed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            changes: Mutex::new(()),
+        }
+    }
+
+    fn is_backed(&self, chunk: u64) -> bool {
+        let word = usize::try_from(chunk / 64).ok().and_then(|word| self.backed.get(word));
+        word.is_some_and(|word| word.load(Ordering::Acquire) >> (chunk % 64) & 1 == 1)
+    }
+
+    /// The chunks that `range` touches.
+    fn touched(&self, range: &Range<u64>) -> Range<u64> {
+        range.start >> self.chunk_bits..range.end.div_ceil(1 << self.chunk_bits)
+    }
+
+    /// Notes that `range` has its blocks: of the chunks that lie in it.
+    fn set(&self, range: &Range<u64>, size_bytes: u64) {
+        let first = range.start.div_ceil(1 << self.chunk_bits);
+        let end = match range.end >= size_bytes {
+            true => size_bytes.div_ceil(1 << self.chunk_bits),
+            false => range.end >> self.chunk_bits,
+        };
+        for chunk in first..end {
+            let Some(word) = self.backed.get((chunk / 64) as usize) else { return };
+            word.fetch_or(1 << (chunk % 64), Ordering::Release);
+        }
+    }
+
+    /// Makes holes, or what may be holes, in `range` by `make`.
+    pub(super) fn while_holes_come<T>(&self, range: Range<u64>, make: impl FnOnce() -> T) -> T {
+        let _changes = self.changes.lock();
+        for chunk in self.touched(&range) {
+            let Some(word) = self.backed.get((chunk / 64) as usize) else { break };
+            word.fetch_and(!(1 << (chunk % 64)), Ordering::Release);
+        }
+        make()
+    }
+
+    /// Sees to it that `range` has blocks. `true` if that changed the file.
+    pub(super) fn ensure(&self, file: &RawFile, range: Range<u64>) -> Result<bool, IoError> {
+        let mut chunks = self.touched(&range);
+        if chunks.all(|chunk| self.is_backed(chunk)) {
+            return Ok(false);
+        }
+        let _changes = self.changes.lock();
+        let size_bytes = file.size_bytes();
+        let chunks = self.touched(&range);
+        let end = (chunks.end << self.chunk_bits).min(size_bytes);
+        let mut at = chunks.start << self.chunk_bits;
+        let mut changed = false;
+        while at < end {
+            if self.is_backed(at >> self.chunk_bits) {
+                at += 1 << self.chunk_bits;
+                continue;
+            }
+            // As far as the data goes from here there is nothing to do.
+            let hole = first_hole(file, at..end);
+            self.set(&(at..hole), size_bytes);
+            if hole >= end {
+                break;
+            }
+            at = hole >> self.chunk_bits << self.chunk_bits;
+            let part = at..self.end_of_unknown(at, end);
+            match fill(file, part.clone()) {
+                Ok(()) => self.set(&part, size_bytes),
+                // There may be room for what is wanted, if not for all around it.
+                Err(errno) if is_no_space(errno) => {
+                    fill_exactly(file, part.start.max(range.start)..part.end.min(range.end))
+                        .map_err(|errno| error(errno, &range))?;
+                }
+                Err(errno) => return Err(error(errno, &range)),
+            }
+            changed = true;
+            at = part.end;
+        }
+        Ok(changed)
+    }
+
+    /// The end of the chunks in a row, from `at` on, of which nothing is known.
+    fn end_of_unknown(&self, at: u64, end: u64) -> u64 {
+        let mut chunk = (at >> self.chunk_bits) + 1;
+        while chunk << self.chunk_bits < end && !self.is_backed(chunk) {
+            chunk += 1;
+        }
+        (chunk << self.chunk_bits).min(end)
+    }
+}
+
+fn is_no_space(errno: i32) -> bool {
+    matches!(errno, libc::ENOSPC | libc::EDQUOT)
+}
+
+fn error(errno: i32, range: &Range<u64>) -> IoError {
+    IoError::os(errno, IoOp::EnsureRoom, range.start, range.end - range.start)
+}
+
+/// Where the first hole of `range` begins, as far as the file system tells; the end if it has none.
+fn first_hole(file: &RawFile, range: Range<u64>) -> u64 {
+    match rustix::fs::seek(&file.buffered, SeekFrom::Hole(range.start)) {
+        Ok(hole) => hole.min(range.end),
+        // The file is shorter than that.
+        Err(Errno::NXIO) => range.start,
+        // A file system that does not tell.
+        Err(_) => range.end,
+    }
+}
+
+/// Gives all of `range` blocks.
+fn fill(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
+    let len = range.end.saturating_sub(range.start);
+    match file.fallocate(FallocateFlags::KEEP_SIZE, range.start, len) {
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => fill_with_zeroes(file, range),
+        result => result,
+    }
+}
+
+/// As [`fill`] on a full file system. Some ask for room before they find that all blocks are there.
+fn fill_exactly(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
+    if first_hole(file, range.clone()) >= range.end || is_mapped(file, &range) {
+        return Ok(());
+    }
+    fill(file, range)
+}
+
+fn fill_with_zeroes(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
+    let mut at = range.start;
+    while at < range.end {
+        let hole = first_hole(file, at..range.end);
+        let data = match rustix::fs::seek(&file.buffered, SeekFrom::Data(hole)) {
+            Ok(data) => data.min(range.end),
+            Err(_) => range.end,
+        };
+        if hole < data {
+            file.write_zeroes_plainly(hole, data - hole).map_err(|error| error.errno())?;
+        }
+        at = data.max(hole);
+    }
+    Ok(())
+}
+
+/// The header of `struct fiemap` of linux/fiemap.h, with room for the extents.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; EXTENT_COUNT],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+/// Whether all of `range` has blocks, if only unwritten ones, which `SEEK_HOLE` takes for holes.
+/// `false` where the file system does not tell.
+fn is_mapped(file: &RawFile, range: &Range<u64>) -> bool {
+    let mut at = range.start;
+    while at < range.end {
+        let mut map = Fiemap {
+            start: at,
+            length: range.end - at,
+            flags: 0,
+            mapped_extents: 0,
+            extent_count: EXTENT_COUNT as u32,
+            reserved: 0,
+            extents: [FiemapExtent::default(); EXTENT_COUNT],
+        };
+        let fd = file.buffered.as_raw_fd();
+        // SAFETY: the kernel reads the header and writes at most `extent_count` extents behind it,
+        // all of which `map` has.
+        if unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, &raw mut map) } != 0 {
+            return false;
+        }
+        let count = (map.mapped_extents as usize).min(EXTENT_COUNT);
+        let before = at;
+        for extent in &map.extents[..count] {
+            if extent.logical > at {
+                return false;
+            }
+            at = at.max(extent.logical.saturating_add(extent.length));
+        }
+        if at == before {
+            return false;
+        }
+    }
+    true
+}
+
+/// As [`Room::ensure`], as a result of a request.
+pub(super) fn ensure(file: &RawFile, offset: u64, len: u64, changed: impl FnOnce()) -> IoResult {
+    let Some(room) = &file.room else { return Ok(()) };
+    let result = room.ensure(file, offset..offset.saturating_add(len));
+    // A failed one may have changed a part.
+    if !matches!(result, Ok(false)) {
+        changed();
+    }
+    result.map(drop)
+}
