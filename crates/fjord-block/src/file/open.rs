@@ -27,6 +27,8 @@ const ALIGN_CANDIDATES: [usize; 2] = [512, 4096];
 /// be durable when they return: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, ramfs.
 const DSYNC_TRUSTED: [u64; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x0102_1994, 0x8584_58f6];
+/// `f_type` of FUSE.
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
 /// Opens `path`, locks it and finds out how it can be used.
 pub(super) fn open(
@@ -62,7 +64,7 @@ pub(super) fn open(
         Some((fd, offset_align, memory_align)) => (Some(fd), offset_align, memory_align),
         None => (None, 512, 1),
     };
-    let trusts_dsync = is_block_device || trusts_dsync(&buffered);
+    let trusts_dsync = is_block_device || trusts_dsync(&buffered, &metadata);
     let rdev = if is_block_device { metadata.rdev() } else { metadata.dev() };
     let capabilities = Capabilities {
         // The metadata of an image file needs a flush whatever the disk below has, and so does
@@ -98,8 +100,22 @@ pub(super) fn open(
 /// Whether the file system below makes a write with RWF_DSYNC durable before it returns. FUSE does
 /// not for files that its server wants unbuffered (no FSYNC follows), a network file system may
 /// leave it to its server, and an overlay may lie on either: they get an fdatasync of its own.
-fn trusts_dsync(file: &OwnedFd) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|found| DSYNC_TRUSTED.contains(&(found.f_type as u64)))
+fn trusts_dsync(file: &OwnedFd, metadata: &fs::Metadata) -> bool {
+    match rustix::fs::fstatfs(file).map(|found| found.f_type as u64) {
+        Ok(FUSE_SUPER_MAGIC) => is_model(metadata.dev()),
+        Ok(kind) => DSYNC_TRUSTED.contains(&kind),
+        Err(_) => false,
+    }
+}
+
+/// Whether the device number is that of a mount of `fjord sim`, which looks at O_DSYNC.
+fn is_model(dev: u64) -> bool {
+    let device = format!("{}:{}", libc::major(dev), libc::minor(dev));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| {
+        let is_on_it = line.split(' ').nth(2) == Some(&device);
+        is_on_it && line.contains(" - fuse.fjord-sim ")
+    })
 }
 
 /// Why a path could not be opened for writing: a write-protected one is told from one that cannot be
