@@ -80,6 +80,7 @@ impl From<Error> for Failure {
             _ => EXIT_FAILURE,
         };
         let hint = match e.errno() {
+            _ if matches!(e, Error::NoRoom(_)) => "",
             libc::ENOSPC => {
                 "; the image, or the file system that holds it, is full: free space or use a larger one"
             }

@@ -442,3 +442,28 @@ fn trimming() -> Result<()> {
     image::e2fsck_clean(&img)?;
     Ok(())
 }
+
+/// After filling the image, removing the file and sync, df shows what it showed before, at once.
+#[test]
+fn what_was_removed_is_free_after_sync() -> Result<()> {
+    let rounds = |dir: &Path, count: u8| -> Result<String> {
+        let mut told = String::new();
+        let free = || rustix::fs::statvfs(dir).map(|found| found.f_bfree);
+        File::create(dir.join("first"))?.sync_all()?;
+        let before = free()?;
+        for round in 0..count {
+            let mut file = File::create(dir.join("fill"))?;
+            let piece = vec![round; 1 << 20];
+            while std::io::Write::write_all(&mut file, &piece).is_ok() {}
+            drop(file);
+            fs::remove_file(dir.join("fill"))?;
+            if round % 2 == 0 {
+                rustix::fs::syncfs(File::open(dir)?)?;
+            }
+            writeln!(told, "round {round}: {} blocks less", before - free()?)?;
+        }
+        Ok(told)
+    };
+    same("default", &[], "", |dir| rounds(dir, 10))?;
+    same("default", &["-o", "nofuseblk"], "", |dir| rounds(dir, 4))
+}

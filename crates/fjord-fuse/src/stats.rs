@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use fjord::{Event, Failure, Fs, Stats};
 use serde::{Deserialize, Serialize};
@@ -168,6 +169,10 @@ pub struct CacheReport {
     pub pages_bytes: u64,
     /// Those that are dirty.
     pub dirty_bytes: u64,
+    /// Since when the file system that holds the image is full, in seconds since 1970; what is
+    /// dirty waits for room there.
+    #[serde(default)]
+    pub full_below_since: Option<u64>,
     /// Metadata blocks.
     pub metadata_bytes: u64,
 }
@@ -240,6 +245,9 @@ impl MountStats {
             cache: CacheReport {
                 pages_bytes: stats.cached_pages_bytes,
                 dirty_bytes: stats.dirty_pages_bytes,
+                full_below_since: stats
+                    .full_below_since
+                    .map(|since| since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
                 metadata_bytes: stats.cached_metadata_bytes,
             },
             device: DeviceReport {

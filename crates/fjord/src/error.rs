@@ -44,6 +44,9 @@ pub enum Error {
         /// What can be done instead.
         hint: String,
     },
+    /// The file system that holds the image is full, and the image needs room there.
+    #[error("{0}")]
+    NoRoom(String),
     /// The call or its options make no sense.
     #[error("{0}")]
     Usage(String),
@@ -76,6 +79,7 @@ impl Error {
             Error::Io(_) | Error::Journal(_) => Errno::IO,
             Error::Corrupt { .. } => Errno::UCLEAN,
             Error::Incompatible { .. } => Errno::OPNOTSUPP,
+            Error::NoRoom(_) => Errno::NOSPC,
             Error::Usage(_) => Errno::INVAL,
             Error::Posix(errno) => *errno,
             Error::Open(open) => Errno::from_raw_os_error(open.errno()),
@@ -136,6 +140,7 @@ impl From<Error> for std::io::Error {
             Error::Incompatible { .. } => {
                 std::io::Error::new(std::io::ErrorKind::Unsupported, error)
             }
+            Error::NoRoom(_) => std::io::Error::new(std::io::ErrorKind::StorageFull, error),
             Error::Usage(_) => std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
         }
     }

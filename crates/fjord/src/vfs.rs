@@ -136,6 +136,13 @@ impl Fs {
         self.0.hand_over(take)
     }
 
+    /// Waits a moment for removed files that nobody seems to use any more, and for the end of
+    /// deletions: for front ends that are told late who lets go of a file, before they call
+    /// [`Fs::sync`] or [`Fs::statfs`].
+    pub fn settle_removed(&self) {
+        self.0.settle_removed();
+    }
+
     /// Space and inode counts.
     pub fn statfs(&self) -> StatFs {
         self.0.statfs()
@@ -201,6 +208,7 @@ impl Fs {
             fsync_policy: self.0.fsync_policy.name(),
             cached_pages_bytes: self.0.page_lru.cached_bytes(),
             dirty_pages_bytes: self.0.page_lru.dirty_bytes(),
+            full_below_since: self.0.room.full_since(),
             cached_metadata_bytes: self.0.meta.cached_bytes(),
             journal: self.0.journal().stats(),
             areas: self.0.has_log().then(|| self.0.journal().area_stats()).flatten(),
@@ -309,6 +317,8 @@ pub struct Stats {
     pub cached_pages_bytes: u64,
     /// Bytes of dirty pages.
     pub dirty_pages_bytes: u64,
+    /// Since when the file system that holds the image is full, if file data waits for room there.
+    pub full_below_since: Option<std::time::SystemTime>,
     /// Bytes of metadata blocks in memory.
     pub cached_metadata_bytes: u64,
     /// The journal's counters.

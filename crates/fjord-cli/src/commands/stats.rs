@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use fjord_fuse::stats::{HealthReport, MountStats};
@@ -184,6 +184,12 @@ fn table(stats: &MountStats) -> String {
             format!("{} sent, {} asked for", device.flush_issued_count, device.flush_count),
         ),
     ]);
+    if let Some(since) = stats.cache.full_below_since {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (ago, waiting) = (now.saturating_sub(since), size::show(stats.cache.dirty_bytes));
+        let state = format!("since {since} ({ago} s ago), {waiting} wait for room");
+        lines.push(("disk below full".into(), state));
+    }
     if device.error_count > 0 {
         lines.push(("device errors".into(), device.error_count.to_string()));
     }

@@ -185,6 +185,7 @@ impl EngineHandler {
     }
 
     pub(super) fn statfs(&self) -> StatfsOut {
+        self.fs.settle_removed();
         let st = self.fs.statfs();
         StatfsOut {
             blocks: st.blocks,

@@ -188,7 +188,11 @@ impl EngineHandler {
             Op::Ioctl { args, input } => {
                 return self.ioctl(request, args, input, reply);
             }
-            Op::Syncfs => reply.result(self.fs.sync()),
+            Op::Syncfs => {
+                // FORGET and RELEASE of what was removed may be on their way.
+                self.fs.settle_removed();
+                reply.result(self.fs.sync());
+            }
             _ => return self.dispatch_names(request, reply),
         }
         Ok(())

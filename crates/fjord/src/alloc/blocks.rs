@@ -68,11 +68,30 @@ impl FsInner {
     }
 
     /// Picks up to `want` blocks (at least one) that nobody has reserved and puts them into
-    /// use. Takes [`RUN_CREDITS`](super::RUN_CREDITS).
+    /// use, with room below. Takes [`RUN_CREDITS`](super::RUN_CREDITS).
     ///
     /// # Errors
     /// `ENOSPC`, corruption, I/O and journal errors.
     pub(crate) fn alloc_blocks(&self, h: &Handle, goal: Goal, want: u32) -> Result<Run> {
+        self.alloc(h, goal, want, |run| self.ensure_room(run.start, u64::from(run.len)))
+    }
+
+    /// As [`FsInner::alloc_blocks`], for blocks that nothing is written to until somebody asks for
+    /// room.
+    ///
+    /// # Errors
+    /// As for [`FsInner::alloc_blocks`].
+    pub(crate) fn alloc_unwritten(&self, h: &Handle, goal: Goal, want: u32) -> Result<Run> {
+        self.alloc(h, goal, want, |_| Ok(()))
+    }
+
+    fn alloc(
+        &self,
+        h: &Handle,
+        goal: Goal,
+        want: u32,
+        prepare: impl FnOnce(Run) -> Result<()>,
+    ) -> Result<Run> {
         let account = &self.groups.account;
         let want = u64::from(want.max(1));
         let claimed = self.retry_after_discards(|| account.claim(want, goal.claim))?;
@@ -86,7 +105,7 @@ impl FsInner {
             }
         };
         account.release(claimed.saturating_sub(u64::from(run.len)));
-        self.use_picked(h, run, run.len).inspect_err(|_| {
+        prepare(run).and_then(|()| self.use_picked(h, run, run.len)).inspect_err(|_| {
             self.unpick(run);
             account.release(u64::from(run.len));
         })?;

@@ -144,6 +144,9 @@ impl FsInner {
             return Ok(None);
         };
         let Some(ino) = self.geo.inode_at(group, bit) else { return Ok(None) };
+        if self.ensure_inode_room(&desc, bit).is_err() {
+            return Ok(None);
+        }
         self.take_inode_bit(h, (group, cell), overlay, (&mut desc, found), bit, is_dir)?;
         cell.free_inodes.fetch_sub(1, Ordering::Relaxed);
         Ok(Some(ino))
@@ -166,12 +169,21 @@ impl FsInner {
         if bitmap::test(&found.contents(), bit) {
             return Ok(false);
         }
+        self.ensure_inode_room(&desc, bit)?;
         self.take_inode_bit(h, (group, cell), overlay, (&mut desc, found), bit, is_dir)?;
         if overlay.busy_inodes.remove(bit..bit.saturating_add(1)) == 0 {
             let less = |free: u32| Some(free.saturating_sub(1));
             let _ = cell.free_inodes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
         Ok(true)
+    }
+
+    /// Takes room below for what a new inode changes: bitmaps, its place in the table.
+    fn ensure_inode_room(&self, desc: &GroupDesc, bit: u32) -> Result<()> {
+        let index = u64::from(bit / self.geo.inodes_per_block());
+        let blocks = [Some(desc.inode_bitmap), Some(desc.block_bitmap)];
+        let table_block = desc.inode_table.checked_add(index);
+        blocks.into_iter().chain([table_block]).flatten().try_for_each(|b| self.ensure_room(b, 1))
     }
 
     /// Sets the bit of an inode number that is free, with all that goes with it but the count of

@@ -186,6 +186,10 @@ impl FsInner {
                 self.groups.set_damaged(cell);
             }
         })?;
+        // Whoever uses what is picked writes the bitmap, too.
+        if self.ensure_room(desc.block_bitmap, 1).is_err() {
+            return Ok(None);
+        }
         let found = self.block_bitmap(group, cell, &desc)?;
         let own = match &request.own_window {
             Some((own_group, bits)) if *own_group == group => bits.clone(),

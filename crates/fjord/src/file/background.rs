@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fjord_block::Class;
 use parking_lot::MutexGuard;
+use rustix::io::Errno;
 
 use super::pace;
 use super::writeback::{
@@ -66,8 +67,11 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, want: Want, class: Class, enough: imp
         if group.is_empty() {
             return;
         }
-        if let Err(error) = write_group(fs, group, class) {
-            fs.warn(format_args!("writeback failed: {error}"));
+        match write_group(fs, group, class) {
+            // Said when it began.
+            Err(error) if error.is(Errno::NOSPC) && fs.room.is_full() => {}
+            Err(error) => fs.warn(format_args!("writeback failed: {error}")),
+            Ok(()) => {}
         }
     }
 }
@@ -149,7 +153,10 @@ fn end_one(fs: &Arc<FsInner>, mut one: Started<'_>, class: Class) -> Result<()> 
 }
 
 /// Lets a writer to `inode` wait while too much of the cache is dirty. Called without any lock held.
-pub(crate) fn throttle(fs: &Arc<FsInner>, inode: &Inode) {
+///
+/// # Errors
+/// `ENOSPC` when that much is dirty because the disk below is full.
+pub(crate) fn throttle(fs: &Arc<FsInner>, inode: &Inode) -> Result<()> {
     let lru = &fs.page_lru;
     let dirty_bytes = lru.dirty_bytes();
     if dirty_bytes > lru.background_threshold_bytes() {
@@ -157,7 +164,7 @@ pub(crate) fn throttle(fs: &Arc<FsInner>, inode: &Inode) {
     }
     let limit = lru.throttle_threshold_bytes();
     if dirty_bytes <= limit {
-        return;
+        return Ok(());
     }
     let urgent = lru.urgent_threshold_bytes();
     if inode.pages.dirty_count() > pace::SMALL_PAGES {
@@ -166,6 +173,10 @@ pub(crate) fn throttle(fs: &Arc<FsInner>, inode: &Inode) {
     if lru.dirty_bytes() > urgent {
         write_old(fs, Want::Any, Class::Async, || lru.dirty_bytes() <= urgent);
     }
+    if fs.room.is_full() && lru.dirty_bytes() > limit {
+        return Err(Errno::NOSPC.into());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -17,9 +17,9 @@ use fjord_block::{Buf, Ticket};
 use fjord_format::BlockNo;
 use fjord_journal::Handle;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use super::writeback::{self, Place, WriteRun};
-use crate::alloc::Run;
 use crate::cache::page::DirtyPage;
 use crate::error::{Error, Result};
 use crate::file::truncate::note_growth;
@@ -88,12 +88,15 @@ pub(crate) fn carry(
     let changes = runs.iter().filter(|run| run.place != Place::Written).count() as u32;
     let credits = map::credits_insert(fs, changes) + disk::STORE_CREDITS;
     let handle = fs.start(credits).inspect_err(|_| {
-        let new = runs.iter().filter(|run| matches!(run.place, Place::New { .. }));
-        new.for_each(|run| fs.unpick(Run { start: run.phys, len: run.len() }));
-        undo(inode, runs.iter().map(|run| (run.lblk, run.len())).collect());
+        writeback::take_back(fs, inode, &runs);
     })?;
-    record(fs, &handle, inode, in_flight, state, &runs, &again)?;
+    let recorded = record(fs, &handle, inode, in_flight, state, &runs, &again)?;
     handle.stop();
+    if recorded < runs.len() {
+        writeback::take_back(fs, inode, &runs[recorded..]);
+        fs.carriers.add(inode);
+        return Err(Errno::NOSPC.into());
+    }
     let waiting_bytes = fs.deferred.bytes();
     if fs.carriers.add(inode) > CARRIERS_MANY || waiting_bytes > DEFERRED_BYTES_MAX {
         // A little at a time: the writes of a caller of fsync must not queue behind much.
@@ -163,7 +166,8 @@ fn split_deferred(
     Ok((again, fresh))
 }
 
-/// Inserts the extents, moves the on-disk size on and attaches the writes.
+/// Inserts the extents, moves the on-disk size on and attaches the writes. Returns how many runs
+/// are in the map: not all if it has no room for more.
 fn record(
     fs: &Arc<FsInner>,
     handle: &Handle,
@@ -172,9 +176,14 @@ fn record(
     state: &mut InodeState,
     runs: &[WriteRun],
     again: &[Ticket],
-) -> Result<()> {
+) -> Result<usize> {
+    let mut recorded = 0;
     for run in runs {
-        writeback::insert_run(fs, handle, inode, state, run)?;
+        match writeback::insert_run(fs, handle, inode, state, run) {
+            Err(error) if error.is(Errno::NOSPC) => break,
+            inserted => inserted?,
+        }
+        recorded += 1;
         let ticket = fs.deferred.add(fs.byte_offset(run.phys), run.bufs.clone());
         if !planted(Bug::InlineDataNotCommitted) {
             handle.attach_data(ticket.clone());
@@ -185,13 +194,16 @@ fn record(
     for ticket in again {
         handle.attach_data(ticket.clone());
     }
-    // No page is dirty any more, so all of the size is there to be seen.
-    if state.disk.size < state.size {
-        state.disk.size = state.size;
+    // No page is dirty any more, so all of the size is there to be seen; or what comes before.
+    let end = runs.get(recorded).map(|run| fs.byte_offset(BlockNo(run.lblk.into())));
+    let size = end.map_or(state.size, |end| end.min(state.size));
+    if state.disk.size < size {
+        state.disk.size = size;
         note_growth(inode, state, handle.tid());
     }
     inode.touch_tid(handle.tid(), true);
-    disk::store(fs, handle, inode, state)
+    disk::store(fs, handle, inode, state)?;
+    Ok(recorded)
 }
 
 /// Lets go of the runs whose writes are complete.

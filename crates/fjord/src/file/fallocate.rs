@@ -74,7 +74,7 @@ pub(crate) fn fallocate(
     if !valid || FallocMode::from_bits(mode.bits()).is_none() {
         return Err(Errno::OPNOTSUPP.into());
     }
-    background::throttle(fs, inode);
+    background::throttle(fs, inode)?;
     let mut in_flight = inode.lock_writeback();
     writeback::drain(fs, inode, &mut in_flight)?;
     {
@@ -320,8 +320,11 @@ fn fill_holes(
         }
         let goal = Goal::for_file(fs, inode, state, at)?;
         let handle = fs.start(map::credits_insert(fs, 1) + disk::STORE_CREDITS)?;
-        let run = fs.alloc_blocks(&handle, goal, len)?;
-        map::insert(fs, &handle, inode, state, at, run.start, run.len, false)?;
+        let run = fs.alloc_unwritten(&handle, goal, len)?;
+        map::insert(fs, &handle, inode, state, at, run.start, run.len, false).or_else(|error| {
+            fs.free_blocks(&handle, run.start, u64::from(run.len))?;
+            Err(error)
+        })?;
         inode.touch_tid(handle.tid(), true);
         disk::store(fs, &handle, inode, state)?;
         handle.stop();

@@ -218,6 +218,11 @@ fn write_out(fs: &Arc<FsInner>, inode: &Inode, state: &mut InodeState, data: &[u
             return Err(error);
         }
     };
+    if let Err(error) = fs.ensure_room(run.start, 1) {
+        fs.unpick(run);
+        fs.release_blocks(1);
+        return Err(error);
+    }
     let mut page = AlignedBuf::zeroed(fs.geo.block_size as usize);
     page[..data.len()].copy_from_slice(data);
     let request = Request::Write {

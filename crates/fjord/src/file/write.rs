@@ -47,7 +47,7 @@ pub(crate) fn write(
     options: WriteOptions,
 ) -> Result<usize> {
     fs.check_writable()?;
-    background::throttle(fs, inode);
+    background::throttle(fs, inode)?;
     let mut state = inode.state.write();
     check_target(&state)?;
     let offset = if options.append { state.size } else { offset };

@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class, Order, Request, Ticket};
+use fjord_block::{Buf, Class, IoError, Order, Request, Ticket};
 use fjord_format::BlockNo;
+use rustix::io::Errno;
 
 use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
@@ -84,6 +85,20 @@ impl WriteRun {
         // A batch has some thousand pages at most.
         self.bufs.len() as u32
     }
+
+    /// Some of its pages.
+    fn part(&self, pages: Range<u32>) -> WriteRun {
+        WriteRun {
+            lblk: self.lblk + pages.start,
+            phys: BlockNo(self.phys.0 + u64::from(pages.start)),
+            place: match self.place {
+                Place::New { reserved: 0 } => Place::New { reserved: 0 },
+                Place::New { .. } => Place::New { reserved: pages.end - pages.start },
+                other => other,
+            },
+            bufs: self.bufs[pages.start as usize..pages.end as usize].to_vec(),
+        }
+    }
 }
 
 /// Runs whose data has been submitted.
@@ -132,12 +147,13 @@ pub(crate) fn write_locked(
     noting(fs, inode, result)
 }
 
-/// Records the failure of a writeback: for the files that have the inode open, and, unless
-/// it was a mere lack of space, for the whole file system. Pages that stayed dirty are tried
-/// again later.
+/// Records the failure of a writeback: for the files that have the inode open, and for the whole
+/// file system; unless it was a mere lack of space, so that nothing is lost. Pages that stayed
+/// dirty are tried again later.
 pub(super) fn noting(fs: &Arc<FsInner>, inode: &Arc<Inode>, result: Result<()>) -> Result<()> {
     if let Err(error) = &result {
-        inode.wb_errors.fetch_add(1, Ordering::AcqRel);
+        let waits = error.is(Errno::NOSPC) && inode.pages.has_dirty();
+        inode.wb_errors.fetch_add(u32::from(!waits), Ordering::AcqRel);
         fs.note_write_error(error);
         if inode.pages.has_dirty() {
             fs.dirty_inodes.add(inode);
@@ -396,13 +412,19 @@ pub(super) fn place(
         } else {
             existing(fs, inode, state, lblk, want)
         };
-        let (run, place) = match target {
+        // Before anything depends on it. The disk below may be full.
+        let roomy = target.and_then(|(run, place)| {
+            fs.ensure_room(run.start, u64::from(run.len))
+                .inspect_err(|_| give_up(fs, run, place))?;
+            Ok((run, place))
+        });
+        let (run, place) = match roomy {
             Ok(found) => found,
             Err(error) => {
                 let mut lost: Lost = runs.iter().map(|r| (r.lblk, r.len())).collect();
                 lost.extend(rest.iter().map(|p| (p.lblk, 1)));
-                for run in runs.iter().filter(|r| matches!(r.place, Place::New { .. })) {
-                    fs.unpick(Run { start: run.phys, len: run.len() });
+                for run in &runs {
+                    give_up(fs, Run { start: run.phys, len: run.len() }, run.place);
                 }
                 return Err((error, lost));
             }
@@ -411,6 +433,21 @@ pub(super) fn place(
         runs.push(WriteRun { lblk, phys: run.start, place, bufs });
     }
     Ok(runs)
+}
+
+/// Lets go of the blocks of a run that will not be written.
+pub(super) fn give_up(fs: &FsInner, run: Run, place: Place) {
+    if matches!(place, Place::New { .. }) {
+        fs.unpick(run);
+    }
+}
+
+/// Makes the pages of runs dirty again that no write of this moment will bring anywhere.
+pub(super) fn take_back(fs: &FsInner, inode: &Inode, runs: &[WriteRun]) {
+    for run in runs {
+        give_up(fs, Run { start: run.phys, len: run.len() }, run.place);
+        inode.pages.undo_writeback(run.lblk, run.len());
+    }
 }
 
 /// Picks blocks for new data: behind the block before it, which is not mapped yet if it was picked
@@ -450,13 +487,20 @@ fn existing(
 
 /// Waits for a background batch, then inserts its extents.
 pub(super) fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, mut batch: Batch) -> Result<()> {
-    if !planted(Bug::WritebackNotAwaited) {
-        for ticket in &batch.tickets {
-            ticket.wait()?;
-        }
-    }
+    let written = match planted(Bug::WritebackNotAwaited) {
+        true => Ok(()),
+        false => wait_all(&batch.tickets),
+    };
     drop(batch.pass.take());
     inode.quasi_async.ended();
+    if let Err(error) = written {
+        if error.is_no_space() {
+            // A file system that needs room for overwriting, too. Nothing refers to it yet.
+            take_back(fs, inode, &batch.runs);
+        }
+        fs.told_room(Err(error.clone()))?;
+        return Err(error.into());
+    }
     let mut state = inode.state.write();
     record(fs, inode, &mut state, &batch, &[], true)?;
     drop(state);
@@ -464,6 +508,11 @@ pub(super) fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, mut batch: Batch) 
         inode.pages.end_writeback(run.lblk, run.len());
     }
     Ok(())
+}
+
+/// Waits for all of them; the first error.
+fn wait_all(tickets: &[Ticket]) -> Result<(), IoError> {
+    tickets.iter().map(Ticket::wait).fold(Ok(()), Result::and)
 }
 
 /// Inserts the extents of a batch and moves the on-disk size on; `tickets` are attached
@@ -477,11 +526,23 @@ fn record(
     tickets: &[Ticket],
     datasync: bool,
 ) -> Result<()> {
-    record_runs(fs, inode, state, batch, tickets, datasync)
-        // Data without a commit to cover it.
-        .inspect_err(|_| inode.in_place.record_write())
+    let mut recorded = batch.runs.len();
+    let result = record_runs(fs, inode, state, batch, tickets, datasync, &mut recorded);
+    let Err(error) = &result else { return result };
+    // Data without a commit to cover it.
+    inode.in_place.record_write();
+    if error.is(Errno::NOSPC) {
+        // The map had no room for all of the runs. Nobody else may get the blocks of the others
+        // while they are being written.
+        let _ = wait_all(&batch.tickets);
+        let (kept, others) = batch.runs.split_at(recorded);
+        kept.iter().for_each(|run| inode.pages.end_writeback(run.lblk, run.len()));
+        take_back(fs, inode, others);
+    }
+    result
 }
 
+/// As [`record`]; says on `ENOSPC` how many of the runs are recorded.
 fn record_runs(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
@@ -489,9 +550,14 @@ fn record_runs(
     batch: &Batch,
     tickets: &[Ticket],
     datasync: bool,
+    recorded: &mut usize,
 ) -> Result<()> {
     let runs = &batch.runs;
-    let disk_size = batch.shown_size.min(state.size);
+    let mut disk_size = batch.shown_size.min(state.size);
+    if fs.room.is_full() {
+        // Pages of batches before this one may be dirty again.
+        disk_size = disk_size.min(shown_size_before(fs, inode, state, state.disk.size, u64::MAX));
+    }
     let grows = disk_size > state.disk.size;
     let changes: Vec<usize> =
         (0..runs.len()).filter(|&i| runs[i].place != Place::Written).collect();
@@ -506,17 +572,26 @@ fn record_runs(
         let group = groups.next().unwrap_or(&[]);
         let credits = map::credits_insert(fs, group.len() as u32) + disk::STORE_CREDITS;
         let handle = fs.start(credits)?;
+        let mut result = Ok(());
         for &i in group {
-            insert_run(fs, &handle, inode, state, &runs[i])?;
+            match insert_run(fs, &handle, inode, state, &runs[i]) {
+                Err(error) if error.is(Errno::NOSPC) => {
+                    *recorded = i;
+                    disk_size = disk_size.min(fs.byte_offset(BlockNo(runs[i].lblk.into())));
+                    result = Err(error);
+                    break;
+                }
+                inserted => inserted?,
+            }
             if let Some(ticket) = tickets.get(i) {
                 handle.attach_data(ticket.clone());
             }
         }
-        let last = groups.peek().is_none();
+        let last = groups.peek().is_none() || result.is_err();
         if last {
             // The bytes that the new size shows may lie in runs written in place, and the last
             // commit is the one that an fsync waits for.
-            for ticket in tickets {
+            for ticket in tickets.iter().take(*recorded) {
                 handle.attach_data(ticket.clone());
             }
             state.disk.size = state.disk.size.max(disk_size);
@@ -528,12 +603,13 @@ fn record_runs(
         disk::store(fs, &handle, inode, state)?;
         handle.stop();
         if last {
-            return Ok(());
+            return result;
         }
     }
 }
 
-/// Inserts or converts the extent of one run.
+/// Inserts or converts the extent of one run. On `ENOSPC` nothing is changed: the blocks are
+/// picked, the pages have their reservation.
 pub(super) fn insert_run(
     fs: &Arc<FsInner>,
     handle: &fjord_journal::Handle,
@@ -545,16 +621,11 @@ pub(super) fn insert_run(
         Place::Written => {}
         Place::Unwritten => map::mark_written(fs, handle, inode, state, run.lblk, run.len())?,
         Place::New { reserved } => {
+            map::insert(fs, handle, inode, state, run.lblk, run.phys, run.len(), true)?;
             // This consumes the reservation as well.
             fs.use_picked(handle, Run { start: run.phys, len: run.len() }, reserved)?;
             state.reserved_blocks = state.reserved_blocks.saturating_sub(u64::from(reserved));
             inode.pages.end_delalloc(run.lblk, run.len());
-            map::insert(fs, handle, inode, state, run.lblk, run.phys, run.len(), true).or_else(
-                |error| {
-                    fs.free_blocks(handle, run.phys, u64::from(run.len()))?;
-                    Err(error)
-                },
-            )?;
         }
     }
     Ok(())
@@ -576,21 +647,18 @@ fn journal_pages(
         error
     })?;
     let limit = fs.journal().credits_max() / 4;
-    for run in &runs {
+    for (index, run) in runs.iter().enumerate() {
         let mut done = 0;
         while done < run.len() {
             let part = (run.len() - done).min(limit.max(1));
-            let slice = WriteRun {
-                lblk: run.lblk + done,
-                phys: BlockNo(run.phys.0 + u64::from(done)),
-                place: match run.place {
-                    Place::New { reserved: 0 } => Place::New { reserved: 0 },
-                    Place::New { .. } => Place::New { reserved: part },
-                    other => other,
-                },
-                bufs: run.bufs[done as usize..(done + part) as usize].to_vec(),
-            };
-            journal_run(fs, inode, state, &slice, shown_size)?;
+            let slice = run.part(done..done + part);
+            journal_run(fs, inode, state, &slice, shown_size).inspect_err(|error| {
+                if error.is(Errno::NOSPC) {
+                    let rest = run.part(done..run.len());
+                    take_back(fs, inode, &[rest]);
+                    take_back(fs, inode, &runs[index + 1..]);
+                }
+            })?;
             done += part;
         }
     }

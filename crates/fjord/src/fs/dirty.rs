@@ -126,13 +126,15 @@ impl DirtyList {
         Busy { list: self, inode: inode.clone(), since: None }
     }
 
-    /// Takes the oldest inode if it has been dirty for `age`.
+    /// Takes the oldest inode if it has been dirty for `age` at `now`. One that was added later is
+    /// left, so that whoever goes through the list comes to an end when writing fails.
     pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
         let mut entries = self.entries.lock();
         let (_, (since, _)) = entries.queue.first_key_value()?;
-        if let Since::At(since) = since
-            && now.saturating_duration_since(*since) < age
-        {
+        let is_young = |since| {
+            now.checked_duration_since(since).is_none_or(|dirty_for| dirty_for < age)
+        };
+        if matches!(since, Since::At(since) if is_young(*since)) {
             return None;
         }
         let (_, (since, inode)) = entries.queue.pop_first()?;

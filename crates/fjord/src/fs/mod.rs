@@ -1,8 +1,8 @@
 //! The mounted file system.
 //!
 //! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`], [`recover`]),
-//! the superblock ([`superblock`]), health ([`status`], [`events`]), background threads
-//! ([`threads`]), sync and unmount ([`sync`]).
+//! the superblock ([`superblock`]), health ([`status`], [`events`]), room below ([`room`]),
+//! background threads ([`threads`]), sync and unmount ([`sync`]).
 //!
 //! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
 //! that met corruption or a failed write changes nothing on the device any more; the
@@ -13,6 +13,7 @@ pub(crate) mod events;
 pub(crate) mod mmp;
 pub(crate) mod mount;
 mod recover;
+pub(crate) mod room;
 pub(crate) mod status;
 pub(crate) mod superblock;
 pub(crate) mod sync;
@@ -92,6 +93,8 @@ pub(crate) struct FsInner {
     /// The newest transaction that changed the superblock, put a group into use or keeps a file
     /// on record that is being truncated; see [`crate::fsync`], fast commits.
     pub(crate) fragile: TidCell,
+    /// Whether the disk below is full.
+    pub(crate) room: room::Room,
     /// Read-only, shut down, damaged?
     pub(crate) status: status::Status,
     /// What went wrong so far.

@@ -1,7 +1,7 @@
 //! Mounting: from a device to a running file system.
 //!
 //! Owns the order of the steps: read the superblock, check features, take the MMP block,
-//! find and replay the journal, read the superblock again, mark the image in use,
+//! find the journal, take room below for it and replay it, read the superblock again, mark the image in use,
 //! complete orphans, start the background threads. Invariants: nothing is written
 //! before every check has passed; a read-only mount writes nothing at all, but for the recovery before
 //! it where that is asked for ([`super::recover`]).
@@ -29,7 +29,7 @@ use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
 use crate::fs::superblock::{self, SuperState};
-use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, status, sync, threads};
+use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::TidCell;
@@ -102,6 +102,7 @@ pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInn
     let device =
         FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))?;
     mount_device(Arc::new(device), options, Purpose::Use)
+        .map_err(|error| room::name_full(error, path))
 }
 
 /// Opens the image on `device`.
@@ -393,6 +394,7 @@ fn build(
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
         fragile: TidCell::default(),
+        room: room::Room::default(),
         status: status::Status::default(),
         events: events::Events::default(),
         fsync_counters: FsyncCounters::default(),
@@ -439,6 +441,7 @@ fn open_journal(
         return Ok(None);
     }
     let (journal_map, runs) = find_journal_of(device, raw, geo, options)?;
+    room::ensure_fixed(&**device, geo, &runs)?;
     let journal_options = JournalOptions {
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use fjord_block::IoError;
 use fjord_journal::JournalError;
 use parking_lot::Mutex;
 
@@ -90,12 +91,26 @@ impl Status {
     }
 }
 
+/// Whether the image file was truncated below: what is written now would only lengthen it again.
+fn is_truncated(error: &Error) -> bool {
+    let cause = match error {
+        Error::Io(error) => Some(error),
+        Error::Journal(error) => error.io_error(),
+        _ => None,
+    };
+    cause.is_some_and(IoError::is_truncated)
+}
+
 impl FsInner {
     /// Records that a write, flush or commit failed: the file system turns read-only and
     /// the journal stops, so that nothing half-written ever commits.
     pub(crate) fn note_write_error(&self, error: &Error) {
         if matches!(error, Error::Posix(_)) {
             return;
+        }
+        // Whatever failed: that is why, if so, and what is said.
+        if let Err(error) = self.device.check() {
+            return self.stop_at_once(&error.into());
         }
         if self.status.fail(error) {
             self.error(format_args!("the file system is read-only from now on: {error}"));
@@ -109,7 +124,7 @@ impl FsInner {
         self.record_error_in_superblock(error);
     }
 
-    /// The image is somebody else's now: turns read-only without another write.
+    /// The image is somebody else's now, or was truncated: turns read-only without another write.
     pub(crate) fn stop_at_once(&self, error: &Error) {
         if self.status.fail(error) {
             self.error(format_args!("nothing more is written: {error}"));
@@ -137,6 +152,9 @@ impl FsInner {
     /// changing something: then its transaction must not commit. The same holds when the
     /// journal refused a part of a change.
     pub(crate) fn note_damage(&self, error: &Error, changing: bool) {
+        if is_truncated(error) {
+            return self.stop_at_once(error);
+        }
         let refused = changing && matches!(error, Error::Journal(_));
         if !(error.is_corrupt() || refused) {
             return;

@@ -4,45 +4,132 @@
 //! image clean only after data, metadata and superblock counts are on the device and
 //! flushed; after an error it never does.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use fjord_block::Class;
+use fjord_format::InodeNo;
 use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::file::background;
 use crate::fs::FsInner;
 use crate::fs::status::ShutdownMode;
+use crate::inode::Inode;
 
 /// How long `ENOSPC` waits for removed files that somebody still holds.
 const RELEASE_WAIT: Duration = Duration::from_millis(200);
 
-/// Where `ENOSPC` sleeps until removed files let go of their blocks.
+/// How long after its removal a file is expected to be let go of by a front end that holds it, and
+/// by one that seems to have it open: what it does after close(2) takes a moment, too.
+const HELD_WAIT: Duration = Duration::from_millis(500);
+const OPEN_WAIT: Duration = Duration::from_millis(50);
+/// How long the blocks of a removed file may take to be freed before nobody waits any more.
+const DELETION_WAIT: Duration = Duration::from_secs(10);
+
+/// A file without names that is not deleted yet.
+struct Nameless {
+    since: Instant,
+    inode: Weak<Inode>,
+    is_being_deleted: bool,
+}
+
+impl Nameless {
+    /// Until when somebody who wants to see its blocks free should wait.
+    fn wait_until(&self) -> Instant {
+        let is_open = self.inode.upgrade().is_some_and(|inode| inode.is_referenced());
+        self.since
+            + match (self.is_being_deleted, is_open) {
+                (true, _) => DELETION_WAIT,
+                (false, true) => OPEN_WAIT,
+                (false, false) => HELD_WAIT,
+            }
+    }
+}
+
+#[derive(Default)]
+struct Leaving {
+    /// How often a file was freed.
+    count: u64,
+    /// By inode number.
+    nameless: HashMap<u32, Nameless>,
+}
+
+impl Leaving {
+    fn is_deleting(&self) -> bool {
+        self.nameless.values().any(|nameless| nameless.is_being_deleted)
+    }
+}
+
+/// Removed files that still have their blocks, and where those sleep who wait for them.
 #[derive(Default)]
 pub(crate) struct Releases {
-    /// How often it happened; pairs with `released`; a leaf lock.
-    count: Mutex<u64>,
+    /// Pairs with `released`; a leaf lock.
+    leaving: Mutex<Leaving>,
     released: Condvar,
 }
 
 impl Releases {
+    /// The last name of a file was removed.
+    pub(crate) fn begin(&self, inode: &Weak<Inode>, ino: InodeNo) {
+        let nameless =
+            Nameless { since: Instant::now(), inode: inode.clone(), is_being_deleted: false };
+        self.leaving.lock().nameless.insert(ino.0, nameless);
+    }
+
+    /// Nobody uses it any more: its blocks are about to be freed.
+    pub(crate) fn deletes(&self, ino: InodeNo) {
+        if let Some(nameless) = self.leaving.lock().nameless.get_mut(&ino.0) {
+            (nameless.since, nameless.is_being_deleted) = (Instant::now(), true);
+        }
+    }
+
     /// A removed file has been freed, or will not be for now.
-    pub(crate) fn notify(&self) {
-        *self.count.lock() += 1;
+    pub(crate) fn notify(&self, ino: InodeNo) {
+        let mut leaving = self.leaving.lock();
+        leaving.count += 1;
+        leaving.nameless.remove(&ino.0);
+        drop(leaving);
         self.released.notify_all();
+    }
+
+    /// Waits until the removed files are freed that nobody has open.
+    fn settle(&self) {
+        let mut leaving = self.leaving.lock();
+        loop {
+            let now = Instant::now();
+            let ends = leaving.nameless.values().map(Nameless::wait_until);
+            let Some(next) = ends.filter(|end| *end > now).min() else { return };
+            // Some let go without a word.
+            self.released.wait_until(&mut leaving, next.min(now + OPEN_WAIT));
+        }
+    }
+
+    /// Waits until no file is being deleted.
+    fn finish(&self) {
+        let mut leaving = self.leaving.lock();
+        while leaving.is_deleting() {
+            self.released.wait(&mut leaving);
+        }
+    }
+
+    #[cfg(test)]
+    fn is_deleting(&self) -> bool {
+        self.leaving.lock().is_deleting()
     }
 
     fn wait_while(&self, condition: impl Fn() -> bool, time_max: Duration) {
         let deadline = Instant::now() + time_max;
         loop {
-            let seen = *self.count.lock();
+            let seen = self.leaving.lock().count;
             if !condition() {
                 return;
             }
-            let mut count = self.count.lock();
-            while *count == seen {
-                if self.released.wait_until(&mut count, deadline).timed_out() {
+            let mut leaving = self.leaving.lock();
+            while leaving.count == seen {
+                if self.released.wait_until(&mut leaving, deadline).timed_out() {
                     return;
                 }
             }
@@ -57,9 +144,21 @@ impl FsInner {
         if self.is_read_only() {
             return self.status.first_error().map_or(Ok(()), Err);
         }
-        self.write_all_dirty()?;
+        let written = self.write_all_dirty();
+        // What has no room below stays dirty, and is no reason to keep the rest back.
+        if written.as_ref().is_err_and(|error| !error.is(Errno::NOSPC)) {
+            return written;
+        }
         self.commit()?;
-        self.flush_device()
+        self.flush_device().and(written)
+    }
+
+    /// Waits for removed files that a front end is about to let go of, and for the end of
+    /// deletions, so that what they had is free afterwards; not for files that are in use.
+    pub(crate) fn settle_removed(&self) {
+        if !self.orphans.is_empty() {
+            self.releases.settle();
+        }
     }
 
     /// Commits what is under way; blocks that it freed are free then.
@@ -73,7 +172,9 @@ impl FsInner {
     }
 
     fn write_all_dirty(self: &Arc<Self>) -> Result<()> {
-        background::write_group(self, self.dirty_inodes.take_all(), Class::Async)
+        self.ending_full(|| {
+            background::write_group(self, self.dirty_inodes.take_all(), Class::Async)
+        })
     }
 
     /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.
@@ -122,13 +223,25 @@ impl FsInner {
         if self.is_read_only() || self.status.is_shut_down() {
             return self.status.first_error().map_or(Ok(()), Err);
         }
+        // A front end may have let go of removed files just now, in other threads.
+        self.settle_removed();
+        self.releases.finish();
+        let written = self.write_all_dirty();
+        let unwritten_bytes = self.page_lru.dirty_bytes();
+        let written = match written {
+            Err(error) if error.is(Errno::NOSPC) => Err(Error::NoRoom(format!(
+                "{unwritten_bytes} bytes of file data that no fsync promised are lost: the file \
+                 system that holds the image is full"
+            ))),
+            other => Ok(other?),
+        };
         self.empty_log()?;
-        self.write_clean_superblock().map_err(|error| self.failed(error))
+        self.write_clean_superblock().map_err(|error| self.failed(error))?;
+        written
     }
 
-    /// Brings everything home and closes the journal.
+    /// Commits, checkpoints everything and closes the journal.
     fn empty_log(self: &Arc<Self>) -> Result<()> {
-        self.write_all_dirty()?;
         self.commit()?;
         self.journal().checkpoint_all().map_err(|error| self.failed(error.into()))?;
         self.journal().close().map_err(|error| self.failed(error.into()))
@@ -139,7 +252,8 @@ impl FsInner {
         let rested = match self.status.first_error() {
             Some(error) => Err(error),
             None => self
-                .empty_log()
+                .write_all_dirty()
+                .and_then(|()| self.empty_log())
                 .and_then(|()| self.write_recovered_superblock().map_err(|e| self.failed(e))),
         };
         self.mmp.release();
@@ -151,6 +265,10 @@ impl FsInner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::write::{WriteOptions, write};
+    use crate::inode::table;
+    use crate::namei;
+    use crate::testing::TestFs;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
@@ -161,12 +279,60 @@ mod tests {
                 releases.wait_while(|| !free.load(Ordering::SeqCst), Duration::from_secs(3600));
             });
             // One that frees nothing does not end it.
-            releases.notify();
+            releases.notify(InodeNo(12));
             assert!(!waiter.is_finished());
             free.store(true, Ordering::SeqCst);
-            releases.notify();
+            releases.notify(InodeNo(12));
         });
         // And time does.
         releases.wait_while(|| true, Duration::from_millis(1));
+    }
+
+    /// Another thread is deleting a file with many extents when the file system is unmounted.
+    #[test]
+    fn an_unmount_waits_for_deletions() {
+        let test = TestFs::new(&["-t", "ext4", "-b", "1024"], 64);
+        let fs = &test.fs;
+        let file = test.create("file");
+        for at in 0..12_000 {
+            write(fs, &file, at * 2048, &[1; 1024], WriteOptions::default()).unwrap();
+        }
+        fs.sync().unwrap();
+        drop(file);
+        let root = table::get(fs, InodeNo::ROOT).unwrap();
+        let removed = namei::unlink(fs, &root, b"file").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(removed));
+            while !fs.releases.is_deleting() {
+                std::thread::yield_now();
+            }
+            fs.unmount().unwrap();
+        });
+        test.finish();
+    }
+
+    #[test]
+    fn removed_files_are_waited_for_until_they_are_gone_or_old() {
+        let releases = Releases::default();
+        releases.settle();
+        releases.begin(&Weak::new(), InodeNo(12));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let began = Instant::now();
+                releases.settle();
+                began.elapsed()
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            releases.deletes(InodeNo(12));
+            releases.notify(InodeNo(12));
+            assert!(waiter.join().unwrap() < HELD_WAIT);
+        });
+        releases.begin(&Weak::new(), InodeNo(13));
+        let began = Instant::now();
+        releases.settle();
+        assert!(began.elapsed() >= HELD_WAIT);
+        let began = Instant::now();
+        releases.settle();
+        assert!(began.elapsed() < HELD_WAIT);
     }
 }

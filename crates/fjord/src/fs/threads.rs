@@ -135,8 +135,12 @@ fn run(fs: &Weak<FsInner>, signal: &(Mutex<Signal>, Condvar), who: Who) {
     }
 }
 
-/// Writes pages that are old, or any while more than the background share is dirty.
+/// Looks at the device; writes pages that are old, or any while more than the background share is dirty.
 fn write_back(fs: &Arc<FsInner>) {
+    if let Err(error) = fs.device.check() {
+        return fs.stop_at_once(&error.into());
+    }
+    fs.retry_room();
     let class = Class::Background;
     let old = Want::Older(fs.options.writeback_interval);
     background::write_old(fs, old, class, || fs.status.is_read_only());

@@ -34,8 +34,9 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     if !nameless || fs.is_read_only() || fs.status.is_shut_down() {
         return Ok(());
     }
+    fs.releases.deletes(inode.ino);
     let deleted = delete(fs, inode);
-    fs.releases.notify();
+    fs.releases.notify(inode.ino);
     deleted
 }
 

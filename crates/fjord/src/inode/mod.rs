@@ -248,6 +248,11 @@ impl InodeState {
 }
 
 impl Inode {
+    /// Whether anything outside the engine refers to it: an open file, a call under way.
+    pub(crate) fn is_referenced(&self) -> bool {
+        self.refs.load(Ordering::Relaxed) != 0
+    }
+
     /// Wraps a decoded inode.
     pub(crate) fn new(ino: InodeNo, disk: DiskInode, pages: Arc<PageMap>) -> Arc<Self> {
         let size = disk.size;

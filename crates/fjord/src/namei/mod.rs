@@ -224,7 +224,7 @@ fn store_changed_dir(
 fn drop_link(
     fs: &FsInner,
     h: &Handle,
-    inode: &Inode,
+    inode: &Arc<Inode>,
     state: &mut InodeState,
     time: Timespec,
 ) -> Result<()> {
@@ -233,6 +233,7 @@ fn drop_link(
     attr::set_ctime(&mut state.disk, time);
     if links == 0 && !planted(Bug::OrphanTooLate) {
         orphan::add(fs, h, inode, state)?;
+        fs.releases.begin(&Arc::downgrade(inode), inode.ino);
     }
     if links == 0 && planted(Bug::InodeReuse) {
         fs.free_inode(h, inode.ino, state.is_dir())?;

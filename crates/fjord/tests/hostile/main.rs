@@ -1,8 +1,10 @@
 //! Hostile images, failing devices, and images that somebody else uses.
 
 mod faults;
+mod full;
 mod images;
 mod mmp;
+mod truncated;
 mod workload;
 
 use fjord_testkit::hostile::memory::CountingAllocator;

@@ -174,6 +174,34 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Files of many short extents, whose maps take blocks of their own when they are written out.
+    pub(crate) fn fragments(&mut self) {
+        let Some(root) = self.ok("root", self.fs.root()) else { return };
+        let block = self.fs.statfs().block_size as usize;
+        for number in 0..4_u64 {
+            let name = format!("fragments-{number}");
+            let made = root.create(name.as_bytes(), 0o600, &Cred::root());
+            let Some(file) = self.ok("create", made) else { continue };
+            let mut content = pattern_vec(300 + number, 0, 41 * block);
+            for at in (1..40).step_by(2) {
+                content[at * block..(at + 1) * block].fill(0);
+            }
+            let mut pieces = content.chunks(block).enumerate().step_by(2);
+            let written: fjord::Result<()> =
+                pieces.try_for_each(|(at, piece)| file.write((at * block) as u64, piece).map(drop));
+            if self.ok("write", written).is_none() {
+                continue;
+            }
+            let durable = match number % 2 {
+                0 => file.open().fsync(false),
+                _ => self.fs.sync(),
+            };
+            if self.ok(&format!("{name} to disk"), durable).is_some() {
+                self.promise(&name, Promise::File(vec![content]));
+            }
+        }
+    }
+
     /// Files that one sync makes durable together.
     fn batch(&mut self, root: &InodeRef) {
         let mut written = Vec::new();
