@@ -104,7 +104,7 @@ impl Served {
         let options = FuseOptions { kind: MountKind::Fuse, ..Default::default() };
         let source = dir.path().join("source");
         File::create(&source).unwrap().set_len(1 << 20).unwrap();
-        let mounted = mount::mount(&source, &mountpoint, &options, 4096).unwrap();
+        let mounted = mount::mount(&source, &mountpoint, &options, 4096, None).unwrap();
         let disk = Arc::new(Disk::default());
         *disk.durable.lock() = content.clone();
         *disk.cached.lock() = content;

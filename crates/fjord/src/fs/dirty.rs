@@ -131,9 +131,8 @@ impl DirtyList {
     pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
         let mut entries = self.entries.lock();
         let (_, (since, _)) = entries.queue.first_key_value()?;
-        let is_young = |since| {
-            now.checked_duration_since(since).is_none_or(|dirty_for| dirty_for < age)
-        };
+        let is_young =
+            |since| now.checked_duration_since(since).is_none_or(|dirty_for| dirty_for < age);
         if matches!(since, Since::At(since) if is_young(*since)) {
             return None;
         }
