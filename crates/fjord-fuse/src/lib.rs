@@ -19,6 +19,7 @@ pub mod reply;
 pub mod request;
 pub mod session;
 pub mod sim;
+mod standstill;
 pub mod stats;
 pub mod transport;
 

@@ -9,6 +9,7 @@ use crate::{
     engine::EngineHandler,
     mount::{self, FuseOptions, MountError, MountHandle, Mounted},
     session::{Negotiated, Session, SessionError},
+    standstill::Standstill,
 };
 
 /// Why serving failed.
@@ -30,6 +31,8 @@ pub struct Server {
     mounted: Mounted,
     session: Session<EngineHandler>,
     negotiated: Negotiated,
+    /// Watched for an error that stops it, if it is mounted for writing by root.
+    watched: Option<Fs>,
 }
 
 impl Server {
@@ -55,7 +58,9 @@ impl Server {
                     fs.warn(lost);
                 }
                 mounted.set_readahead(negotiated.io_len_max);
-                Ok(Server { mounted, session, negotiated })
+                let may_remount = rustix::process::geteuid().is_root() && !options.read_only();
+                let watched = may_remount.then(|| fs.clone());
+                Ok(Server { mounted, session, negotiated, watched })
             }
             Err(e) => {
                 if let Err(error) = mounted.handle().cut() {
@@ -86,7 +91,10 @@ impl Server {
     /// # Errors
     /// No worker could be started, or the image could not be left clean.
     pub fn run(self) -> Result<(), ServeError> {
+        let dir = self.mounted.handle().mountpoint().to_owned();
+        let standstill = self.watched.map(|fs| Standstill::watch(fs, dir));
         let served = self.session.run();
+        drop(standstill);
         let closed = self.session.handler().close_result();
         served?;
         match closed {

@@ -1,0 +1,76 @@
+//! A file system that an error made read-only, shown as such by the kernel.
+//!
+//! Owns the thread that looks whether the engine has stopped writing, and then remounts read-only:
+//! /proc/mounts says `ro`, and the kernel refuses writes itself, as with ext4's `errors=remount-ro`.
+//!
+//! The kernel refuses that while files are open for writing, so it is tried until it succeeds. Needs
+//! root; elsewhere only `fjord stats` and the errors of the calls tell.
+
+use std::{
+    path::PathBuf,
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use fjord::Fs;
+use rustix::mount::MountFlags;
+
+use crate::mount::{self, MountError};
+
+/// How often the engine is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Ends the thread when it is dropped.
+pub(crate) struct Standstill {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Standstill {
+    /// Watches `fs`, which is mounted on `dir` for writing.
+    pub(crate) fn watch(fs: Fs, dir: PathBuf) -> Standstill {
+        let (end, ended) = mpsc::channel();
+        let look = move || {
+            while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                if fs.is_read_only() && show(&dir) {
+                    return;
+                }
+            }
+        };
+        let spawned = thread::Builder::new().name("fjord-standstill".into()).spawn(look);
+        if let Err(error) = &spawned {
+            tracing::warn!(%error, "the mount table will not show an error of the file system");
+        }
+        Standstill { end: Some(end), thread: spawned.ok() }
+    }
+}
+
+impl Drop for Standstill {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that watches for errors had panicked");
+        }
+    }
+}
+
+/// Remounts read-only. False when it is to be tried again.
+fn show(dir: &std::path::Path) -> bool {
+    let flags = match mount::flags_of(dir) {
+        Ok(flags) if flags.contains(MountFlags::RDONLY) => return true,
+        Ok(flags) => flags | MountFlags::RDONLY,
+        Err(_) => return false,
+    };
+    match mount::remount(dir, flags) {
+        Ok(()) => {
+            tracing::warn!("remounted read-only");
+            true
+        }
+        Err(MountError::Busy(_)) => false,
+        Err(error) => {
+            tracing::warn!(%error, "cannot show in the mount table that the image is read-only");
+            true
+        }
+    }
+}
