@@ -174,12 +174,13 @@ struct TestProgram {
 }
 
 /// Layers from the bottom up: a fault shows first where it is.
-const LAYERS: [&str; 11] = [
+const LAYERS: [&str; 12] = [
     "fjord-format",
     "fjord-block",
     "fjord-journal",
-    "fjord",
     "fjord-mkfs",
+    "fjord-fs",
+    "fjord-tree",
     "fjord-bench",
     "fjord-fuse",
     "fjord-testkit",

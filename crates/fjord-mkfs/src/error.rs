@@ -19,37 +19,6 @@ pub enum MkfsError {
     /// A structure cannot hold what the parameters call for.
     #[error("these parameters make no valid file system: {0}")]
     Format(#[from] FormatError),
-    /// What was to go into the image cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Source {
-        /// Where, in the source.
-        path: String,
-        /// What failed.
-        source: std::io::Error,
-    },
-    /// The image cannot take an entry.
-    #[error("cannot put {path} into the image: {source}{}", advice(source))]
-    Engine {
-        /// Which entry.
-        path: String,
-        /// What failed.
-        source: fjord::Error,
-    },
-}
-
-fn advice(error: &fjord::Error) -> &'static str {
-    if error.is(rustix::io::Errno::NOSPC) {
-        "; make the image larger, ask for more inodes, or, for an extended attribute larger than a \
-         block, for larger blocks (-b 4096)"
-    } else {
-        ""
-    }
-}
-
-impl From<std::io::Error> for MkfsError {
-    fn from(source: std::io::Error) -> Self {
-        MkfsError::Source { path: "the tar stream".to_owned(), source }
-    }
 }
 
 pub(crate) fn usage(message: impl Into<String>) -> MkfsError {

@@ -18,15 +18,10 @@
 
 mod blockmap;
 mod error;
-mod estimate;
 mod files;
 mod layout;
 mod options;
-mod populate;
-mod populate_dir;
-mod populate_tar;
 mod space;
-mod tar_stream;
 mod write;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -38,9 +33,7 @@ use fjord_format::superblock::RawSuperblock;
 use fjord_format::types::GroupNo;
 
 pub use error::{MkfsError, Result};
-pub use estimate::Contents;
 pub use options::{IjournalAreas, JournalSize, MkfsOptions, supported_features};
-pub use populate::{Populated, Source, populate};
 
 use files::Files;
 use space::Space;

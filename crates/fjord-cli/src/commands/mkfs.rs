@@ -8,9 +8,8 @@ use std::{
 };
 
 use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{
-    Contents, IjournalAreas, JournalSize, MkfsError, MkfsOptions, Populated, Report, Source,
-};
+use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
+use fjord_tree::{Contents, Populated, Source, TreeError};
 use serde::Serialize;
 
 use super::{info, tune};
@@ -134,6 +133,16 @@ impl From<MkfsError> for Failure {
     fn from(e: MkfsError) -> Failure {
         match e {
             MkfsError::Usage(_) => Failure::usage(e.to_string()),
+            _ => Failure::new(e.to_string()),
+        }
+    }
+}
+
+impl From<TreeError> for Failure {
+    fn from(e: TreeError) -> Failure {
+        match e {
+            TreeError::Usage(_) => Failure::usage(e.to_string()),
+            TreeError::Mkfs(e) => e.into(),
             _ => Failure::new(e.to_string()),
         }
     }
@@ -306,7 +315,7 @@ impl Input {
         };
         let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
         let device = Arc::new(device);
-        let mut put = |source: Source<'_>| fjord_mkfs::populate(device.clone(), source, &mut show);
+        let mut put = |source: Source<'_>| fjord_tree::populate(device.clone(), source, &mut show);
         let populated = match self {
             Input::Directory(dir) => put(Source::Directory(&dir)),
             Input::TarFile(_, file) => put(Source::Tar(&mut BufReader::new(file))),

@@ -8,10 +8,10 @@ use fjord_mkfs::MkfsOptions;
 use crate::support::{check, make, run, utf8};
 
 /// A mounted loop device; unmounts when it goes.
-pub(crate) struct Mounted(pub(crate) PathBuf);
+struct Mounted(PathBuf);
 
 impl Mounted {
-    pub(crate) fn new(image: &Path, dir: &Path) -> Mounted {
+    fn new(image: &Path, dir: &Path) -> Mounted {
         assert!(rustix::process::geteuid().is_root(), "loop mounts need root: run as root");
         fs::create_dir_all(dir).expect("a mount point");
         run("mount", &["-t", "ext4", "-o", "loop", utf8(image), utf8(dir)]);

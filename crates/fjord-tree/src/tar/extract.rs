@@ -9,9 +9,9 @@ use fjord::{FileKind, InodeRef, Timespec};
 use fjord_format::inode::{DeviceNumber, S_IFBLK, S_IFCHR, S_IFIFO};
 use rustix::io::Errno;
 
-use crate::error::{MkfsError, Result};
-use crate::populate::{Builder, COPY_BYTES, Meta, shown};
-use crate::tar_stream::{TarEntry, TarKind, TarReader};
+use crate::builder::{Builder, COPY_BYTES, Meta, shown};
+use crate::error::{Result, TreeError};
+use crate::tar::stream::{TarEntry, TarKind, TarReader};
 
 /// Copies all entries of the stream into the image.
 pub(crate) fn from_tar(builder: &mut Builder<'_>, stream: &mut dyn Read) -> Result<()> {
@@ -35,7 +35,7 @@ fn parts(path: &[u8]) -> Result<Vec<&[u8]>> {
     let parts: Vec<&[u8]> =
         path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
     if parts.contains(&&b".."[..]) {
-        return Err(MkfsError::Usage(format!(
+        return Err(TreeError::Usage(format!(
             "the tar stream has an entry {:?}; names with '..' are refused",
             shown(path)
         )));
@@ -57,7 +57,7 @@ impl Extractor<'_, '_> {
         let parts = parts(path)?;
         let Some((name, way)) = parts.split_last() else {
             if entry.kind != TarKind::Directory {
-                return Err(MkfsError::Usage("the tar stream has an entry without a name".into()));
+                return Err(TreeError::Usage("the tar stream has an entry without a name".into()));
             }
             let root = self.builder.at(path, self.builder.fs.root())?;
             return self.builder.finish_entry(&root, path, meta(entry));
@@ -111,7 +111,7 @@ impl Extractor<'_, '_> {
     fn hard_link(&mut self, entry: &TarEntry, parent: &InodeRef, name: &[u8]) -> Result<()> {
         let link = parts(&entry.link)?;
         let Some((target_name, way)) = link.split_last() else {
-            return Err(MkfsError::Usage(format!("{}: a link to nothing", shown(&entry.path))));
+            return Err(TreeError::Usage(format!("{}: a link to nothing", shown(&entry.path))));
         };
         let target_parent = self.parent(way)?;
         let target = self.builder.at(&entry.link, target_parent.lookup(target_name))?;

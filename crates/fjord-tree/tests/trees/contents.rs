@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{MkfsError, MkfsOptions, Populated, Source, format, populate};
+use fjord_mkfs::{MkfsOptions, format};
+use fjord_tree::{Populated, Source, TreeError, populate};
 
-use crate::kernel::Mounted;
-use crate::support::{check, output, run, utf8};
+use crate::support::{Mounted, check, output, run, utf8};
 
-fn fill(image: &Path, options: &MkfsOptions, source: Source<'_>) -> Result<Populated, MkfsError> {
+fn fill(image: &Path, options: &MkfsOptions, source: Source<'_>) -> Result<Populated, TreeError> {
     File::create(image).expect("the image file can be made");
     let device = FileDevice::open(image, &FileOptions::default()).expect("the image opens");
     format(&device, options).expect("formats");
@@ -147,7 +147,7 @@ fn what_does_not_fit_leaves_a_clean_image() {
     assert!(error.to_string().contains("larger"), "{error}");
     check(&image);
     let error = fill(&image, &size(8), Source::Directory(Path::new("/no/such"))).expect_err("none");
-    assert!(matches!(error, MkfsError::Source { .. }), "{error}");
+    assert!(matches!(error, TreeError::Source { .. }), "{error}");
     check(&image);
 }
 

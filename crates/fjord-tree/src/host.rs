@@ -14,8 +14,8 @@ use fjord_format::inode::DeviceNumber;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use crate::error::{MkfsError, Result};
-use crate::populate::{Builder, COPY_BYTES, Meta, shown};
+use crate::builder::{Builder, COPY_BYTES, Meta, shown};
+use crate::error::{Result, TreeError};
 
 /// Directories open at once on the way down; deeper trees are refused.
 pub(crate) const DEPTH_MAX: usize = 500;
@@ -40,7 +40,7 @@ pub(crate) fn from_dir(builder: &mut Builder<'_>, source: &Path) -> Result<()> {
 }
 
 pub(crate) fn read<T>(path: &[u8], result: rustix::io::Result<T>) -> Result<T> {
-    result.map_err(|errno| MkfsError::Source { path: shown(path), source: errno.into() })
+    result.map_err(|errno| TreeError::Source { path: shown(path), source: errno.into() })
 }
 
 pub(crate) fn join(path: &[u8], name: &CStr) -> Vec<u8> {

@@ -13,10 +13,10 @@ use fjord_block::MemDevice;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use crate::error::Result;
-use crate::options::MkfsOptions;
-use crate::populate_dir::{DEPTH_MAX, Xattrs, join, names, read, xattrs};
-use crate::tar_stream::{TarEntry, TarKind, TarReader};
+use crate::error::{Result, TreeError};
+use crate::host::{DEPTH_MAX, Xattrs, join, names, read, xattrs};
+use crate::tar::stream::{TarEntry, TarKind, TarReader};
+use fjord_mkfs::MkfsOptions;
 
 /// Block sizes that a measure keeps its count for: 1 KiB to 64 KiB.
 const BLOCK_SHIFTS: std::ops::RangeInclusive<u32> = 10..=16;
@@ -52,7 +52,7 @@ impl Contents {
     /// Looks at a directory tree, as [`populate`](crate::populate) would copy it.
     ///
     /// # Errors
-    /// [`MkfsError::Source`](crate::MkfsError::Source) when part of it cannot be read.
+    /// [`TreeError::Source`](crate::TreeError::Source) when part of it cannot be read.
     pub fn of_directory(source: &Path) -> Result<Contents> {
         let path = source.as_os_str().as_encoded_bytes();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -67,7 +67,7 @@ impl Contents {
     /// Reads a tar stream to its end.
     ///
     /// # Errors
-    /// [`MkfsError::Source`](crate::MkfsError::Source) when it cannot be read or is no tar.
+    /// [`TreeError::Source`](crate::TreeError::Source) when it cannot be read or is no tar.
     pub fn of_tar(stream: &mut dyn Read) -> Result<Contents> {
         let mut reader = TarReader::new(stream);
         let mut contents = Contents::default();
@@ -83,7 +83,7 @@ impl Contents {
     /// gives where they need more.
     ///
     /// # Errors
-    /// As [`format`](crate::format), for options that cannot be had.
+    /// As [`format`](fjord_mkfs::format), for options that cannot be had.
     pub fn fit(&self, options: &MkfsOptions) -> Result<MkfsOptions> {
         const MIB: u64 = 1 << 20;
         let mut fitted = options.clone();
@@ -93,7 +93,7 @@ impl Contents {
             .unwrap_or_else(|| SIZE_MIN_BYTES.max(self.bytes).next_multiple_of(MIB));
         for _ in 0..TRIES_MAX {
             fitted.size_bytes = Some(size_bytes);
-            let report = crate::format(&MemDevice::new(0), &fitted)?;
+            let report = fjord_mkfs::format(&MemDevice::new(0), &fitted)?;
             let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
             if inodes_open && u64::from(report.inode_count) < inodes_wanted {
                 let more = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
@@ -112,8 +112,8 @@ impl Contents {
             let missing_bytes = (wanted - offered).saturating_mul(block_bytes);
             size_bytes = size_bytes.saturating_add(missing_bytes).next_multiple_of(MIB);
         }
-        Err(crate::error::usage(
-            "no size was found that holds the contents with these options; give one",
+        Err(TreeError::Usage(
+            "no size was found that holds the contents with these options; give one".to_owned(),
         ))
     }
 

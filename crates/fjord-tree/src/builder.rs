@@ -14,7 +14,7 @@ use fjord::{Cred, Fs, InodeNo, InodeRef, MountOptions, SetAttr, SetTime, Timespe
 use fjord_block::Device;
 use rustix::io::Errno;
 
-use crate::error::{MkfsError, Result};
+use crate::error::{Result, TreeError};
 
 /// Bytes read from the source at once.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
@@ -42,19 +42,19 @@ pub enum Source<'a> {
 /// after each entry and each piece of data.
 ///
 /// # Errors
-/// [`MkfsError::Source`] when the contents cannot be read, [`MkfsError::Engine`] when the image
+/// [`TreeError::Source`] when the contents cannot be read, [`TreeError::Engine`] when the image
 /// cannot take them: too small, or the device failed.
 pub fn populate(
     device: Arc<dyn Device>,
     source: Source<'_>,
     progress: &mut dyn FnMut(&Populated),
 ) -> Result<Populated> {
-    let engine = |source| MkfsError::Engine { path: "the image".to_owned(), source };
+    let engine = |source| TreeError::Engine { path: "the image".to_owned(), source };
     let fs = Fs::open_device(device, &MountOptions::default()).map_err(engine)?;
     let mut builder = Builder::new(&fs, progress);
     let filled = match source {
-        Source::Directory(path) => crate::populate_dir::from_dir(&mut builder, path),
-        Source::Tar(stream) => crate::populate_tar::from_tar(&mut builder, stream),
+        Source::Directory(path) => crate::host::from_dir(&mut builder, path),
+        Source::Tar(stream) => crate::tar::extract::from_tar(&mut builder, stream),
     };
     let filled = filled.and_then(|()| builder.finish());
     // The image is made clean even when the contents did not fit.
@@ -101,7 +101,7 @@ impl<'a> Builder<'a> {
 
     /// Gives an error of the engine the path that it happened at.
     pub(crate) fn at<T>(&self, path: &[u8], result: fjord::Result<T>) -> Result<T> {
-        result.map_err(|source| MkfsError::Engine { path: shown(path), source })
+        result.map_err(|source| TreeError::Engine { path: shown(path), source })
     }
 
     /// The directory of this name, made when it is not there.
@@ -142,7 +142,7 @@ impl<'a> Builder<'a> {
     }
 
     fn apply(&mut self, inode: &InodeRef, path: &str, meta: &Meta) -> Result<()> {
-        let engine = |source| MkfsError::Engine { path: path.to_owned(), source };
+        let engine = |source| TreeError::Engine { path: path.to_owned(), source };
         let change = SetAttr {
             // The mode of a link is always 0777.
             mode: (inode.attr().kind() != fjord::FileKind::Symlink).then_some(meta.mode),

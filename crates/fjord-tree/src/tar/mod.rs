@@ -1,0 +1,4 @@
+//! Tar streams: [`stream`] reads headers and data, [`extract`] puts entries into an image.
+
+pub(crate) mod extract;
+pub(crate) mod stream;
