@@ -2,8 +2,8 @@
 //!
 //! Owns the split that every caller sees: the device failed (`Io`), the image is
 //! damaged (`Corrupt`), the image needs something this build does not write
-//! (`Incompatible`), the call was wrong (`Usage`), or the operation ended as POSIX
-//! says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
+//! (`Incompatible`), the call was wrong (`Usage`) or came after the unmount (`Closed`), or the
+//! operation ended as POSIX says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
 //! error to the number that ext4 gives for it.
 
 use std::borrow::Cow;
@@ -53,6 +53,9 @@ pub enum Error {
     /// The outcome that POSIX and Linux define for this call.
     #[error("{}", posix_message(*.0))]
     Posix(Errno),
+    /// The file system was unmounted ([`crate::Fs::unmount`]); the call came too late.
+    #[error("the file system is closed: it was unmounted before this call; open the image again")]
+    Closed,
     /// The journal failed or was aborted; nothing more can be written.
     #[error("journal: {0}")]
     Journal(JournalError),
@@ -81,6 +84,8 @@ impl Error {
             Error::Incompatible { .. } => Errno::OPNOTSUPP,
             Error::NoRoom(_) => Errno::NOSPC,
             Error::Usage(_) => Errno::INVAL,
+            // As a call on a file descriptor that was closed.
+            Error::Closed => Errno::BADF,
             Error::Posix(errno) => *errno,
             Error::Open(open) => Errno::from_raw_os_error(open.errno()),
         }
@@ -142,6 +147,7 @@ impl From<Error> for std::io::Error {
             }
             Error::NoRoom(_) => std::io::Error::new(std::io::ErrorKind::StorageFull, error),
             Error::Usage(_) => std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
+            Error::Closed => std::io::Error::new(std::io::ErrorKind::NotConnected, error),
         }
     }
 }

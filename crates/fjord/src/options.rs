@@ -170,6 +170,10 @@ pub struct MountOptions {
     /// With `read_only`: ignore a dirty journal instead of refusing it or replaying it. Nothing is
     /// written at all then.
     pub no_load_journal: bool,
+    /// How long [`Fs::open`](crate::Fs::open) waits for an image that another process has locked,
+    /// before it counts as in use: 1 s by default, since the lock of a killed process or of a mount
+    /// that has just ended goes a moment later than they do. Zero does not wait.
+    pub lock_timeout: Duration,
     /// Data mode.
     pub data: DataMode,
     /// Fsync policy; `Auto` is what the image is made for.
@@ -216,6 +220,7 @@ impl Default for MountOptions {
             read_only: false,
             recover_before_read_only: false,
             no_load_journal: false,
+            lock_timeout: fjord_block::LOCK_TIMEOUT,
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),
             scheduler: Scheduler::default(),

@@ -150,7 +150,8 @@ impl FsInner {
     /// Opens a handle for an operation that dirties up to `credits` metadata blocks.
     ///
     /// # Errors
-    /// `EROFS` on a read-only file system, `EIO` after shutdown, journal errors.
+    /// `EROFS` on a read-only file system, `Closed` after the unmount, `EIO` after shutdown,
+    /// journal errors.
     pub(crate) fn start(&self, credits: u32) -> Result<Handle> {
         self.check_writable()?;
         if self.meta.is_far_over_budget() {
@@ -216,8 +217,14 @@ impl FsInner {
     }
 
     /// Fails unless operations may go on.
+    ///
+    /// # Errors
+    /// `Closed` after the unmount, `EIO` after a shutdown.
     pub(crate) fn check_alive(&self) -> Result<()> {
-        if self.status.is_shut_down() { Err(Errno::IO.into()) } else { Ok(()) }
+        if !self.status.is_shut_down() {
+            return Ok(());
+        }
+        Err(if self.status.is_unmounted() { Error::Closed } else { Errno::IO.into() })
     }
 
     /// Fails unless changes are allowed.
