@@ -2,7 +2,7 @@
 //!
 //! Owns the split that every caller sees: the device failed (`Io`), the image is
 //! damaged (`Corrupt`), the image needs something this build does not write
-//! (`Incompatible`), the call was wrong (`Usage`) or came after the unmount (`Closed`), or the
+//! (`Incompatible`), a file does not hold what the call expects (`InvalidData`), the call was wrong (`Usage`) or came after the unmount (`Closed`), or the
 //! operation ended as POSIX says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
 //! error to the number that ext4 gives for it.
 
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use fjord_block::{IoError, OpenError};
 use fjord_format::FormatError;
 use fjord_journal::JournalError;
+use fjord_mkfs::MkfsError;
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -47,6 +48,9 @@ pub enum Error {
     /// The file system that holds the image is full, and the image needs room there.
     #[error("{0}")]
     NoRoom(String),
+    /// A file does not hold what the call expects of it, such as text in UTF-8.
+    #[error("{0}")]
+    InvalidData(String),
     /// The call or its options make no sense.
     #[error("{0}")]
     Usage(String),
@@ -83,6 +87,7 @@ impl Error {
             Error::Corrupt { .. } => Errno::UCLEAN,
             Error::Incompatible { .. } => Errno::OPNOTSUPP,
             Error::NoRoom(_) => Errno::NOSPC,
+            Error::InvalidData(_) => Errno::ILSEQ,
             Error::Usage(_) => Errno::INVAL,
             // As a call on a file descriptor that was closed.
             Error::Closed => Errno::BADF,
@@ -120,6 +125,15 @@ impl From<FormatError> for Error {
     }
 }
 
+impl From<MkfsError> for Error {
+    fn from(error: MkfsError) -> Self {
+        match error {
+            MkfsError::Io(error) => Error::Io(error),
+            other => Error::Usage(other.to_string()),
+        }
+    }
+}
+
 impl From<JournalError> for Error {
     fn from(error: JournalError) -> Self {
         match error {
@@ -141,7 +155,9 @@ impl From<Error> for std::io::Error {
                 let kind = std::io::Error::from_raw_os_error(open.errno()).kind();
                 std::io::Error::new(kind, error)
             }
-            Error::Corrupt { .. } => std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+            Error::Corrupt { .. } | Error::InvalidData(_) => {
+                std::io::Error::new(std::io::ErrorKind::InvalidData, error)
+            }
             Error::Incompatible { .. } => {
                 std::io::Error::new(std::io::ErrorKind::Unsupported, error)
             }

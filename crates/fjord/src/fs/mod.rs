@@ -1,13 +1,14 @@
 //! The mounted file system.
 //!
-//! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`], [`recover`]),
-//! the superblock ([`superblock`]), health ([`status`], [`events`]), room below ([`room`]),
-//! background threads ([`threads`]), sync and unmount ([`sync`]).
+//! Owns [`FsInner`], which everything else hangs on, and its life: formatting ([`create`]), mount
+//! ([`mount`], [`recover`]), the superblock ([`superblock`]), health ([`status`], [`events`]), room
+//! below ([`room`]), background threads ([`threads`]), sync and unmount ([`sync`]).
 //!
 //! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
 //! that met corruption or a failed write changes nothing on the device any more; the
 //! image is marked clean only after everything is home and flushed.
 
+pub(crate) mod create;
 pub(crate) mod dirty;
 pub(crate) mod events;
 pub(crate) mod mmp;

@@ -104,7 +104,11 @@ pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInn
 }
 
 /// Opens and locks the file or block device at `path`, waiting for its lock as `options` say.
-pub(super) fn open_file(path: &Path, options: &MountOptions, read_only: bool) -> Result<FileDevice> {
+pub(super) fn open_file(
+    path: &Path,
+    options: &MountOptions,
+    read_only: bool,
+) -> Result<FileDevice> {
     let lock_timeout = options.lock_timeout;
     let file_options = FileOptions { read_only, lock_timeout, ..FileOptions::default() };
     FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))
