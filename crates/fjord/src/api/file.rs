@@ -116,8 +116,12 @@ impl OpenOptions {
         let writes = self.write || self.append;
         self.check()?;
         let path = path.as_ref();
+        if (self.create || self.create_new) && path::wants_dir(path) {
+            path::parent(fs, path, Errno::ISDIR)?;
+            return Err(Errno::ISDIR.into());
+        }
         let inode = if self.create_new {
-            let (parent, name) = path::parent_of_file(fs, path, Errno::EXIST)?;
+            let (parent, name) = path::parent(fs, path, Errno::EXIST)?;
             parent.create(&name, self.mode, &Cred::root())?
         } else {
             self.open_or_create(fs, path)?
@@ -149,7 +153,6 @@ impl OpenOptions {
         match path::locate(fs, path, true)? {
             Located::Found(inode) => Ok(inode),
             Located::Missing { .. } if !self.create => Err(Errno::NOENT.into()),
-            Located::Missing { .. } if path::wants_dir(path) => Err(Errno::ISDIR.into()),
             Located::Missing { dir, name } => match dir.create(&name, self.mode, &Cred::root()) {
                 Err(error) if error.is(Errno::EXIST) => fs.resolve(path),
                 other => other,

@@ -19,7 +19,9 @@ pub use file::{File, OpenOptions};
 pub use metadata::{FileTimes, Permissions};
 pub use walk::{Walk, WalkEntry};
 
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
@@ -43,14 +45,14 @@ impl Fs {
         path::resolve(self, path.as_ref(), true)
     }
 
-    /// Whether a path names something.
+    /// Whether a path names something, symbolic links followed.
     ///
     /// # Errors
-    /// Errors other than that it does not.
+    /// As [`Fs::resolve`], but for `ENOENT`: `ENOTDIR` below a file, as `std::fs::exists`.
     pub fn try_exists(&self, path: impl AsRef<Path>) -> Result<bool> {
         match self.resolve(path) {
             Ok(_) => Ok(true),
-            Err(error) if error.is(Errno::NOENT) || error.is(Errno::NOTDIR) => Ok(false),
+            Err(error) if error.is(Errno::NOENT) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -130,35 +132,36 @@ impl Fs {
     /// `EEXIST` or `ENOTDIR` if something else is in the way; as [`Fs::create_dir`].
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<InodeRef> {
         let path = path.as_ref();
-        if let Some(dir) = self.existing_dir(path)? {
-            return Ok(dir);
-        }
         let names = path::names(path)?;
+        match self.resolve(path) {
+            Ok(dir) if dir.attr().is_dir() => return Ok(dir),
+            Err(error) if !error.is(Errno::NOENT) && !error.is(Errno::NOTDIR) => return Err(error),
+            _ => {}
+        }
         let mut dir = self.root()?;
         for depth in 1..=names.len() {
-            let above: std::path::PathBuf = names[..depth].iter().map(as_path).collect();
-            if let Some(existing) = self.existing_dir(&above)? {
-                dir = existing;
-                continue;
-            }
-            let (parent, name) = path::parent_of(self, names[..depth].to_vec(), Errno::EXIST)?;
-            dir = match parent.mkdir(&name, DIR_MODE, &Cred::root()) {
-                Err(error) if error.is(Errno::EXIST) => {
-                    // Somebody else may have made it just now.
-                    self.existing_dir(&above)?.ok_or(error)?
-                }
-                made => made?,
-            };
+            dir = self.ensure_dir(&names[..depth], depth == names.len())?;
         }
         Ok(dir)
     }
 
-    /// The directory that a path names, if it does.
-    fn existing_dir(&self, path: &Path) -> Result<Option<InodeRef>> {
-        match self.resolve(path) {
-            Ok(inode) => Ok((inode.attr().kind() == FileKind::Directory).then_some(inode)),
-            Err(error) if error.is(Errno::NOENT) || error.is(Errno::NOTDIR) => Ok(None),
-            Err(error) => Err(error),
+    /// The directory that a path of these names leads to, made if it is missing.
+    fn ensure_dir(&self, names: &[Vec<u8>], is_last: bool) -> Result<InodeRef> {
+        let path: PathBuf = names.iter().map(|name| OsStr::from_bytes(name)).collect();
+        match self.resolve(&path) {
+            Ok(dir) if dir.attr().is_dir() => return Ok(dir),
+            Ok(_) if !is_last => return Err(Errno::NOTDIR.into()),
+            Err(error) if !error.is(Errno::NOENT) => return Err(error),
+            _ => {}
+        }
+        let (parent, name) = path::parent_of(self, names.to_vec(), Errno::EXIST)?;
+        match parent.mkdir(&name, DIR_MODE, &Cred::root()) {
+            Err(error) if error.is(Errno::EXIST) => match self.resolve(&path) {
+                // Somebody else made it just now.
+                Ok(dir) if dir.attr().is_dir() => Ok(dir),
+                _ => Err(error),
+            },
+            made => made,
         }
     }
 
@@ -237,7 +240,6 @@ impl Fs {
     /// # Errors
     /// `EEXIST`, `ENAMETOOLONG`, `ENOSPC`.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<InodeRef> {
-        use std::os::unix::ffi::OsStrExt;
         let (parent, name) = path::parent_of_file(self, link.as_ref(), Errno::EXIST)?;
         parent.symlink(&name, target.as_ref().as_os_str().as_bytes(), &Cred::root())
     }
@@ -246,14 +248,8 @@ impl Fs {
     ///
     /// # Errors
     /// `EINVAL` if it is none.
-    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<std::path::PathBuf> {
-        use std::os::unix::ffi::OsStringExt;
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         let target = path::resolve(self, path.as_ref(), false)?.read_link()?;
-        Ok(std::ffi::OsString::from_vec(target).into())
+        Ok(OsString::from_vec(target).into())
     }
-}
-
-fn as_path(name: &Vec<u8>) -> &Path {
-    use std::os::unix::ffi::OsStrExt;
-    Path::new(std::ffi::OsStr::from_bytes(name))
 }
