@@ -19,7 +19,27 @@ use thiserror::Error;
 /// Result of an engine call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong in an engine call.
+/// What went wrong in an engine call. It converts to [`std::io::Error`], with the kind that
+/// `std::fs` gives for the same failure.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::Error;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// match fs.read("/missing") {
+///     Err(Error::Posix(errno)) => assert_eq!(errno.raw_os_error(), 2), // ENOENT
+///     other => panic!("{other:?}"),
+/// }
+/// let error = std::io::Error::from(fs.read("/missing").unwrap_err());
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+///
+/// fs.unmount()?;
+/// assert!(matches!(fs.read("/missing"), Err(Error::Closed)));
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -471,7 +471,21 @@ impl InodeRef {
     }
 }
 
-/// An open file: an inode with a memory of the errors it has reported.
+/// An open file: an inode with a memory of the errors it has reported, which [`crate::File`] stands on.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.write("/f", "")?;
+/// let open = fs.resolve("/f")?.open();
+/// open.inode().write(0, b"content")?;
+/// open.fsync(true)?; // tells also what the background failed to write since the opening
+/// # drop(open);
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct OpenFile {
     inode: InodeRef,

@@ -61,6 +61,19 @@ impl std::fmt::Debug for Fs {
 }
 
 /// A range of the device for [`Fs::trim`], in bytes.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::TrimRange;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// let discarded_bytes = fs.trim(TrimRange { start: 0, len: u64::MAX, min_len: 0 })?;
+/// assert!(discarded_bytes > 8 << 20);
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrimRange {
     /// First byte.
@@ -86,6 +99,23 @@ pub struct DirEntry<'a> {
 
 bitflags::bitflags! {
     /// Flags of [`InodeRef::rename`], with the values of `renameat2(2)`.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::{Cred, RenameFlags};
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// fs.write("/a", "1")?;
+    /// fs.write("/b", "2")?;
+    /// let root = fs.root()?;
+    /// root.rename(b"a", &root, b"b", RenameFlags::EXCHANGE, &Cred::root())?;
+    /// assert_eq!(fs.read("/a")?, b"2");
+    /// # drop(root);
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct RenameFlags: u32 {
         /// Fail if the target exists.
@@ -96,7 +126,24 @@ bitflags::bitflags! {
         const WHITEOUT = 4;
     }
 
-    /// Flags of [`InodeRef::set_xattr`], with the values of `setxattr(2)`.
+    /// Flags of [`Fs::set_xattr`] and [`InodeRef::set_xattr`], with the values of `setxattr(2)`. None
+    /// of them sets the attribute whether or not it is there.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::XattrFlags;
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// fs.write("/f", "")?;
+    /// fs.set_xattr("/f", "user.owner", b"alice", XattrFlags::CREATE)?;
+    /// let again = fs.set_xattr("/f", "user.owner", b"bob", XattrFlags::CREATE);
+    /// assert!(again.is_err());
+    /// fs.set_xattr("/f", "user.owner", b"bob", XattrFlags::empty())?;
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct XattrFlags: u32 {
         /// Fail if the attribute exists.
@@ -411,6 +458,19 @@ pub(crate) fn noting<T>(
 }
 
 /// Counters since the mount; see [`Fs::stats`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.create_file("/f")?.sync_all()?;
+/// let stats = fs.stats();
+/// assert_eq!(stats.fsync.policy, 1);
+/// assert!(stats.failure.is_none());
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Stats {

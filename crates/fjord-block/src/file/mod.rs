@@ -93,6 +93,22 @@ impl Default for FileOptions {
 /// A file or block device, open and locked. Dropping it waits for every request under way.
 ///
 /// It has threads: open it after a fork, not before.
+///
+/// ```
+/// use std::time::Duration;
+/// use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("image");
+/// std::fs::write(&path, vec![7; 1 << 20])?;
+/// let device = FileDevice::open(&path, &FileOptions::default())?;
+/// assert_eq!(device.size_bytes(), 1 << 20);
+/// assert_eq!(device.read_buf(0, 512)?[0], 7);
+/// // Locked: nobody else gets it meanwhile.
+/// let at_once = FileOptions { lock_timeout: Duration::ZERO, ..FileOptions::default() };
+/// assert!(FileDevice::open(&path, &at_once).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct FileDevice {
     capabilities: Capabilities,
     shared: Arc<Shared>,

@@ -185,6 +185,7 @@ impl Holder {
             .args(["--exact", "life::holder", "--nocapture", "--test-threads", "1"])
             .env(HELD, path)
             .env(POLICY, policy.name())
+            .env_remove("FJORD_FSYNC")
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
