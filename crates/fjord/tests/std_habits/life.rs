@@ -297,3 +297,28 @@ fn after_a_crash_e2fsck_waits_for_fjord_under_ijournal_only() {
         fs.unmount().unwrap();
     }
 }
+
+#[expect(dead_code, reason = "the example's own main")]
+#[path = "../../examples/embed.rs"]
+mod embed;
+#[expect(dead_code, reason = "the example's own main")]
+#[path = "../../examples/memory.rs"]
+mod memory;
+
+#[test]
+fn the_examples_do_what_they_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("measurements.img");
+    for count in 1..=3 {
+        assert_eq!(embed::record(&path, "21.5 °C").unwrap(), count);
+    }
+    let (code, text) = e2fsck(&path, "-fn");
+    assert_eq!(code, Some(0), "{text}");
+    let path = dir.path().join("rootfs.img");
+    memory::build(&path).unwrap();
+    let (code, text) = e2fsck(&path, "-fn");
+    assert_eq!(code, Some(0), "{text}");
+    let fs = Fs::open(&path, &MountOptions::default()).unwrap();
+    assert_eq!(fs.read_to_string("/bin/hi").unwrap(), "#!/bin/sh\necho hello\n");
+    assert_eq!(fs.metadata("/home/alice").unwrap().uid(), 1000);
+}
