@@ -21,7 +21,7 @@ fn main() -> io::Result<()> {
 }
 
 /// Adds a line to the journal and gives the count of lines.
-fn record(image: &Path, measurement: &str) -> io::Result<usize> {
+pub(crate) fn record(image: &Path, measurement: &str) -> io::Result<usize> {
     // After a crash, opening recovers the image. A program whose images Linux or e2fsck should be able
     // to recover sets `fsync: FsyncPolicyKind::Compound` in these options.
     let options = MountOptions::default();

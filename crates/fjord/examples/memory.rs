@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Builds a small root file system.
-fn build(image: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn build(image: &Path) -> Result<(), Box<dyn Error>> {
     let device = Arc::new(MemDevice::new(64 << 20));
     // Nothing in this image is for fjord alone.
     let plain = MkfsOptions {
