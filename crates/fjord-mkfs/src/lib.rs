@@ -174,3 +174,7 @@ fn count_free(
     // Zero makes Linux count for itself.
     sb.s_overhead_clusters.set(u32::try_from(overhead).unwrap_or(0));
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

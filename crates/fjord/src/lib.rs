@@ -78,3 +78,7 @@ pub use fs::status::{Failure, ShutdownMode};
 pub use fsync::stats::{Fallback, FsyncStats, LatencyHistogram};
 pub use options::{AtimeMode, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 pub use vfs::{DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
