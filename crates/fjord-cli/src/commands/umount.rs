@@ -15,13 +15,16 @@ use fjord_format::{
     features::Incompat,
     superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
 };
-use fjord_fuse::mount::{self, LoopBacking, MountEntry, MountError};
+use fjord_fuse::{
+    mount::{self, LoopBacking, MountEntry, MountError},
+    stats::MountStats,
+};
 use rustix::fs::{FlockOperation, OFlags};
 
 use super::sim;
 use crate::{
     failure::{Context, EXIT_DAMAGED, Failure, Result},
-    in_use,
+    in_use, size,
 };
 
 /// How long the daemon of a plain `fuse` mount may take to write everything.
@@ -57,16 +60,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         )));
     }
     let image = image_of(&entry);
-    let died = matches!(
-        fs::read_dir(&dir),
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN)
-    );
+    let before = Before::look(&dir);
     mount::unmount_dir(&dir, args.lazy)?;
     let Some(image) = image else { return Ok(()) };
     if args.lazy {
         return Ok(());
     }
-    if died {
+    if before.died {
         return Err(Failure::new(format!(
             "the fjord process that served {} had died; the image {} is safe but not clean: run \
              `fjord recover {1}`, or mount it again",
@@ -75,7 +75,55 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         )));
     }
     wait_for_daemon(&image)?;
-    check_clean(&image)
+    // A mount that was read-only by choice leaves the image as it found it.
+    if !before.was_left_alone {
+        check_clean(&image)?;
+    }
+    match before.without_room_bytes {
+        0 => Ok(()),
+        bytes => Err(Failure::new(format!(
+            "{} is unmounted and clean, but {} of file data that no fsync had made durable found no \
+             room and are lost: the file system that holds the image is full; make room there \
+             before the next mount",
+            image.display(),
+            size::show(bytes)
+        ))),
+    }
+}
+
+/// What the mount says of itself before it is unmounted.
+#[derive(Default)]
+struct Before {
+    /// Its server has ended.
+    died: bool,
+    /// It was read-only from the start, so that the image is as it was before.
+    was_left_alone: bool,
+    /// File data that waits for room in the file system that holds the image.
+    without_room_bytes: u64,
+}
+
+impl Before {
+    /// Has the mount write everything, and asks it how that went.
+    fn look(dir: &Path) -> Before {
+        let open = match File::open(dir) {
+            Ok(open) => open,
+            Err(error) => {
+                let died = error.raw_os_error() == Some(libc::ENOTCONN);
+                return Before { died, ..Before::default() };
+            }
+        };
+        // Its error is found in the counters, too.
+        let _ = rustix::fs::syncfs(&open);
+        drop(open);
+        // A mount that does not answer is unmounted all the same.
+        let Ok(stats) = MountStats::read(dir) else { return Before::default() };
+        let is_full = stats.cache.full_below_since.is_some();
+        Before {
+            died: false,
+            was_left_alone: stats.health.read_only && stats.health.failure.is_none(),
+            without_room_bytes: if is_full { stats.cache.dirty_bytes } else { 0 },
+        }
+    }
 }
 
 /// Unmounts a modelled device; with `image`, waits until its contents are there.
