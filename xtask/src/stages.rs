@@ -173,13 +173,13 @@ struct TestProgram {
     rank: usize,
 }
 
-/// Layers from the bottom up: a fault shows first where it is.
+/// Folders of the packages, from the bottom layer up: a fault shows first where it is.
 const LAYERS: [&str; 12] = [
     "fjord-format",
     "fjord-block",
     "fjord-journal",
     "fjord-mkfs",
-    "fjord-fs",
+    "fjord",
     "fjord-tree",
     "fjord-bench",
     "fjord-fuse",
