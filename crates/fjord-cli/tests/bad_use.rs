@@ -272,7 +272,7 @@ fn areas_that_are_damaged_can_be_given_up() -> Result<()> {
     let given_up = fjord().args(["recover", "--drop-fsyncs"]).arg(&cut).output()?;
     expect(&given_up, 0, &[])?;
     let said = String::from_utf8_lossy(&given_up.stdout);
-    ensure!(said.contains("given up") && said.contains("clean"), "{said}");
+    ensure!(said.contains("discarded") && said.contains("clean"), "{said}");
     image::e2fsck_clean(&cut)?;
     let listed = fjord().arg("ls").arg(&cut).arg("/").output()?;
     ensure!(!String::from_utf8_lossy(&listed.stdout).contains("synced"), "{listed:?}");
