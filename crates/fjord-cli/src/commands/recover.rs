@@ -11,9 +11,11 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Replays the journal, completes interrupted deletions and truncations, and \
+#[command(
+    after_help = "Replays the journal, completes interrupted deletions and truncations, and \
 marks the image clean. Running it again changes nothing.\n\nExample:\n  \
-fjord recover disk.img && e2fsck -fn disk.img")]
+fjord recover disk.img && e2fsck -fn disk.img"
+)]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,

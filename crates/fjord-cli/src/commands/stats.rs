@@ -51,7 +51,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let pause = Duration::try_from_secs_f64(seconds)
                 .ok()
                 .filter(|pause| !pause.is_zero())
-                .ok_or_else(|| Failure::usage(format!("invalid interval {seconds}; give a positive number of seconds")))?;
+                .ok_or_else(|| {
+                    Failure::usage(format!(
+                        "invalid interval {seconds}; give a positive number of seconds"
+                    ))
+                })?;
             watch(args, pause)
         }
     }

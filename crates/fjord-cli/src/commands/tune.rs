@@ -42,7 +42,8 @@ pub(super) fn parse_areas(text: &str) -> Result<Areas, String> {
     if matches!(text, "0" | "none") {
         return Ok(Areas::None);
     }
-    let wrong = || "expected the number of areas and the size of each, such as 4x2M, or 0".to_owned();
+    let wrong =
+        || "expected the number of areas and the size of each, such as 4x2M, or 0".to_owned();
     let (count, bytes) = text.split_once(['x', 'X', '×']).ok_or_else(wrong)?;
     let count = count.parse().map_err(|_| wrong())?;
     Ok(Areas::Some { count, area_bytes: size::parse(bytes)? })
