@@ -478,7 +478,7 @@ fn remount_changes_what_it_can_and_names_the_rest() -> Result<()> {
     }
     run(tools::command("umount")?.arg(&dir))?;
     let refused = by_helper("remount,ro")?;
-    ensure!(refused.stderr.contains("is not a mount of fjord"), "{refused:?}");
+    ensure!(refused.stderr.contains("is not a fjord mount"), "{refused:?}");
     run(Command::new(&helper).args([&img, &dir]).args(["-o", "ro"]))?;
     let refused = by_helper("remount,rw")?;
     ensure!(refused.code == Some(2) && refused.stderr.contains("read-only"), "{refused:?}");

@@ -186,8 +186,8 @@ fn what_is_no_mount_of_fjord_is_named() -> Result<()> {
         (&["stats"][..], Path::new("/proc"), 1, "not on a fjord mount"),
         (&["stats"], scratch.path(), 1, "not on a fjord mount"),
         (&["stats"], Path::new("/nonexistent"), 1, "/nonexistent"),
-        (&["stats", "--watch=0"], scratch.path(), 2, "no time"),
-        (&["stats", "--watch=-1"], scratch.path(), 2, "no time"),
+        (&["stats", "--watch=0"], scratch.path(), 2, "invalid interval"),
+        (&["stats", "--watch=-1"], scratch.path(), 2, "invalid interval"),
     ] {
         let out = fjord(args, dir)?;
         ensure!(out.code == Some(code) && out.stderr.contains(words), "{args:?}: {out:?}");
