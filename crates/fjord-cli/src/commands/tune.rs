@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Areas hold the i-transactions that fsync writes under --fsync ijournal. They \
-lie in the journal behind the log, where Linux and e2fsck do not look, and take space in the \
+lie in the journal after the log, where Linux and e2fsck do not look, and take space in the \
 image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img\n  fjord tune --fast-commit on disk.img"
 )]
 pub(crate) struct Args {
