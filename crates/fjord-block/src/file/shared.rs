@@ -184,9 +184,7 @@ impl Work {
         let Work { action, completer, pending, .. } = self;
         // FUA promises what a flush does, and no promise holds in a truncated file.
         let result = match &action {
-            Action::Write { fua: true, .. } => {
-                result.and_then(|()| shared.file.check(IoOp::Write))
-            }
+            Action::Write { fua: true, .. } => result.and_then(|()| shared.file.check(IoOp::Write)),
             _ => result,
         };
         match action {

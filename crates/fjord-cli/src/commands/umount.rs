@@ -32,13 +32,13 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Returns when the image is clean on disk: it may be copied, moved or mounted \
-by Linux then.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umount disk.img"
+    after_help = "Returns when the image is clean on disk. It may then be copied, moved or mounted \
+by Linux.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umount disk.img"
 )]
 pub(crate) struct Args {
-    /// Directory that a fjord mount stands on, or the image or device that is mounted
+    /// Mount point of fjord, or the mounted image or device
     dir: PathBuf,
-    /// Detach it although it is in use; fjord goes on until the last user has left
+    /// Detach it even if it is in use; fjord continues until the last user is gone
     #[arg(short, long)]
     lazy: bool,
 }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if !entry.is_fjord() {
         return Err(Failure::new(format!(
-            "{} is a mount of type {}, not one of fjord's; use umount",
+            "{} is a mount of type {}, not of fjord; use umount",
             dir.display(),
             entry.fs_type
         )));
@@ -68,8 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if before.died {
         return Err(Failure::new(format!(
-            "the fjord process that served {} had died; the image {} is safe but not clean: run \
-             `fjord recover {1}`, or mount it again",
+            "the fjord process that served {} had died; everything fsynced is safe, but the image is \
+             not clean: run `fjord recover {}`, or mount it again",
             dir.display(),
             image.display()
         )));
@@ -108,8 +108,8 @@ impl Before {
         let open = match File::open(dir) {
             Ok(open) => open,
             Err(error) => {
-                let died = error.raw_os_error() == Some(libc::ENOTCONN);
-                return Before { died, ..Before::default() };
+                tracing::debug!(%error, "the mount does not open");
+                return Before { died: in_use::is_dead(dir), ..Before::default() };
             }
         };
         // Its error is found in the counters, too.
@@ -138,8 +138,8 @@ fn switch_off(dir: &Path, image: Option<PathBuf>, lazy: bool) -> Result<()> {
     // A new file takes the place of the old one when it is whole.
     if powered && inode(&image).ok() == before {
         return Err(Failure::new(format!(
-            "the contents of the device could not be written to {}, which is as it was before; \
-             make room there, or use another place for --image",
+            "the contents of the device could not be written to {}, which is unchanged; free space \
+             there, or use another place for --image",
             image.display()
         )));
     }
@@ -189,7 +189,7 @@ fn wait_for_daemon(image: &Path) -> Result<()> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Err(Failure::new(format!(
-        "unmounted, but fjord still writes to {} after {} seconds; wait before you use it",
+        "unmounted, but fjord is still writing to {} after {} seconds; wait before you use it",
         image.display(),
         PATIENCE.as_secs()
     )))
@@ -234,8 +234,8 @@ fn check_clean(image: &Path) -> Result<()> {
             return Err(Failure {
                 code: EXIT_DAMAGED,
                 message: format!(
-                    "{} is unmounted, but cannot be read ({error}), so nobody knows whether it is \
-                     clean; look at the device, then run fjord recover",
+                    "{} is unmounted, but cannot be read ({error}), so it may not be clean; check the \
+                     device, then run fjord recover",
                     image.display()
                 ),
             });

@@ -95,8 +95,7 @@ pub(super) fn writable() -> Features {
 
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
-    let warning =
-        if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
+    let warning = if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
     let file_options = FileOptions { read_only: options.read_only, ..FileOptions::default() };
     let device =
         FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))?;

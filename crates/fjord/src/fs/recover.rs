@@ -119,9 +119,7 @@ impl Needs {
                  the journal holds"
             )));
         }
-        Ok(Some(format!(
-            "orphans are left to the next mount: the image cannot be written ({why})"
-        )))
+        Ok(Some(format!("orphans are left to the next mount: the image cannot be written ({why})")))
     }
 }
 
