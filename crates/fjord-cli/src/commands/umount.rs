@@ -105,13 +105,10 @@ struct Before {
 impl Before {
     /// Has the mount write everything, and asks it how that went.
     fn look(dir: &Path) -> Before {
-        let open = match File::open(dir) {
-            Ok(open) => open,
-            Err(error) => {
-                tracing::debug!(%error, "the mount does not open");
-                return Before { died: in_use::is_dead(dir), ..Before::default() };
-            }
-        };
+        if in_use::is_dead(dir) {
+            return Before { died: true, ..Before::default() };
+        }
+        let Ok(open) = File::open(dir) else { return Before::default() };
         // Its error is found in the counters, too.
         let _ = rustix::fs::syncfs(&open);
         drop(open);
