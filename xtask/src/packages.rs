@@ -54,7 +54,9 @@ pub(crate) fn run(args: &PackagesArgs) -> Result<()> {
     let each: Vec<&str> = LIBRARIES.iter().flat_map(|library| ["--package", *library]).collect();
     println!("== documentation");
     let mut doc = Command::new(env!("CARGO"));
-    doc.args(["doc", "--no-deps", "--quiet", "--keep-going"]).args(&each).env("RUSTDOCFLAGS", "-D warnings");
+    doc.args(["doc", "--no-deps", "--quiet", "--keep-going"])
+        .args(&each)
+        .env("RUSTDOCFLAGS", "-D warnings");
     ensure!(doc.current_dir(&root).status()?.success(), "the documentation has faults");
     println!("== cargo publish --dry-run");
     let mut publish = Command::new(env!("CARGO"));

@@ -173,7 +173,7 @@ struct TestProgram {
     rank: usize,
 }
 
-/// Layers from the bottom up, by the names of their folders: a fault shows first where it is.
+/// Folders of the packages, from the bottom layer up: a fault shows first where it is.
 const LAYERS: [&str; 12] = [
     "fjord-format",
     "fjord-block",

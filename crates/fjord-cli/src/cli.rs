@@ -14,12 +14,12 @@ Exit codes:
   2  wrong arguments
   3  the image or the mount point is in use
   4  the image is damaged; run e2fsck
-  5  the image has a feature that fjord does not support in this way
+  5  the image has a feature that fjord does not support for this operation
 
 Environment:
-  FJORD_LOG    what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)
+  FJORD_LOG    what to log to standard error (tracing EnvFilter, such as fjord_fuse=debug)
   FJORD_SYSLOG the socket to which daemons send warnings and errors (/dev/log)
-  FJORD_FSYNC  the fsync policy of mounts that are not told which (auto)";
+  FJORD_FSYNC  the fsync policy of mounts without --fsync (auto)";
 
 /// A crash-safe ext4 in user space: make, mount, inspect, edit and repair images
 #[derive(Debug, Parser)]
@@ -42,7 +42,7 @@ pub(crate) enum Command {
     Umount(umount::Args),
     /// Make a new image
     Mkfs(mkfs::Args),
-    /// Show what a mount has done: fsyncs by policy, fallbacks, latency, commits, blocks
+    /// Show statistics of a mount: fsyncs by policy, fallbacks, latency, commits, blocks
     Stats(stats::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Ls(ls::Args),
     /// Write files of an unmounted image to standard output
     Cat(cat::Args),
-    /// Show all there is to know about a file of an unmounted image
+    /// Show attributes and extents of a file of an unmounted image
     Stat(stat::Args),
     /// List an unmounted image as a tree
     Tree(tree::Args),
@@ -66,11 +66,11 @@ pub(crate) enum Command {
     Rm(rm::Args),
     /// Make directories in an unmounted image
     Mkdir(mkdir::Args),
-    /// Show what is in the journal's log
+    /// Show the transactions in the journal
     Journal(journal::Args),
-    /// Measure fjord beside the raw device, the kernel's ext4 and fuse2fs
+    /// Compare fjord with the raw device, the kernel's ext4 and fuse2fs
     Bench(bench::Args),
-    /// Serve a modelled device, slow as the real ones are, and cut its power
+    /// Simulate a storage device with realistic timing, and cut its power
     Sim(sim::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),

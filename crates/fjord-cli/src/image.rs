@@ -100,8 +100,8 @@ pub(crate) fn patiently<T>(image: &Path, open: impl Fn() -> Result<T, Error>) ->
             continue;
         }
         let by = format!(
-            "{}, the loop device of a mount that was detached (umount -l) and is still used by \
-             programs, which have files open there or stand in its directories",
+            "{}, the loop device of a detached mount (umount -l), which programs still use: they have \
+             open files or their working directory there",
             device.display()
         );
         return Err(Error::Open(Arc::new(OpenError::InUse { path: image.to_owned(), by })));
@@ -118,6 +118,6 @@ pub(crate) fn change<T>(image: &Path, work: impl FnOnce(&Fs) -> Result<T>) -> Re
         (Ok(value), Ok(())) => Ok(value),
         (Err(e), Ok(())) => Err(e),
         (Ok(_), Err(e)) => Err(e),
-        (Err(e), Err(closing)) => Err(Failure { message: format!("{e}; moreover {closing}"), ..e }),
+        (Err(e), Err(closing)) => Err(Failure { message: format!("{e}; also, {closing}"), ..e }),
     }
 }

@@ -106,8 +106,8 @@ fn serve(mount: &Mutex<Option<MountHandle>>) {
 fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
     wait_for_signal(Some(BUSY_PATIENCE));
     tracing::warn!(
-        "{} is unmounted here, and still in use in another mount namespace or being \
-         written; cutting it loose",
+        "{} is unmounted here, but still in use in another mount namespace or being \
+         written; detaching it",
         handle.mountpoint().display()
     );
     handle.cut_copies(BUSY_PATIENCE)
@@ -119,8 +119,8 @@ fn take_down(handle: &MountHandle) -> Result<(), MountError> {
         done => return done,
     };
     tracing::warn!(
-        "{} is in use; waiting {} seconds for it, then cutting it loose (signal again to \
-         cut now)",
+        "{} is in use; waiting {} seconds for it, then detaching it (signal again to \
+         detach now)",
         busy.display(),
         BUSY_PATIENCE.as_secs()
     );

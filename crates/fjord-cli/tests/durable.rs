@@ -197,7 +197,7 @@ fn told_each(below: &Path, policy: &str) -> Result<()> {
     untouched.sync_all().context("a file that lost nothing")?;
     let stats = || run(Command::new(program()).arg("stats").arg(fuse.path()));
     let said = stats()?.stdout;
-    ensure!(said.contains("disk below full") && said.contains("wait for room"), "{said}");
+    ensure!(said.contains("host disk full") && said.contains("waiting for space"), "{said}");
     let mounts = fs::read_to_string("/proc/mounts")?;
     let line = mounts.lines().find(|line| line.contains(&*fuse.path().to_string_lossy()));
     ensure!(line.is_some_and(|line| line.contains(" rw,")), "{line:?}");
@@ -208,7 +208,7 @@ fn told_each(below: &Path, policy: &str) -> Result<()> {
     fs::write(fuse.path().join("new"), b"x")?;
     std::thread::sleep(Duration::from_secs(2));
     let said = stats()?.stdout;
-    ensure!(!said.contains("disk below full"), "{said}");
+    ensure!(!said.contains("host disk full"), "{said}");
     drop((first, second, untouched));
     fuse.unmount()?;
     image::e2fsck_clean(&img)?;

@@ -182,6 +182,11 @@ impl Work {
     /// Reports the result.
     pub(super) fn finish(self, shared: &Shared, result: IoResult) {
         let Work { action, completer, pending, .. } = self;
+        // FUA promises what a flush does, and no promise holds in a truncated file.
+        let result = match &action {
+            Action::Write { fua: true, .. } => result.and_then(|()| shared.file.check(IoOp::Write)),
+            _ => result,
+        };
         match action {
             Action::Write { fua: true, .. } if result.is_ok() => {}
             // A failed write may have changed a part.

@@ -18,12 +18,12 @@ pub(super) fn cred(header: &InHeader, umask: u32) -> Cred {
     Cred { uid: header.uid, gid: header.gid, groups: Vec::new(), umask: (umask & 0o777) as u16 }
 }
 
-/// As [`cred`], with the supplementary groups: for the rules of set-group-ID in chmod(2).
-pub(super) fn cred_with_groups(header: &InHeader) -> Cred {
+/// As [`cred`], with the supplementary groups: for the rules of set-group-ID.
+pub(super) fn cred_with_groups(header: &InHeader, umask: u32) -> Cred {
     let groups = status_field(header.pid, "Groups:")
         .map(|list| list.split_whitespace().filter_map(|g| g.parse().ok()).collect())
         .unwrap_or_default();
-    Cred { groups, ..cred(header, 0) }
+    Cred { groups, ..cred(header, umask) }
 }
 
 /// Whether the caller may administer the system: has CAP_SYS_ADMIN in this user namespace.

@@ -95,12 +95,12 @@ pub(super) fn writable() -> Features {
 
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
-    if recover::is_wanted(options) {
-        recover::at_path(path, options)?;
-    }
+    let warning = if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
     let device = open_file(path, options, options.read_only)?;
-    mount_device(Arc::new(device), options, Purpose::Use)
-        .map_err(|error| room::name_full(error, path))
+    let fs = mount_device(Arc::new(device), options, Purpose::Use)
+        .map_err(|error| room::name_full(error, path))?;
+    warning.inspect(|warning| fs.warn(warning));
+    Ok(fs)
 }
 
 /// Opens and locks the file or block device at `path`, waiting for its lock as `options` say.
@@ -116,10 +116,11 @@ pub(super) fn open_file(
 
 /// Opens the image on `device`.
 pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
-    if recover::is_wanted(options) {
-        recover::on_device(&device, options)?;
-    }
-    mount_device(device, options, Purpose::Use)
+    let warning =
+        if recover::is_wanted(options) { recover::on_device(&device, options)? } else { None };
+    let fs = mount_device(device, options, Purpose::Use)?;
+    warning.inspect(|warning| fs.warn(warning));
+    Ok(fs)
 }
 
 /// Loads the image on `device`.
@@ -179,7 +180,11 @@ fn load(
     {
         return Err(damage.clone());
     }
+    let damage = groups.damage().cloned();
     let fs = build(below, raw, geo, options, mmp, groups);
+    if let Some(damage) = damage {
+        fs.error(format_args!("the group is not used: {damage}"));
+    }
     if let Some(awake) = awake {
         fs.awake.get_or_init(|| awake);
     }

@@ -27,13 +27,19 @@ pub(super) fn is_wanted(options: &MountOptions) -> bool {
     options.read_only && options.recover_before_read_only && !options.no_load_journal
 }
 
+/// A warning for the mount that follows.
+type Warning = Option<String>;
+
 /// Recovers the image at `path` if it needs that.
 ///
 /// # Errors
 /// `Usage` for a dirty journal in an image that cannot be written; those of a mount for writing.
-pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<()> {
+pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<Warning> {
     let open = |read_only| mount::open_file(path, options, read_only);
-    let Some(needs) = Needs::of(&open(true)?, options)? else { return Ok(()) };
+    let needs = match Needs::of(&open(true)?, options)? {
+        Needed::Recovery(needs) => needs,
+        Needed::Nothing(warning) => return Ok(warning),
+    };
     let error = match open(false) {
         Ok(device) => return on_device(&(Arc::new(device) as Arc<dyn Device>), options),
         Err(error) => error,
@@ -50,17 +56,20 @@ pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<()> {
 ///
 /// # Errors
 /// As [`at_path`].
-pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Result<()> {
-    let Some(needs) = Needs::of(&**device, options)? else { return Ok(()) };
+pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Result<Warning> {
+    let needs = match Needs::of(&**device, options)? {
+        Needed::Recovery(needs) => needs,
+        Needed::Nothing(warning) => return Ok(warning),
+    };
     if device.capabilities().read_only {
         return needs.without_writing("the device is read-only");
     }
     tracing::info!(?needs, "recovering the image before it is mounted read-only");
     let options = recovering(options);
     if !needs.unknown.is_empty() {
-        return replay_log(device, &options, &needs);
+        return replay_log(device, &options, &needs).map(|()| None);
     }
-    mount::mount_device(device.clone(), &options, Purpose::Recovery)?.end_recovery()
+    mount::mount_device(device.clone(), &options, Purpose::Recovery)?.end_recovery().map(|()| None)
 }
 
 /// What is to be done, read from the superblock.
@@ -68,13 +77,19 @@ pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Res
 struct Needs {
     /// The log is to be replayed.
     log: bool,
-    /// Features with which nothing but the log can be brought home.
+    /// Features with which nothing but the log can be replayed.
     unknown: Features,
 }
 
+/// Whether an image needs recovery.
+enum Needed {
+    Recovery(Needs),
+    /// The image is clean, or nothing can be done, which a warning says.
+    Nothing(Warning),
+}
+
 impl Needs {
-    /// `None` for a clean image, and where nothing can be done.
-    fn of(device: &dyn Device, options: &MountOptions) -> Result<Option<Needs>> {
+    fn of(device: &dyn Device, options: &MountOptions) -> Result<Needed> {
         let raw = mount::read_torn_superblock(device, options)?;
         let features = raw.features();
         let log = features.compat.contains(Compat::HAS_JOURNAL)
@@ -86,14 +101,18 @@ impl Needs {
         if !log && orphans && !unknown.is_empty() {
             // As Linux has it with features that it does not know.
             let names = unknown.names().join(", ");
-            tracing::warn!("orphans stay: nothing is written beside the feature {names}");
-            return Ok(None);
+            return Ok(Needed::Nothing(Some(format!(
+                "orphans are not processed: the image has the unsupported feature {names}"
+            ))));
         }
-        Ok((log || orphans).then_some(Needs { log, unknown }))
+        match log || orphans {
+            true => Ok(Needed::Recovery(Needs { log, unknown })),
+            false => Ok(Needed::Nothing(None)),
+        }
     }
 
     /// Without a replay, orphans can wait for the next mount; the tree is whole.
-    fn without_writing(&self, why: &str) -> Result<()> {
+    fn without_writing(&self, why: &str) -> Result<Warning> {
         if self.log {
             return Err(dirty(&format!(
                 "it cannot be replayed, because the image cannot be written ({why}); make it \
@@ -101,8 +120,7 @@ impl Needs {
                  the journal holds"
             )));
         }
-        tracing::warn!("orphans stay for the next mount: the image cannot be written ({why})");
-        Ok(())
+        Ok(Some(format!("orphans are left to the next mount: the image cannot be written ({why})")))
     }
 }
 
