@@ -155,6 +155,9 @@ mod tests {
     use super::{LIBRARIES, faults, metadata};
     use serde_json::{Value, json};
 
+    /// Takes something from the metadata of the packages.
+    type Harm<'a> = &'a dyn Fn(&mut Value);
+
     #[test]
     fn the_libraries_are_ready() {
         let metadata = metadata(&crate::workspace()).unwrap();
@@ -171,7 +174,7 @@ mod tests {
         let journal = place("fjord-journal");
         let block = sound["packages"][journal]["dependencies"].as_array().unwrap();
         let block = block.iter().position(|dependency| dependency["name"] == "fjord-block");
-        let cases: [(&dyn Fn(&mut Value), &str); 7] = [
+        let cases: [(Harm<'_>, &str); 7] = [
             (&|p| p[journal]["description"] = Value::Null, "fjord-journal: no description"),
             (&|p| p[journal]["readme"] = Value::Null, "fjord-journal: no readme"),
             (&|p| p[journal]["keywords"] = json!([]), "0 keywords"),

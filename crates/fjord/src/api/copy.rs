@@ -62,7 +62,7 @@ impl Fs {
             return Err(Error::Usage(format!("{from} and {to} are the same file")));
         }
         let mut options = OpenOptions::new();
-        // Never readable by more than the original, not even for a moment.
+        // A new file is never readable by more users than the original, not even for a moment.
         options.write(true).create(true).truncate(true).mode(attr.mode & 0o700);
         let target = options.open(self, to)?;
         let target = target.inode();
