@@ -48,7 +48,7 @@ pub(crate) struct Stat {
     mode: u32,
     permissions: (u32, bool),
     owner: (u32, u32),
-    nlink: Option<u64>,
+    nlink: u64,
     old_times: (Option<u64>, Option<u64>),
     has_birth: bool,
 }
@@ -123,11 +123,11 @@ impl Side for Host {
         let permissions = metadata.permissions();
         Ok(Stat {
             is: (metadata.is_file(), metadata.is_dir(), metadata.is_symlink()),
-            len: metadata.is_file().then(|| metadata.len()),
+            len: metadata.is_file().then_some(metadata.len()),
             mode: metadata.mode(),
             permissions: (permissions.mode() & 0o7777, permissions.readonly()),
             owner: (metadata.uid(), metadata.gid()),
-            nlink: Some(metadata.nlink()),
+            nlink: metadata.nlink(),
             old_times: (old(metadata.accessed()), old(metadata.modified())),
             has_birth: metadata.created().is_ok(),
         })
@@ -264,11 +264,11 @@ impl Side for Image {
         let permissions = metadata.permissions();
         Ok(Stat {
             is: (metadata.is_file(), metadata.is_dir(), metadata.is_symlink()),
-            len: metadata.is_file().then(|| metadata.len()),
+            len: metadata.is_file().then_some(metadata.len()),
             mode: metadata.mode(),
             permissions: (permissions.mode() & 0o7777, permissions.readonly()),
             owner: (metadata.uid(), metadata.gid()),
-            nlink: Some(metadata.nlink()),
+            nlink: metadata.nlink(),
             old_times: (
                 old(metadata.accessed().map_err(Into::into)),
                 old(metadata.modified().map_err(Into::into)),
