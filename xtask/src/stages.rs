@@ -264,7 +264,7 @@ fn build_tests(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
         if let Some(text) = message["message"]["rendered"].as_str().filter(|_| error) {
             eprint!("{text}");
         }
-        if message["profile"]["test"] != true {
+        if message["profile"]["test"] != true || message["target"]["kind"][0] == "example" {
             continue;
         }
         let Some(program) = message["executable"].as_str() else { continue };

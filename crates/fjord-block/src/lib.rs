@@ -31,7 +31,7 @@ pub use deferred::DeferredWrites;
 pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
 pub use error::{IoError, IoErrorKind, IoOp, OpenError};
 pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Record, SparseRoom};
-pub use file::{Engine, FileDevice, FileOptions};
+pub use file::{Engine, FileDevice, FileOptions, LOCK_TIMEOUT};
 pub use mem::{MemDevice, MemImage};
 pub use pool::{PoolStats, pool_stats};
 pub use stats::{DeviceStats, OpStats, StatCounters};

@@ -33,3 +33,8 @@ pub mod side_by_side;
 pub mod stress;
 pub mod tools;
 pub mod workloads;
+
+/// The programs of the library's guide must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+struct LibraryGuide;

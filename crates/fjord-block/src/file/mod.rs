@@ -21,6 +21,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::buf::AlignedBuf;
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
@@ -29,6 +31,7 @@ use crate::stats::{DeviceStats, StatCounters};
 use crate::ticket::{IoResult, ReadSlot, ReadTicket, Ticket};
 use flush::{DirtyClock, Flusher};
 use helper::Helpers;
+use raw::RawFile;
 use ring::Ring;
 use shared::{Job, PendingCount, Shared, Work};
 
@@ -45,7 +48,23 @@ pub enum Engine {
     Plain,
 }
 
+/// How long [`FileOptions::default`] waits for the lock of an image that is in use. A process that
+/// was killed, and a mount that has just ended, hold it for a moment longer.
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the lock is tried meanwhile.
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
+
 /// How to open a file or block device.
+///
+/// ```
+/// use std::time::Duration;
+/// use fjord_block::FileOptions;
+///
+/// // To look at an image, and to give up at once if somebody writes to it.
+/// let options =
+///     FileOptions { read_only: true, lock_timeout: Duration::ZERO, ..FileOptions::default() };
+/// assert!(options.direct);
+/// ```
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// Refuse writes, and share the image with other readers.
@@ -55,17 +74,41 @@ pub struct FileOptions {
     /// Bypass the page cache where the file system allows it. The environment variable
     /// `FJORD_IO_DIRECT=0` overrides it.
     pub direct: bool,
+    /// How long to wait for an image that somebody else has locked, before it counts as in use.
+    /// Zero does not wait.
+    pub lock_timeout: Duration,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        FileOptions { read_only: false, engine: Engine::Auto, direct: true }
+        FileOptions {
+            read_only: false,
+            engine: Engine::Auto,
+            direct: true,
+            lock_timeout: LOCK_TIMEOUT,
+        }
     }
 }
 
 /// A file or block device, open and locked. Dropping it waits for every request under way.
 ///
 /// It has threads: open it after a fork, not before.
+///
+/// ```
+/// use std::time::Duration;
+/// use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("image");
+/// std::fs::write(&path, vec![7; 1 << 20])?;
+/// let device = FileDevice::open(&path, &FileOptions::default())?;
+/// assert_eq!(device.size_bytes(), 1 << 20);
+/// assert_eq!(device.read_buf(0, 512)?[0], 7);
+/// // Locked: nobody else gets it meanwhile.
+/// let at_once = FileOptions { lock_timeout: Duration::ZERO, ..FileOptions::default() };
+/// assert!(FileDevice::open(&path, &at_once).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct FileDevice {
     capabilities: Capabilities,
     shared: Arc<Shared>,
@@ -81,6 +124,22 @@ impl fmt::Debug for FileDevice {
     }
 }
 
+/// Opens the file, waiting for its lock as long as the options say.
+fn open_when_free(
+    path: &Path,
+    options: &FileOptions,
+) -> Result<(RawFile, Capabilities), OpenError> {
+    let started = Instant::now();
+    loop {
+        match open::open(path, options) {
+            Err(OpenError::InUse { .. }) if started.elapsed() < options.lock_timeout => {
+                thread::sleep(LOCK_INTERVAL);
+            }
+            done => return done,
+        }
+    }
+}
+
 thread_local! {
     /// The job of class Sync that this thread submitted last and may not have waited for.
     static LAST: RefCell<Weak<Job>> = const { RefCell::new(Weak::new()) };
@@ -88,6 +147,11 @@ thread_local! {
 
 impl FileDevice {
     /// Opens and locks `path`, which must exist.
+    ///
+    /// # Errors
+    /// `InUse` when it is still locked after [`FileOptions::lock_timeout`]; `NotADevice` for what is
+    /// neither a file nor a block device; `WriteProtected`; `Unavailable` without an engine that was
+    /// asked for; `Os` for the rest.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, OpenError> {
         let mut options = options.clone();
         options.direct &= std::env::var_os("FJORD_IO_DIRECT").is_none_or(|value| value != "0");
@@ -98,7 +162,7 @@ impl FileDevice {
                 _ => Engine::Auto,
             };
         }
-        let (file, capabilities) = open::open(path, &options)?;
+        let (file, capabilities) = open_when_free(path, &options)?;
         let ring = match options.engine {
             Engine::Plain => None,
             engine => match Ring::new(&file) {

@@ -1,7 +1,7 @@
 //! From requests to the engine and back: no policy of its own, only the protocol's demands.
 //!
 //! Invariants: each engine error leaves as the errno that ext4 gives; replies that name a node are
-//! counted in [`nodes`] before they leave; attributes and names are handed out with long timeouts,
+//! counted in `nodes` before they leave; attributes and names are handed out with long timeouts,
 //! because every change comes through the kernel that caches them; no lock is held across an
 //! engine call.
 

@@ -96,13 +96,22 @@ pub(super) fn writable() -> Features {
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
     let warning = if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
-    let file_options = FileOptions { read_only: options.read_only, ..FileOptions::default() };
-    let device =
-        FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))?;
+    let device = open_file(path, options, options.read_only)?;
     let fs = mount_device(Arc::new(device), options, Purpose::Use)
         .map_err(|error| room::name_full(error, path))?;
     warning.inspect(|warning| fs.warn(warning));
     Ok(fs)
+}
+
+/// Opens and locks the file or block device at `path`, waiting for its lock as `options` say.
+pub(super) fn open_file(
+    path: &Path,
+    options: &MountOptions,
+    read_only: bool,
+) -> Result<FileDevice> {
+    let lock_timeout = options.lock_timeout;
+    let file_options = FileOptions { read_only, lock_timeout, ..FileOptions::default() };
+    FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))
 }
 
 /// Opens the image on `device`.

@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fjord_block::{Device, DeviceExt, FileDevice, FileOptions, OpenError};
+use fjord_block::{Device, DeviceExt, OpenError};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_OFFSET_BYTES};
@@ -35,20 +35,21 @@ type Warning = Option<String>;
 /// # Errors
 /// `Usage` for a dirty journal in an image that cannot be written; those of a mount for writing.
 pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<Warning> {
-    let open = |read_only| {
-        let file_options = FileOptions { read_only, ..FileOptions::default() };
-        FileDevice::open(path, &file_options)
-    };
-    let failed = |error| Error::Open(Arc::new(error));
-    let needs = match Needs::of(&open(true).map_err(failed)?, options)? {
+    let open = |read_only| mount::open_file(path, options, read_only);
+    let needs = match Needs::of(&open(true)?, options)? {
         Needed::Recovery(needs) => needs,
         Needed::Nothing(warning) => return Ok(warning),
     };
-    match open(false) {
-        Ok(device) => on_device(&(Arc::new(device) as Arc<dyn Device>), options),
-        Err(OpenError::WriteProtected { source, .. }) => needs.without_writing(&source.to_string()),
-        Err(error) => Err(failed(error)),
+    let error = match open(false) {
+        Ok(device) => return on_device(&(Arc::new(device) as Arc<dyn Device>), options),
+        Err(error) => error,
+    };
+    if let Error::Open(refused) = &error
+        && let OpenError::WriteProtected { source, .. } = &**refused
+    {
+        return needs.without_writing(&source.to_string());
     }
+    Err(error)
 }
 
 /// Recovers the image on `device` if it needs that.
