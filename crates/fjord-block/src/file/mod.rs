@@ -63,11 +63,14 @@ pub struct FileOptions {
     /// Bypass the page cache where the file system allows it. The environment variable
     /// `FJORD_IO_DIRECT=0` overrides it.
     pub direct: bool,
+    /// Give holes of a sparse file blocks where [`Device::ensure_room`] asks for it. Without, a
+    /// write may find the disk full.
+    pub takes_room: bool,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        FileOptions { read_only: false, engine: Engine::Auto, direct: true }
+        FileOptions { read_only: false, engine: Engine::Auto, direct: true, takes_room: true }
     }
 }
 
