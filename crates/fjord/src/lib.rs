@@ -38,6 +38,7 @@ mod namei;
 mod options;
 mod orphan;
 mod replay;
+pub mod snapshot;
 #[cfg(test)]
 mod testing;
 mod vfs;

@@ -39,17 +39,21 @@ pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<()> {
     let failed = |error| Error::Open(Arc::new(error));
     let Some(needs) = Needs::of(&open(true).map_err(failed)?, options)? else { return Ok(()) };
     match open(false) {
-        Ok(device) => on_device(&(Arc::new(device) as Arc<dyn Device>), options),
+        Ok(device) => on_device(&(Arc::new(device) as Arc<dyn Device>), options, Purpose::Recovery),
         Err(OpenError::WriteProtected { source, .. }) => needs.without_writing(&source.to_string()),
         Err(error) => Err(failed(error)),
     }
 }
 
-/// Recovers the image on `device` if it needs that.
+/// Recovers the image on `device` if it needs that, for one of the purposes that recover.
 ///
 /// # Errors
 /// As [`at_path`].
-pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Result<()> {
+pub(super) fn on_device(
+    device: &Arc<dyn Device>,
+    options: &MountOptions,
+    purpose: Purpose,
+) -> Result<()> {
     let Some(needs) = Needs::of(&**device, options)? else { return Ok(()) };
     if device.capabilities().read_only {
         return needs.without_writing("the device is read-only");
@@ -59,7 +63,7 @@ pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Res
     if !needs.unknown.is_empty() {
         return replay_log(device, &options, &needs);
     }
-    mount::mount_device(device.clone(), &options, Purpose::Recovery)?.end_recovery()
+    mount::mount_device(device.clone(), &options, purpose)?.end_recovery()
 }
 
 /// What is to be done, read from the superblock.
