@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
     bench, cat, completions, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm, sim,
-    stat, stats, tree, tune, umount,
+    snapshot, stat, stats, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Mkfs(mkfs::Args),
     /// Show statistics of a mount: fsyncs by policy, fallbacks, latency, commits, blocks
     Stats(stats::Args),
+    /// Copy an image as it is at one moment, while it is mounted and in use
+    Snapshot(snapshot::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
     /// Change the parameters of an unmounted image

@@ -28,13 +28,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Starts to listen. Call it before any other thread is started: they inherit the mask.
     pub(crate) fn listen() -> Result<Signals> {
-        let set = signal_set();
-        // SAFETY: the set is initialised; the old mask is not asked for.
-        let rc =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-        if rc != 0 {
-            return Err(std::io::Error::from_raw_os_error(rc).into());
-        }
+        block()?;
         let mount = Arc::new(Mutex::new(None));
         let watched = Arc::clone(&mount);
         std::thread::Builder::new().name("fjord-signals".into()).spawn(move || serve(&watched))?;
@@ -45,6 +39,30 @@ impl Signals {
     pub(crate) fn watch(&self, handle: MountHandle) {
         *self.mount.lock() = Some(handle);
     }
+}
+
+/// Has `act` run when a signal of these is to end the process, which ends then. Call it before any
+/// other thread is started.
+pub(crate) fn before_end(act: impl FnOnce() + Send + 'static) -> Result<()> {
+    block()?;
+    std::thread::Builder::new().name("fjord-signals".into()).spawn(move || {
+        while !wait_for_signal(None) {}
+        act();
+        std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
+    })?;
+    Ok(())
+}
+
+/// Keeps the signals for who waits for them.
+fn block() -> Result<()> {
+    let set = signal_set();
+    // SAFETY: the set is initialised; the old mask is not asked for.
+    let rc =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+    if rc != 0 {
+        return Err(std::io::Error::from_raw_os_error(rc).into());
+    }
+    Ok(())
 }
 
 fn signal_set() -> libc::sigset_t {

@@ -87,6 +87,31 @@ fn nobody_mounts_works_and_unmounts() -> Result<()> {
 }
 
 #[test]
+fn nobody_takes_a_snapshot_of_their_own_mount() -> Result<()> {
+    let script = r#"
+        mkdir -m 777 "$0.d/open"
+        fjord mount --daemon "$1" "$2"
+        nobody sh -c 'echo kept > "$1/f"; sync "$1/f"' sh "$2"
+        fjord snapshot "$2" "$0.d/open/copy"
+        fails fjord snapshot "$2" "$0.d/copy"
+        # Not even root looks in; the image is as good a name, for them.
+        fails "$0.d/fjord" snapshot "$2" "$0.d/open/roots"
+        fjord snapshot --force "$1" "$0.d/open/copy" > /dev/null
+        fjord umount "$2"
+        e2fsck -fn "$0.d/open/copy" > /dev/null
+        fjord cat "$0.d/open/copy" /f
+        stat -c "%u %h" "$0.d/open/copy"
+        ls -A "$0.d/open"
+    "#;
+    let Some(done) = as_nobody(script)? else { return Ok(()) };
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    let [told, kept, stat, listed] = lines[..] else { anyhow::bail!("{done:?}") };
+    ensure!(told.contains("snapshot of") && told.contains("writes paused for"), "{done:?}");
+    ensure!((kept, stat, listed) == ("kept", "65534 1", "copy"), "{done:?}");
+    Ok(())
+}
+
+#[test]
 fn signals_and_options_work_for_nobody_too() -> Result<()> {
     let script = r#"
         fjord mount --daemon -o ro,noexec "$1" "$2"

@@ -54,6 +54,8 @@ pub const TOOLS: &[Tool] = &[
     tool("setpriv", "util-linux", "runs programs as somebody else"),
     tool("filefrag", "e2fsprogs", "asks where blocks of files are"),
     tool("xfs_io", "xfsprogs", "direct, mapped and copied writes, fallocate"),
+    tool("mkfs.xfs", "xfsprogs", "makes a file system that shares blocks"),
+    tool("fsfreeze", "util-linux", "stops a disk that is written to"),
     tool("fio", "fio", "writes with verification"),
     tool("sqlite3", "sqlite3", "database workloads"),
     tool("git", "git", "clone and fsck through the mount"),

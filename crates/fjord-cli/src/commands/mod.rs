@@ -14,6 +14,7 @@ pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
 pub(crate) mod sim;
+pub(crate) mod snapshot;
 pub(crate) mod stat;
 pub(crate) mod stats;
 pub(crate) mod tree;
@@ -42,6 +43,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Stats(args) => stats::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
