@@ -1,23 +1,34 @@
-//! Fills a new image: what a directory tree and a tar stream have in common.
+//! Puts entries into a mounted image: what a directory tree and a tar stream have in common.
 //!
-//! Invariant: attributes of a directory are set after all else, since new entries change its
-//! times and would inherit its default access lists.
+//! Invariants: attributes of a directory are set after all that goes into it, since new entries
+//! change its times and would inherit its default access lists. An entry that replaces another is
+//! complete and durable before it takes the name; one that fails leaves nothing behind, and what
+//! had the name before stays.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fjord::{Cred, Fs, InodeNo, InodeRef, MountOptions, SetAttr, SetTime, Timespec, XattrFlags};
+use fjord::{
+    Cred, FileKind, Fs, InodeNo, InodeRef, MountOptions, RenameFlags, SetAttr, SetTime, Timespec,
+    XattrFlags,
+};
 use fjord_block::Device;
+use fjord_format::acl::{Acl, AclEntry, AclTag};
+use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
-use crate::error::{Result, TreeError};
+use crate::error::{Full, Result, TreeError};
+use crate::owners::IdKind;
+use crate::rules::Rules;
 
 /// Bytes read from the source at once.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
+/// Attributes that hold access control lists.
+pub(crate) const ACL_XATTRS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// What went into the image so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,8 +37,11 @@ pub struct Populated {
     pub entries: u64,
     /// Bytes of file data, holes left out.
     pub bytes: u64,
-    /// Paths and names of attributes that the image cannot hold or fjord does not know.
+    /// Paths and names of records that say nothing fjord takes over.
     pub skipped: Vec<String>,
+    /// Paths and what of them could not be kept, and why: attributes that the image cannot hold,
+    /// entries that could not be read.
+    pub unkept: Vec<String>,
 }
 
 /// Where the contents come from.
@@ -38,22 +52,26 @@ pub enum Source<'a> {
     Tar(&'a mut dyn io::Read),
 }
 
+/// Called after each entry and each piece of data.
+pub type Progress<'a> = &'a mut dyn FnMut(&Populated);
+
 /// Mounts the image on the device, puts the contents in and unmounts it. `progress` is called
 /// after each entry and each piece of data.
 ///
 /// # Errors
-/// [`TreeError::Source`] when the contents cannot be read, [`TreeError::Engine`] when the image
-/// cannot take them: too small, or the device failed.
+/// [`TreeError::Source`] when the contents cannot be read, [`TreeError::Full`] when the image is
+/// too small for them, [`TreeError::Engine`] when the image cannot take them otherwise.
 pub fn populate(
     device: Arc<dyn Device>,
     source: Source<'_>,
-    progress: &mut dyn FnMut(&Populated),
+    rules: &Rules,
+    progress: Progress<'_>,
 ) -> Result<Populated> {
     let engine = |source| TreeError::Engine { path: "the image".to_owned(), source };
     let fs = Fs::open_device(device, &MountOptions::default()).map_err(engine)?;
-    let mut builder = Builder::new(&fs, progress);
+    let mut builder = Builder::new(&fs, rules, progress);
     let filled = match source {
-        Source::Directory(path) => crate::host::from_dir(&mut builder, path),
+        Source::Directory(path) => crate::host::read::from_dir(&mut builder, path),
         Source::Tar(stream) => crate::tar::extract::from_tar(&mut builder, stream),
     };
     let filled = filled.and_then(|()| builder.finish());
@@ -74,13 +92,52 @@ pub(crate) struct Meta {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+/// Where an entry goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot<'s> {
+    pub(crate) parent: &'s InodeRef,
+    pub(crate) name: &'s [u8],
+    /// For messages.
+    pub(crate) path: &'s [u8],
+}
+
+/// An entry to make that is no directory.
+#[derive(Clone, Copy)]
+pub(crate) enum New<'n> {
+    /// A regular file.
+    File,
+    /// A symbolic link with its target.
+    Symlink(&'n [u8]),
+    /// A device, pipe or socket.
+    Node {
+        /// Type and permission bits.
+        mode: u16,
+        device: DeviceNumber,
+    },
+}
+
+impl New<'_> {
+    fn make(self, parent: &InodeRef, name: &[u8], cred: &Cred) -> fjord::Result<InodeRef> {
+        match self {
+            New::File => parent.create(name, 0o600, cred),
+            New::Symlink(target) => parent.symlink(name, target, cred),
+            New::Node { mode, device } => parent.mknod(name, mode, device.to_u32(), cred),
+        }
+    }
+}
+
 /// Puts entries into a mounted image.
 pub(crate) struct Builder<'a> {
     pub(crate) fs: &'a Fs,
     pub(crate) cred: Cred,
     pub(crate) done: Populated,
-    directories: HashMap<InodeNo, (String, Meta)>,
-    progress: &'a mut dyn FnMut(&Populated),
+    pub(crate) rules: &'a Rules,
+    /// The image had contents before: what a new entry inherits is taken from it.
+    over: bool,
+    directories: BTreeMap<InodeNo, (Vec<u8>, Meta)>,
+    /// Temporary names given so far.
+    beside_count: u32,
+    progress: Progress<'a>,
 }
 
 /// A path for messages.
@@ -89,19 +146,36 @@ pub(crate) fn shown(path: &[u8]) -> String {
 }
 
 impl<'a> Builder<'a> {
-    fn new(fs: &'a Fs, progress: &'a mut dyn FnMut(&Populated)) -> Builder<'a> {
+    /// Into a new image.
+    pub(crate) fn new(fs: &'a Fs, rules: &'a Rules, progress: Progress<'a>) -> Builder<'a> {
         Builder {
             fs,
             cred: Cred::root(),
             done: Populated::default(),
-            directories: HashMap::new(),
+            rules,
+            over: false,
+            directories: BTreeMap::new(),
+            beside_count: 0,
             progress,
         }
     }
 
-    /// Gives an error of the engine the path that it happened at.
+    /// Into an image that has contents.
+    pub(crate) fn over(fs: &'a Fs, rules: &'a Rules, progress: Progress<'a>) -> Builder<'a> {
+        Builder { over: true, ..Builder::new(fs, rules, progress) }
+    }
+
+    /// Gives an error of the engine the path that it happened at, and a lack of space its kind.
     pub(crate) fn at<T>(&self, path: &[u8], result: fjord::Result<T>) -> Result<T> {
-        result.map_err(|source| TreeError::Engine { path: shown(path), source })
+        result.map_err(|source| self.failed(path, source))
+    }
+
+    fn failed(&self, path: &[u8], source: fjord::Error) -> TreeError {
+        let path = shown(path);
+        if !source.is(Errno::NOSPC) {
+            return TreeError::Engine { path, source };
+        }
+        TreeError::Full { path, of: Full::of(self.fs) }
     }
 
     /// The directory of this name, made when it is not there.
@@ -114,7 +188,7 @@ impl<'a> Builder<'a> {
         match parent.mkdir(name, 0o755, &self.cred) {
             Err(error) if error.is(Errno::EXIST) => {
                 let there = self.at(path, parent.lookup(name))?;
-                if there.attr().kind() == fjord::FileKind::Directory {
+                if there.attr().kind() == FileKind::Directory {
                     return Ok(there);
                 }
                 drop(there);
@@ -125,12 +199,125 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Makes an entry that is no directory, completes it by `fill`, and gives it its name.
+    pub(crate) fn place(
+        &mut self,
+        spot: Spot<'_>,
+        new: New<'_>,
+        fill: &mut dyn FnMut(&mut Self, &InodeRef) -> Result<()>,
+    ) -> Result<InodeRef> {
+        let Spot { parent, name, path } = spot;
+        let made = match new.make(parent, name, &self.cred) {
+            Err(error) if error.is(Errno::EXIST) => return self.replace(spot, new, fill),
+            made => self.made(path, new, made)?,
+        };
+        match fill(self, &made) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                // The error is the one that counts.
+                let _ = parent.unlink(name);
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`Builder::place`], where the name is in use: made beside, then renamed. A file has no
+    /// name at all until it is complete, so that not even a killed process leaves a part of it.
+    fn replace(
+        &mut self,
+        spot: Spot<'_>,
+        new: New<'_>,
+        fill: &mut dyn FnMut(&mut Self, &InodeRef) -> Result<()>,
+    ) -> Result<InodeRef> {
+        let Spot { parent, path, .. } = spot;
+        self.check_replaceable(spot)?;
+        let beside = self.free_name(spot)?;
+        if let New::File = new {
+            let made = self.at(path, parent.tmpfile(0o600, &self.cred))?;
+            fill(self, &made)?;
+            self.at(path, made.fsync(false))?;
+            self.at(path, parent.link(&made, &beside))?;
+            self.take_name(spot, &beside)?;
+            return Ok(made);
+        }
+        let made = new.make(parent, &beside, &self.cred);
+        let made = self.made(path, new, made)?;
+        if let Err(error) = fill(self, &made) {
+            // The error is the one that counts.
+            let _ = parent.unlink(&beside);
+            return Err(error);
+        }
+        self.take_name(spot, &beside)?;
+        Ok(made)
+    }
+
+    /// As [`Builder::at`], for a new entry.
+    fn made(&self, path: &[u8], new: New<'_>, made: fjord::Result<InodeRef>) -> Result<InodeRef> {
+        match (made, new) {
+            (Err(error), New::Symlink(target)) if error.is(Errno::NAMETOOLONG) => {
+                Err(TreeError::LinkTooLong {
+                    path: shown(path),
+                    bytes: target.len(),
+                    block_size: self.fs.geometry().block_size,
+                })
+            }
+            (made, _) => self.at(path, made),
+        }
+    }
+
+    fn check_replaceable(&self, spot: Spot<'_>) -> Result<()> {
+        let there = self.at(spot.path, spot.parent.lookup(spot.name))?;
+        if there.attr().kind() == FileKind::Directory {
+            return Err(TreeError::InTheWay { path: shown(spot.path), what: "a directory" });
+        }
+        Ok(())
+    }
+
+    /// Renames the complete entry of the name `beside`.
+    fn take_name(&self, spot: Spot<'_>, beside: &[u8]) -> Result<()> {
+        let Spot { parent, name, path } = spot;
+        let renamed = parent.rename(beside, parent, name, RenameFlags::empty(), &self.cred);
+        self.at(path, renamed).inspect_err(|_| {
+            // The error is the one that counts.
+            let _ = parent.unlink(beside);
+        })
+    }
+
+    /// A name that nothing has beside an entry.
+    fn free_name(&mut self, spot: Spot<'_>) -> Result<Vec<u8>> {
+        loop {
+            self.beside_count += 1;
+            let name = format!(".fjord-{}-{}", std::process::id(), self.beside_count).into_bytes();
+            match spot.parent.lookup(&name) {
+                Err(error) if error.is(Errno::NOENT) => return Ok(name),
+                found => drop(self.at(spot.path, found)?),
+            }
+        }
+    }
+
+    /// Gives `first` one more name, in place of what has it.
+    pub(crate) fn link(&mut self, spot: Spot<'_>, first: &InodeRef) -> Result<()> {
+        let Spot { parent, name, path } = spot;
+        match parent.link(first, name) {
+            Err(error) if error.is(Errno::EXIST) => {}
+            done => return self.at(path, done),
+        }
+        let there = self.at(path, parent.lookup(name))?.ino();
+        if there == first.ino() {
+            return Ok(());
+        }
+        self.check_replaceable(spot)?;
+        let beside = self.free_name(spot)?;
+        self.at(path, parent.link(first, &beside))?;
+        self.take_name(spot, &beside)
+    }
+
     /// Sets attributes now or, for a directory, at the end; counts the entry.
     pub(crate) fn finish_entry(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
-        if inode.attr().kind() == fjord::FileKind::Directory {
-            self.directories.insert(inode.ino(), (shown(path), meta));
+        if inode.attr().kind() == FileKind::Directory {
+            self.directories.insert(inode.ino(), (path.to_vec(), meta));
         } else {
-            self.apply(inode, &shown(path), &meta)?;
+            self.apply(inode, path, &meta)?;
         }
         self.count_entry();
         Ok(())
@@ -141,33 +328,111 @@ impl<'a> Builder<'a> {
         (self.progress)(&self.done);
     }
 
-    fn apply(&mut self, inode: &InodeRef, path: &str, meta: &Meta) -> Result<()> {
-        let engine = |source| TreeError::Engine { path: path.to_owned(), source };
+    /// Sets attributes, owner, mode and times.
+    pub(crate) fn apply(&mut self, inode: &InodeRef, path: &[u8], meta: &Meta) -> Result<()> {
+        let kind = inode.attr().kind();
+        if self.over {
+            self.remove_other_lists(inode, path, meta)?;
+        }
+        let owner = self.rules.owners.map(meta.uid, meta.gid);
+        let is_root = inode.ino() == InodeNo::ROOT;
+        let (uid, gid) = self.rules.root_owner.filter(|_| is_root).unwrap_or(owner);
+        let mode = self.rules.file_mode.filter(|_| kind == FileKind::Regular).unwrap_or(meta.mode);
+        let (atime, mtime) = self.times(meta);
         let change = SetAttr {
             // The mode of a link is always 0777.
-            mode: (inode.attr().kind() != fjord::FileKind::Symlink).then_some(meta.mode),
-            uid: Some(meta.uid),
-            gid: Some(meta.gid),
-            atime: Some(SetTime::At(meta.atime)),
-            mtime: Some(SetTime::At(meta.mtime)),
+            mode: (kind != FileKind::Symlink).then_some(mode),
+            uid: Some(uid),
+            gid: Some(gid),
+            atime: Some(SetTime::At(atime)),
+            mtime: Some(SetTime::At(mtime)),
             ..SetAttr::default()
         };
-        inode.set_attr(&change, &self.cred).map_err(engine)?;
+        self.at(path, inode.set_attr(&change, &self.cred))?;
+        if self.rules.without_xattrs {
+            return Ok(());
+        }
         // After the owner, whose change would take capabilities away.
         for (name, value) in &meta.xattrs {
-            match inode.set_xattr(name, value, XattrFlags::empty()) {
-                Err(error) if error.is(Errno::OPNOTSUPP) => {
-                    self.done.skipped.push(format!("{path}: {}", shown(name)));
-                }
-                result => result.map_err(engine)?,
+            self.set_xattr(inode, path, name, value)?;
+        }
+        Ok(())
+    }
+
+    fn times(&self, meta: &Meta) -> (Timespec, Timespec) {
+        match self.rules.latest {
+            Some(latest) => (meta.mtime.min(latest), meta.mtime.min(latest)),
+            None => (meta.atime, meta.mtime),
+        }
+    }
+
+    fn set_xattr(
+        &mut self,
+        inode: &InodeRef,
+        path: &[u8],
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        let mapped = self.mapped_list(name, value);
+        let value = mapped.as_deref().unwrap_or(value);
+        match inode.set_xattr(name, value, XattrFlags::empty()) {
+            Err(error) if error.is(Errno::OPNOTSUPP) => {
+                let (path, name) = (shown(path), shown(name));
+                self.done.unkept.push(format!("{path}: attribute {name}: not known to ext4"));
+                Ok(())
+            }
+            Err(error) if error.is(Errno::NOSPC) && !self.is_full() => {
+                Err(TreeError::AttributesTooLarge {
+                    path: shown(path),
+                    name: shown(name),
+                    bytes: value.len(),
+                    block_size: self.fs.geometry().block_size,
+                })
+            }
+            set => self.at(path, set),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let found = self.fs.statfs();
+        found.blocks_free == 0 || found.files_free == 0
+    }
+
+    /// An access control list with the IDs that its users and groups have in the image; `None`
+    /// where they are the same.
+    fn mapped_list(&self, name: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+        let owners = &self.rules.owners;
+        if owners.keeps_all() || !ACL_XATTRS.contains(&name) {
+            return None;
+        }
+        let list = Acl::from_xattr(value).ok()??;
+        let map = |entry: &AclEntry| {
+            let tag = match entry.tag {
+                AclTag::User(id) => AclTag::User(owners.map_id(IdKind::User, id)),
+                AclTag::Group(id) => AclTag::Group(owners.map_id(IdKind::Group, id)),
+                other => other,
+            };
+            AclEntry { tag, perm: entry.perm }
+        };
+        Acl::new(list.entries().iter().map(map).collect()).map(|list| list.to_xattr())
+    }
+
+    /// Removes access control lists that the source does not have: inherited ones, and those of a
+    /// directory that was there before.
+    fn remove_other_lists(&self, inode: &InodeRef, path: &[u8], meta: &Meta) -> Result<()> {
+        for name in self.at(path, inode.list_xattr())? {
+            let is_kept = meta.xattrs.iter().any(|(kept, _)| *kept == name);
+            if ACL_XATTRS.contains(&&name[..]) && !is_kept {
+                self.at(path, inode.remove_xattr(&name))?;
             }
         }
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Populated> {
+    /// Sets what was left for the end.
+    pub(crate) fn finish(mut self) -> Result<Populated> {
         for (ino, (path, meta)) in std::mem::take(&mut self.directories) {
-            let inode = self.at(path.as_bytes(), self.fs.inode(ino, None))?;
+            let inode = self.at(&path, self.fs.inode(ino, None))?;
             self.apply(&inode, &path, &meta)?;
         }
         Ok(self.done)

@@ -6,15 +6,19 @@
 use std::collections::HashSet;
 use std::ffi::CStr;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use fjord_block::MemDevice;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
+use crate::builder::shown;
 use crate::error::{Result, TreeError};
-use crate::host::{DEPTH_MAX, Xattrs, join, names, read, xattrs};
+use crate::host::DEPTH_MAX;
+use crate::host::read::{for_data, join, names, open_in, open_root, read, xattrs};
+use crate::host::sys::{self, Place, Status};
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
 use fjord_mkfs::MkfsOptions;
 
@@ -54,11 +58,10 @@ impl Contents {
     /// # Errors
     /// [`TreeError::Source`](crate::TreeError::Source) when part of it cannot be read.
     pub fn of_directory(source: &Path) -> Result<Contents> {
-        let path = source.as_os_str().as_encoded_bytes();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = read(path, rustix::fs::open(source, flags, Mode::empty()))?;
+        let path = source.as_os_str().as_bytes();
+        let dir = open_root(source)?;
         let mut walk = Walk::default();
-        walk.attributes(path, &Xattrs::Open(&dir))?;
+        walk.attributes(path, Place::Open(dir.as_fd()))?;
         walk.directory(&dir, path, 0)?;
         walk.contents.entries += 1;
         Ok(walk.contents)
@@ -203,67 +206,56 @@ impl Walk {
         }
         for name in names(dir, path)? {
             let path = join(path, &name);
-            let stat = read(&path, rustix::fs::statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW))?;
+            let status = read(&path, sys::status_at(dir.as_fd(), &name))?;
             self.contents.add_name(name.to_bytes());
-            let kind = FileType::from_raw_mode(stat.st_mode);
-            if kind == FileType::Directory {
-                let below = read(&path, open(dir, &name, OFlags::DIRECTORY))?;
+            if status.kind() == FileType::Directory {
+                let below = open_in(dir, &name, &path, OFlags::DIRECTORY)?;
                 self.contents.add_directory();
-                self.attributes(&path, &Xattrs::Open(&below))?;
+                self.attributes(&path, Place::Open(below.as_fd()))?;
                 self.directory(&below, &path, depth + 1)?;
-            } else if stat.st_nlink == 1 || self.linked.insert((stat.st_dev, stat.st_ino)) {
-                self.entry(dir, &name, &path, &stat)?;
+            } else if status.links == 1 || self.linked.insert(status.key()) {
+                self.entry(dir, &name, &path, &status)?;
             }
         }
         Ok(())
     }
 
     /// Anything but a directory.
-    fn entry(&mut self, dir: &OwnedFd, name: &CStr, path: &[u8], stat: &Stat) -> Result<()> {
-        match FileType::from_raw_mode(stat.st_mode) {
+    fn entry(&mut self, dir: &OwnedFd, name: &CStr, path: &[u8], status: &Status) -> Result<()> {
+        match status.kind() {
             FileType::Symlink => {
                 let target = read(path, rustix::fs::readlinkat(dir, name, Vec::new()))?;
                 self.contents.add_link(target.as_bytes());
             }
             FileType::RegularFile => {
                 self.contents.inodes += 1;
-                let file = read(path, open(dir, name, OFlags::NONBLOCK))?;
-                read(path, self.data(&file, stat))?;
-                return self.attributes(path, &Xattrs::Open(&file));
+                let file = open_in(dir, name, path, OFlags::NONBLOCK)?;
+                self.data(&file, path, status)?;
+                return self.attributes(path, Place::Open(file.as_fd()));
             }
             _ => self.contents.inodes += 1,
         }
-        self.attributes(path, &Xattrs::Path(path))
+        self.attributes(path, Place::At(dir.as_fd(), name))
     }
 
-    fn data(&mut self, file: &OwnedFd, stat: &Stat) -> rustix::io::Result<()> {
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let mut at = 0;
-        while at < size {
-            let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-                Ok(start) => start,
-                Err(Errno::NXIO) => break,
-                // No holes on this file system: all is data.
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                    self.contents.add_data(at, size - at);
-                    break;
-                }
-                Err(errno) => return Err(errno),
-            };
-            let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
-            self.contents.add_data(start, end - start);
-            at = end;
+    fn data(&mut self, file: &OwnedFd, path: &[u8], status: &Status) -> Result<()> {
+        if !status.has_holes() {
+            self.contents.add_data(0, status.size);
+            return Ok(());
         }
-        Ok(())
+        let contents = &mut self.contents;
+        let mut add = |start, end| {
+            contents.add_data(start, end - start);
+            Ok(())
+        };
+        for_data(file.as_fd(), status.size, &mut add, |errno| TreeError::Source {
+            path: shown(path),
+            source: errno.into(),
+        })
     }
 
-    fn attributes(&mut self, path: &[u8], from: &Xattrs<'_>) -> Result<()> {
-        self.contents.add_attributes(&read(path, xattrs(from))?);
+    fn attributes(&mut self, path: &[u8], place: Place<'_>) -> Result<()> {
+        self.contents.add_attributes(&read(path, xattrs(place))?);
         Ok(())
     }
-}
-
-fn open(dir: &OwnedFd, name: &CStr, more: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
-    rustix::fs::openat(dir, name, flags, Mode::empty())
 }

@@ -7,9 +7,18 @@
 mod builder;
 mod contents;
 mod error;
+mod extract;
 mod host;
+mod owners;
+mod put;
+mod rules;
 mod tar;
 
-pub use builder::{Populated, Source, populate};
+pub use builder::{Populated, Progress, Source, populate};
 pub use contents::Contents;
-pub use error::{Result, TreeError};
+pub use error::{Full, Result, TreeError};
+pub use extract::{ExtractRules, Extracted, extract, extract_to_stream};
+pub use host::is_root;
+pub use owners::{IdKind, IdOfName, Owners};
+pub use put::{Destination, put, put_stream};
+pub use rules::Rules;

@@ -9,7 +9,7 @@ use std::{
 
 use fjord_block::{FileDevice, FileOptions};
 use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
-use fjord_tree::{Contents, Populated, Source, TreeError};
+use fjord_tree::{Contents, Populated, Rules, Source, TreeError};
 use serde::Serialize;
 
 use super::{info, tune};
@@ -143,6 +143,7 @@ impl From<TreeError> for Failure {
         match e {
             TreeError::Usage(_) => Failure::usage(e.to_string()),
             TreeError::Mkfs(e) => e.into(),
+            TreeError::Engine { path, source } => Failure::from(source).context(path),
             _ => Failure::new(e.to_string()),
         }
     }
@@ -170,6 +171,7 @@ struct PutIn {
     entries: u64,
     bytes: u64,
     skipped: Vec<String>,
+    not_kept: Vec<String>,
 }
 
 /// Skipped things that are named one by one for people; scripts get all.
@@ -230,10 +232,13 @@ fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()>
             entries: p.entries,
             bytes: p.bytes,
             skipped: p.skipped,
+            not_kept: p.unkept,
         }),
     };
+    let not_kept = made.contents.as_ref().map_or_else(Vec::new, |put_in| put_in.not_kept.clone());
     if args.json {
-        return output::json(&made);
+        output::json(&made)?;
+        return output::unkept(&not_kept);
     }
     let mut text = format!(
         "{}: {} blocks of {} bytes ({}), {} inodes, journal of {} blocks\nUUID {}\nFeatures {}\n",
@@ -261,7 +266,8 @@ fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()>
             eprintln!("fjord: left out: {more} more (--json lists all)");
         }
     }
-    output::print(text)
+    output::print(text)?;
+    output::unkept(&not_kept)
 }
 
 /// Where the contents of a new image come from.
@@ -315,7 +321,9 @@ impl Input {
         };
         let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
         let device = Arc::new(device);
-        let mut put = |source: Source<'_>| fjord_tree::populate(device.clone(), source, &mut show);
+        let rules = Rules::default();
+        let mut put =
+            |source: Source<'_>| fjord_tree::populate(device.clone(), source, &rules, &mut show);
         let populated = match self {
             Input::Directory(dir) => put(Source::Directory(&dir)),
             Input::TarFile(_, file) => put(Source::Tar(&mut BufReader::new(file))),

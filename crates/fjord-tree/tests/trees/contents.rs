@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fjord_block::{FileDevice, FileOptions};
 use fjord_mkfs::{MkfsOptions, format};
-use fjord_tree::{Populated, Source, TreeError, populate};
+use fjord_tree::{Populated, Rules, Source, TreeError, populate};
 
 use crate::support::{Mounted, check, output, run, utf8};
 
@@ -17,7 +17,9 @@ fn fill(image: &Path, options: &MkfsOptions, source: Source<'_>) -> Result<Popul
     let device = FileDevice::open(image, &FileOptions::default()).expect("the image opens");
     format(&device, options).expect("formats");
     let mut last = Populated::default();
-    let populated = populate(Arc::new(device), source, &mut |so_far| last.clone_from(so_far))?;
+    let rules = Rules::default();
+    let device = Arc::new(device);
+    let populated = populate(device, source, &rules, &mut |so_far| last.clone_from(so_far))?;
     assert_eq!((last.entries, last.bytes), (populated.entries, populated.bytes));
     Ok(populated)
 }

@@ -95,6 +95,12 @@ impl Releases {
         self.released.notify_all();
     }
 
+    /// Whether removed files still have their blocks. One that never had a name is not among them:
+    /// whoever made it goes on with it.
+    fn are_awaited(&self) -> bool {
+        !self.leaving.lock().nameless.is_empty()
+    }
+
     /// Waits until the removed files are freed that nobody has open.
     fn settle(&self) {
         let mut leaving = self.leaving.lock();
@@ -181,7 +187,7 @@ impl FsInner {
     /// Returns whether another try may find space.
     pub(crate) fn regain_space(self: &Arc<Self>) -> bool {
         // A front end lets go of a removed file a moment after the removal.
-        let may_come = || self.pending_free_blocks() == 0 && !self.orphans.is_empty();
+        let may_come = || self.pending_free_blocks() == 0 && self.releases.are_awaited();
         self.releases.wait_while(may_come, RELEASE_WAIT);
         let waiting = self.pending_free_blocks() > 0;
         let dirty = self.page_lru.dirty_bytes() > 0;
@@ -315,7 +321,9 @@ mod tests {
     fn removed_files_are_waited_for_until_they_are_gone_or_old() {
         let releases = Releases::default();
         releases.settle();
+        assert!(!releases.are_awaited());
         releases.begin(&Weak::new(), InodeNo(12));
+        assert!(releases.are_awaited());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 let began = Instant::now();
