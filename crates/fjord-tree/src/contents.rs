@@ -17,8 +17,9 @@ use rustix::io::Errno;
 use crate::builder::shown;
 use crate::error::{Result, TreeError};
 use crate::host::DEPTH_MAX;
-use crate::host::read::{for_data, join, names, open_in, open_root, read, xattrs};
+use crate::host::read::{for_data, join, names, open_in, open_root, read, top_bytes, xattrs};
 use crate::host::sys::{self, Place, Status};
+use crate::rules::Rules;
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
 use fjord_mkfs::MkfsOptions;
 
@@ -57,10 +58,12 @@ impl Contents {
     ///
     /// # Errors
     /// [`TreeError::Source`](crate::TreeError::Source) when part of it cannot be read.
-    pub fn of_directory(source: &Path) -> Result<Contents> {
+    pub fn of_directory(source: &Path, rules: &Rules) -> Result<Contents> {
         let path = source.as_os_str().as_bytes();
         let dir = open_root(source)?;
-        let mut walk = Walk::default();
+        let contents = Contents::default();
+        let top_bytes = top_bytes(path);
+        let mut walk = Walk { contents, linked: HashSet::new(), rules, top_bytes };
         walk.attributes(path, Place::Open(dir.as_fd()))?;
         walk.directory(&dir, path, 0)?;
         walk.contents.entries += 1;
@@ -71,12 +74,14 @@ impl Contents {
     ///
     /// # Errors
     /// [`TreeError::Source`](crate::TreeError::Source) when it cannot be read or is no tar.
-    pub fn of_tar(stream: &mut dyn Read) -> Result<Contents> {
+    pub fn of_tar(stream: &mut dyn Read, rules: &Rules) -> Result<Contents> {
         let mut reader = TarReader::new(stream);
         let mut contents = Contents::default();
         let mut directories = HashSet::new();
         while let Some(entry) = reader.next_entry()? {
-            contents.tar_entry(&entry, &mut directories);
+            if !rules.excludes_entry(&entry) {
+                contents.tar_entry(&entry, &mut directories);
+            }
         }
         Ok(contents)
     }
@@ -192,14 +197,16 @@ impl Contents {
 }
 
 /// The look at a directory tree.
-#[derive(Default)]
-struct Walk {
+struct Walk<'r> {
     contents: Contents,
     /// Device and inode of what has several names.
     linked: HashSet<(u64, u64)>,
+    rules: &'r Rules,
+    /// Bytes of a path before the part that begins at the top of the tree.
+    top_bytes: usize,
 }
 
-impl Walk {
+impl Walk<'_> {
     fn directory(&mut self, dir: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return read(path, Err(Errno::LOOP));
@@ -207,8 +214,12 @@ impl Walk {
         for name in names(dir, path)? {
             let path = join(path, &name);
             let status = read(&path, sys::status_at(dir.as_fd(), &name))?;
+            let is_dir = status.kind() == FileType::Directory;
+            if self.rules.exclude.has(&path[self.top_bytes..], is_dir) {
+                continue;
+            }
             self.contents.add_name(name.to_bytes());
-            if status.kind() == FileType::Directory {
+            if is_dir {
                 let below = open_in(dir, &name, &path, OFlags::DIRECTORY)?;
                 self.contents.add_directory();
                 self.attributes(&path, Place::Open(below.as_fd()))?;
@@ -255,6 +266,9 @@ impl Walk {
     }
 
     fn attributes(&mut self, path: &[u8], place: Place<'_>) -> Result<()> {
+        if self.rules.without_xattrs {
+            return Ok(());
+        }
         self.contents.add_attributes(&read(path, xattrs(place))?);
         Ok(())
     }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{info, tune};
 use crate::{
     failure::{Context, Failure, Result},
-    image, in_use, output, size,
+    image, in_use, output, size, tree_rules, users,
 };
 
 #[derive(Debug, clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
     /// Put in what is in this directory
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["from_tar", "owner"])]
+    #[arg(long, value_name = "DIR", conflicts_with = "from_tar")]
     from_dir: Option<PathBuf>,
     /// Put in what is in this tar file, not compressed; - for standard input
     #[arg(long, value_name = "FILE")]
@@ -43,6 +43,8 @@ pub(crate) struct Args {
     /// Make it even if the image holds a file system already
     #[arg(short, long)]
     force: bool,
+    #[command(flatten)]
+    rules: tree_rules::TreeArgs,
     #[command(flatten)]
     layout: Layout,
     /// Print the outcome as JSON
@@ -85,7 +87,7 @@ struct Layout {
     #[arg(long, value_name = "NxSIZE|none", value_parser = tune::parse_areas)]
     ijournal: Option<tune::Areas>,
     /// Owner of the root directory
-    #[arg(long, value_name = "UID:GID", value_parser = super::put::parse_owner)]
+    #[arg(long, value_name = "USER:GROUP", value_parser = users::owner)]
     owner: Option<(u32, u32)>,
 }
 
@@ -193,7 +195,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => None,
     };
     let mut options = MkfsOptions { size_bytes, ..args.layout.options() };
-    let contents = input.as_ref().map_or(Ok(None), Input::measure)?;
+    let rules = Rules { root_owner: args.layout.owner, ..args.rules.rules()? };
+    let contents = input.as_ref().map_or(Ok(None), |input| input.measure(&rules))?;
     match &contents {
         Some(contents) => options = contents.fit(&options)?,
         None if size_bytes.is_none() => {
@@ -205,7 +208,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => {}
     }
     let (report, populated) = make(&args.image, &options, |device| match input {
-        Some(input) => input.put_in(device, contents.as_ref()).map(Some),
+        Some(input) => input.put_in(device, contents.as_ref(), &rules).map(Some),
         None => Ok(None),
     })?;
     tell(args, report, populated)
@@ -302,11 +305,11 @@ impl Input {
     }
 
     /// What is there to put in; `None` where that shows only at the end.
-    fn measure(&self) -> Result<Option<Contents>> {
+    fn measure(&self, rules: &Rules) -> Result<Option<Contents>> {
         match self {
-            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir)?)),
+            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir, rules)?)),
             Input::TarFile(path, file) => {
-                let measured = Contents::of_tar(&mut BufReader::new(file));
+                let measured = Contents::of_tar(&mut BufReader::new(file), rules);
                 (&*file).rewind().context(path.display())?;
                 Ok(Some(measured.context(path.display())?))
             }
@@ -314,16 +317,20 @@ impl Input {
         }
     }
 
-    fn put_in(self, device: FileDevice, contents: Option<&Contents>) -> Result<Populated> {
+    fn put_in(
+        self,
+        device: FileDevice,
+        contents: Option<&Contents>,
+        rules: &Rules,
+    ) -> Result<Populated> {
         let bar = match contents {
             Some(contents) => output::byte_progress(contents.bytes, "copying"),
             None => output::byte_counter("copying"),
         };
         let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
         let device = Arc::new(device);
-        let rules = Rules::default();
         let mut put =
-            |source: Source<'_>| fjord_tree::populate(device.clone(), source, &rules, &mut show);
+            |source: Source<'_>| fjord_tree::populate(device.clone(), source, rules, &mut show);
         let populated = match self {
             Input::Directory(dir) => put(Source::Directory(&dir)),
             Input::TarFile(_, file) => put(Source::Tar(&mut BufReader::new(file))),

@@ -18,6 +18,9 @@ pub(crate) fn from_tar(builder: &mut Builder<'_>, stream: &mut dyn Read) -> Resu
     let mut extractor = Extractor { builder, parent: None, buffer: vec![0; COPY_BYTES] };
     let mut reader = TarReader::new(stream);
     while let Some(entry) = reader.next_entry()? {
+        if extractor.builder.rules.excludes_entry(&entry) {
+            continue;
+        }
         extractor.entry(&entry, &mut reader)?;
     }
     Ok(())
