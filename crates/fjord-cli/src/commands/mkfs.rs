@@ -3,20 +3,24 @@
 use std::{
     fs::{self, File},
     io::{self, BufReader, IsTerminal, Read, Seek},
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
-use fjord_tree::{Contents, Populated, Rules, Source, TreeError};
+use fjord_block::FileDevice;
+use fjord_mkfs::{Held, IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
+use fjord_tree::{Contents, Populated, Room, Rules, Source, TreeError};
 use serde::Serialize;
 
-use super::{info, tune};
+use super::tune;
 use crate::{
     failure::{Context, Failure, Result},
     image, in_use, output, size, tree_rules, users,
 };
+use target::Target;
+
+mod target;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\n\
@@ -30,8 +34,8 @@ zcat layer.tar.gz | fjord mkfs --size 2G --from-tar - disk.img")]
 pub(crate) struct Args {
     /// Image file (made if it does not exist) or block device
     image: PathBuf,
-    /// Size of the image, such as 512M or 16T; when not given, that of the file or device, or
-    /// what the contents need
+    /// Size of the image, such as 512M or 16T; when not given, what the contents need, or without
+    /// contents that of the file or device
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
     /// Put in what is in this directory
@@ -40,7 +44,7 @@ pub(crate) struct Args {
     /// Put in what is in this tar file, not compressed; - for standard input
     #[arg(long, value_name = "FILE")]
     from_tar: Option<PathBuf>,
-    /// Make it even if the image holds a file system already
+    /// Make it even if the file or device holds something already
     #[arg(short, long)]
     force: bool,
     #[command(flatten)]
@@ -134,7 +138,7 @@ fn parse_journal(text: &str) -> Result<JournalSize, String> {
 impl From<MkfsError> for Failure {
     fn from(e: MkfsError) -> Failure {
         match e {
-            MkfsError::Usage(_) => Failure::usage(e.to_string()),
+            MkfsError::Usage(_) | MkfsError::TooSmall(_) => Failure::usage(e.to_string()),
             _ => Failure::new(e.to_string()),
         }
     }
@@ -176,30 +180,31 @@ struct PutIn {
     not_kept: Vec<String>,
 }
 
+/// Bytes of a block of an image with contents, whatever its size: what Linux and fjord are fastest
+/// with, and what a file's attributes or a long symbolic link need.
+const CONTENTS_BLOCK_SIZE: u32 = 4096;
+
 /// Skipped things that are named one by one for people; scripts get all.
 const SKIPPED_SHOWN: usize = 20;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     in_use::check(&args.image, false)?;
-    let existed = args.image.exists();
-    if existed && !args.force && info::read_superblock(&args.image).is_ok() {
-        return Err(Failure::new(format!(
-            "{} holds an ext file system already; use --force to replace it and lose what is on it",
-            args.image.display()
-        )));
+    let held = held(&args.image)?;
+    if !args.force {
+        refuse_held(&args.image, held)?;
     }
     let input = Input::of(args)?;
-    let size_bytes = match args.size {
-        Some(bytes) => Some(bytes),
-        None if existed => Some(size_of(&args.image)?).filter(|bytes| *bytes > 0),
-        None => None,
-    };
-    let mut options = MkfsOptions { size_bytes, ..args.layout.options() };
     let rules = Rules { root_owner: args.layout.owner, ..args.rules.rules()? };
+    let target = Target::new(&args.image, held == Held::Nothing)?;
+    let mut options = args.layout.options();
+    options.size_bytes = args.size.or_else(|| target.usual_bytes(input.is_some()));
+    if input.is_some() {
+        options.block_size = options.block_size.or(Some(CONTENTS_BLOCK_SIZE));
+    }
     let contents = input.as_ref().map_or(Ok(None), |input| input.measure(&rules))?;
     match &contents {
-        Some(contents) => options = contents.fit(&options)?,
-        None if size_bytes.is_none() => {
+        Some(contents) => options = contents.fit(&options, Room::Usual)?,
+        None if options.size_bytes.is_none() => {
             return Err(Failure::usage(format!(
                 "say how large {} is to be, such as --size 1G",
                 args.image.display()
@@ -207,16 +212,34 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         None => {}
     }
-    let (report, populated) = make(&args.image, &options, |device| match input {
+    let (report, populated) = format(&args.image, target, &options, |device| match input {
         Some(input) => input.put_in(device, contents.as_ref(), &rules).map(Some),
         None => Ok(None),
     })?;
     tell(args, report, populated)
 }
 
-/// Bytes of a file or block device.
-fn size_of(image: &Path) -> Result<u64> {
-    image::open_raw(image)?.seek(io::SeekFrom::End(0)).context(image.display())
+/// What is at the path of an image already.
+fn held(image: &Path) -> Result<Held> {
+    if !image.exists() {
+        return Ok(Held::Nothing);
+    }
+    let mut file = image::open_raw(image)?;
+    let is_device = file.metadata().context(image.display())?.file_type().is_block_device();
+    let size_bytes = file.seek(io::SeekFrom::End(0)).context(image.display())?;
+    fjord_mkfs::held(&file, size_bytes, is_device).context(image.display())
+}
+
+fn refuse_held(image: &Path, held: Held) -> Result<()> {
+    let what = match held {
+        Held::Nothing => return Ok(()),
+        Held::Known(what) => what,
+        Held::Data => "data",
+    };
+    Err(Failure::new(format!(
+        "{} holds {what} already; use --force to replace it and lose what is on it",
+        image.display()
+    )))
 }
 
 fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()> {
@@ -341,32 +364,25 @@ impl Input {
     }
 }
 
-/// Makes a file system on `image`, which is made if it does not exist, and removed again if that
-/// or filling it fails.
+/// Makes a file system on `image`, which holds nothing. If that or filling it fails, the path is as
+/// it was.
 pub(super) fn make<T>(
     image: &Path,
     options: &MkfsOptions,
     fill: impl FnOnce(FileDevice) -> Result<T>,
 ) -> Result<(Report, T)> {
-    let created = match File::create_new(image) {
-        Ok(_) => true,
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
-        Err(e) => return Err(Failure::from(e).context(format!("making {}", image.display()))),
-    };
-    let open = || {
-        FileDevice::open(image, &FileOptions::default())
-            .map_err(|e| fjord::Error::Open(std::sync::Arc::new(e)))
-    };
-    let made = image::patiently(image, open)
-        .map_err(|e| crate::failure::open_failed(image, e))
-        .and_then(|device| {
-            let report = fjord_mkfs::format(&device, options)
-                .context(format!("making a file system on {}", image.display()))?;
-            Ok((report, fill(device)?))
-        });
-    if made.is_err() && created {
-        // The message of the failure is the one that counts.
-        let _ = fs::remove_file(image);
-    }
-    made
+    format(image, Target::new(image, true)?, options, fill)
+}
+
+fn format<T>(
+    image: &Path,
+    target: Target,
+    options: &MkfsOptions,
+    fill: impl FnOnce(FileDevice) -> Result<T>,
+) -> Result<(Report, T)> {
+    target.build(options.size_bytes, |device| {
+        let report = fjord_mkfs::format(&device, options)
+            .context(format!("making a file system on {}", image.display()))?;
+        Ok((report, fill(device)?))
+    })
 }
