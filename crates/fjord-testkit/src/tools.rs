@@ -49,6 +49,8 @@ pub const TOOLS: &[Tool] = &[
     tool("getfattr", "attr", "extended attributes through the mount"),
     tool("setfacl", "acl", "access control lists through the mount"),
     tool("getfacl", "acl", "access control lists through the mount"),
+    tool("fakeroot", "fakeroot", "pretends owners and devices"),
+    tool("setcap", "libcap2-bin", "gives capabilities to files"),
     tool("fusermount3", "fuse3", "mounts without privilege"),
     tool("fuse2fs", "fuse2fs", "is measured beside fjord"),
     tool("setpriv", "util-linux", "runs programs as somebody else"),

@@ -18,8 +18,9 @@ use rustix::io::Errno;
 use crate::builder::shown;
 use crate::error::{Result, TreeError};
 use crate::host::DEPTH_MAX;
-use crate::host::read::{for_data, join, names, open_in, open_root, read, xattrs};
+use crate::host::read::{for_data, join, names, open_in, open_root, read, top_bytes, xattrs};
 use crate::host::sys::{self, Place, Status};
+use crate::rules::Rules;
 use crate::tar::error::TarError;
 use crate::tar::input::TarInput;
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
@@ -60,10 +61,12 @@ impl Contents {
     ///
     /// # Errors
     /// [`TreeError::Source`](crate::TreeError::Source) when part of it cannot be read.
-    pub fn of_directory(source: &Path) -> Result<Contents> {
+    pub fn of_directory(source: &Path, rules: &Rules) -> Result<Contents> {
         let path = source.as_os_str().as_bytes();
         let dir = open_root(source)?;
-        let mut walk = Walk::default();
+        let contents = Contents::default();
+        let top_bytes = top_bytes(path);
+        let mut walk = Walk { contents, linked: HashSet::new(), rules, top_bytes };
         walk.attributes(path, Place::Open(dir.as_fd()))?;
         walk.directory(&dir, path, 0)?;
         walk.contents.entries += 1;
@@ -74,8 +77,8 @@ impl Contents {
     ///
     /// # Errors
     /// [`TreeError::Tar`](crate::TreeError::Tar) when it cannot be read or is no tar.
-    pub fn of_tar(stream: &mut dyn Read) -> Result<Contents> {
-        let mut count = TarCount::default();
+    pub fn of_tar(stream: &mut dyn Read, rules: &Rules) -> Result<Contents> {
+        let mut count = TarCount::new(rules);
         let counted =
             TarReader::new(stream, false).and_then(|mut reader| count.stream(&mut reader));
         let name = || "the tar stream".to_owned();
@@ -88,8 +91,8 @@ impl Contents {
     ///
     /// # Errors
     /// As [`Contents::of_tar`].
-    pub fn of_tars(inputs: &mut [TarInput]) -> Result<Contents> {
-        let mut count = TarCount::default();
+    pub fn of_tars(inputs: &mut [TarInput], rules: &Rules) -> Result<Contents> {
+        let mut count = TarCount::new(rules);
         for input in inputs {
             input.measured(|reader| count.stream(reader))?;
         }
@@ -187,17 +190,23 @@ impl Contents {
 const DIRECTORIES_MAX: usize = 1 << 20;
 
 /// The look at tar streams.
-#[derive(Default)]
-struct TarCount {
+struct TarCount<'r> {
+    rules: &'r Rules,
     contents: Contents,
     /// Hashes of paths. Two that are the same only make the count too small by one.
     directories: HashSet<u64>,
 }
 
-impl TarCount {
+impl<'r> TarCount<'r> {
+    fn new(rules: &'r Rules) -> TarCount<'r> {
+        TarCount { rules, contents: Contents::default(), directories: HashSet::new() }
+    }
+
     fn stream(&mut self, reader: &mut TarReader<'_>) -> Result<(), TarError> {
         while let Some(entry) = reader.next_entry()? {
-            self.entry(&entry);
+            if !self.rules.excludes_entry(&entry) {
+                self.entry(&entry);
+            }
         }
         Ok(())
     }
@@ -233,19 +242,23 @@ impl TarCount {
                 entry.pieces.iter().for_each(|(offset, len)| contents.add_data(*offset, *len));
             }
         }
-        contents.add_attributes(&entry.xattrs);
+        if !self.rules.without_xattrs {
+            contents.add_attributes(&entry.xattrs);
+        }
     }
 }
 
 /// The look at a directory tree.
-#[derive(Default)]
-struct Walk {
+struct Walk<'r> {
     contents: Contents,
     /// Device and inode of what has several names.
     linked: HashSet<(u64, u64)>,
+    rules: &'r Rules,
+    /// Bytes of a path before the part that begins at the top of the tree.
+    top_bytes: usize,
 }
 
-impl Walk {
+impl Walk<'_> {
     fn directory(&mut self, dir: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return read(path, Err(Errno::LOOP));
@@ -253,8 +266,12 @@ impl Walk {
         for name in names(dir, path)? {
             let path = join(path, &name);
             let status = read(&path, sys::status_at(dir.as_fd(), &name))?;
+            let is_dir = status.kind() == FileType::Directory;
+            if self.rules.exclude.has(&path[self.top_bytes..], is_dir) {
+                continue;
+            }
             self.contents.add_name(name.to_bytes());
-            if status.kind() == FileType::Directory {
+            if is_dir {
                 let below = open_in(dir, &name, &path, OFlags::DIRECTORY)?;
                 self.contents.add_directory();
                 self.attributes(&path, Place::Open(below.as_fd()))?;
@@ -301,6 +318,9 @@ impl Walk {
     }
 
     fn attributes(&mut self, path: &[u8], place: Place<'_>) -> Result<()> {
+        if self.rules.without_xattrs {
+            return Ok(());
+        }
         self.contents.add_attributes(&read(path, xattrs(place))?);
         Ok(())
     }

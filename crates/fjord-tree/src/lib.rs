@@ -7,6 +7,7 @@
 mod builder;
 mod contents;
 mod error;
+mod exclude;
 mod extract;
 mod host;
 mod owners;
@@ -17,6 +18,7 @@ mod tar;
 pub use builder::{Populated, Progress, Source, populate};
 pub use contents::Contents;
 pub use error::{Full, Result, TreeError};
+pub use exclude::Exclude;
 pub use extract::{ExtractRules, Extracted, extract, extract_to_stream};
 pub use host::is_root;
 pub use owners::{IdKind, IdOfName, Owners};

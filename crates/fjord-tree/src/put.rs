@@ -49,21 +49,24 @@ pub fn put(
     }
 }
 
-/// Copies a stream into a regular file of an image, which has the mode `mode` and `owner`.
+/// Permission bits of a file that comes from a stream, unless the rules say otherwise.
+const STREAM_MODE: u16 = 0o644;
+
+/// Copies a stream into a regular file of an image. It belongs to root, unless the rules say
+/// otherwise.
 ///
 /// # Errors
 /// As [`put`].
 pub fn put_stream(
     stream: &mut dyn Read,
     (dir, name): (&InodeRef, &[u8]),
-    mode: u16,
-    (uid, gid): (u32, u32),
+    rules: &Rules,
     progress: Progress<'_>,
 ) -> Result<Populated> {
-    let (fs, rules) = (dir.fs(), Rules::default());
-    let mut builder = Builder::over(&fs, &rules, progress);
-    let now = Timespec::now();
-    let meta = Meta { mode, uid, gid, atime: now, mtime: now, xattrs: Vec::new() };
+    let fs = dir.fs();
+    let mut builder = Builder::over(&fs, rules, progress);
+    let (mode, now) = (STREAM_MODE, Timespec::now());
+    let meta = Meta { mode, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
     let spot = Spot { parent: dir, name, path: name };
     let mut buffer = vec![0; COPY_BYTES];
     builder.place(spot, New::File, &mut |builder, inode| {

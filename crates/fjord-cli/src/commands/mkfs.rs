@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{info, tune};
 use crate::{
     failure::{Context, Failure, Result},
-    image, in_use, output, size,
+    image, in_use, output, size, tree_rules, users,
 };
 
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
     /// Put in what is in this directory
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["from_tar", "owner"])]
+    #[arg(long, value_name = "DIR", conflicts_with = "from_tar")]
     from_dir: Option<PathBuf>,
     /// Put in what is in this tar file, plain or compressed with gzip, zstd or xz; - for standard
     /// input; given several times, the files are layers, the lowest first
@@ -50,6 +50,8 @@ pub(crate) struct Args {
     /// Make it even if the image holds a file system already
     #[arg(short, long)]
     force: bool,
+    #[command(flatten)]
+    rules: tree_rules::TreeArgs,
     #[command(flatten)]
     layout: Layout,
     /// Print the outcome as JSON
@@ -92,7 +94,7 @@ struct Layout {
     #[arg(long, value_name = "NxSIZE|none", value_parser = tune::parse_areas)]
     ijournal: Option<tune::Areas>,
     /// Owner of the root directory
-    #[arg(long, value_name = "UID:GID", value_parser = super::put::parse_owner)]
+    #[arg(long, value_name = "USER:GROUP", value_parser = users::owner)]
     owner: Option<(u32, u32)>,
 }
 
@@ -200,8 +202,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => None,
     };
     let mut options = MkfsOptions { size_bytes, ..args.layout.options() };
+    let rules = Rules { root_owner: args.layout.owner, ..args.rules.rules()? };
     let contents = match &mut input {
-        Some(input) => input.measure(size_bytes.is_some())?,
+        Some(input) => input.measure(size_bytes.is_some(), &rules)?,
         None => None,
     };
     match &contents {
@@ -215,7 +218,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => {}
     }
     let (report, populated) = make(&args.image, &options, |device| match input {
-        Some(input) => input.put_in(device, contents.as_ref()).map(Some),
+        Some(input) => input.put_in(device, contents.as_ref(), &rules).map(Some),
         None => Ok(None),
     })?;
     tell(args, report, populated)
@@ -313,26 +316,30 @@ impl Input {
 
     /// What is there to put in; `None` where finding that out would cost more than it gives: a pipe
     /// is kept in a temporary file only when the image's size depends on it.
-    fn measure(&mut self, has_size: bool) -> Result<Option<Contents>> {
+    fn measure(&mut self, has_size: bool, rules: &Rules) -> Result<Option<Contents>> {
         match self {
-            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir)?)),
+            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir, rules)?)),
             Input::Tars(inputs, _) if has_size && !inputs.iter().all(TarInput::can_seek) => {
                 Ok(None)
             }
-            Input::Tars(inputs, _) => Ok(Some(Contents::of_tars(inputs)?)),
+            Input::Tars(inputs, _) => Ok(Some(Contents::of_tars(inputs, rules)?)),
         }
     }
 
-    fn put_in(self, device: FileDevice, contents: Option<&Contents>) -> Result<Populated> {
+    fn put_in(
+        self,
+        device: FileDevice,
+        contents: Option<&Contents>,
+        rules: &Rules,
+    ) -> Result<Populated> {
         let bar = match contents {
             Some(contents) => output::byte_progress(contents.bytes, "copying"),
             None => output::byte_counter("copying"),
         };
         let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
         let device = Arc::new(device);
-        let rules = Rules::default();
         let mut put =
-            |source: Source<'_>| fjord_tree::populate(device.clone(), source, &rules, &mut show);
+            |source: Source<'_>| fjord_tree::populate(device.clone(), source, rules, &mut show);
         let populated = match self {
             Input::Directory(dir) => put(Source::Directory(&dir)),
             Input::Tars(inputs, options) => put(Source::Tars(&inputs, &options)),

@@ -7,17 +7,15 @@ use std::{
 };
 
 use fjord::{FileKind, Fs};
-use fjord_tree::{Destination, Owners, Populated, Rules};
+use fjord_tree::{Destination, Owners, Populated};
 
 use super::mkdir::parse_mode;
 use crate::{
     failure::{Context, Failure, Result},
     image, output,
     paths::{self, Last},
+    tree_rules, users,
 };
-
-/// Permission bits of what comes from standard input.
-const STREAM_MODE: u16 = 0o644;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -39,19 +37,15 @@ pub(crate) struct Args {
     /// Copy a directory with all that is in it
     #[arg(short, long)]
     recursive: bool,
-    /// Owner of what is copied, instead of its own
-    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    /// Owner of all that is copied, instead of its own
+    #[arg(long, value_name = "USER:GROUP", value_parser = users::owner)]
+    #[arg(conflicts_with_all = ["owner_map", "squash_owner"])]
     owner: Option<(u32, u32)>,
     /// Permission bits of regular files, octal, instead of their own
     #[arg(short, long, value_parser = parse_mode)]
     mode: Option<u16>,
-}
-
-/// Two numbers with a colon between them.
-pub(super) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    text.split_once(':')
-        .and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)))
-        .ok_or_else(|| "two numbers are expected, such as 0:0".into())
+    #[command(flatten)]
+    rules: tree_rules::TreeArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -59,17 +53,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !from_stdin {
         check_source(args)?;
     }
+    let mut rules = args.rules.rules()?;
+    rules.file_mode = args.mode;
+    if let Some((uid, gid)) = args.owner {
+        rules.owners = Owners::squashed(uid, gid);
+    }
     let bar = output::byte_counter("copying");
     let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
     let copied = image::change(&args.image, |fs| {
         if from_stdin {
             let (dir, name) = paths::parent(fs, &args.path)?;
-            let (mode, owner) = (args.mode.unwrap_or(STREAM_MODE), args.owner.unwrap_or((0, 0)));
             let stdin = &mut io::stdin().lock();
-            return Ok(fjord_tree::put_stream(stdin, (&dir, &name), mode, owner, &mut show)?);
+            return Ok(fjord_tree::put_stream(stdin, (&dir, &name), &rules, &mut show)?);
         }
-        let owners = args.owner.map_or_else(Owners::default, |(u, g)| Owners::squashed(u, g));
-        let rules = Rules { owners, file_mode: args.mode, ..Rules::default() };
         let destination = destination(fs, args)?;
         Ok(fjord_tree::put(&args.source, &destination, &rules, &mut show)?)
     });

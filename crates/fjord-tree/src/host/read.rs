@@ -24,6 +24,8 @@ struct Walk<'b, 'a> {
     /// Inodes in the image of what has several names in the source, by its key there.
     linked: HashMap<(u64, u64), InodeNo>,
     buffer: Vec<u8>,
+    /// Bytes of a path before the part that begins at the top of the tree.
+    top_bytes: usize,
     /// What cannot be read is listed and left out, instead of ending all.
     goes_on: bool,
 }
@@ -64,6 +66,7 @@ pub(crate) fn from_path(
     let status = read(path, sys::status_at(dir.as_fd(), &own_name))?;
     let found = Found { dir: &dir, name: &own_name, status, path: path.to_vec(), depth: 0 };
     let mut walk = Walk::new(builder, true);
+    walk.top_bytes = top_bytes(path);
     walk.entry(&found, parent, name)
 }
 
@@ -88,6 +91,13 @@ fn directory_in(
 
 pub(crate) fn read<T>(path: &[u8], result: rustix::io::Result<T>) -> Result<T> {
     result.map_err(|errno| TreeError::Source { path: shown(path), source: errno.into() })
+}
+
+/// Bytes of the paths of entries, as [`join`] makes them, before what [`Exclude::has`] asks for.
+///
+/// [`Exclude::has`]: crate::exclude::Exclude::has
+pub(crate) fn top_bytes(root: &[u8]) -> usize {
+    root.len() + usize::from(!root.ends_with(b"/"))
 }
 
 pub(crate) fn join(path: &[u8], name: &CStr) -> Vec<u8> {
@@ -132,7 +142,8 @@ struct Found<'e> {
 
 impl<'b, 'a> Walk<'b, 'a> {
     fn new(builder: &'b mut Builder<'a>, goes_on: bool) -> Walk<'b, 'a> {
-        Walk { builder, linked: HashMap::new(), buffer: vec![0; COPY_BYTES], goes_on }
+        let buffer = vec![0; COPY_BYTES];
+        Walk { builder, linked: HashMap::new(), buffer, top_bytes: 0, goes_on }
     }
 
     /// A directory's contents and attributes, given to `target`.
@@ -141,6 +152,7 @@ impl<'b, 'a> Walk<'b, 'a> {
         let dir = open_root(source)?;
         let status = read(path, sys::status(dir.as_fd()))?;
         let meta = meta(path, &status, Place::Open(dir.as_fd()))?;
+        self.top_bytes = top_bytes(path);
         self.directory(&dir, target, path, 0)?;
         self.finish(target, path, &meta)
     }
@@ -158,6 +170,10 @@ impl<'b, 'a> Walk<'b, 'a> {
         for name in names(dir, path)? {
             let path = join(path, &name);
             let copied = read(&path, sys::status_at(dir.as_fd(), &name)).and_then(|status| {
+                let is_dir = status.kind() == FileType::Directory;
+                if self.builder.rules.exclude.has(&path[self.top_bytes..], is_dir) {
+                    return Ok(());
+                }
                 let found = Found { dir, name: &name, status, path, depth };
                 self.entry(&found, target, name.to_bytes())
             });

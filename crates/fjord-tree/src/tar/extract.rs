@@ -64,7 +64,9 @@ impl<'b, 'a> Extractor<'b, 'a> {
     fn stream(&mut self, name: &str, mut reader: TarReader<'_>) -> Result<()> {
         self.places.begin(name);
         while let Some(entry) = reader.next_entry().map_err(|source| self.places.tar(source))? {
-            self.entry(entry, &mut reader)?;
+            if !self.places.builder.rules.excludes_entry(&entry) {
+                self.entry(entry, &mut reader)?;
+            }
         }
         Ok(())
     }
