@@ -24,11 +24,17 @@ use rustix::io::Errno;
 use crate::error::{Full, Result, TreeError};
 use crate::owners::IdKind;
 use crate::rules::Rules;
+use crate::tar::input::{TarInput, TarOptions};
 
 /// Bytes read from the source at once.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 /// Bytes of the longest name.
 const NAME_BYTES_MAX: usize = 255;
+/// Most bytes of paths and attributes that are kept until the end.
+const DEFERRED_BYTES_MAX: usize = 64 << 20;
+/// Most things that are listed as left out, and bytes of each line.
+const LISTED_MAX: usize = 10_000;
+const LINE_BYTES_MAX: usize = 1024;
 /// Attributes that hold access control lists.
 pub(crate) const ACL_XATTRS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
@@ -50,8 +56,10 @@ pub struct Populated {
 pub enum Source<'a> {
     /// A directory; its entries go to the root of the image.
     Directory(&'a Path),
-    /// A tar stream, not compressed.
+    /// A tar stream, compressed or not.
     Tar(&'a mut dyn io::Read),
+    /// Tar files and standard input, one after the other.
+    Tars(&'a [TarInput], &'a TarOptions),
 }
 
 /// Called after each entry and each piece of data.
@@ -74,7 +82,10 @@ pub fn populate(
     let mut builder = Builder::new(&fs, rules, progress);
     let filled = match source {
         Source::Directory(path) => crate::host::read::from_dir(&mut builder, path),
-        Source::Tar(stream) => crate::tar::extract::from_tar(&mut builder, stream),
+        Source::Tar(stream) => crate::tar::extract::from_stream(&mut builder, stream),
+        Source::Tars(inputs, options) => {
+            crate::tar::extract::from_inputs(&mut builder, inputs, options)
+        }
     };
     let filled = filled.and_then(|()| builder.finish());
     // The image is made clean even when the contents did not fit.
@@ -119,13 +130,36 @@ pub(crate) enum New<'n> {
 }
 
 impl New<'_> {
-    fn make(self, parent: &InodeRef, name: &[u8], cred: &Cred) -> fjord::Result<InodeRef> {
+    pub(crate) fn make(
+        self,
+        parent: &InodeRef,
+        name: &[u8],
+        cred: &Cred,
+    ) -> fjord::Result<InodeRef> {
         match self {
             New::File => parent.create(name, 0o600, cred),
             New::Symlink(target) => parent.symlink(name, target, cred),
             New::Node { mode, device } => parent.mknod(name, mode, device.to_u32(), cred),
         }
     }
+}
+
+/// Adds a line to a list for people, unless it is long already.
+fn list(lines: &mut Vec<String>, mut what: String) {
+    if lines.len() > LISTED_MAX {
+        return;
+    }
+    if lines.len() == LISTED_MAX {
+        "more, which are not listed".clone_into(&mut what);
+    }
+    what.truncate(what.floor_char_boundary(LINE_BYTES_MAX));
+    lines.push(what);
+}
+
+/// Memory that waits for the end with a directory.
+fn deferred_bytes(path: &[u8], meta: &Meta) -> usize {
+    let xattrs: usize = meta.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+    path.len() + xattrs
 }
 
 /// Puts entries into a mounted image.
@@ -137,6 +171,8 @@ pub(crate) struct Builder<'a> {
     /// The image had contents before: what a new entry inherits is taken from it.
     over: bool,
     directories: BTreeMap<InodeNo, (Vec<u8>, Meta)>,
+    /// Bytes of paths and attributes that they hold.
+    deferred_bytes: usize,
     /// Temporary names given so far.
     beside_count: u32,
     progress: Progress<'a>,
@@ -157,6 +193,7 @@ impl<'a> Builder<'a> {
             rules,
             over: false,
             directories: BTreeMap::new(),
+            deferred_bytes: 0,
             beside_count: 0,
             progress,
         }
@@ -182,27 +219,6 @@ impl<'a> Builder<'a> {
             return TreeError::Engine { path, source };
         }
         TreeError::Full { path, of: Full::of(self.fs) }
-    }
-
-    /// The directory of this name, made when it is not there.
-    pub(crate) fn directory(
-        &mut self,
-        parent: &InodeRef,
-        name: &[u8],
-        path: &[u8],
-    ) -> Result<InodeRef> {
-        match parent.mkdir(name, 0o755, &self.cred) {
-            Err(error) if error.is(Errno::EXIST) => {
-                let there = self.at(path, parent.lookup(name))?;
-                if there.attr().kind() == FileKind::Directory {
-                    return Ok(there);
-                }
-                drop(there);
-                self.at(path, parent.unlink(name))?;
-                self.at(path, parent.mkdir(name, 0o755, &self.cred))
-            }
-            result => self.at(path, result),
-        }
     }
 
     /// Makes an entry that is no directory, completes it by `fill`, and gives it its name.
@@ -306,12 +322,48 @@ impl<'a> Builder<'a> {
     /// Sets attributes now or, for a directory, at the end; counts the entry.
     pub(crate) fn finish_entry(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
         if inode.attr().kind() == FileKind::Directory {
-            self.directories.insert(inode.ino(), (path.to_vec(), meta));
+            self.defer(inode, path, meta)?;
         } else {
             self.apply(inode, path, &meta)?;
         }
         self.count_entry();
         Ok(())
+    }
+
+    /// Sets attributes of a directory at the end.
+    ///
+    /// # Errors
+    /// [`TreeError::Usage`] when what is kept until then is too much for the memory.
+    pub(crate) fn defer(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
+        self.forget(inode.ino());
+        self.deferred_bytes += deferred_bytes(path, &meta);
+        if self.deferred_bytes > DEFERRED_BYTES_MAX {
+            return Err(TreeError::Usage(format!(
+                "{}: the extended attributes of directories are more than {} MiB; they do not fit \
+                 the memory",
+                shown(path),
+                DEFERRED_BYTES_MAX >> 20
+            )));
+        }
+        self.directories.insert(inode.ino(), (path.to_vec(), meta));
+        Ok(())
+    }
+
+    /// Nothing is left to set for a directory, for it is gone.
+    pub(crate) fn forget(&mut self, ino: InodeNo) {
+        if let Some((path, meta)) = self.directories.remove(&ino) {
+            self.deferred_bytes -= deferred_bytes(&path, &meta);
+        }
+    }
+
+    /// Lists a record or an entry that says nothing fjord takes over.
+    pub(crate) fn skip(&mut self, what: String) {
+        list(&mut self.done.skipped, what);
+    }
+
+    /// Lists what could not be kept.
+    pub(crate) fn not_kept(&mut self, what: String) {
+        list(&mut self.done.unkept, what);
     }
 
     pub(crate) fn count_entry(&mut self) {

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -19,6 +20,8 @@ use crate::host::DEPTH_MAX;
 use crate::host::read::{for_data, join, names, open_in, open_root, read, top_bytes, xattrs};
 use crate::host::sys::{self, Place, Status};
 use crate::rules::Rules;
+use crate::tar::error::TarError;
+use crate::tar::input::TarInput;
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
 
 /// Block sizes that a measure keeps its count for: 1 KiB to 64 KiB.
@@ -60,20 +63,30 @@ impl Contents {
         Ok(walk.contents)
     }
 
-    /// Reads a tar stream to its end.
+    /// Reads a tar stream, compressed or not, to its end.
     ///
     /// # Errors
-    /// [`TreeError::Source`](crate::TreeError::Source) when it cannot be read or is no tar.
+    /// [`TreeError::Tar`](crate::TreeError::Tar) when it cannot be read or is no tar.
     pub fn of_tar(stream: &mut dyn Read, rules: &Rules) -> Result<Contents> {
-        let mut reader = TarReader::new(stream);
-        let mut contents = Contents::default();
-        let mut directories = HashSet::new();
-        while let Some(entry) = reader.next_entry()? {
-            if !rules.excludes_entry(&entry) {
-                contents.tar_entry(&entry, &mut directories);
-            }
+        let mut count = TarCount::new(rules);
+        let counted =
+            TarReader::new(stream, false).and_then(|mut reader| count.stream(&mut reader));
+        let name = || "the tar stream".to_owned();
+        counted.map_err(|source| TreeError::Tar { name: name(), source })?;
+        Ok(count.contents)
+    }
+
+    /// Reads tar files and standard input to their ends, and leaves them as they were. What later
+    /// ones replace is counted too.
+    ///
+    /// # Errors
+    /// As [`Contents::of_tar`].
+    pub fn of_tars(inputs: &mut [TarInput], rules: &Rules) -> Result<Contents> {
+        let mut count = TarCount::new(rules);
+        for input in inputs {
+            input.measured(|reader| count.stream(reader))?;
         }
-        Ok(contents)
+        Ok(count.contents)
     }
 
     /// Blocks of `block_size` bytes that they need: data, attributes, directories that may be half
@@ -90,7 +103,8 @@ impl Contents {
             return;
         }
         for (blocks, shift) in self.blocks.iter_mut().zip(BLOCK_SHIFTS) {
-            *blocks += (offset.saturating_add(len - 1) >> shift) - (offset >> shift) + 1;
+            let last = offset.saturating_add(len - 1) >> shift;
+            *blocks = blocks.saturating_add(last - (offset >> shift) + 1);
         }
     }
 
@@ -122,29 +136,67 @@ impl Contents {
             self.add_blocks(0, bytes as u64);
         }
     }
+}
 
-    fn tar_entry(&mut self, entry: &TarEntry, directories: &mut HashSet<Vec<u8>>) {
-        let mut parts: Vec<&[u8]> =
-            entry.path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
-        self.add_name(parts.last().copied().unwrap_or_default());
-        if entry.kind != TarKind::Directory {
-            parts.pop();
-        }
-        // Directories are made on the way, named by an entry or not.
-        for count in 1..=parts.len() {
-            if directories.insert(parts[..count].join(&b'/')) {
-                self.add_directory();
+/// Directories of tar streams that are remembered, so that they are counted once.
+const DIRECTORIES_MAX: usize = 1 << 20;
+
+/// The look at tar streams.
+struct TarCount<'r> {
+    rules: &'r Rules,
+    contents: Contents,
+    /// Hashes of paths. Two that are the same only make the count too small by one.
+    directories: HashSet<u64>,
+}
+
+impl<'r> TarCount<'r> {
+    fn new(rules: &'r Rules) -> TarCount<'r> {
+        TarCount { rules, contents: Contents::default(), directories: HashSet::new() }
+    }
+
+    fn stream(&mut self, reader: &mut TarReader<'_>) -> Result<(), TarError> {
+        while let Some(entry) = reader.next_entry()? {
+            if !self.rules.excludes_entry(&entry) {
+                self.entry(&entry);
             }
         }
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: &TarEntry) {
+        let parts = entry.path.split(|byte| *byte == b'/');
+        let mut parts = parts.filter(|part| !part.is_empty() && *part != b".").peekable();
+        let mut path = DefaultHasher::new();
+        // Directories are made on the way, named by an entry or not.
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                self.contents.add_name(part);
+                if entry.kind != TarKind::Directory {
+                    break;
+                }
+            }
+            path.write(part);
+            path.write_u8(b'/');
+            if self.directories.len() == DIRECTORIES_MAX {
+                // Some are counted again: rather too many than memory without end.
+                self.directories.clear();
+            }
+            if self.directories.insert(path.finish()) {
+                self.contents.add_directory();
+            }
+        }
+        let contents = &mut self.contents;
         match entry.kind {
             TarKind::Directory | TarKind::HardLink | TarKind::Other(_) => {}
-            TarKind::Symlink => self.add_link(&entry.link),
+            TarKind::Symlink => contents.add_link(&entry.link),
             _ => {
-                self.inodes += 1;
-                entry.pieces.iter().for_each(|(offset, len)| self.add_data(*offset, *len));
+                contents.inodes += 1;
+                entry.pieces.iter().for_each(|(offset, len)| contents.add_data(*offset, *len));
             }
         }
-        self.add_attributes(&entry.xattrs);
+        if !self.rules.without_xattrs {
+            contents.add_attributes(&entry.xattrs);
+        }
     }
 }
 

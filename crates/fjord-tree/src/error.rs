@@ -4,6 +4,8 @@ use fjord::Fs;
 use fjord_mkfs::MkfsError;
 use thiserror::Error;
 
+use crate::tar::error::TarError;
+
 /// Result of moving a tree.
 pub type Result<T, E = TreeError> = std::result::Result<T, E>;
 
@@ -83,6 +85,14 @@ pub enum TreeError {
         /// What failed.
         source: std::io::Error,
     },
+    /// A tar stream cannot be read, or has what cannot be put into an image.
+    #[error("{name}: {source}")]
+    Tar {
+        /// Name of the stream.
+        name: String,
+        /// What is wrong with it.
+        source: TarError,
+    },
     /// The copy cannot be written.
     #[error("cannot write {path}: {source}")]
     Target {
@@ -142,10 +152,4 @@ pub enum TreeError {
         /// What failed.
         source: fjord::Error,
     },
-}
-
-impl From<std::io::Error> for TreeError {
-    fn from(source: std::io::Error) -> Self {
-        TreeError::Source { path: "the tar stream".to_owned(), source }
-    }
 }

@@ -26,3 +26,6 @@ pub use host::is_root;
 pub use owners::{IdKind, IdOfName, Owners};
 pub use put::{Destination, put, put_stream};
 pub use rules::Rules;
+pub use tar::compress::{CompressError, Compression};
+pub use tar::error::{EntryError, HeaderError, TarError};
+pub use tar::input::{TarInput, TarOptions};

@@ -1,8 +1,7 @@
 //! `fjord mkfs`: make a new image, empty or with contents.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufReader, IsTerminal, Read, Seek},
+    io::{self, IsTerminal, Seek},
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,7 +9,7 @@ use std::{
 
 use fjord_block::FileDevice;
 use fjord_mkfs::{Held, IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
-use fjord_tree::{Contents, Populated, Room, Rules, Source, TreeError};
+use fjord_tree::{Contents, Populated, Room, Rules, Source, TarInput, TarOptions, TreeError};
 use serde::Serialize;
 
 use super::tune;
@@ -26,11 +25,13 @@ mod target;
 #[command(after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\n\
 The size of a new image with contents, when not given, is the smallest that holds them, a tenth \
 more and 4 MiB: the directory, or the tar file, is looked through first. Owners, modes, times, \
-links, holes, devices and attributes are kept; what cannot be is listed \
-(of a tar file: its access lists).\n\nExamples:\n  \
+links, holes, devices, attributes and access lists are kept; what cannot be is listed. A tar \
+stream that comes through a pipe is kept in a temporary file (TMPDIR) until its size is known, \
+unless --size is given.\n\nExamples:\n  \
 fjord mkfs --size 1G disk.img\n  fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img\n  \
 fjord mkfs --from-dir rootfs disk.img\n  \
-zcat layer.tar.gz | fjord mkfs --size 2G --from-tar - disk.img")]
+docker export box | fjord mkfs --from-tar - disk.img\n  \
+fjord mkfs --from-tar base.tar.gz --from-tar app.tar.zst disk.img")]
 pub(crate) struct Args {
     /// Image file (made if it does not exist) or block device
     image: PathBuf,
@@ -41,9 +42,14 @@ pub(crate) struct Args {
     /// Put in what is in this directory
     #[arg(long, value_name = "DIR", conflicts_with = "from_tar")]
     from_dir: Option<PathBuf>,
-    /// Put in what is in this tar file, not compressed; - for standard input
+    /// Put in what is in this tar file, plain or compressed with gzip, zstd or xz; - for standard
+    /// input; given several times, the files are layers, the lowest first
     #[arg(long, value_name = "FILE")]
-    from_tar: Option<PathBuf>,
+    from_tar: Vec<PathBuf>,
+    /// The tar file is a layer of an OCI image: whiteouts (.wh.NAME) remove what lower layers have;
+    /// several tar files always are
+    #[arg(long, requires = "from_tar")]
+    oci: bool,
     /// Make it even if the file or device holds something already
     #[arg(short, long)]
     force: bool,
@@ -193,7 +199,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.force {
         refuse_held(&args.image, held)?;
     }
-    let input = Input::of(args)?;
+    let mut input = Input::of(args)?;
     let rules = Rules { root_owner: args.layout.owner, ..args.rules.rules()? };
     let target = Target::new(&args.image, held == Held::Nothing)?;
     let mut options = args.layout.options();
@@ -201,7 +207,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if input.is_some() {
         options.block_size = options.block_size.or(Some(CONTENTS_BLOCK_SIZE));
     }
-    let contents = input.as_ref().map_or(Ok(None), |input| input.measure(&rules))?;
+    let contents = match &mut input {
+        Some(input) => input.measure(options.size_bytes.is_some(), &rules)?,
+        None => None,
+    };
     match &contents {
         Some(contents) => options = contents.fit(&options, Room::Usual)?,
         None if options.size_bytes.is_none() => {
@@ -299,8 +308,7 @@ fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()>
 /// Where the contents of a new image come from.
 enum Input {
     Directory(PathBuf),
-    TarFile(PathBuf, File),
-    TarStream,
+    Tars(Vec<TarInput>, TarOptions),
 }
 
 impl Input {
@@ -309,34 +317,34 @@ impl Input {
         if let Some(dir) = &args.from_dir {
             return Ok(Some(Input::Directory(dir.clone())));
         }
-        let Some(path) = &args.from_tar else { return Ok(None) };
-        if path.as_os_str() != "-" {
-            // A pipe can be read once only, and opening one waits.
-            if fs::metadata(path).context(path.display())?.is_file() {
-                let file = File::open(path).context(path.display())?;
-                return Ok(Some(Input::TarFile(path.clone(), file)));
+        if args.from_tar.is_empty() {
+            return Ok(None);
+        }
+        let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
+        if args.from_tar.iter().filter(is_stdin).count() > 1 {
+            return Err(Failure::usage("standard input (-) can be given once only"));
+        }
+        let open = |path: &PathBuf| match is_stdin(&path) {
+            false => Ok(TarInput::open(path)?),
+            true if io::stdin().is_terminal() => {
+                Err(Failure::usage("standard input is a terminal; a tar stream is expected"))
             }
-            return Err(Failure::usage(format!(
-                "{} is no regular file; give the stream as standard input: --from-tar -",
-                path.display()
-            )));
-        }
-        if io::stdin().is_terminal() {
-            return Err(Failure::usage("standard input is a terminal; a tar stream is expected"));
-        }
-        Ok(Some(Input::TarStream))
+            true => Ok(TarInput::stdin()?),
+        };
+        let inputs = args.from_tar.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let layers = args.oci || inputs.len() > 1;
+        Ok(Some(Input::Tars(inputs, TarOptions { layers, ..TarOptions::default() })))
     }
 
-    /// What is there to put in; `None` where that shows only at the end.
-    fn measure(&self, rules: &Rules) -> Result<Option<Contents>> {
+    /// What is there to put in; `None` where finding that out would cost more than it gives: a pipe
+    /// is kept in a temporary file only when the image's size depends on it.
+    fn measure(&mut self, has_size: bool, rules: &Rules) -> Result<Option<Contents>> {
         match self {
             Input::Directory(dir) => Ok(Some(Contents::of_directory(dir, rules)?)),
-            Input::TarFile(path, file) => {
-                let measured = Contents::of_tar(&mut BufReader::new(file), rules);
-                (&*file).rewind().context(path.display())?;
-                Ok(Some(measured.context(path.display())?))
+            Input::Tars(inputs, _) if has_size && !inputs.iter().all(TarInput::can_seek) => {
+                Ok(None)
             }
-            Input::TarStream => Ok(None),
+            Input::Tars(inputs, _) => Ok(Some(Contents::of_tars(inputs, rules)?)),
         }
     }
 
@@ -356,8 +364,7 @@ impl Input {
             |source: Source<'_>| fjord_tree::populate(device.clone(), source, rules, &mut show);
         let populated = match self {
             Input::Directory(dir) => put(Source::Directory(&dir)),
-            Input::TarFile(_, file) => put(Source::Tar(&mut BufReader::new(file))),
-            Input::TarStream => put(Source::Tar(&mut io::stdin().lock() as &mut dyn Read)),
+            Input::Tars(inputs, options) => put(Source::Tars(&inputs, &options)),
         };
         bar.finish_and_clear();
         Ok(populated?)
