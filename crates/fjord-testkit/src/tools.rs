@@ -65,6 +65,11 @@ pub const TOOLS: &[Tool] = &[
     tool("sqlite3", "sqlite3", "database workloads"),
     tool("git", "git", "clone and fsck through the mount"),
     tool("tar", "tar", "unpacks real trees"),
+    tool("bsdtar", "libarchive-tools", "writes and reads tar streams of libarchive"),
+    tool("gzip", "gzip", "compresses tar streams"),
+    tool("zstd", "zstd", "compresses tar streams"),
+    tool("xz", "xz-utils", "compresses tar streams"),
+    tool("id", "coreutils", "tells the numbers of users"),
 ];
 
 /// The directory entry of `program` in PATH, /usr/sbin or /sbin.

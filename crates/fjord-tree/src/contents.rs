@@ -139,7 +139,7 @@ impl Contents {
 }
 
 /// Directories of tar streams that are remembered, so that they are counted once.
-const DIRECTORIES_MAX: usize = 1 << 20;
+const DIRECTORIES_MAX: usize = 1 << 18;
 
 /// The look at tar streams.
 struct TarCount<'r> {

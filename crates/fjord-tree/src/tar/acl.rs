@@ -2,8 +2,8 @@
 //! `SCHILY.acl.default`.
 //!
 //! Owns whom a name means. Invariant: nobody can do more by the list that comes out than by the
-//! text and the mode of the entry: what has no number is taken out, and those whom it may have
-//! concerned get no more than it allowed.
+//! text: what has no number is taken out, and those whom it may have concerned get no more than it
+//! allowed.
 //!
 //! Format: acl(5), "long text form" and "short text form"; star adds the number as a fourth field.
 
@@ -64,7 +64,9 @@ pub(crate) struct Numbered {
     pub(crate) unknown: Vec<String>,
 }
 
-/// Reads a list. `mode` limits an access list; a default one has no mode.
+/// Reads a list. `mode` is that of an entry with an access list; it says what a mask that the text
+/// lacks is. Else the text counts alone, since some programs write the owning group's permissions
+/// where the mode has the mask. A default list has no mode.
 ///
 /// `None` when the text is no valid list.
 pub(crate) fn parse(text: &[u8], mode: Option<u16>, owners: &Owners) -> Option<Numbered> {
@@ -180,12 +182,10 @@ impl List {
         let has_named = self.entries.iter().any(|entry| named(entry.tag));
         let has_mask = self.entries.iter().any(|entry| entry.tag == AclTag::Mask);
         if has_named && !has_mask {
-            // What acl(5) has setfacl work out: nothing is masked.
-            self.entries.push(AclEntry { tag: AclTag::Mask, perm: PERM_MASK });
+            // It is what the mode has for the group.
+            let perm = mode.map_or(PERM_MASK, |mode| mode >> 3 & PERM_MASK);
+            self.entries.push(AclEntry { tag: AclTag::Mask, perm });
             self.entries.sort_by_key(|entry| place(entry.tag));
-        }
-        if let Some(mode) = mode {
-            self.limit_by_mode(mode);
         }
         Some(Numbered { acl: Acl::new(self.entries)?, unknown: self.unknown })
     }
@@ -204,20 +204,6 @@ impl List {
                 AclTag::Other if !self.unknown.is_empty() => users & groups & mask,
                 _ => PERM_MASK,
             };
-        }
-    }
-
-    fn limit_by_mode(&mut self, mode: u16) {
-        let has_mask = self.entries.iter().any(|entry| entry.tag == AclTag::Mask);
-        for entry in &mut self.entries {
-            let shift = match entry.tag {
-                AclTag::UserObj => 6,
-                AclTag::Mask => 3,
-                AclTag::GroupObj if !has_mask => 3,
-                AclTag::Other => 0,
-                _ => continue,
-            };
-            entry.perm &= mode >> shift & PERM_MASK;
         }
     }
 }
@@ -269,13 +255,6 @@ mod tests {
 
     #[test]
     fn nothing_widens() {
-        // The mode says less than the list.
-        let text = "user::rwx,user:lisa:rwx,group::rwx,mask::rwx,other::rwx";
-        assert_eq!(shown(text, 0o640).as_deref(), Some("u::6 u:502:7 g::7 m::4 o::0"));
-        assert_eq!(
-            shown("user::rwx,group::rwx,other::rwx", 0o640).as_deref(),
-            Some("u::6 g::4 o::0")
-        );
         // Somebody without a number was shut out: all that may be him are.
         let text = "user::rw-,user:mallory:---,group::rw-,group:toolies:rw-,mask::rw-,other::r--";
         assert_eq!(

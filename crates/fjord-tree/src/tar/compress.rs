@@ -327,6 +327,12 @@ impl<R: BufRead> ZstdFrames<R> {
                 Err(FrameDecoderError::ReadFrameHeaderError(
                     ReadFrameHeaderError::BadMagicNumber(_),
                 )) => return Err(CompressError::Trailing(Compression::Zstd).into()),
+                // Less than a magic number.
+                Err(FrameDecoderError::ReadFrameHeaderError(
+                    ReadFrameHeaderError::MagicNumberReadError(error),
+                )) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(CompressError::Trailing(Compression::Zstd).into());
+                }
                 Err(error) => return Err(zstd_error(error)),
             }
         }

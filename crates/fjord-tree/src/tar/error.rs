@@ -5,6 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use super::compress::{CompressError, seems_to_be};
+use crate::builder::shown;
 
 /// Why a tar stream cannot be put into an image.
 #[derive(Debug, Error)]
@@ -189,6 +190,16 @@ pub enum EntryError {
     /// A whiteout that removes nothing that has a name.
     #[error("a whiteout without a name")]
     Whiteout,
+}
+
+/// A name for messages, without the middle of a very long one.
+pub(super) fn short(name: &[u8]) -> String {
+    const END_BYTES: usize = 200;
+    if name.len() <= 2 * END_BYTES {
+        return shown(name);
+    }
+    let (start, end) = (&name[..END_BYTES], &name[name.len() - END_BYTES..]);
+    format!("{}...{}", shown(start), shown(end))
 }
 
 impl From<io::Error> for TarError {

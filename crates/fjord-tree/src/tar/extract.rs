@@ -10,7 +10,7 @@ use fjord::{InodeRef, Timespec};
 use fjord_format::inode::{DeviceNumber, S_IFBLK, S_IFCHR, S_IFIFO};
 use rustix::io::Errno;
 
-use super::error::EntryError;
+use super::error::{EntryError, short};
 use super::input::{TarInput, TarOptions};
 use super::place::{Place, Places, parts};
 use super::stream::{TarEntry, TarKind, TarReader};
@@ -83,7 +83,10 @@ impl<'b, 'a> Extractor<'b, 'a> {
         if self.places.layers() && self.whiteout(&parts, path)? {
             return Ok(());
         }
-        self.leave_out(&mut entry, path);
+        if entry.kind != TarKind::HardLink {
+            // Another name of a file says nothing new of it.
+            self.leave_out(&mut entry, path);
+        }
         let Some((name, way)) = parts.split_last() else {
             if entry.kind != TarKind::Directory {
                 return Err(self.places.refuse(path, EntryError::NoName));
@@ -187,7 +190,7 @@ impl<'b, 'a> Extractor<'b, 'a> {
         let Some((target_name, way)) = parts.split_last() else {
             return Err(self.places.refuse(path, EntryError::NoTarget));
         };
-        let missing = || EntryError::MissingTarget(shown(link));
+        let missing = || EntryError::MissingTarget(short(link));
         let Some(target_parent) = self.places.find_parent(way, path)? else {
             return Err(self.places.refuse(path, missing()));
         };
@@ -198,7 +201,7 @@ impl<'b, 'a> Extractor<'b, 'a> {
             result => self.places.builder.at(path, result)?,
         };
         if target.attr().kind() == fjord::FileKind::Directory {
-            return Err(self.places.refuse(path, EntryError::LinkToDirectory(shown(link))));
+            return Err(self.places.refuse(path, EntryError::LinkToDirectory(short(link))));
         }
         match place.parent.link(&target, place.name) {
             Err(error) if error.is(Errno::EXIST) => {

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use fjord::{FileKind, InodeNo, InodeRef, Timespec};
 use rustix::io::Errno;
 
-use super::error::{EntryError, TarError};
+use super::error::{EntryError, TarError, short};
 use crate::builder::{Builder, Meta, shown};
 use crate::error::{Result, TreeError};
 
@@ -64,7 +64,7 @@ impl Way<'_> {
     /// How far it has led, for messages.
     fn so_far(&self, name: &[u8]) -> String {
         let left = self.parts.len().saturating_sub(self.rest.len());
-        if self.links == 0 { shown(&self.parts[..left].join(&b'/')) } else { shown(name) }
+        if self.links == 0 { short(&self.parts[..left].join(&b'/')) } else { short(name) }
     }
 }
 
@@ -108,7 +108,7 @@ impl<'b, 'a> Places<'b, 'a> {
 
     /// An error of the entry at `path`.
     pub(super) fn refuse(&self, path: &[u8], reason: EntryError) -> TreeError {
-        self.tar(TarError::Entry { path: shown(path), reason })
+        self.tar(TarError::Entry { path: short(path), reason })
     }
 
     /// An error of the stream.
@@ -215,7 +215,7 @@ impl<'b, 'a> Places<'b, 'a> {
     ) -> Result<InodeRef> {
         let target = self.builder.at(way.path, link.read_link())?;
         if !self.layers {
-            let (link, target) = (way.so_far(name), shown(&target));
+            let (link, target) = (way.so_far(name), short(&target));
             return Err(self.refuse(way.path, EntryError::BelowLink { link, target }));
         }
         way.links += 1;
@@ -243,7 +243,8 @@ impl<'b, 'a> Places<'b, 'a> {
         let made = parent.mkdir(name, 0o755, &self.builder.cred);
         let inode = self.builder.at(path, made)?;
         let meta = Meta { mode: 0o755, uid: 0, gid: 0, atime: mtime, mtime, xattrs: Vec::new() };
-        self.builder.defer(&inode, path, meta)?;
+        // Its own name will do for messages: a long way has as many directories as parts.
+        self.builder.defer(&inode, name, meta)?;
         Ok(inode)
     }
 
@@ -261,7 +262,7 @@ impl<'b, 'a> Places<'b, 'a> {
             FileKind::Directory => return Ok(there),
             FileKind::Symlink if !self.layers => {
                 let target = self.builder.at(place.path, there.read_link())?;
-                let reason = EntryError::DirectoryOverLink(shown(&target));
+                let reason = EntryError::DirectoryOverLink(short(&target));
                 return Err(self.refuse(place.path, reason));
             }
             _ => {}

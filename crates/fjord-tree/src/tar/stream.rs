@@ -13,7 +13,7 @@ use fjord::Timespec;
 
 use super::acl::{self, Owners};
 use super::compress::Plain;
-use super::error::{HeaderError, TarError};
+use super::error::{EntryError, HeaderError, TarError, short};
 use super::header::{BLOCK, Format, Header, text};
 use super::pax::{Records, decimal, libarchive_xattr, parse_time};
 use super::sparse::{DataMap, PaxSparse, Piece, check_pieces, further_pieces, header_map};
@@ -193,7 +193,7 @@ impl<'a> TarReader<'a> {
     fn cut(&self) -> TarError {
         let entry = match &self.current[..] {
             [] => "a header".to_owned(),
-            path => format!("the entry {}", crate::builder::shown(path)),
+            path => format!("the entry {}", short(path)),
         };
         TarError::Cut { at: self.at, entry }
     }
@@ -278,12 +278,13 @@ impl<'a> TarReader<'a> {
         self.current.clear();
         let mut extensions = Extensions::default();
         loop {
-            let Some(header) = self.header()? else {
-                return if extensions.is_empty() { Ok(None) } else { Err(self.cut()) };
-            };
+            let header = self.header()?;
             if self.end_marked && !extensions.is_empty() {
                 return Err(self.bad(HeaderError::Orphan));
             }
+            let Some(header) = header else {
+                return if extensions.is_empty() { Ok(None) } else { Err(self.cut()) };
+            };
             self.end_marked = false;
             let size = header.size().map_err(|reason| self.bad(reason))?;
             match header.type_flag() {
@@ -382,8 +383,8 @@ impl<'a> TarReader<'a> {
     /// Access lists become attributes, unless they came as such.
     fn attributes(&self, entry: &mut TarEntry, applied: &mut Applied) -> Result<()> {
         let no_list = |list| TarError::Entry {
-            path: crate::builder::shown(&entry.path),
-            reason: super::error::EntryError::AccessList(list),
+            path: short(&entry.path),
+            reason: EntryError::AccessList(list),
         };
         let lists = [
             ("SCHILY.acl.access", ACCESS_XATTR, applied.access_list.take(), Some(entry.mode)),
@@ -446,7 +447,7 @@ impl<'a> TarReader<'a> {
         Ok(())
     }
 
-    /// Bytes of data that follow the header. Those of other things than files have none, whatever
+    /// Bytes of data that follow the header and are still to be read. Those of other things than files have none, whatever
     /// they state; only lists of directories and, in pax streams, hard links do.
     fn stored(&mut self, header: &Header, stated: u64) -> Result<u64> {
         match kind(header.type_flag()) {
@@ -462,7 +463,16 @@ impl<'a> TarReader<'a> {
                     let next = Header(block);
                     next.is_zero() || next.check_sum().is_ok()
                 });
-                Ok(if no_data { 0 } else { stated })
+                if no_data {
+                    return Ok(0);
+                }
+                // They are those of the target: nobody reads them.
+                self.peeked = None;
+                self.begin_data(stated);
+                self.data_left = 0;
+                self.padding = stated.saturating_add(self.padding) - BLOCK as u64;
+                self.skip_rest()?;
+                Ok(0)
             }
             _ => Ok(0),
         }
