@@ -325,3 +325,94 @@ fn wrong_arguments_are_refused() -> Result<()> {
     mkfs(&[], &scratch.join("holes"))?.ok()?;
     Ok(())
 }
+
+fn features(img: &Path) -> Result<Vec<String>> {
+    let mut words: Vec<String> =
+        field(img, "Filesystem features:")?.split_whitespace().map(str::to_owned).collect();
+    words.sort();
+    Ok(words)
+}
+
+#[test]
+fn options_of_mke2fs_mean_the_same() -> Result<()> {
+    let scratch = Scratch::new("habits")?;
+    let (tree, img, theirs, tar) =
+        (scratch.join("tree"), scratch.join("image"), scratch.join("theirs"), scratch.join("tar"));
+    make_tree(&tree, 3, 5000)?;
+    tools::require(&["setfattr"])?;
+    shell(r#"setfattr -n user.x -v y "$1/0"; tar -C "$1" --xattrs -cf "$2" ."#, &[&tree, &tar])?;
+    for args in [
+        &["-q", "-t", "ext2"][..],
+        &["-q", "-t", "ext3", "-b", "1024"],
+        &["-q", "-t", "ext4", "-E", "root_owner=5:6,nodiscard,lazy_itable_init=1"],
+        &["-q", "-t", "ext3", "-O", "extent,^dir_index", "-b", "4096"],
+    ] {
+        for size in ["20480", "20M", "40960s"] {
+            let _ = (fs::remove_file(&img), fs::remove_file(&theirs));
+            let all = |img: &Path| [args, &[text(img), size]].concat().join(" ");
+            let (ours, others) = (all(&img), all(&theirs));
+            let said = fjord(&[&["mkfs"], &ours.split(' ').collect::<Vec<_>>()[..]].concat())?;
+            ensure!(said.ok()?.stdout.is_empty(), "-q is not quiet");
+            tools::run(tools::command("mke2fs")?.arg("-F").args(others.split(' ')))?.ok()?;
+            image::e2fsck_clean(&img)?;
+            for name in ["Block count:", "Block size:", "Inode count:", "Inode size:"] {
+                ensure!(field(&img, name)? == field(&theirs, name)?, "{args:?} {size}: {name}");
+            }
+            ensure!(features(&img)? == features(&theirs)?, "{args:?}: {:?}", features(&img)?);
+        }
+    }
+    let root = image::debugfs(&img, "stat /")?;
+    ensure!(root.contains("User:     0"), "{root}");
+    for (source, attribute) in [(&tree, true), (&tar, true), (&tree, false)] {
+        let seed = "-E hash_seed=00112233-4455-6677-8899-aabbccddeeff,root_owner=7:8,stride=4";
+        let more = if attribute { "" } else { ",no_copy_xattrs" };
+        let extended = format!("{seed}{more}");
+        let mut args = vec!["-F", "-d", text(source)];
+        args.extend(extended.split(' '));
+        let said = mkfs(&args, &img)?.ok()?;
+        ensure!(said.stderr.contains("stride has no effect"), "{said:?}");
+        let hash_seed = field(&img, "Directory Hash Seed:")?;
+        ensure!(hash_seed == "00112233-4455-6677-8899-aabbccddeeff", "{hash_seed}");
+        let root = image::debugfs(&img, "stat /")?;
+        ensure!(root.contains("User:     7") && root.contains("Group:     8"), "{root}");
+        let listed = image::debugfs(&img, "ea_list /0")?;
+        ensure!(listed.contains("user.x") == attribute, "{source:?}: {listed}");
+    }
+    let other = scratch.join("other");
+    for (args, word) in [
+        (&["-t", "xfs", "-s", "16M"][..], "ext4"),
+        (&["-E", "frobnicate=1", "-s", "16M"], "frobnicate"),
+        (&["-E", "offset=512", "-s", "16M"], "offset"),
+        (&["--extra-space", "1M"], "contents"),
+        (&["-d", text(&tree), "--from-dir", text(&tree)], "--from-dir"),
+    ] {
+        let said = mkfs(args, &other)?.expect_code(&[USAGE])?;
+        ensure!(said.stderr.contains(word) && !other.exists(), "{args:?}: {said:?}");
+    }
+    for size in ["x", "16Q", "99999999999999999999"] {
+        fjord(&["mkfs", text(&other), size])?.expect_code(&[USAGE])?;
+    }
+    fjord(&["mkfs", "-s", "16M", text(&other), "16M"])?.expect_code(&[USAGE])?;
+    Ok(())
+}
+
+#[test]
+fn extra_space_is_left_free() -> Result<()> {
+    let scratch = Scratch::new("extra")?;
+    let (tree, img) = (scratch.join("tree"), scratch.join("image"));
+    make_tree(&tree, 50, 100_000)?;
+    let mut before = 0;
+    for extra_mib in [0, 1, 30] {
+        let extra = format!("{extra_mib}M");
+        mkfs(&["-f", "-m", "0", "--extra-space", &extra, "--from-dir", text(&tree)], &img)?.ok()?;
+        same_for_linux(&tree, &img)?;
+        let free: u64 = field(&img, "Free blocks:")?.parse()?;
+        let free_bytes = free * 4096;
+        ensure!(free_bytes >= extra_mib << 20, "{extra}: {free_bytes} bytes are free");
+        ensure!(free_bytes < (extra_mib + 4) << 20, "{extra}: {free_bytes} bytes are free");
+        let size = fs::metadata(&img)?.len();
+        ensure!(size >= before, "{size} after {before}");
+        before = size;
+    }
+    Ok(())
+}

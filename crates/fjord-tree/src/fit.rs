@@ -12,7 +12,7 @@ use crate::error::{Result, TreeError};
 const MIB: u64 = 1 << 20;
 /// Room beyond the contents, unless it is given: a tenth of them and this much.
 const SLACK_BYTES: u64 = 4 * MIB;
-/// Smallest image that is proposed, in bytes.
+/// Smallest image that is proposed, in bytes, unless the room is given.
 const SIZE_MIN_BYTES: u64 = 8 * MIB;
 /// Images that are tried before the size counts as not to be had.
 const TRIES_MAX: u32 = 100;
@@ -53,7 +53,11 @@ impl Contents {
         let inodes_wanted = self.inodes + self.inodes / 20 + USED_INODES + 16;
         let inodes_wanted = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
         let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
-        let smallest = SIZE_MIN_BYTES.max(self.bytes).next_multiple_of(MIB);
+        let smallest = match room {
+            Room::Usual => SIZE_MIN_BYTES,
+            Room::Bytes(_) => MIB,
+        };
+        let smallest = smallest.max(self.bytes).next_multiple_of(MIB);
         let mut size_bytes = options.size_bytes.unwrap_or(smallest);
         for _ in 0..TRIES_MAX {
             fitted.size_bytes = Some(size_bytes);
