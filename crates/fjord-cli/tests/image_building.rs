@@ -416,3 +416,120 @@ fn extra_space_is_left_free() -> Result<()> {
     }
     Ok(())
 }
+
+/// A tree of all sorts, with more than one way to come out differently.
+fn make_varied_tree(at: &Path) -> Result<()> {
+    tools::require(&["setfacl", "setfattr"])?;
+    make_tree(&at.join("many"), 400, 3000)?;
+    let script = r#"
+        cd "$1"; mkdir -p a/b/c d e/f
+        for dir in a a/b d e e/f; do setfattr -n user.long -v "$(printf %0700d 7)" $dir; done
+        setfacl -m u:1:rwx,d:u:2:r a/b; ln many/1 a/one; ln many/1 d/one; ln -s "$(printf %0200d 1)" l
+        mknod a/disk b 8 1; mkfifo d/pipe; truncate -s 3M holes; echo end >> holes
+        head -c 3000000 /dev/zero | tr '\0' x > large
+        find . -exec touch -h -d '2021-01-02 03:04:05.678 UTC' {} +
+        touch -d '2024-05-06 07:08:09 UTC' many/5
+    "#;
+    shell(script, &[at]).map(drop)
+}
+
+/// The same tree in another directory, whose entries were made in another order.
+const ELSEWHERE: &str = r#"
+    tree="$1/elsewhere"; cp -a "$1/tree" "$tree"
+    mv "$tree/many" "$tree/x"; mkdir "$tree/many"
+    (cd "$tree/x" && ls -r | xargs -I {} mv {} ../many/); touch -r "$1/tree/many" "$tree/many"
+    rmdir "$tree/x"; touch -r "$1/tree" "$tree"
+"#;
+
+#[test]
+fn the_same_contents_make_the_same_image() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("repeat")?;
+    let (tree, tar) = (scratch.join("tree"), scratch.join("tar"));
+    make_varied_tree(&tree)?;
+    shell(ELSEWHERE, &[scratch.path()])?;
+    shell(r#"tar -C "$1" -S --xattrs --acls -cf "$2" ."#, &[&tree, &tar])?;
+    let other = scratch.join("elsewhere");
+    let sets = [
+        &[][..],
+        &["-O", "^has_journal", "-b", "1024"],
+        &["-O", "mmp,orphan_file,metadata_csum_seed"],
+        &["-O", "inline_data,ea_inode"],
+        &["-t", "ext3"],
+    ];
+    for options in sets {
+        for source in
+            [["--from-dir", text(&tree), text(&other)], ["--from-tar", text(&tar), text(&tar)]]
+        {
+            let build = |name: &str, from: &str, surroundings: &str| -> Result<Vec<u8>> {
+                let img = scratch.join(name);
+                let mut command = Command::new("sh");
+                let script = format!(r#"{surroundings}; exec "$0" "$@""#);
+                command.args(["-c", &script, env!("CARGO_BIN_EXE_fjord")]);
+                command.args(["mkfs", "-qf", "--reproducible", source[0], from]).args(options);
+                tools::run(command.arg(&img))?.ok()?;
+                image::e2fsck_clean(&img)?;
+                Ok(fs::read(&img)?)
+            };
+            let one = build("one", source[1], "umask 022; export TZ=UTC LC_ALL=C")?;
+            let two =
+                build("two", source[2], "umask 077; export TZ=Asia/Tokyo LC_ALL=de_DE.UTF-8")?;
+            ensure!(one == two, "{options:?} {source:?}: the images differ");
+        }
+        same_for_linux(&tree, &scratch.join("one")).with_context(|| format!("{options:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn times_end_with_the_epoch_of_the_source() -> Result<()> {
+    let scratch = Scratch::new("epoch")?;
+    let (tree, img) = (scratch.join("tree"), scratch.join("image"));
+    make_varied_tree(&tree)?;
+    let epoch = 1_650_000_000i64;
+    let build = |epoch: &str, args: &[&str]| -> Result<Output> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fjord"));
+        command.env("SOURCE_DATE_EPOCH", epoch).args(["mkfs", "-qf"]).args(args);
+        tools::run(command.arg(&img))
+    };
+    let from = ["--from-dir", text(&tree)];
+    build(&epoch.to_string(), &from)?.ok()?;
+    image::e2fsck_clean(&img)?;
+    let (uuid, seed) = (field(&img, "Filesystem UUID:")?, field(&img, "Directory Hash Seed:")?);
+    let mount = KernelMount::new(&img, "ro")?;
+    let found = Manifest::from_directory(mount.path())?;
+    mount.unmount()?;
+    for (path, entry) in &found.entries {
+        let path = String::from_utf8_lossy(path);
+        for time in [entry.atime, entry.mtime, entry.ctime, entry.btime.unwrap_or_default()] {
+            ensure!(time.sec <= epoch, "{path}: {time:?}");
+        }
+        let expected = match &*path {
+            "many/5" | "lost+found" => (epoch, 0),
+            _ => (1_609_556_645, 678_000_000),
+        };
+        ensure!((entry.mtime.sec, entry.mtime.nsec) == expected, "{path}: {:?}", entry.mtime);
+    }
+    // What is given counts.
+    let (given, hash) =
+        ("11111111-2222-3333-4444-555555555555", "99999999-8888-7777-6666-555555555555");
+    build("1", &[&from[..], &["-U", given, "--hash-seed", hash]].concat())?.ok()?;
+    ensure!(field(&img, "Filesystem UUID:")? == given);
+    ensure!(field(&img, "Directory Hash Seed:")? == hash);
+    // One byte makes another image.
+    let file = File::options().write(true).open(tree.join("large"))?;
+    let times = fs::metadata(tree.join("large"))?.modified()?;
+    file.write_all_at(b"y", 1_000_000)?;
+    file.set_modified(times)?;
+    build(&epoch.to_string(), &from)?.ok()?;
+    ensure!(field(&img, "Filesystem UUID:")? != uuid);
+    ensure!(field(&img, "Directory Hash Seed:")? != seed);
+    // Without contents, too.
+    build("12345", &["-s", "64M"])?.ok()?;
+    let first = fs::read(&img)?;
+    build("12345", &["-s", "64M"])?.ok()?;
+    ensure!(first == fs::read(&img)?, "empty images differ");
+    build("yesterday", &["-s", "64M"])?.expect_code(&[USAGE])?;
+    ensure!(first == fs::read(&img)?);
+    Ok(())
+}

@@ -401,8 +401,10 @@ fn area_table(
         IjournalAreas::None => return Ok(None),
         IjournalAreas::Areas { count, area_bytes } => (count, area_bytes / block_size),
         IjournalAreas::Auto => {
-            let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
-            let count = (cores as u64).min(u64::from(AUTO_AREAS_MAX));
+            let here =
+                || std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+            let cores = options.cores.unwrap_or_else(here).clamp(1, AUTO_AREAS_MAX);
+            let count = u64::from(cores);
             let of_journal = u64::from(journal) / AUTO_JOURNAL_SHARE / count;
             let of_image = geometry.block_count / AUTO_IMAGE_SHARE / count;
             let most = of_image.min(AUTO_AREA_BYTES_MAX / block_size);

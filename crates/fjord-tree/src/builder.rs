@@ -13,14 +13,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fjord::{
-    Cred, FileKind, Fs, InodeNo, InodeRef, MountOptions, RenameFlags, SetAttr, SetTime, Timespec,
-    XattrFlags,
+    Cred, FileKind, Fs, InodeNo, InodeRef, RenameFlags, SetAttr, SetTime, Timespec, XattrFlags,
 };
 use fjord_block::Device;
 use fjord_format::acl::{Acl, AclEntry, AclTag};
 use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
+use crate::build::Build;
 use crate::error::{Full, Result, TreeError};
 use crate::owners::IdKind;
 use crate::rules::Rules;
@@ -35,6 +35,9 @@ const DEFERRED_BYTES_MAX: usize = 64 << 20;
 /// Most things that are listed as left out, and bytes of each line.
 const LISTED_MAX: usize = 10_000;
 const LINE_BYTES_MAX: usize = 1024;
+/// Data and entries that a new image collects before they are written to the device.
+const UNWRITTEN_BYTES_MAX: u64 = 6 << 20;
+const UNWRITTEN_ENTRIES_MAX: u64 = 4096;
 /// Attributes that hold access control lists.
 pub(crate) const ACL_XATTRS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
@@ -78,8 +81,8 @@ pub fn populate(
     progress: Progress<'_>,
 ) -> Result<Populated> {
     let engine = |source| TreeError::Engine { path: "the image".to_owned(), source };
-    let fs = Fs::open_device(device, &MountOptions::default()).map_err(engine)?;
-    let mut builder = Builder::new(&fs, rules, progress);
+    let build = Build::start(device, rules.latest).map_err(engine)?;
+    let mut builder = Builder::new(&build.fs, rules, progress);
     let filled = match source {
         Source::Directory(path) => crate::host::read::from_dir(&mut builder, path),
         Source::Tar(stream) => crate::tar::extract::from_stream(&mut builder, stream),
@@ -89,9 +92,9 @@ pub fn populate(
     };
     let filled = filled.and_then(|()| builder.finish());
     // The image is made clean even when the contents did not fit.
-    let unmounted = fs.unmount().map_err(engine);
+    let finished = build.finish().map_err(engine);
     let populated = filled?;
-    unmounted.map(|()| populated)
+    finished.map(|()| populated)
 }
 
 /// Attributes to give to an inode.
@@ -175,7 +178,24 @@ pub(crate) struct Builder<'a> {
     deferred_bytes: usize,
     /// Temporary names given so far.
     beside_count: u32,
+    /// What a new image holds in memory.
+    unwritten: Unwritten,
     progress: Progress<'a>,
+}
+
+/// What has gone into a new image since all of it was written to the device.
+#[derive(Default)]
+struct Unwritten {
+    bytes: u64,
+    entries: u64,
+}
+
+impl Unwritten {
+    /// Whether to write it out: seldom enough to write much at a time, and before it fills the
+    /// memory that the mount may use.
+    fn is_much(&self) -> bool {
+        self.bytes > UNWRITTEN_BYTES_MAX || self.entries > UNWRITTEN_ENTRIES_MAX
+    }
 }
 
 /// A path for messages.
@@ -195,6 +215,7 @@ impl<'a> Builder<'a> {
             directories: BTreeMap::new(),
             deferred_bytes: 0,
             beside_count: 0,
+            unwritten: Unwritten::default(),
             progress,
         }
     }
@@ -392,14 +413,21 @@ impl<'a> Builder<'a> {
             ..SetAttr::default()
         };
         self.at(path, inode.set_attr(&change, &self.cred))?;
-        if self.rules.without_xattrs {
-            return Ok(());
-        }
         // After the owner, whose change would take capabilities away.
-        for (name, value) in &meta.xattrs {
+        for (name, value) in meta.xattrs.iter().filter(|_| !self.rules.without_xattrs) {
             self.set_xattr(inode, path, name, value)?;
         }
-        Ok(())
+        self.unwritten.entries += 1;
+        self.write_out(path)
+    }
+
+    /// Writes to the device what a new image has in memory, if that is much.
+    fn write_out(&mut self, path: &[u8]) -> Result<()> {
+        if self.over || !self.unwritten.is_much() {
+            return Ok(());
+        }
+        self.unwritten = Unwritten::default();
+        self.at(path, self.fs.sync())
     }
 
     fn times(&self, meta: &Meta) -> (Timespec, Timespec) {
@@ -517,7 +545,8 @@ impl<'a> Builder<'a> {
         }
         self.done.bytes += data.len() as u64;
         (self.progress)(&self.done);
-        Ok(())
+        self.unwritten.bytes += data.len() as u64;
+        self.write_out(path)
     }
 
     /// Gives a file its length, which holes at the end leave open.

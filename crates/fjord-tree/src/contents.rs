@@ -3,7 +3,7 @@
 //! Invariant: nothing is counted that [`populate`](crate::populate) would leave out, and nothing is
 //! left out that it would put in.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use fjord::Timespec;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
-use crate::builder::shown;
+use crate::builder::{COPY_BYTES, shown};
+use crate::digest::Digest;
 use crate::error::{Result, TreeError};
 use crate::host::DEPTH_MAX;
 use crate::host::read::{for_data, join, names, open_in, open_root, read, top_bytes, xattrs};
@@ -44,6 +46,10 @@ pub struct Contents {
     blocks: [u64; 7],
     /// Bytes of directory entries; directory blocks may be half empty.
     name_bytes: u64,
+    /// The latest time of a change of content among them.
+    pub newest: Option<Timespec>,
+    /// A digest of all of them, where [`Rules::digest`] asks for one.
+    pub digest: Option<[u8; 16]>,
 }
 
 impl Contents {
@@ -56,10 +62,13 @@ impl Contents {
         let dir = open_root(source)?;
         let contents = Contents::default();
         let top_bytes = top_bytes(path);
-        let mut walk = Walk { contents, linked: HashSet::new(), rules, top_bytes };
-        walk.attributes(path, Place::Open(dir.as_fd()))?;
+        let digest = rules.digest.then(Digest::default);
+        let mut walk = Walk { contents, linked: HashMap::new(), rules, top_bytes, digest };
+        let status = read(path, sys::status(dir.as_fd()))?;
+        walk.attributes(path, &status, Place::Open(dir.as_fd()))?;
         walk.directory(&dir, path, 0)?;
         walk.contents.entries += 1;
+        walk.contents.digest = walk.digest.as_ref().map(Digest::finish);
         Ok(walk.contents)
     }
 
@@ -73,7 +82,7 @@ impl Contents {
             TarReader::new(stream, false).and_then(|mut reader| count.stream(&mut reader));
         let name = || "the tar stream".to_owned();
         counted.map_err(|source| TreeError::Tar { name: name(), source })?;
-        Ok(count.contents)
+        Ok(count.finish())
     }
 
     /// Reads tar files and standard input to their ends, and leaves them as they were. What later
@@ -86,7 +95,7 @@ impl Contents {
         for input in inputs {
             input.measured(|reader| count.stream(reader))?;
         }
-        Ok(count.contents)
+        Ok(count.finish())
     }
 
     /// Blocks of `block_size` bytes that they need: data, attributes, directories that may be half
@@ -106,6 +115,10 @@ impl Contents {
             let last = offset.saturating_add(len - 1) >> shift;
             *blocks = blocks.saturating_add(last - (offset >> shift) + 1);
         }
+    }
+
+    fn add_time(&mut self, time: Timespec) {
+        self.newest = self.newest.max(Some(time));
     }
 
     fn add_data(&mut self, offset: u64, len: u64) {
@@ -147,20 +160,56 @@ struct TarCount<'r> {
     contents: Contents,
     /// Hashes of paths. Two that are the same only make the count too small by one.
     directories: HashSet<u64>,
+    digest: Option<Digest>,
 }
 
 impl<'r> TarCount<'r> {
     fn new(rules: &'r Rules) -> TarCount<'r> {
-        TarCount { rules, contents: Contents::default(), directories: HashSet::new() }
+        let (contents, directories) = (Contents::default(), HashSet::new());
+        TarCount { rules, contents, directories, digest: rules.digest.then(Digest::default) }
+    }
+
+    fn finish(mut self) -> Contents {
+        self.contents.digest = self.digest.as_ref().map(Digest::finish);
+        self.contents
     }
 
     fn stream(&mut self, reader: &mut TarReader<'_>) -> Result<(), TarError> {
         while let Some(entry) = reader.next_entry()? {
             if !self.rules.excludes_entry(&entry) {
                 self.entry(&entry);
+                self.digest(&entry, reader)?;
             }
         }
+        // One stream is not as two.
+        if let Some(digest) = &mut self.digest {
+            digest.number(u64::MAX);
+        }
         Ok(())
+    }
+
+    fn digest(&mut self, entry: &TarEntry, reader: &mut TarReader<'_>) -> Result<(), TarError> {
+        let Some(digest) = &mut self.digest else { return Ok(()) };
+        digest.bytes(&entry.path);
+        digest.bytes(&entry.link);
+        digest.bytes(format!("{:?}", entry.kind).as_bytes());
+        let owner = (entry.mode.into(), entry.uid, entry.gid);
+        digest.meta(owner, entry.mtime, &entry.xattrs, self.rules);
+        let (major, minor) = entry.device;
+        for number in [entry.size, major.into(), minor.into(), entry.pieces.len() as u64] {
+            digest.number(number);
+        }
+        for (offset, len) in &entry.pieces {
+            digest.number(*offset);
+            digest.number(*len);
+        }
+        let mut buffer = vec![0; COPY_BYTES.min(entry.size as usize)];
+        loop {
+            match reader.read_data(&mut buffer)? {
+                0 => return Ok(()),
+                count => digest.data(&buffer[..count]),
+            }
+        }
     }
 
     fn entry(&mut self, entry: &TarEntry) {
@@ -186,6 +235,7 @@ impl<'r> TarCount<'r> {
             }
         }
         let contents = &mut self.contents;
+        contents.add_time(entry.mtime);
         match entry.kind {
             TarKind::Directory | TarKind::HardLink | TarKind::Other(_) => {}
             TarKind::Symlink => contents.add_link(&entry.link),
@@ -203,11 +253,12 @@ impl<'r> TarCount<'r> {
 /// The look at a directory tree.
 struct Walk<'r> {
     contents: Contents,
-    /// Device and inode of what has several names.
-    linked: HashSet<(u64, u64)>,
+    /// Device and inode of what has several names, with their numbers in the order of the look.
+    linked: HashMap<(u64, u64), u64>,
     rules: &'r Rules,
     /// Bytes of a path before the part that begins at the top of the tree.
     top_bytes: usize,
+    digest: Option<Digest>,
 }
 
 impl Walk<'_> {
@@ -223,13 +274,23 @@ impl Walk<'_> {
                 continue;
             }
             self.contents.add_name(name.to_bytes());
+            if let Some(digest) = &mut self.digest {
+                digest.bytes(&path[self.top_bytes..]);
+            }
             if is_dir {
                 let below = open_in(dir, &name, &path, OFlags::DIRECTORY)?;
                 self.contents.add_directory();
-                self.attributes(&path, Place::Open(below.as_fd()))?;
+                self.attributes(&path, &status, Place::Open(below.as_fd()))?;
                 self.directory(&below, &path, depth + 1)?;
-            } else if status.links == 1 || self.linked.insert(status.key()) {
+            } else if let Some(number) = self.linked.get(&status.key()) {
+                if let Some(digest) = &mut self.digest {
+                    digest.number(*number);
+                }
+            } else {
                 self.entry(dir, &name, &path, &status)?;
+                if status.links > 1 {
+                    self.linked.insert(status.key(), self.contents.entries);
+                }
             }
         }
         Ok(())
@@ -241,39 +302,79 @@ impl Walk<'_> {
             FileType::Symlink => {
                 let target = read(path, rustix::fs::readlinkat(dir, name, Vec::new()))?;
                 self.contents.add_link(target.as_bytes());
+                if let Some(digest) = &mut self.digest {
+                    digest.bytes(target.as_bytes());
+                }
             }
             FileType::RegularFile => {
                 self.contents.inodes += 1;
                 let file = open_in(dir, name, path, OFlags::NONBLOCK)?;
                 self.data(&file, path, status)?;
-                return self.attributes(path, Place::Open(file.as_fd()));
+                return self.attributes(path, status, Place::Open(file.as_fd()));
             }
             _ => self.contents.inodes += 1,
         }
-        self.attributes(path, Place::At(dir.as_fd(), name))
+        self.attributes(path, status, Place::At(dir.as_fd(), name))
     }
 
     fn data(&mut self, file: &OwnedFd, path: &[u8], status: &Status) -> Result<()> {
-        if !status.has_holes() {
-            self.contents.add_data(0, status.size);
-            return Ok(());
-        }
-        let contents = &mut self.contents;
-        let mut add = |start, end| {
+        let (contents, digest) = (&mut self.contents, &mut self.digest);
+        let mut add = |start: u64, end: u64| {
             contents.add_data(start, end - start);
-            Ok(())
+            match digest {
+                Some(digest) => digest_data(digest, file, path, start, end),
+                None => Ok(()),
+            }
         };
+        if !status.has_holes() {
+            return add(0, status.size);
+        }
         for_data(file.as_fd(), status.size, &mut add, |errno| TreeError::Source {
             path: shown(path),
             source: errno.into(),
         })
     }
 
-    fn attributes(&mut self, path: &[u8], place: Place<'_>) -> Result<()> {
-        if self.rules.without_xattrs {
-            return Ok(());
+    fn attributes(&mut self, path: &[u8], status: &Status, place: Place<'_>) -> Result<()> {
+        self.contents.add_time(status.mtime);
+        let xattrs = match self.rules.without_xattrs {
+            true => Vec::new(),
+            false => read(path, xattrs(place))?,
+        };
+        self.contents.add_attributes(&xattrs);
+        if let Some(digest) = &mut self.digest {
+            // The size of a directory is its file system's affair.
+            if status.kind() != FileType::Directory {
+                digest.number(status.size);
+            }
+            digest.number(status.rdev);
+            let owner = (status.mode, status.uid, status.gid);
+            digest.meta(owner, status.mtime, &xattrs, self.rules);
         }
-        self.contents.add_attributes(&read(path, xattrs(place))?);
         Ok(())
     }
+}
+
+/// Feeds a range of a file's data.
+fn digest_data(
+    digest: &mut Digest,
+    file: &OwnedFd,
+    path: &[u8],
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    digest.number(start);
+    digest.number(end);
+    let mut buffer = vec![0; COPY_BYTES.min((end - start) as usize)];
+    let mut at = start;
+    while at < end {
+        let want = (end - at).min(buffer.len() as u64) as usize;
+        let count = read(path, rustix::io::pread(file, &mut buffer[..want], at))?;
+        if count == 0 {
+            break;
+        }
+        digest.data(&buffer[..count]);
+        at += count as u64;
+    }
+    Ok(())
 }

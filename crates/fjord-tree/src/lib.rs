@@ -4,8 +4,10 @@
 //! lists, capabilities, hard links, holes, devices). Invariant: a path of the source never leaves
 //! the image, and a path of the image never leaves the target.
 
+mod build;
 mod builder;
 mod contents;
+mod digest;
 mod error;
 mod exclude;
 mod extract;

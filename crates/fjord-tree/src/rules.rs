@@ -22,6 +22,8 @@ pub struct Rules {
     /// Times that are later become this one, and access times that of the last change: what two
     /// runs give the same of.
     pub latest: Option<Timespec>,
+    /// Have [`Contents::digest`](crate::Contents::digest), which takes a look at all data.
+    pub digest: bool,
 }
 
 impl Rules {

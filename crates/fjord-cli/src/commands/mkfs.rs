@@ -16,12 +16,14 @@ use crate::{
 };
 use input::Input;
 use layout::Layout;
+use repeat::Repeat;
 use target::Target;
 
 mod compat;
 mod input;
 mod layout;
 mod outcome;
+mod repeat;
 mod target;
 
 #[derive(Debug, clap::Args)]
@@ -53,6 +55,11 @@ pub(crate) struct Args {
     /// Make it even if the file or device holds something already
     #[arg(short, long, short_alias = 'F')]
     force: bool,
+    /// Make the same image, byte for byte, of the same contents: times are those of the contents,
+    /// none later than SOURCE_DATE_EPOCH; UUID and hash seed follow from the contents (the default
+    /// where SOURCE_DATE_EPOCH is set)
+    #[arg(long)]
+    reproducible: bool,
     /// Say nothing but what is wrong
     #[arg(short, long)]
     quiet: bool,
@@ -121,8 +128,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.force {
         refuse_held(&args.image, held)?;
     }
-    let mut input = Input::of(&args.contents)?;
-    let rules = rules(args)?;
+    let repeat = Repeat::wanted(args.reproducible)?;
+    // Names of this machine's users are no part of the contents.
+    let mut input = Input::of(&args.contents, repeat.is_none())?;
+    let mut rules = rules(args)?;
     let target = Target::new(&args.image, held == Held::Nothing)?;
     let has_contents = input.is_some();
     let mut options = args.layout.options();
@@ -132,10 +141,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else if args.contents.extra_space.is_some() {
         return Err(Failure::usage("--extra-space goes with contents; give --size"));
     }
+    if let Some(repeat) = &repeat {
+        repeat.ask(&args.layout, &mut rules);
+    }
+    let needs_no_look = options.size_bytes.is_some() && repeat.is_none();
     let contents = match &mut input {
-        Some(input) => input.measure(options.size_bytes.is_some(), &rules)?,
+        Some(input) => input.measure(needs_no_look, &rules)?,
         None => None,
     };
+    if let Some(repeat) = &repeat {
+        repeat.fix(contents.as_ref(), &mut rules, &mut options);
+    }
     match &contents {
         Some(contents) => options = contents.fit(&options, room(args))?,
         None if options.size_bytes.is_none() => {

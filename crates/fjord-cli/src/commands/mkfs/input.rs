@@ -24,7 +24,7 @@ pub(super) enum Input {
 
 impl Input {
     /// What the arguments name, opened as far as that can be done before an image is made.
-    pub(super) fn of(args: &ContentsArgs) -> Result<Option<Input>> {
+    pub(super) fn of(args: &ContentsArgs, ask_host: bool) -> Result<Option<Input>> {
         let mut tars = args.from_tar.clone();
         let mut dir = args.from_dir.clone();
         match &args.source {
@@ -51,15 +51,19 @@ impl Input {
         };
         let inputs = tars.iter().map(open).collect::<Result<Vec<_>>>()?;
         let layers = args.oci || inputs.len() > 1;
-        Ok(Some(Input::Tars(inputs, TarOptions { layers, ..TarOptions::default() })))
+        Ok(Some(Input::Tars(inputs, TarOptions { layers, ask_host })))
     }
 
     /// What is there to put in; `None` where finding that out would cost more than it gives: a pipe
-    /// is kept in a temporary file only when the image's size depends on it.
-    pub(super) fn measure(&mut self, has_size: bool, rules: &Rules) -> Result<Option<Contents>> {
+    /// is kept in a temporary file only when the image depends on it.
+    pub(super) fn measure(
+        &mut self,
+        needs_no_look: bool,
+        rules: &Rules,
+    ) -> Result<Option<Contents>> {
         match self {
             Input::Directory(dir) => Ok(Some(Contents::of_directory(dir, rules)?)),
-            Input::Tars(inputs, _) if has_size && !inputs.iter().all(TarInput::can_seek) => {
+            Input::Tars(inputs, _) if needs_no_look && !inputs.iter().all(TarInput::can_seek) => {
                 Ok(None)
             }
             Input::Tars(inputs, _) => Ok(Some(Contents::of_tars(inputs, rules)?)),

@@ -21,6 +21,9 @@ pub(super) struct Layout {
     /// UUID instead of a random one
     #[arg(short = 'U', long, value_parser = compat::parse_uuid)]
     uuid: Option<[u8; 16]>,
+    /// Seed of the hashes of directories, a UUID, instead of a random one
+    #[arg(long, value_name = "UUID", value_parser = compat::parse_uuid)]
+    hash_seed: Option<[u8; 16]>,
     /// Number of inodes
     #[arg(short = 'N', long, value_name = "COUNT")]
     inodes: Option<u32>,
@@ -53,6 +56,10 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    pub(super) fn uuid(&self) -> Option<[u8; 16]> {
+        self.uuid
+    }
+
     pub(super) fn block_size(&self) -> Option<u32> {
         self.block_size
     }
@@ -81,7 +88,7 @@ impl Layout {
             inode_count: self.inodes,
             label: self.label.clone().unwrap_or_default().into_bytes(),
             uuid: self.uuid,
-            hash_seed: self.extended.as_ref().and_then(|extended| extended.hash_seed),
+            hash_seed: self.hash_seed.or_else(|| self.extended.as_ref()?.hash_seed),
             features: self.fs_type.features(self.features.as_deref().unwrap_or_default()),
             reserved_percent: self.reserved,
             root_owner: self.root_owner().unwrap_or_default(),
