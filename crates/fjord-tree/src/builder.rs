@@ -150,7 +150,11 @@ fn list(lines: &mut Vec<String>, mut what: String) {
     if lines.len() == LISTED_MAX {
         "more, which are not listed".clone_into(&mut what);
     }
-    what.truncate(what.floor_char_boundary(LINE_BYTES_MAX));
+    let mut len = what.len().min(LINE_BYTES_MAX);
+    while !what.is_char_boundary(len) {
+        len -= 1;
+    }
+    what.truncate(len);
     lines.push(what);
 }
 
