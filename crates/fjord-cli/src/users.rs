@@ -33,3 +33,8 @@ pub(crate) fn owner(text: &str) -> Result<(u32, u32), String> {
     }
     Ok((id(IdKind::User, user)?, id(IdKind::Group, group)?))
 }
+
+/// Who runs this program.
+pub(crate) fn caller() -> (u32, u32) {
+    (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw())
+}

@@ -114,7 +114,7 @@ fn inodes_follow_the_contents() -> Result<()> {
 }
 
 #[test]
-fn a_stream_fills_the_size_that_is_given() -> Result<()> {
+fn a_stream_has_the_size_it_needs_or_is_given() -> Result<()> {
     let scratch = Scratch::new("contents")?;
     let (tree, archive, img) =
         (scratch.join("tree"), scratch.join("tree.tar"), scratch.join("image"));
@@ -126,6 +126,10 @@ fn a_stream_fills_the_size_that_is_given() -> Result<()> {
         let done = command.stdin(Stdio::from(File::open(&archive)?)).output()?;
         Ok((done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned()))
     };
+    let (code, said) = stream(&[])?;
+    ensure!(code == Some(0), "{code:?} {said}");
+    same_for_linux(&tree, &img)?;
+    fs::remove_file(&img)?;
     let (code, said) = stream(&["--size", "9M"])?;
     ensure!(code == Some(1) && said.contains("larger"), "{code:?} {said}");
     ensure!(!img.exists(), "half an image is left behind");

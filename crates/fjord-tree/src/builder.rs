@@ -28,6 +28,8 @@ use crate::tar::input::{TarInput, TarOptions};
 
 /// Bytes read from the source at once.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
+/// Bytes of the longest name.
+const NAME_BYTES_MAX: usize = 255;
 /// Most bytes of paths and attributes that are kept until the end.
 const DEFERRED_BYTES_MAX: usize = 64 << 20;
 /// Most things that are listed as left out, and bytes of each line.
@@ -212,7 +214,11 @@ impl<'a> Builder<'a> {
     }
 
     fn failed(&self, path: &[u8], source: fjord::Error) -> TreeError {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         let path = shown(path);
+        if source.is(Errno::NAMETOOLONG) && name.len() <= NAME_BYTES_MAX {
+            return TreeError::LinkTooLong { path, block_size: self.fs.geometry().block_size };
+        }
         if !source.is(Errno::NOSPC) {
             return TreeError::Engine { path, source };
         }
@@ -229,7 +235,7 @@ impl<'a> Builder<'a> {
         let Spot { parent, name, path } = spot;
         let made = match new.make(parent, name, &self.cred) {
             Err(error) if error.is(Errno::EXIST) => return self.replace(spot, new, fill),
-            made => self.made(path, new, made)?,
+            made => self.at(path, made)?,
         };
         match fill(self, &made) {
             Ok(()) => Ok(made),
@@ -260,8 +266,7 @@ impl<'a> Builder<'a> {
             self.take_name(spot, &beside)?;
             return Ok(made);
         }
-        let made = new.make(parent, &beside, &self.cred);
-        let made = self.made(path, new, made)?;
+        let made = self.at(path, new.make(parent, &beside, &self.cred))?;
         if let Err(error) = fill(self, &made) {
             // The error is the one that counts.
             let _ = parent.unlink(&beside);
@@ -269,25 +274,6 @@ impl<'a> Builder<'a> {
         }
         self.take_name(spot, &beside)?;
         Ok(made)
-    }
-
-    /// As [`Builder::at`], for a new entry.
-    pub(crate) fn made(
-        &self,
-        path: &[u8],
-        new: New<'_>,
-        made: fjord::Result<InodeRef>,
-    ) -> Result<InodeRef> {
-        match (made, new) {
-            (Err(error), New::Symlink(target)) if error.is(Errno::NAMETOOLONG) => {
-                Err(TreeError::LinkTooLong {
-                    path: shown(path),
-                    bytes: target.len(),
-                    block_size: self.fs.geometry().block_size,
-                })
-            }
-            (made, _) => self.at(path, made),
-        }
     }
 
     fn check_replaceable(&self, spot: Spot<'_>) -> Result<()> {

@@ -1,7 +1,7 @@
-//! How large an image has to be for given contents.
+//! What contents take up in an image, before they are put into one.
 //!
-//! Invariant: the space that an image of some size offers is never guessed: it is formatted in
-//! memory, which costs only the few blocks that are not zero.
+//! Invariant: nothing is counted that [`populate`](crate::populate) would leave out, and nothing is
+//! left out that it would put in.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use fjord_block::MemDevice;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
@@ -24,22 +23,13 @@ use crate::rules::Rules;
 use crate::tar::error::TarError;
 use crate::tar::input::TarInput;
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
-use fjord_mkfs::MkfsOptions;
 
 /// Block sizes that a measure keeps its count for: 1 KiB to 64 KiB.
 const BLOCK_SHIFTS: std::ops::RangeInclusive<u32> = 10..=16;
-/// Room beyond the contents: a tenth of them and this much.
-const SLACK_BYTES: u64 = 4 << 20;
-/// Smallest image that is proposed, in bytes.
-const SIZE_MIN_BYTES: u64 = 8 << 20;
-/// Images that are tried before the size counts as not to be had.
-const TRIES_MAX: u32 = 100;
 /// Targets of symbolic links that are shorter lie in the inode.
 const FAST_LINK_BYTES: u64 = 60;
 /// Attributes up to so many bytes of names and values lie in the inode.
 const INODE_ATTRIBUTE_BYTES: usize = 64;
-/// Inodes that a new image has in use already.
-const USED_INODES: u64 = 11;
 
 /// What contents take up, before they are put into an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,50 +89,12 @@ impl Contents {
         Ok(count.contents)
     }
 
-    /// The options with what they leave open chosen for these contents: the size as the smallest
-    /// that holds them, a tenth more and 4 MiB, in whole MiB; more inodes than the usual ratio
-    /// gives where they need more.
-    ///
-    /// # Errors
-    /// As [`format`](fjord_mkfs::format), for options that cannot be had.
-    pub fn fit(&self, options: &MkfsOptions) -> Result<MkfsOptions> {
-        const MIB: u64 = 1 << 20;
-        let mut fitted = options.clone();
-        let inodes_wanted = self.inodes + self.inodes / 20 + USED_INODES + 16;
-        let mut size_bytes = options
-            .size_bytes
-            .unwrap_or_else(|| SIZE_MIN_BYTES.max(self.bytes).next_multiple_of(MIB));
-        for _ in 0..TRIES_MAX {
-            fitted.size_bytes = Some(size_bytes);
-            let report = fjord_mkfs::format(&MemDevice::new(0), &fitted)?;
-            let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
-            if inodes_open && u64::from(report.inode_count) < inodes_wanted {
-                let more = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
-                if fitted.inode_count != Some(more) {
-                    fitted.inode_count = Some(more);
-                    continue;
-                }
-            }
-            let block_bytes = u64::from(report.block_size);
-            let wanted = self.blocks_wanted(report.block_size);
-            let offered = report.free_blocks.saturating_sub(report.reserved_blocks);
-            if options.size_bytes.is_some() || offered >= wanted {
-                return Ok(fitted);
-            }
-            // Part of what is added goes to metadata and the reserve, so this takes a few rounds.
-            let missing_bytes = (wanted - offered).saturating_mul(block_bytes);
-            size_bytes = size_bytes.saturating_add(missing_bytes).next_multiple_of(MIB);
-        }
-        Err(TreeError::Usage(
-            "no size was found that holds the contents with these options; give one".to_owned(),
-        ))
-    }
-
-    fn blocks_wanted(&self, block_size: u32) -> u64 {
+    /// Blocks of `block_size` bytes that they need: data, attributes, directories that may be half
+    /// empty.
+    pub(crate) fn blocks(&self, block_size: u32) -> u64 {
         let shift = block_size.trailing_zeros().clamp(*BLOCK_SHIFTS.start(), *BLOCK_SHIFTS.end());
         let names = self.name_bytes.saturating_mul(2) >> shift;
-        let blocks = self.blocks[(shift - BLOCK_SHIFTS.start()) as usize] + names;
-        blocks + blocks / 10 + (SLACK_BYTES >> shift)
+        self.blocks[(shift - BLOCK_SHIFTS.start()) as usize] + names
     }
 
     /// Counts blocks from `offset` on, as long as `len` bytes.

@@ -135,14 +135,12 @@ pub enum TreeError {
     },
     /// The target of a symbolic link does not fit.
     #[error(
-        "cannot put {path} into the image: a symbolic link of {bytes} bytes does not fit into a block \
-         of {block_size} bytes: make the image with larger blocks (mkfs -b 4096)"
+        "cannot put {path} into the image: the target of a symbolic link must fit into a block, of \
+         {block_size} bytes here: make the image with larger blocks (mkfs -b 4096)"
     )]
     LinkTooLong {
         /// Path of the entry.
         path: String,
-        /// Length of the target in bytes.
-        bytes: usize,
         /// Bytes of a block.
         block_size: u32,
     },

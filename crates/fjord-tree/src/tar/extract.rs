@@ -181,7 +181,7 @@ impl<'b, 'a> Extractor<'b, 'a> {
             self.places.clear(place)?;
             made = new.make(&place.parent, place.name, &self.places.builder.cred);
         }
-        self.places.builder.made(place.path, new, made)
+        self.places.builder.at(place.path, made)
     }
 
     fn hard_link(&mut self, link: &[u8], place: &Place<'_>) -> Result<()> {
