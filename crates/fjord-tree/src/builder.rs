@@ -337,17 +337,13 @@ impl<'a> Builder<'a> {
     /// Sets attributes of a directory at the end.
     ///
     /// # Errors
-    /// [`TreeError::Usage`] when what is kept until then is too much for the memory.
+    /// [`TreeError::DirectoryAttributes`] when what is kept until then is too much.
     pub(crate) fn defer(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
         self.forget(inode.ino());
         self.deferred_bytes += deferred_bytes(path, &meta);
         if self.deferred_bytes > DEFERRED_BYTES_MAX {
-            return Err(TreeError::Usage(format!(
-                "{}: the extended attributes of directories are more than {} MiB; they do not fit \
-                 the memory",
-                shown(path),
-                DEFERRED_BYTES_MAX >> 20
-            )));
+            let (path, max_bytes) = (shown(path), DEFERRED_BYTES_MAX);
+            return Err(TreeError::DirectoryAttributes { path, max_bytes });
         }
         self.directories.insert(inode.ino(), (path.to_vec(), meta));
         Ok(())

@@ -319,6 +319,22 @@ fn endless_streams_take_bounded_memory() {
     }
 }
 
+/// Attributes of directories are set last, and kept until then: not without end.
+#[test]
+fn attributes_of_directories_are_limited() {
+    let _quiet = quiet();
+    let make = |index| {
+        Member::directory(&format!("{index}")).record("SCHILY.xattr.user.x", [b'x'; 60_000])
+    };
+    let mut endless = Endless { make, index: 0, bytes: Vec::new(), left: 256 << 20 };
+    let device = Arc::new(MemDevice::new(0));
+    let size_bytes = Some(32 << 20);
+    format(&*device, &MkfsOptions { size_bytes, ..MkfsOptions::default() }).expect("formats");
+    let source = Source::Tar(&mut endless);
+    let error = populate(device, source, &Rules::default(), &mut |_| {}).expect_err("too many");
+    assert!(matches!(error, TreeError::DirectoryAttributes { .. }), "{error}");
+}
+
 /// Makes an entry by its number.
 type Make = fn(u64) -> Member;
 
