@@ -300,7 +300,9 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Rng) {
 fn endless_streams_take_bounded_memory() {
     let _quiet = quiet();
     let kinds: [(&str, Make); 3] = [
-        ("directories", |index| Member::directory(&format!("{index}/{index}/{index}"))),
+        ("directories", |index| {
+            Member::directory(&format!("{index}/{index}/{index}/{index}/{index}"))
+        }),
         ("owners", |index| Member {
             names: (format!("user{index}").into(), format!("group{index}").into()),
             ..Member::file("f", b"")
@@ -308,7 +310,7 @@ fn endless_streams_take_bounded_memory() {
         ("records", |index| Member::file("f", b"").record(&format!("VENDOR.{index}"), [b'x'; 400])),
     ];
     for (name, make) in kinds {
-        let mut endless = Endless { make, index: 0, bytes: Vec::new(), left: 64 << 20 };
+        let mut endless = Endless { make, index: 0, bytes: Vec::new(), left: 32 << 20 };
         let before = live_bytes();
         take_largest_bytes();
         Contents::of_tar(&mut endless, &Rules::default()).expect("readable");
