@@ -155,7 +155,11 @@ fn list(lines: &mut Vec<String>, mut what: String) {
     if lines.len() == LISTED_MAX {
         "more, which are not listed".clone_into(&mut what);
     }
-    what.truncate(what.floor_char_boundary(LINE_BYTES_MAX));
+    let mut len = what.len().min(LINE_BYTES_MAX);
+    while !what.is_char_boundary(len) {
+        len -= 1;
+    }
+    what.truncate(len);
     lines.push(what);
 }
 
@@ -354,17 +358,13 @@ impl<'a> Builder<'a> {
     /// Sets attributes of a directory at the end.
     ///
     /// # Errors
-    /// [`TreeError::Usage`] when what is kept until then is too much for the memory.
+    /// [`TreeError::DirectoryAttributes`] when what is kept until then is too much.
     pub(crate) fn defer(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
         self.forget(inode.ino());
         self.deferred_bytes += deferred_bytes(path, &meta);
         if self.deferred_bytes > DEFERRED_BYTES_MAX {
-            return Err(TreeError::Usage(format!(
-                "{}: the extended attributes of directories are more than {} MiB; they do not fit \
-                 the memory",
-                shown(path),
-                DEFERRED_BYTES_MAX >> 20
-            )));
+            let (path, max_bytes) = (shown(path), DEFERRED_BYTES_MAX);
+            return Err(TreeError::DirectoryAttributes { path, max_bytes });
         }
         self.directories.insert(inode.ino(), (path.to_vec(), meta));
         Ok(())

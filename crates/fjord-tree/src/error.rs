@@ -133,6 +133,18 @@ pub enum TreeError {
         /// Bytes of a block.
         block_size: u32,
     },
+    /// The names and extended attributes of directories, which are set last, are too many to keep.
+    #[error(
+        "{path}: the extended attributes of all directories together are larger than {} MiB, which is \
+         not supported: leave some out",
+        max_bytes >> 20
+    )]
+    DirectoryAttributes {
+        /// Path of the directory that is one too many.
+        path: String,
+        /// What is kept, in bytes.
+        max_bytes: usize,
+    },
     /// The target of a symbolic link does not fit.
     #[error(
         "cannot put {path} into the image: the target of a symbolic link must fit into a block, of \

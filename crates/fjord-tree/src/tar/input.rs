@@ -3,9 +3,10 @@
 //! Invariant: an input that was measured reads the same bytes again: a file is rewound to where it
 //! was, what comes through a pipe is kept in an unnamed temporary file meanwhile.
 
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use super::error::TarError;
@@ -41,23 +42,27 @@ fn unreadable(name: &str, source: io::Error) -> TreeError {
     TreeError::Tar { name: name.to_owned(), source: TarError::Read(source) }
 }
 
+fn can_seek(kind: FileType) -> bool {
+    kind.is_file() || kind.is_block_device()
+}
+
 impl TarInput {
-    /// Opens a file. What is no regular file or block device is not opened, as that may wait.
+    /// Opens a file, or a pipe that the shell has opened (`<(...)`). A named pipe is not opened, as
+    /// that may wait for ever.
     ///
     /// # Errors
-    /// [`TreeError::Tar`] when it cannot be opened; [`TreeError::Usage`] when it is a pipe or
-    /// another thing that can be read only once.
+    /// [`TreeError::Tar`] when it cannot be opened; [`TreeError::Usage`] when it is no file.
     pub fn open(path: &Path) -> Result<TarInput> {
-        use std::os::unix::fs::FileTypeExt;
         let name = path.display().to_string();
         let kind = path.metadata().map_err(|source| unreadable(&name, source))?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
+        let is_open = ["/dev/fd", "/proc/self/fd"].iter().any(|dir| path.starts_with(dir));
+        if !can_seek(kind) && !is_open {
             return Err(TreeError::Usage(format!(
                 "{name} is no regular file; give the stream as standard input: --from-tar -"
             )));
         }
         let file = File::open(path).map_err(|source| unreadable(&name, source))?;
-        Ok(TarInput { name, file, start: Some(0) })
+        Ok(TarInput { name, file, start: can_seek(kind).then_some(0) })
     }
 
     /// Takes standard input, from where it is.
@@ -69,12 +74,11 @@ impl TarInput {
     }
 
     fn of_descriptor(name: &str, descriptor: std::os::fd::BorrowedFd<'_>) -> Result<TarInput> {
-        use std::os::unix::fs::FileTypeExt;
         let unreadable = |source| unreadable(name, source);
         let mut file = File::from(descriptor.try_clone_to_owned().map_err(unreadable)?);
         let kind = file.metadata().map_err(unreadable)?.file_type();
-        let can_seek = kind.is_file() || kind.is_block_device();
-        let start = if can_seek { Some(file.stream_position().map_err(unreadable)?) } else { None };
+        let start =
+            if can_seek(kind) { Some(file.stream_position().map_err(unreadable)?) } else { None };
         Ok(TarInput { name: name.to_owned(), file, start })
     }
 

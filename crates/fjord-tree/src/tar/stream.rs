@@ -5,7 +5,7 @@
 //! entry is an error; nothing is allocated by a length that was not checked, and what one entry
 //! makes the reader keep is limited.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 
@@ -93,7 +93,7 @@ pub(crate) struct TarReader<'a> {
     /// A block that was looked at before its time.
     peeked: Option<[u8; BLOCK]>,
     /// What holds for all entries that follow.
-    global: HashMap<Vec<u8>, Vec<u8>>,
+    global: BTreeMap<Vec<u8>, Vec<u8>>,
     owners: Owners,
     /// Path of the entry that is being read, for messages.
     current: Vec<u8>,
@@ -153,7 +153,7 @@ impl<'a> TarReader<'a> {
             data_left: 0,
             padding: 0,
             peeked: None,
-            global: HashMap::new(),
+            global: BTreeMap::new(),
             owners: Owners::new(ask_host),
             current: Vec::new(),
             end_marked: false,
@@ -360,7 +360,8 @@ impl<'a> TarReader<'a> {
         own: &[Vec<u8>],
     ) -> Result<(), HeaderError> {
         if !self.global.is_empty() {
-            let mut global: HashMap<&[u8], &[u8]> =
+            // In an order of its own, so that the same stream gives the same image.
+            let mut global: BTreeMap<&[u8], &[u8]> =
                 self.global.iter().map(|(key, value)| (&key[..], &value[..])).collect();
             for data in own {
                 for record in Records(data) {

@@ -21,7 +21,7 @@ printf text > a/file; : > empty; seq 1 300000 > a/large
 ln a/large a/b/hard; ln a/file a/b/c/hard2; ln -s ../file a/link; ln -s nowhere dangling; ln dangling dangling2
 ln -s $(printf 'long/%.0s' $(seq 300)) long-link
 for i in $(seq 200); do printf $i > many/$i; done
-printf first > sparse; printf end | dd of=sparse bs=1 seek=40000000 conv=notrunc status=none; truncate -s 50000000 sparse
+printf first > sparse; printf end | dd of=sparse bs=1 seek=4000000 conv=notrunc status=none; truncate -s 5000000 sparse
 truncate -s 9663676416 hole
 mkfifo pipe; mknod null c 1 3; mknod disk b 259 70000
 printf '#!' > a/suid; chown 3000000:4000000 a/suid; chmod 6755 a/suid; chmod 1777 a/b; chmod 2750 many; chmod 000 empty

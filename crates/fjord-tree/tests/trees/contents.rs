@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use fjord_block::{FileDevice, FileOptions};
 use fjord_mkfs::{MkfsOptions, format};
+use fjord_testkit::image::Scratch;
 use fjord_tree::{Populated, Rules, Source, TreeError, populate};
 
 use crate::support::{Mounted, check, output, run, utf8};
@@ -103,7 +104,7 @@ fn compare_by_debugfs(dir: &Path, image: &Path, tree: &Path) {
 
 #[test]
 fn a_tree_goes_in_and_comes_out() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let dir = Scratch::in_memory("trees").expect("a temporary directory");
     let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
     make_tree(&tree);
     // Not inline_data: debugfs 1.47 pads what it reads of such files.
@@ -118,7 +119,7 @@ fn a_tree_goes_in_and_comes_out() {
 
 #[test]
 fn tar_streams_of_all_formats_go_in_and_come_out() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let dir = Scratch::in_memory("trees").expect("a temporary directory");
     let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
     make_tree(&tree);
     for args in [
@@ -142,7 +143,7 @@ fn tar_streams_of_all_formats_go_in_and_come_out() {
 
 #[test]
 fn what_does_not_fit_leaves_a_clean_image() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let dir = Scratch::in_memory("trees").expect("a temporary directory");
     let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
     make_tree(&tree);
     let error = fill(&image, &size(4), Source::Directory(&tree)).expect_err("cannot fit");
@@ -155,7 +156,7 @@ fn what_does_not_fit_leaves_a_clean_image() {
 
 #[test]
 fn streams_that_are_cut_or_hostile_are_refused() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let dir = Scratch::in_memory("trees").expect("a temporary directory");
     let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
     make_tree(&tree);
     let whole = fs::read(tar(dir.path(), &tree, PAX)).expect("tar made it");
@@ -217,7 +218,7 @@ for top, dirs, files in os.walk('.'):
 
 #[test]
 fn linux_sees_the_same_tree() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let dir = Scratch::in_memory("trees").expect("a temporary directory");
     let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
     make_tree(&tree);
     make_privileged(&tree);
