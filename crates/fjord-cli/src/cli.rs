@@ -15,6 +15,7 @@ Exit codes:
   3  the image or the mount point is in use
   4  the image is damaged; run e2fsck
   5  the image has a feature that fjord does not support for this operation
+  6  done, but some things could not be kept (they are listed)
 
 Environment:
   FJORD_LOG    what to log to standard error (tracing EnvFilter, such as fjord_fuse=debug)

@@ -20,6 +20,8 @@ pub(crate) const EXIT_IN_USE: u8 = 3;
 pub(crate) const EXIT_DAMAGED: u8 = 4;
 /// The image has a feature that is not supported.
 pub(crate) const EXIT_UNSUPPORTED: u8 = 5;
+/// Done, but for what is listed.
+pub(crate) const EXIT_INCOMPLETE: u8 = 6;
 
 /// A failed command.
 #[derive(Debug)]
@@ -45,6 +47,11 @@ impl Failure {
 
     pub(crate) fn usage(message: impl Into<String>) -> Failure {
         Failure { code: EXIT_USAGE, message: message.into() }
+    }
+
+    /// Done, but for some things that were told.
+    pub(crate) fn incomplete(message: impl Into<String>) -> Failure {
+        Failure { code: EXIT_INCOMPLETE, message: message.into() }
     }
 
     pub(crate) fn in_use(message: impl Into<String>) -> Failure {

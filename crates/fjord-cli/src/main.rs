@@ -19,6 +19,8 @@ mod remount;
 mod signals;
 mod size;
 mod syslog;
+mod tree_rules;
+mod users;
 
 use std::process::ExitCode;
 

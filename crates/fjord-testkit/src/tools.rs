@@ -49,6 +49,13 @@ pub const TOOLS: &[Tool] = &[
     tool("getfattr", "attr", "extended attributes through the mount"),
     tool("setfacl", "acl", "access control lists through the mount"),
     tool("getfacl", "acl", "access control lists through the mount"),
+    tool("mkswap", "util-linux", "makes what must not be written over"),
+    tool("sfdisk", "fdisk", "makes partition tables"),
+    tool("mkfs.xfs", "xfsprogs", "makes what must not be written over"),
+    tool("gzip", "gzip", "compresses"),
+    tool("xz", "xz-utils", "compresses"),
+    tool("fakeroot", "fakeroot", "pretends owners and devices"),
+    tool("setcap", "libcap2-bin", "gives capabilities to files"),
     tool("fusermount3", "fuse3", "mounts without privilege"),
     tool("fuse2fs", "fuse2fs", "is measured beside fjord"),
     tool("setpriv", "util-linux", "runs programs as somebody else"),
@@ -60,6 +67,11 @@ pub const TOOLS: &[Tool] = &[
     tool("sqlite3", "sqlite3", "database workloads"),
     tool("git", "git", "clone and fsck through the mount"),
     tool("tar", "tar", "unpacks real trees"),
+    tool("bsdtar", "libarchive-tools", "writes and reads tar streams of libarchive"),
+    tool("gzip", "gzip", "compresses tar streams"),
+    tool("zstd", "zstd", "compresses tar streams"),
+    tool("xz", "xz-utils", "compresses tar streams"),
+    tool("id", "coreutils", "tells the numbers of users"),
 ];
 
 /// The directory entry of `program` in PATH, /usr/sbin or /sbin.

@@ -189,7 +189,7 @@ impl FsInner {
 
     /// The time that new timestamps get.
     pub(crate) fn now(&self) -> Timespec {
-        self.storable(Timespec::now())
+        self.storable(self.options.fixed_time.unwrap_or_else(Timespec::now))
     }
 
     /// What is left of a time when it is stored: inodes of 128 bytes keep whole seconds of
