@@ -27,7 +27,8 @@ Environment:
 #[command(propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Log more (twice: debug, three times: every request)
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    // Below what a command has of its own, and below --help and --version.
+    #[arg(short, long, global = true, display_order = 2000, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
     #[command(subcommand)]
@@ -74,4 +75,41 @@ pub(crate) enum Command {
     Sim(sim::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    /// The options of a help text, in its order: `-v, --verbose`.
+    fn options(help: &str) -> Vec<&str> {
+        let lines = help.lines().skip_while(|line| *line != "Options:").skip(1);
+        let lines = lines.take_while(|line| line.is_empty() || line.starts_with(' '));
+        lines.map(str::trim_start).filter(|line| line.starts_with('-')).collect()
+    }
+
+    #[test]
+    fn verbose_is_the_last_option_of_every_help() {
+        let mut cli = Cli::command();
+        cli.build();
+        let names: Vec<String> =
+            cli.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+        let names = names.into_iter().filter(|name| name != "help");
+        let mut seen = 0;
+        for name in names {
+            let command = cli.find_subcommand_mut(&name).expect("a name of the list");
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let shown = options(&help);
+                let last = shown.last().expect("every command has options");
+                assert!(last.starts_with("-v, --verbose"), "{name}: {shown:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 30, "{seen} help texts");
+        let top = cli.render_help().to_string();
+        assert!(options(&top).last().expect("options").starts_with("-v"), "{top}");
+    }
 }
