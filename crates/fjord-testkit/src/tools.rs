@@ -35,6 +35,7 @@ pub const TOOLS: &[Tool] = &[
     tool("dumpe2fs", "e2fsprogs", "shows superblocks"),
     tool("tune2fs", "e2fsprogs", "changes features and UUIDs"),
     tool("chattr", "e2fsprogs", "sets inode flags"),
+    tool("fsck", "util-linux", "runs fsck.fjord by fstab"),
     tool("losetup", "mount", "attaches images"),
     tool("unshare", "util-linux", "makes mount namespaces"),
     tool("mount", "mount", "mounts images with the kernel's ext4"),

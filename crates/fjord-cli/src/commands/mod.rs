@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod cat;
 pub(crate) mod completions;
+pub(crate) mod fsck;
 pub(crate) mod get;
 pub(crate) mod info;
 pub(crate) mod journal;
@@ -28,6 +29,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Ls(args) => ls::run(&args),
