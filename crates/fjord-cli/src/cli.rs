@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    bench, cat, completions, fsck, get, info, journal, ls, mkdir, mkfs, mount, put, recover, rm,
-    sim, stat, stats, tree, tune, umount,
+    bench, cat, completions, fsck, get, info, journal, ls, man, mkdir, mkfs, mount, put, recover,
+    rm, sim, stat, stats, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -17,9 +17,9 @@ Exit codes:
   5  the image has a feature that fjord does not support in this way
 
 Environment:
-  FJORD_LOG    what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)
-  FJORD_SYSLOG the socket to which daemons send warnings and errors (/dev/log)
-  FJORD_FSYNC  the fsync policy of mounts that are not told which (auto)";
+  FJORD_LOG     what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)
+  FJORD_SYSLOG  the socket to which daemons send warnings and errors (/dev/log)
+  FJORD_FSYNC   the fsync policy of mounts that are not told which (auto)";
 
 /// A crash-safe ext4 in user space: make, mount, inspect, edit and repair images
 #[derive(Debug, Parser)]
@@ -77,11 +77,14 @@ pub(crate) enum Command {
     Sim(sim::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man(man::Args),
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     use super::Cli;
 
@@ -90,6 +93,31 @@ mod tests {
         let lines = help.lines().skip_while(|line| *line != "Options:").skip(1);
         let lines = lines.take_while(|line| line.is_empty() || line.starts_with(' '));
         lines.map(str::trim_start).filter(|line| line.starts_with('-')).collect()
+    }
+
+    /// Commands of the examples in a help text.
+    fn examples(help: &str) -> Vec<Vec<&str>> {
+        let lines = help.lines().skip_while(|line| !matches!(*line, "Example:" | "Examples:"));
+        let lines = lines.skip(1).take_while(|line| line.starts_with("  "));
+        let commands =
+            lines.flat_map(|line| line.split([';', '|', '>']).flat_map(|part| part.split("&&")));
+        let words = commands.map(|command| command.split_whitespace().collect::<Vec<_>>());
+        words.filter(|words| words.first() == Some(&"fjord")).collect()
+    }
+
+    #[test]
+    fn the_examples_of_every_help_are_well_formed() {
+        let mut tried = 0;
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{} has no example", command.get_name());
+            for example in examples(&help) {
+                let parsed = Cli::try_parse_from(&example);
+                assert!(parsed.is_ok(), "{example:?}: {}", parsed.unwrap_err());
+                tried += 1;
+            }
+        }
+        assert!(tried > 40, "{tried} examples");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod failure;
 mod helper;
 mod image;
 mod in_use;
+mod man;
 mod mount_options;
 mod output;
 mod paths;

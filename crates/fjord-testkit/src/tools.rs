@@ -46,6 +46,7 @@ pub const TOOLS: &[Tool] = &[
     tool("addpart", "util-linux", "makes partitions of loop devices"),
     tool("delpart", "util-linux", "removes them"),
     tool("nohup", "coreutils", "has a program ignore the end of its terminal"),
+    tool("timeout", "coreutils", "ends a program that goes on for ever"),
     tool("setfattr", "attr", "extended attributes through the mount"),
     tool("getfattr", "attr", "extended attributes through the mount"),
     tool("setfacl", "acl", "access control lists through the mount"),
@@ -59,6 +60,9 @@ pub const TOOLS: &[Tool] = &[
     tool("sqlite3", "sqlite3", "database workloads"),
     tool("git", "git", "clone and fsck through the mount"),
     tool("tar", "tar", "unpacks real trees"),
+    tool("jq", "jq", "reads JSON in the examples of the manual"),
+    tool("mandoc", "mandoc", "checks the manual pages"),
+    tool("man", "man-db", "finds the manual pages by their names"),
 ];
 
 /// The directory entry of `program` in PATH, /usr/sbin or /sbin.

@@ -8,6 +8,7 @@ pub(crate) mod get;
 pub(crate) mod info;
 pub(crate) mod journal;
 pub(crate) mod ls;
+pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
@@ -45,6 +46,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
         Command::Stats(args) => stats::run(&args),
+        Command::Man(args) => man::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }

@@ -25,7 +25,16 @@ use crate::{
 };
 
 const HELP: &str = "\
-Mount options (-o a,b=c), of every file system:
+As root the mount type is fuseblk and other users may use the mount: sync, syncfs and umount
+wait until the image is clean. Otherwise the type is fuse; `fjord umount` waits.
+
+With --new the root directory belongs to the user who mounts. If the mount fails, the new image
+is removed.
+
+With --daemon, warnings and errors go to syslog, or else to the kernel's log; `fjord stats`
+shows the latest of them.
+
+Mount options of every file system:
   ro, rw             read-only, read-write
   nosuid nodev noexec sync dirsync lazytime
                      as mount(8) describes them
@@ -35,7 +44,7 @@ Mount options (-o a,b=c), of every file system:
   defaults, noauto, nofail, user, _netdev, x-...
                      accepted, for fstab
 
-Mount options, of FUSE:
+Mount options of FUSE:
   allow_other        let other users in (default for root)
   noallow_other      let only the user who mounts in
   fuseblk            mount as type fuseblk, fail if unavailable (needs root)
@@ -48,7 +57,7 @@ Mount options, of FUSE:
   low_latency        keep processors awake while requests come, fail if unavailable
   nolow_latency      let idle processors halt: slower, but saves power
 
-Mount options, of ext4:
+Mount options of ext4:
   data=MODE          ordered (default), writeback or journal
   commit=SECONDS     commit interval (default: 5)
   noload             do not replay the journal (with ro)
@@ -64,22 +73,13 @@ Mount options, of ext4:
                      who may use the reserved blocks besides root
   errors=remount-ro  the only mode: an error makes the mount read-only
 
-Mount options, of fjord:
+Mount options of fjord:
   fsync=POLICY       the same as --fsync
   cache_size=SIZE    the same as --cache-size
   inline_data_max=SIZE
                      largest data that an ijournal fsync logs (default: 32K)
   writeback=SECONDS  age at which dirty data is written
   scheduler=NAME     epoch, direct or auto: how writes are kept in order
-
-As root the mount type is fuseblk and other users may use the mount: sync, syncfs and umount
-wait until the image is clean. Otherwise the type is fuse; `fjord umount` waits.
-
-With --new the root directory belongs to the user who mounts. If the mount fails, the new image
-is removed.
-
-With --daemon, warnings and errors go to syslog, or else to the kernel's log; `fjord stats`
-shows the latest of them.
 
 Examples:
   fjord mount disk.img /mnt
@@ -116,7 +116,7 @@ pub(crate) struct Args {
     /// Change nothing; a dirty journal is replayed first, unless -o noload is given
     #[arg(long)]
     read_only: bool,
-    /// Mount options
+    /// Mount options, parted by commas: a,b=c
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
 }
