@@ -35,6 +35,7 @@ pub const TOOLS: &[Tool] = &[
     tool("dumpe2fs", "e2fsprogs", "shows superblocks"),
     tool("tune2fs", "e2fsprogs", "changes features and UUIDs"),
     tool("chattr", "e2fsprogs", "sets inode flags"),
+    tool("fsck", "util-linux", "runs fsck.fjord by fstab"),
     tool("losetup", "mount", "attaches images"),
     tool("unshare", "util-linux", "makes mount namespaces"),
     tool("mount", "mount", "mounts images with the kernel's ext4"),
@@ -45,6 +46,7 @@ pub const TOOLS: &[Tool] = &[
     tool("addpart", "util-linux", "makes partitions of loop devices"),
     tool("delpart", "util-linux", "removes them"),
     tool("nohup", "coreutils", "has a program ignore the end of its terminal"),
+    tool("timeout", "coreutils", "ends a program that goes on for ever"),
     tool("setfattr", "attr", "extended attributes through the mount"),
     tool("getfattr", "attr", "extended attributes through the mount"),
     tool("setfacl", "acl", "access control lists through the mount"),
@@ -72,6 +74,9 @@ pub const TOOLS: &[Tool] = &[
     tool("zstd", "zstd", "compresses tar streams"),
     tool("xz", "xz-utils", "compresses tar streams"),
     tool("id", "coreutils", "tells the numbers of users"),
+    tool("jq", "jq", "reads JSON in the examples of the manual"),
+    tool("mandoc", "mandoc", "checks the manual pages"),
+    tool("man", "man-db", "finds the manual pages by their names"),
 ];
 
 /// The directory entry of `program` in PATH, /usr/sbin or /sbin.
