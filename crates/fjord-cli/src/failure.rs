@@ -3,10 +3,11 @@
 use std::{fmt, path::Path};
 
 use fjord::Error;
-use fjord_block::OpenError;
+use fjord_block::{OpenError, SnapshotError};
 use fjord_fuse::{
     ServeError,
     mount::{MountError, OptionError},
+    snapshot::AskError,
 };
 
 /// Failed.
@@ -19,6 +20,8 @@ pub(crate) const EXIT_IN_USE: u8 = 3;
 pub(crate) const EXIT_DAMAGED: u8 = 4;
 /// The image has a feature that is not supported.
 pub(crate) const EXIT_UNSUPPORTED: u8 = 5;
+/// Done, but for what is listed.
+pub(crate) const EXIT_INCOMPLETE: u8 = 6;
 
 /// A failed command.
 #[derive(Debug)]
@@ -44,6 +47,11 @@ impl Failure {
 
     pub(crate) fn usage(message: impl Into<String>) -> Failure {
         Failure { code: EXIT_USAGE, message: message.into() }
+    }
+
+    /// Done, but for some things that were told.
+    pub(crate) fn incomplete(message: impl Into<String>) -> Failure {
+        Failure { code: EXIT_INCOMPLETE, message: message.into() }
     }
 
     pub(crate) fn in_use(message: impl Into<String>) -> Failure {
@@ -77,10 +85,11 @@ impl From<Error> for Failure {
                 OpenError::NotADevice { .. } => EXIT_USAGE,
                 _ => EXIT_FAILURE,
             },
+            Error::Snapshot(failed) if matches!(**failed, SnapshotError::Busy) => EXIT_IN_USE,
             _ => EXIT_FAILURE,
         };
         let hint = match e.errno() {
-            _ if matches!(e, Error::NoRoom(_)) => "",
+            _ if matches!(e, Error::NoRoom(_) | Error::Snapshot(_)) => "",
             libc::ENOSPC => {
                 "; the image, or the file system that holds it, is full: free space or use a larger one"
             }
@@ -118,6 +127,17 @@ impl From<MountError> for Failure {
 impl From<OptionError> for Failure {
     fn from(e: OptionError) -> Failure {
         Failure::usage(e.to_string())
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(e: AskError) -> Failure {
+        let code = match &e {
+            AskError::Busy => EXIT_IN_USE,
+            AskError::Failed { errno, .. } if *errno == libc::EBUSY => EXIT_IN_USE,
+            _ => EXIT_FAILURE,
+        };
+        Failure { code, message: e.to_string() }
     }
 }
 

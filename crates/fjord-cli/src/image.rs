@@ -78,6 +78,11 @@ pub(crate) fn log(image: &Path) -> Result<Option<Plan>> {
     patiently(image, || fjord::inspect::log(image)).map_err(|e| failure::open_failed(image, e))
 }
 
+/// Whether the journal bears the mark of i-transactions; see [`fjord::inspect::is_marked`].
+pub(crate) fn is_marked(image: &Path) -> Result<bool, Error> {
+    patiently(image, || fjord::inspect::is_marked(image))
+}
+
 /// Gives up what was fsynced since the last commit; see [`fjord::inspect::drop_fsyncs`].
 pub(crate) fn drop_fsyncs(image: &Path) -> Result<bool> {
     patiently(image, || fjord::inspect::drop_fsyncs(image))

@@ -6,7 +6,7 @@ use fjord::{Attr, FileKind, Timespec};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 
 /// Prints a value as one JSON document.
 pub(crate) fn json<T: Serialize>(value: &T) -> Result<()> {
@@ -26,6 +26,24 @@ pub(crate) fn print(text: String) -> Result<()> {
 /// end before everything is in order.
 pub(crate) fn complain(message: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "fjord: {message}");
+}
+
+/// Things that are named one by one for people.
+const LISTED_MAX: usize = 20;
+
+/// Lists on standard error what could not be kept of a copy. Fails then, with a code of its own.
+pub(crate) fn unkept(list: &[String]) -> Result<()> {
+    if list.is_empty() {
+        return Ok(());
+    }
+    for what in list.iter().take(LISTED_MAX) {
+        complain(format_args!("not kept: {what}"));
+    }
+    let more = match list.len().saturating_sub(LISTED_MAX) {
+        0 => String::new(),
+        more => format!(" ({more} more of them are not listed)"),
+    };
+    Err(Failure::incomplete(format!("done, but {} things could not be kept{more}", list.len())))
 }
 
 /// A name as text; bytes that are no UTF-8 are shown escaped.

@@ -10,7 +10,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -172,6 +172,17 @@ fn each_open_file_is_told_of_a_full_disk() -> Result<()> {
     told
 }
 
+/// Waits until the space of a removed file is free: a child of another test that has not reached its
+/// exec(2) holds a copy of each descriptor.
+fn wait_for_room(dir: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while rustix::fs::statvfs(dir)?.f_bfree < 1024 {
+        ensure!(Instant::now() < deadline, "{} stays full", dir.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 fn told_each(below: &Path, policy: &str) -> Result<()> {
     let img = below.join("image");
     let _ = fs::remove_file(&img);
@@ -203,6 +214,7 @@ fn told_each(below: &Path, policy: &str) -> Result<()> {
     ensure!(line.is_some_and(|line| line.contains(" rw,")), "{line:?}");
     drop(fill);
     fs::remove_file(&ballast)?;
+    wait_for_room(below)?;
     first.sync_all().context("who wrote, with room")?;
     second.sync_all().context("who had it open, with room")?;
     fs::write(fuse.path().join("new"), b"x")?;

@@ -16,6 +16,9 @@ pub enum MkfsError {
     /// The parameters cannot be had, or not together.
     #[error("{0}")]
     Usage(String),
+    /// The size is too small for the parameters; a larger one would do.
+    #[error("{0}")]
+    TooSmall(String),
     /// A structure cannot hold what the parameters call for.
     #[error("these parameters make no valid file system: {0}")]
     Format(#[from] FormatError),
@@ -23,4 +26,8 @@ pub enum MkfsError {
 
 pub(crate) fn usage(message: impl Into<String>) -> MkfsError {
     MkfsError::Usage(message.into())
+}
+
+pub(crate) fn too_small(message: impl Into<String>) -> MkfsError {
+    MkfsError::TooSmall(message.into())
 }

@@ -20,7 +20,7 @@ use fjord_format::time::Timestamp;
 use fjord_format::types::{BlockNo, GroupNo, InodeNo, LogicalBlock};
 
 use crate::blockmap::map_blocks;
-use crate::error::{Result, usage};
+use crate::error::{MkfsError, Result, too_small, usage};
 use crate::options::{IjournalAreas, JournalSize, MkfsOptions};
 use crate::space::{BlockRun, Space};
 
@@ -374,8 +374,9 @@ pub(crate) fn journal_blocks(
         JournalSize::Bytes(bytes) => {
             let blocks = bytes / u64::from(geometry.block_size);
             let min = u64::from(jbd2::MIN_JOURNAL_BLOCKS);
+            let error: fn(String) -> MkfsError = if blocks < min { usage } else { too_small };
             if blocks < min || blocks > geometry.block_count / 2 {
-                return Err(usage(format!(
+                return Err(error(format!(
                     "a journal has at least {min} blocks and at most half of the image; \
                      {bytes} bytes are {blocks} blocks"
                 )));
@@ -400,8 +401,10 @@ fn area_table(
         IjournalAreas::None => return Ok(None),
         IjournalAreas::Areas { count, area_bytes } => (count, area_bytes / block_size),
         IjournalAreas::Auto => {
-            let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
-            let count = (cores as u64).min(u64::from(AUTO_AREAS_MAX));
+            let here =
+                || std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+            let cores = options.cores.unwrap_or_else(here).clamp(1, AUTO_AREAS_MAX);
+            let count = u64::from(cores);
             let of_journal = u64::from(journal) / AUTO_JOURNAL_SHARE / count;
             let of_image = geometry.block_count / AUTO_IMAGE_SHARE / count;
             let most = of_image.min(AUTO_AREA_BYTES_MAX / block_size);
@@ -412,11 +415,11 @@ fn area_table(
             (count as u32, blocks)
         }
     };
-    let fits = (1..=AREA_COUNT_MAX).contains(&area_count)
-        && area_blocks >= min
-        && area_blocks.saturating_mul(u64::from(area_count)) <= geometry.block_count / 2;
-    if !fits {
-        return Err(usage(format!(
+    let makes_sense = (1..=AREA_COUNT_MAX).contains(&area_count) && area_blocks >= min;
+    let fits = area_blocks.saturating_mul(u64::from(area_count)) <= geometry.block_count / 2;
+    let error: fn(String) -> MkfsError = if makes_sense { too_small } else { usage };
+    if !makes_sense || !fits {
+        return Err(error(format!(
             "{area_count} areas of {} bytes: take 1 to {AREA_COUNT_MAX} areas of at least {} \
              bytes, together at most half of the image",
             area_blocks * block_size,

@@ -11,7 +11,7 @@ use fjord_format::superblock::{
 use fjord_format::types::{GroupNo, InodeNo};
 use rand::RngCore;
 
-use crate::error::{Result, usage};
+use crate::error::{Result, too_small, usage};
 use crate::options::MkfsOptions;
 
 /// Groups that keep bitmaps and tables together are 1 << this.
@@ -95,7 +95,7 @@ fn sizes(
     let ratio = options.inode_ratio.unwrap_or(usual_ratio).max(block_size);
     let mut block_count = size_bytes / u64::from(block_size);
     if size_bytes < SIZE_BYTES_MIN {
-        return Err(usage(format!(
+        return Err(too_small(format!(
             "{size_bytes} bytes are too few for a file system; take at least {} KiB",
             SIZE_BYTES_MIN >> 10
         )));
@@ -115,10 +115,10 @@ fn sizes(
     let inode_size = inode_size(options, block_size)?;
     let mut blocks_per_group = (block_size * 8).min(65528);
     let first = u64::from(block_size == 1024);
-    let too_small = || usage(format!("{size_bytes} bytes are too few for a file system"));
+    let too_few = || too_small(format!("{size_bytes} bytes are too few for a file system"));
     loop {
         if block_count <= first {
-            return Err(too_small());
+            return Err(too_few());
         }
         let groups = (block_count - first).div_ceil(u64::from(blocks_per_group));
         let group_count = u32::try_from(groups).map_err(|_| usage("too many block groups"))?;
@@ -126,7 +126,7 @@ fn sizes(
         if per_group > u64::from(block_size) * 8 {
             // A bitmap block cannot tell so many: smaller groups, more of them.
             if blocks_per_group < 256 {
-                return Err(usage(format!("{inodes} inodes are too many for this size")));
+                return Err(too_small(format!("{inodes} inodes are too many for this size")));
             }
             blocks_per_group -= 8;
             block_count = size_bytes / u64::from(block_size);
@@ -150,7 +150,7 @@ fn sizes(
         }
         if group_count == 1 {
             if rest < overhead {
-                return Err(too_small());
+                return Err(too_few());
             }
             return Ok(sizes);
         }

@@ -19,6 +19,7 @@
 mod blockmap;
 mod error;
 mod files;
+mod held;
 mod layout;
 mod options;
 mod space;
@@ -33,6 +34,7 @@ use fjord_format::superblock::RawSuperblock;
 use fjord_format::types::GroupNo;
 
 pub use error::{MkfsError, Result};
+pub use held::{Held, held};
 pub use options::{IjournalAreas, JournalSize, MkfsOptions, supported_features};
 
 use files::Files;

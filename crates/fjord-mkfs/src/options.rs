@@ -97,6 +97,8 @@ pub struct MkfsOptions {
     pub journal: JournalSize,
     /// Areas behind the journal's log.
     pub ijournal: IjournalAreas,
+    /// Cores that [`IjournalAreas::Auto`] makes areas for; `None` for those of this machine.
+    pub cores: Option<u32>,
     /// Seconds since 1970 for all times; `None` for now.
     pub time_seconds: Option<u64>,
     /// Seed of the directory hash; `None` for a random one.
@@ -118,6 +120,7 @@ impl Default for MkfsOptions {
             root_owner: (0, 0),
             journal: JournalSize::Auto,
             ijournal: IjournalAreas::Auto,
+            cores: None,
             time_seconds: None,
             hash_seed: None,
         }

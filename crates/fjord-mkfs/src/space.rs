@@ -11,7 +11,7 @@ use fjord_format::features::Incompat;
 use fjord_format::geometry::Geometry;
 use fjord_format::types::{BlockNo, GroupNo};
 
-use crate::error::{Result, usage};
+use crate::error::{Result, too_small, usage};
 
 /// A run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl<'a> Space<'a> {
     /// First place from `from` on with `len` free blocks in a row that end before `limit`,
     /// else anywhere behind.
     fn find(&self, from: BlockNo, len: u64, limit: u64) -> Result<BlockNo> {
-        let no_room = || usage("the groups are too small for their metadata; ask fewer inodes");
+        let no_room = || too_small("the groups are too small for their metadata; ask fewer inodes");
         let found = self.first_fit(from, len).ok_or_else(no_room)?;
         if found.0 + len > limit {
             tracing::debug!(block = found.0, "metadata lies behind its flex group");
@@ -178,7 +178,7 @@ impl<'a> Space<'a> {
                 return Ok(runs);
             }
         }
-        Err(usage(format!("the image is too small: {left} of {count} blocks do not fit")))
+        Err(too_small(format!("the image is too small: {left} of {count} blocks do not fit")))
     }
 
     /// Free runs of a group.

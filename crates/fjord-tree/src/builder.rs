@@ -1,23 +1,45 @@
-//! Fills a new image: what a directory tree and a tar stream have in common.
+//! Puts entries into a mounted image: what a directory tree and a tar stream have in common.
 //!
-//! Invariant: attributes of a directory are set after all else, since new entries change its
-//! times and would inherit its default access lists.
+//! Invariants: attributes of a directory are set after all that goes into it, since new entries
+//! change its times and would inherit its default access lists. An entry that replaces another is
+//! complete and durable before it takes the name; one that fails leaves nothing behind, and what
+//! had the name before stays.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fjord::{Cred, Fs, InodeNo, InodeRef, MountOptions, SetAttr, SetTime, Timespec, XattrFlags};
+use fjord::{
+    Cred, FileKind, Fs, InodeNo, InodeRef, RenameFlags, SetAttr, SetTime, Timespec, XattrFlags,
+};
 use fjord_block::Device;
+use fjord_format::acl::{Acl, AclEntry, AclTag};
+use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
-use crate::error::{Result, TreeError};
+use crate::build::Build;
+use crate::error::{Full, Result, TreeError};
+use crate::owners::IdKind;
+use crate::rules::Rules;
+use crate::tar::input::{TarInput, TarOptions};
 
 /// Bytes read from the source at once.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
+/// Bytes of the longest name.
+const NAME_BYTES_MAX: usize = 255;
+/// Most bytes of paths and attributes that are kept until the end.
+const DEFERRED_BYTES_MAX: usize = 64 << 20;
+/// Most things that are listed as left out, and bytes of each line.
+const LISTED_MAX: usize = 10_000;
+const LINE_BYTES_MAX: usize = 1024;
+/// Data and entries that a new image collects before they are written to the device.
+const UNWRITTEN_BYTES_MAX: u64 = 6 << 20;
+const UNWRITTEN_ENTRIES_MAX: u64 = 4096;
+/// Attributes that hold access control lists.
+pub(crate) const ACL_XATTRS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
 /// What went into the image so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,41 +48,53 @@ pub struct Populated {
     pub entries: u64,
     /// Bytes of file data, holes left out.
     pub bytes: u64,
-    /// Paths and names of attributes that the image cannot hold or fjord does not know.
+    /// Paths and names of records that say nothing fjord takes over.
     pub skipped: Vec<String>,
+    /// Paths and what of them could not be kept, and why: attributes that the image cannot hold,
+    /// entries that could not be read.
+    pub unkept: Vec<String>,
 }
 
 /// Where the contents come from.
 pub enum Source<'a> {
     /// A directory; its entries go to the root of the image.
     Directory(&'a Path),
-    /// A tar stream, not compressed.
+    /// A tar stream, compressed or not.
     Tar(&'a mut dyn io::Read),
+    /// Tar files and standard input, one after the other.
+    Tars(&'a [TarInput], &'a TarOptions),
 }
+
+/// Called after each entry and each piece of data.
+pub type Progress<'a> = &'a mut dyn FnMut(&Populated);
 
 /// Mounts the image on the device, puts the contents in and unmounts it. `progress` is called
 /// after each entry and each piece of data.
 ///
 /// # Errors
-/// [`TreeError::Source`] when the contents cannot be read, [`TreeError::Engine`] when the image
-/// cannot take them: too small, or the device failed.
+/// [`TreeError::Source`] when the contents cannot be read, [`TreeError::Full`] when the image is
+/// too small for them, [`TreeError::Engine`] when the image cannot take them otherwise.
 pub fn populate(
     device: Arc<dyn Device>,
     source: Source<'_>,
-    progress: &mut dyn FnMut(&Populated),
+    rules: &Rules,
+    progress: Progress<'_>,
 ) -> Result<Populated> {
     let engine = |source| TreeError::Engine { path: "the image".to_owned(), source };
-    let fs = Fs::open_device(device, &MountOptions::default()).map_err(engine)?;
-    let mut builder = Builder::new(&fs, progress);
+    let build = Build::start(device, rules.latest).map_err(engine)?;
+    let mut builder = Builder::new(&build.fs, rules, progress);
     let filled = match source {
-        Source::Directory(path) => crate::host::from_dir(&mut builder, path),
-        Source::Tar(stream) => crate::tar::extract::from_tar(&mut builder, stream),
+        Source::Directory(path) => crate::host::read::from_dir(&mut builder, path),
+        Source::Tar(stream) => crate::tar::extract::from_stream(&mut builder, stream),
+        Source::Tars(inputs, options) => {
+            crate::tar::extract::from_inputs(&mut builder, inputs, options)
+        }
     };
     let filled = filled.and_then(|()| builder.finish());
     // The image is made clean even when the contents did not fit.
-    let unmounted = fs.unmount().map_err(engine);
+    let finished = build.finish().map_err(engine);
     let populated = filled?;
-    unmounted.map(|()| populated)
+    finished.map(|()| populated)
 }
 
 /// Attributes to give to an inode.
@@ -74,13 +108,98 @@ pub(crate) struct Meta {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+/// Where an entry goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot<'s> {
+    pub(crate) parent: &'s InodeRef,
+    pub(crate) name: &'s [u8],
+    /// For messages.
+    pub(crate) path: &'s [u8],
+}
+
+/// An entry to make that is no directory.
+#[derive(Clone, Copy)]
+pub(crate) enum New<'n> {
+    /// A regular file.
+    File,
+    /// A symbolic link with its target.
+    Symlink(&'n [u8]),
+    /// A device, pipe or socket.
+    Node {
+        /// Type and permission bits.
+        mode: u16,
+        device: DeviceNumber,
+    },
+}
+
+impl New<'_> {
+    pub(crate) fn make(
+        self,
+        parent: &InodeRef,
+        name: &[u8],
+        cred: &Cred,
+    ) -> fjord::Result<InodeRef> {
+        match self {
+            New::File => parent.create(name, 0o600, cred),
+            New::Symlink(target) => parent.symlink(name, target, cred),
+            New::Node { mode, device } => parent.mknod(name, mode, device.to_u32(), cred),
+        }
+    }
+}
+
+/// Adds a line to a list for people, unless it is long already.
+fn list(lines: &mut Vec<String>, mut what: String) {
+    if lines.len() > LISTED_MAX {
+        return;
+    }
+    if lines.len() == LISTED_MAX {
+        "more, which are not listed".clone_into(&mut what);
+    }
+    let mut len = what.len().min(LINE_BYTES_MAX);
+    while !what.is_char_boundary(len) {
+        len -= 1;
+    }
+    what.truncate(len);
+    lines.push(what);
+}
+
+/// Memory that waits for the end with a directory.
+fn deferred_bytes(path: &[u8], meta: &Meta) -> usize {
+    let xattrs: usize = meta.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+    path.len() + xattrs
+}
+
 /// Puts entries into a mounted image.
 pub(crate) struct Builder<'a> {
     pub(crate) fs: &'a Fs,
     pub(crate) cred: Cred,
     pub(crate) done: Populated,
-    directories: HashMap<InodeNo, (String, Meta)>,
-    progress: &'a mut dyn FnMut(&Populated),
+    pub(crate) rules: &'a Rules,
+    /// The image had contents before: what a new entry inherits is taken from it.
+    over: bool,
+    directories: BTreeMap<InodeNo, (Vec<u8>, Meta)>,
+    /// Bytes of paths and attributes that they hold.
+    deferred_bytes: usize,
+    /// Temporary names given so far.
+    beside_count: u32,
+    /// What a new image holds in memory.
+    unwritten: Unwritten,
+    progress: Progress<'a>,
+}
+
+/// What has gone into a new image since all of it was written to the device.
+#[derive(Default)]
+struct Unwritten {
+    bytes: u64,
+    entries: u64,
+}
+
+impl Unwritten {
+    /// Whether to write it out: seldom enough to write much at a time, and before it fills the
+    /// memory that the mount may use.
+    fn is_much(&self) -> bool {
+        self.bytes > UNWRITTEN_BYTES_MAX || self.entries > UNWRITTEN_ENTRIES_MAX
+    }
 }
 
 /// A path for messages.
@@ -89,51 +208,183 @@ pub(crate) fn shown(path: &[u8]) -> String {
 }
 
 impl<'a> Builder<'a> {
-    fn new(fs: &'a Fs, progress: &'a mut dyn FnMut(&Populated)) -> Builder<'a> {
+    /// Into a new image.
+    pub(crate) fn new(fs: &'a Fs, rules: &'a Rules, progress: Progress<'a>) -> Builder<'a> {
         Builder {
             fs,
             cred: Cred::root(),
             done: Populated::default(),
-            directories: HashMap::new(),
+            rules,
+            over: false,
+            directories: BTreeMap::new(),
+            deferred_bytes: 0,
+            beside_count: 0,
+            unwritten: Unwritten::default(),
             progress,
         }
     }
 
-    /// Gives an error of the engine the path that it happened at.
-    pub(crate) fn at<T>(&self, path: &[u8], result: fjord::Result<T>) -> Result<T> {
-        result.map_err(|source| TreeError::Engine { path: shown(path), source })
+    /// Into an image that has contents.
+    pub(crate) fn over(fs: &'a Fs, rules: &'a Rules, progress: Progress<'a>) -> Builder<'a> {
+        Builder { over: true, ..Builder::new(fs, rules, progress) }
     }
 
-    /// The directory of this name, made when it is not there.
-    pub(crate) fn directory(
-        &mut self,
-        parent: &InodeRef,
-        name: &[u8],
-        path: &[u8],
-    ) -> Result<InodeRef> {
-        match parent.mkdir(name, 0o755, &self.cred) {
-            Err(error) if error.is(Errno::EXIST) => {
-                let there = self.at(path, parent.lookup(name))?;
-                if there.attr().kind() == fjord::FileKind::Directory {
-                    return Ok(there);
-                }
-                drop(there);
-                self.at(path, parent.unlink(name))?;
-                self.at(path, parent.mkdir(name, 0o755, &self.cred))
-            }
-            result => self.at(path, result),
+    /// Gives an error of the engine the path that it happened at, and a lack of space its kind.
+    pub(crate) fn at<T>(&self, path: &[u8], result: fjord::Result<T>) -> Result<T> {
+        result.map_err(|source| self.failed(path, source))
+    }
+
+    fn failed(&self, path: &[u8], source: fjord::Error) -> TreeError {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let path = shown(path);
+        if source.is(Errno::NAMETOOLONG) && name.len() <= NAME_BYTES_MAX {
+            return TreeError::LinkTooLong { path, block_size: self.fs.geometry().block_size };
         }
+        if !source.is(Errno::NOSPC) {
+            return TreeError::Engine { path, source };
+        }
+        TreeError::Full { path, of: Full::of(self.fs) }
+    }
+
+    /// Makes an entry that is no directory, completes it by `fill`, and gives it its name.
+    pub(crate) fn place(
+        &mut self,
+        spot: Spot<'_>,
+        new: New<'_>,
+        fill: &mut dyn FnMut(&mut Self, &InodeRef) -> Result<()>,
+    ) -> Result<InodeRef> {
+        let Spot { parent, name, path } = spot;
+        let made = match new.make(parent, name, &self.cred) {
+            Err(error) if error.is(Errno::EXIST) => return self.replace(spot, new, fill),
+            made => self.at(path, made)?,
+        };
+        match fill(self, &made) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                // The error is the one that counts.
+                let _ = parent.unlink(name);
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`Builder::place`], where the name is in use: made beside, then renamed. A file has no
+    /// name at all until it is complete, so that not even a killed process leaves a part of it.
+    fn replace(
+        &mut self,
+        spot: Spot<'_>,
+        new: New<'_>,
+        fill: &mut dyn FnMut(&mut Self, &InodeRef) -> Result<()>,
+    ) -> Result<InodeRef> {
+        let Spot { parent, path, .. } = spot;
+        self.check_replaceable(spot)?;
+        let beside = self.free_name(spot)?;
+        if let New::File = new {
+            let made = self.at(path, parent.tmpfile(0o600, &self.cred))?;
+            fill(self, &made)?;
+            self.at(path, made.fsync(false))?;
+            self.at(path, parent.link(&made, &beside))?;
+            self.take_name(spot, &beside)?;
+            return Ok(made);
+        }
+        let made = self.at(path, new.make(parent, &beside, &self.cred))?;
+        if let Err(error) = fill(self, &made) {
+            // The error is the one that counts.
+            let _ = parent.unlink(&beside);
+            return Err(error);
+        }
+        self.take_name(spot, &beside)?;
+        Ok(made)
+    }
+
+    fn check_replaceable(&self, spot: Spot<'_>) -> Result<()> {
+        let there = self.at(spot.path, spot.parent.lookup(spot.name))?;
+        if there.attr().kind() == FileKind::Directory {
+            return Err(TreeError::InTheWay { path: shown(spot.path), what: "a directory" });
+        }
+        Ok(())
+    }
+
+    /// Renames the complete entry of the name `beside`.
+    fn take_name(&self, spot: Spot<'_>, beside: &[u8]) -> Result<()> {
+        let Spot { parent, name, path } = spot;
+        let renamed = parent.rename(beside, parent, name, RenameFlags::empty(), &self.cred);
+        self.at(path, renamed).inspect_err(|_| {
+            // The error is the one that counts.
+            let _ = parent.unlink(beside);
+        })
+    }
+
+    /// A name that nothing has beside an entry.
+    fn free_name(&mut self, spot: Spot<'_>) -> Result<Vec<u8>> {
+        loop {
+            self.beside_count += 1;
+            let name = format!(".fjord-{}-{}", std::process::id(), self.beside_count).into_bytes();
+            match spot.parent.lookup(&name) {
+                Err(error) if error.is(Errno::NOENT) => return Ok(name),
+                found => drop(self.at(spot.path, found)?),
+            }
+        }
+    }
+
+    /// Gives `first` one more name, in place of what has it.
+    pub(crate) fn link(&mut self, spot: Spot<'_>, first: &InodeRef) -> Result<()> {
+        let Spot { parent, name, path } = spot;
+        match parent.link(first, name) {
+            Err(error) if error.is(Errno::EXIST) => {}
+            done => return self.at(path, done),
+        }
+        let there = self.at(path, parent.lookup(name))?.ino();
+        if there == first.ino() {
+            return Ok(());
+        }
+        self.check_replaceable(spot)?;
+        let beside = self.free_name(spot)?;
+        self.at(path, parent.link(first, &beside))?;
+        self.take_name(spot, &beside)
     }
 
     /// Sets attributes now or, for a directory, at the end; counts the entry.
     pub(crate) fn finish_entry(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
-        if inode.attr().kind() == fjord::FileKind::Directory {
-            self.directories.insert(inode.ino(), (shown(path), meta));
+        if inode.attr().kind() == FileKind::Directory {
+            self.defer(inode, path, meta)?;
         } else {
-            self.apply(inode, &shown(path), &meta)?;
+            self.apply(inode, path, &meta)?;
         }
         self.count_entry();
         Ok(())
+    }
+
+    /// Sets attributes of a directory at the end.
+    ///
+    /// # Errors
+    /// [`TreeError::DirectoryAttributes`] when what is kept until then is too much.
+    pub(crate) fn defer(&mut self, inode: &InodeRef, path: &[u8], meta: Meta) -> Result<()> {
+        self.forget(inode.ino());
+        self.deferred_bytes += deferred_bytes(path, &meta);
+        if self.deferred_bytes > DEFERRED_BYTES_MAX {
+            let (path, max_bytes) = (shown(path), DEFERRED_BYTES_MAX);
+            return Err(TreeError::DirectoryAttributes { path, max_bytes });
+        }
+        self.directories.insert(inode.ino(), (path.to_vec(), meta));
+        Ok(())
+    }
+
+    /// Nothing is left to set for a directory, for it is gone.
+    pub(crate) fn forget(&mut self, ino: InodeNo) {
+        if let Some((path, meta)) = self.directories.remove(&ino) {
+            self.deferred_bytes -= deferred_bytes(&path, &meta);
+        }
+    }
+
+    /// Lists a record or an entry that says nothing fjord takes over.
+    pub(crate) fn skip(&mut self, what: String) {
+        list(&mut self.done.skipped, what);
+    }
+
+    /// Lists what could not be kept.
+    pub(crate) fn not_kept(&mut self, what: String) {
+        list(&mut self.done.unkept, what);
     }
 
     pub(crate) fn count_entry(&mut self) {
@@ -141,33 +392,136 @@ impl<'a> Builder<'a> {
         (self.progress)(&self.done);
     }
 
-    fn apply(&mut self, inode: &InodeRef, path: &str, meta: &Meta) -> Result<()> {
-        let engine = |source| TreeError::Engine { path: path.to_owned(), source };
+    /// Sets attributes, owner, mode and times.
+    pub(crate) fn apply(&mut self, inode: &InodeRef, path: &[u8], meta: &Meta) -> Result<()> {
+        let kind = inode.attr().kind();
+        if self.over {
+            self.remove_other_lists(inode, path, meta)?;
+        }
+        let owner = self.rules.owners.map(meta.uid, meta.gid);
+        let is_root = inode.ino() == InodeNo::ROOT;
+        let (uid, gid) = self.rules.root_owner.filter(|_| is_root).unwrap_or(owner);
+        let mode = self.rules.file_mode.filter(|_| kind == FileKind::Regular).unwrap_or(meta.mode);
+        let (atime, mtime) = self.times(meta);
         let change = SetAttr {
             // The mode of a link is always 0777.
-            mode: (inode.attr().kind() != fjord::FileKind::Symlink).then_some(meta.mode),
-            uid: Some(meta.uid),
-            gid: Some(meta.gid),
-            atime: Some(SetTime::At(meta.atime)),
-            mtime: Some(SetTime::At(meta.mtime)),
+            mode: (kind != FileKind::Symlink).then_some(mode),
+            uid: Some(uid),
+            gid: Some(gid),
+            atime: Some(SetTime::At(atime)),
+            mtime: Some(SetTime::At(mtime)),
             ..SetAttr::default()
         };
-        inode.set_attr(&change, &self.cred).map_err(engine)?;
+        self.at(path, inode.set_attr(&change, &self.cred))?;
         // After the owner, whose change would take capabilities away.
-        for (name, value) in &meta.xattrs {
-            match inode.set_xattr(name, value, XattrFlags::empty()) {
-                Err(error) if error.is(Errno::OPNOTSUPP) => {
-                    self.done.skipped.push(format!("{path}: {}", shown(name)));
-                }
-                result => result.map_err(engine)?,
+        for (name, value) in meta.xattrs.iter().filter(|_| !self.rules.without_xattrs) {
+            self.set_xattr(inode, path, name, value)?;
+        }
+        self.unwritten.entries += 1;
+        self.write_out(path)
+    }
+
+    /// Writes to the device what a new image has in memory, if that is much.
+    fn write_out(&mut self, path: &[u8]) -> Result<()> {
+        if self.over || !self.unwritten.is_much() {
+            return Ok(());
+        }
+        self.unwritten = Unwritten::default();
+        self.at(path, self.fs.sync())
+    }
+
+    fn times(&self, meta: &Meta) -> (Timespec, Timespec) {
+        match self.rules.latest {
+            Some(latest) => (meta.mtime.min(latest), meta.mtime.min(latest)),
+            None => (meta.atime, meta.mtime),
+        }
+    }
+
+    fn set_xattr(
+        &mut self,
+        inode: &InodeRef,
+        path: &[u8],
+        name: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        let mapped = self.mapped_list(name, value);
+        let value = mapped.as_deref().unwrap_or(value);
+        match inode.set_xattr(name, value, XattrFlags::empty()) {
+            Err(error) if error.is(Errno::OPNOTSUPP) => {
+                let (path, name) = (shown(path), shown(name));
+                self.done.unkept.push(format!("{path}: attribute {name}: not known to ext4"));
+                Ok(())
+            }
+            Err(error) if error.is(Errno::NOSPC) && !self.is_full() => {
+                Err(TreeError::AttributesTooLarge {
+                    path: shown(path),
+                    name: shown(name),
+                    bytes: value.len(),
+                    block_size: self.fs.geometry().block_size,
+                })
+            }
+            set => self.at(path, set),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let found = self.fs.statfs();
+        found.blocks_free == 0 || found.files_free == 0
+    }
+
+    /// An access control list with the IDs that its users and groups have in the image; `None`
+    /// where they are the same.
+    fn mapped_list(&self, name: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+        let owners = &self.rules.owners;
+        if owners.keeps_all() || !ACL_XATTRS.contains(&name) {
+            return None;
+        }
+        let list = Acl::from_xattr(value).ok()??;
+        let map = |entry: &AclEntry| {
+            let tag = match entry.tag {
+                AclTag::User(id) => AclTag::User(owners.map_id(IdKind::User, id)),
+                AclTag::Group(id) => AclTag::Group(owners.map_id(IdKind::Group, id)),
+                other => other,
+            };
+            AclEntry { tag, perm: entry.perm }
+        };
+        let mut entries: Vec<AclEntry> = list.entries().iter().map(map).collect();
+        let key = |entry: &AclEntry| match entry.tag {
+            AclTag::UserObj => (0, 0),
+            AclTag::User(id) => (1, id),
+            AclTag::GroupObj => (2, 0),
+            AclTag::Group(id) => (3, id),
+            AclTag::Mask => (4, 0),
+            AclTag::Other => (5, 0),
+        };
+        entries.sort_by_key(key);
+        // Of two that have become one, nobody gets the rights of both.
+        entries.dedup_by(|later, first| {
+            let is_same = later.tag == first.tag;
+            if is_same {
+                first.perm &= later.perm;
+            }
+            is_same
+        });
+        Acl::new(entries).map(|list| list.to_xattr())
+    }
+
+    /// Removes access control lists that the source does not have: inherited ones, and those of a
+    /// directory that was there before.
+    fn remove_other_lists(&self, inode: &InodeRef, path: &[u8], meta: &Meta) -> Result<()> {
+        for name in self.at(path, inode.list_xattr())? {
+            let is_kept = meta.xattrs.iter().any(|(kept, _)| *kept == name);
+            if ACL_XATTRS.contains(&&name[..]) && !is_kept {
+                self.at(path, inode.remove_xattr(&name))?;
             }
         }
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Populated> {
+    /// Sets what was left for the end.
+    pub(crate) fn finish(mut self) -> Result<Populated> {
         for (ino, (path, meta)) in std::mem::take(&mut self.directories) {
-            let inode = self.at(path.as_bytes(), self.fs.inode(ino, None))?;
+            let inode = self.at(&path, self.fs.inode(ino, None))?;
             self.apply(&inode, &path, &meta)?;
         }
         Ok(self.done)
@@ -191,7 +545,8 @@ impl<'a> Builder<'a> {
         }
         self.done.bytes += data.len() as u64;
         (self.progress)(&self.done);
-        Ok(())
+        self.unwritten.bytes += data.len() as u64;
+        self.write_out(path)
     }
 
     /// Gives a file its length, which holes at the end leave open.

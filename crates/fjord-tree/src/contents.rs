@@ -1,37 +1,37 @@
-//! How large an image has to be for given contents.
+//! What contents take up in an image, before they are put into one.
 //!
-//! Invariant: the space that an image of some size offers is never guessed: it is formatted in
-//! memory, which costs only the few blocks that are not zero.
+//! Invariant: nothing is counted that [`populate`](crate::populate) would leave out, and nothing is
+//! left out that it would put in.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use fjord_block::MemDevice;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat};
+use fjord::Timespec;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
+use crate::builder::{COPY_BYTES, shown};
+use crate::digest::Digest;
 use crate::error::{Result, TreeError};
-use crate::host::{DEPTH_MAX, Xattrs, join, names, read, xattrs};
+use crate::host::DEPTH_MAX;
+use crate::host::read::{for_data, join, names, open_in, open_root, read, top_bytes, xattrs};
+use crate::host::sys::{self, Place, Status};
+use crate::rules::Rules;
+use crate::tar::error::TarError;
+use crate::tar::input::TarInput;
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
-use fjord_mkfs::MkfsOptions;
 
 /// Block sizes that a measure keeps its count for: 1 KiB to 64 KiB.
 const BLOCK_SHIFTS: std::ops::RangeInclusive<u32> = 10..=16;
-/// Room beyond the contents: a tenth of them and this much.
-const SLACK_BYTES: u64 = 4 << 20;
-/// Smallest image that is proposed, in bytes.
-const SIZE_MIN_BYTES: u64 = 8 << 20;
-/// Images that are tried before the size counts as not to be had.
-const TRIES_MAX: u32 = 100;
 /// Targets of symbolic links that are shorter lie in the inode.
 const FAST_LINK_BYTES: u64 = 60;
 /// Attributes up to so many bytes of names and values lie in the inode.
 const INODE_ATTRIBUTE_BYTES: usize = 64;
-/// Inodes that a new image has in use already.
-const USED_INODES: u64 = 11;
 
 /// What contents take up, before they are put into an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,10 @@ pub struct Contents {
     blocks: [u64; 7],
     /// Bytes of directory entries; directory blocks may be half empty.
     name_bytes: u64,
+    /// The latest time of a change of content among them.
+    pub newest: Option<Timespec>,
+    /// A digest of all of them, where [`Rules::digest`] asks for one.
+    pub digest: Option<[u8; 16]>,
 }
 
 impl Contents {
@@ -53,75 +57,53 @@ impl Contents {
     ///
     /// # Errors
     /// [`TreeError::Source`](crate::TreeError::Source) when part of it cannot be read.
-    pub fn of_directory(source: &Path) -> Result<Contents> {
-        let path = source.as_os_str().as_encoded_bytes();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = read(path, rustix::fs::open(source, flags, Mode::empty()))?;
-        let mut walk = Walk::default();
-        walk.attributes(path, &Xattrs::Open(&dir))?;
+    pub fn of_directory(source: &Path, rules: &Rules) -> Result<Contents> {
+        let path = source.as_os_str().as_bytes();
+        let dir = open_root(source)?;
+        let contents = Contents::default();
+        let top_bytes = top_bytes(path);
+        let digest = rules.digest.then(Digest::default);
+        let mut walk = Walk { contents, linked: HashMap::new(), rules, top_bytes, digest };
+        let status = read(path, sys::status(dir.as_fd()))?;
+        walk.attributes(path, &status, Place::Open(dir.as_fd()))?;
         walk.directory(&dir, path, 0)?;
         walk.contents.entries += 1;
+        walk.contents.digest = walk.digest.as_ref().map(Digest::finish);
         Ok(walk.contents)
     }
 
-    /// Reads a tar stream to its end.
+    /// Reads a tar stream, compressed or not, to its end.
     ///
     /// # Errors
-    /// [`TreeError::Source`](crate::TreeError::Source) when it cannot be read or is no tar.
-    pub fn of_tar(stream: &mut dyn Read) -> Result<Contents> {
-        let mut reader = TarReader::new(stream);
-        let mut contents = Contents::default();
-        let mut directories = HashSet::new();
-        while let Some(entry) = reader.next_entry()? {
-            contents.tar_entry(&entry, &mut directories);
-        }
-        Ok(contents)
+    /// [`TreeError::Tar`](crate::TreeError::Tar) when it cannot be read or is no tar.
+    pub fn of_tar(stream: &mut dyn Read, rules: &Rules) -> Result<Contents> {
+        let mut count = TarCount::new(rules);
+        let counted =
+            TarReader::new(stream, false).and_then(|mut reader| count.stream(&mut reader));
+        let name = || "the tar stream".to_owned();
+        counted.map_err(|source| TreeError::Tar { name: name(), source })?;
+        Ok(count.finish())
     }
 
-    /// The options with what they leave open chosen for these contents: the size as the smallest
-    /// that holds them, a tenth more and 4 MiB, in whole MiB; more inodes than the usual ratio
-    /// gives where they need more.
+    /// Reads tar files and standard input to their ends, and leaves them as they were. What later
+    /// ones replace is counted too.
     ///
     /// # Errors
-    /// As [`format`](fjord_mkfs::format), for options that cannot be had.
-    pub fn fit(&self, options: &MkfsOptions) -> Result<MkfsOptions> {
-        const MIB: u64 = 1 << 20;
-        let mut fitted = options.clone();
-        let inodes_wanted = self.inodes + self.inodes / 20 + USED_INODES + 16;
-        let mut size_bytes = options
-            .size_bytes
-            .unwrap_or_else(|| SIZE_MIN_BYTES.max(self.bytes).next_multiple_of(MIB));
-        for _ in 0..TRIES_MAX {
-            fitted.size_bytes = Some(size_bytes);
-            let report = fjord_mkfs::format(&MemDevice::new(0), &fitted)?;
-            let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
-            if inodes_open && u64::from(report.inode_count) < inodes_wanted {
-                let more = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
-                if fitted.inode_count != Some(more) {
-                    fitted.inode_count = Some(more);
-                    continue;
-                }
-            }
-            let block_bytes = u64::from(report.block_size);
-            let wanted = self.blocks_wanted(report.block_size);
-            let offered = report.free_blocks.saturating_sub(report.reserved_blocks);
-            if options.size_bytes.is_some() || offered >= wanted {
-                return Ok(fitted);
-            }
-            // Part of what is added goes to metadata and the reserve, so this takes a few rounds.
-            let missing_bytes = (wanted - offered).saturating_mul(block_bytes);
-            size_bytes = size_bytes.saturating_add(missing_bytes).next_multiple_of(MIB);
+    /// As [`Contents::of_tar`].
+    pub fn of_tars(inputs: &mut [TarInput], rules: &Rules) -> Result<Contents> {
+        let mut count = TarCount::new(rules);
+        for input in inputs {
+            input.measured(|reader| count.stream(reader))?;
         }
-        Err(TreeError::Usage(
-            "no size was found that holds the contents with these options; give one".to_owned(),
-        ))
+        Ok(count.finish())
     }
 
-    fn blocks_wanted(&self, block_size: u32) -> u64 {
+    /// Blocks of `block_size` bytes that they need: data, attributes, directories that may be half
+    /// empty.
+    pub(crate) fn blocks(&self, block_size: u32) -> u64 {
         let shift = block_size.trailing_zeros().clamp(*BLOCK_SHIFTS.start(), *BLOCK_SHIFTS.end());
         let names = self.name_bytes.saturating_mul(2) >> shift;
-        let blocks = self.blocks[(shift - BLOCK_SHIFTS.start()) as usize] + names;
-        blocks + blocks / 10 + (SLACK_BYTES >> shift)
+        self.blocks[(shift - BLOCK_SHIFTS.start()) as usize] + names
     }
 
     /// Counts blocks from `offset` on, as long as `len` bytes.
@@ -130,8 +112,13 @@ impl Contents {
             return;
         }
         for (blocks, shift) in self.blocks.iter_mut().zip(BLOCK_SHIFTS) {
-            *blocks += (offset.saturating_add(len - 1) >> shift) - (offset >> shift) + 1;
+            let last = offset.saturating_add(len - 1) >> shift;
+            *blocks = blocks.saturating_add(last - (offset >> shift) + 1);
         }
+    }
+
+    fn add_time(&mut self, time: Timespec) {
+        self.newest = self.newest.max(Some(time));
     }
 
     fn add_data(&mut self, offset: u64, len: u64) {
@@ -162,108 +149,232 @@ impl Contents {
             self.add_blocks(0, bytes as u64);
         }
     }
+}
 
-    fn tar_entry(&mut self, entry: &TarEntry, directories: &mut HashSet<Vec<u8>>) {
-        let mut parts: Vec<&[u8]> =
-            entry.path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
-        self.add_name(parts.last().copied().unwrap_or_default());
-        if entry.kind != TarKind::Directory {
-            parts.pop();
-        }
-        // Directories are made on the way, named by an entry or not.
-        for count in 1..=parts.len() {
-            if directories.insert(parts[..count].join(&b'/')) {
-                self.add_directory();
+/// Directories of tar streams that are remembered, so that they are counted once.
+const DIRECTORIES_MAX: usize = 1 << 18;
+
+/// The look at tar streams.
+struct TarCount<'r> {
+    rules: &'r Rules,
+    contents: Contents,
+    /// Hashes of paths. Two that are the same only make the count too small by one.
+    directories: HashSet<u64>,
+    digest: Option<Digest>,
+}
+
+impl<'r> TarCount<'r> {
+    fn new(rules: &'r Rules) -> TarCount<'r> {
+        let (contents, directories) = (Contents::default(), HashSet::new());
+        TarCount { rules, contents, directories, digest: rules.digest.then(Digest::default) }
+    }
+
+    fn finish(mut self) -> Contents {
+        self.contents.digest = self.digest.as_ref().map(Digest::finish);
+        self.contents
+    }
+
+    fn stream(&mut self, reader: &mut TarReader<'_>) -> Result<(), TarError> {
+        while let Some(entry) = reader.next_entry()? {
+            if !self.rules.excludes_entry(&entry) {
+                self.entry(&entry);
+                self.digest(&entry, reader)?;
             }
         }
+        // One stream is not as two.
+        if let Some(digest) = &mut self.digest {
+            digest.number(u64::MAX);
+        }
+        Ok(())
+    }
+
+    fn digest(&mut self, entry: &TarEntry, reader: &mut TarReader<'_>) -> Result<(), TarError> {
+        let Some(digest) = &mut self.digest else { return Ok(()) };
+        digest.bytes(&entry.path);
+        digest.bytes(&entry.link);
+        digest.bytes(format!("{:?}", entry.kind).as_bytes());
+        let owner = (entry.mode.into(), entry.uid, entry.gid);
+        digest.meta(owner, entry.mtime, &entry.xattrs, self.rules);
+        let (major, minor) = entry.device;
+        for number in [entry.size, major.into(), minor.into(), entry.pieces.len() as u64] {
+            digest.number(number);
+        }
+        for (offset, len) in &entry.pieces {
+            digest.number(*offset);
+            digest.number(*len);
+        }
+        let mut buffer = vec![0; COPY_BYTES.min(entry.size as usize)];
+        loop {
+            match reader.read_data(&mut buffer)? {
+                0 => return Ok(()),
+                count => digest.data(&buffer[..count]),
+            }
+        }
+    }
+
+    fn entry(&mut self, entry: &TarEntry) {
+        let parts = entry.path.split(|byte| *byte == b'/');
+        let mut parts = parts.filter(|part| !part.is_empty() && *part != b".").peekable();
+        let mut path = DefaultHasher::new();
+        // Directories are made on the way, named by an entry or not.
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                self.contents.add_name(part);
+                if entry.kind != TarKind::Directory {
+                    break;
+                }
+            }
+            path.write(part);
+            path.write_u8(b'/');
+            if self.directories.len() == DIRECTORIES_MAX {
+                // Some are counted again: rather too many than memory without end.
+                self.directories.clear();
+            }
+            if self.directories.insert(path.finish()) {
+                self.contents.add_directory();
+            }
+        }
+        let contents = &mut self.contents;
+        contents.add_time(entry.mtime);
         match entry.kind {
             TarKind::Directory | TarKind::HardLink | TarKind::Other(_) => {}
-            TarKind::Symlink => self.add_link(&entry.link),
+            TarKind::Symlink => contents.add_link(&entry.link),
             _ => {
-                self.inodes += 1;
-                entry.pieces.iter().for_each(|(offset, len)| self.add_data(*offset, *len));
+                contents.inodes += 1;
+                entry.pieces.iter().for_each(|(offset, len)| contents.add_data(*offset, *len));
             }
         }
-        self.add_attributes(&entry.xattrs);
+        if !self.rules.without_xattrs {
+            contents.add_attributes(&entry.xattrs);
+        }
     }
 }
 
 /// The look at a directory tree.
-#[derive(Default)]
-struct Walk {
+struct Walk<'r> {
     contents: Contents,
-    /// Device and inode of what has several names.
-    linked: HashSet<(u64, u64)>,
+    /// Device and inode of what has several names, with their numbers in the order of the look.
+    linked: HashMap<(u64, u64), u64>,
+    rules: &'r Rules,
+    /// Bytes of a path before the part that begins at the top of the tree.
+    top_bytes: usize,
+    digest: Option<Digest>,
 }
 
-impl Walk {
+impl Walk<'_> {
     fn directory(&mut self, dir: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return read(path, Err(Errno::LOOP));
         }
         for name in names(dir, path)? {
             let path = join(path, &name);
-            let stat = read(&path, rustix::fs::statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW))?;
+            let status = read(&path, sys::status_at(dir.as_fd(), &name))?;
+            let is_dir = status.kind() == FileType::Directory;
+            if self.rules.exclude.has(&path[self.top_bytes..], is_dir) {
+                continue;
+            }
             self.contents.add_name(name.to_bytes());
-            let kind = FileType::from_raw_mode(stat.st_mode);
-            if kind == FileType::Directory {
-                let below = read(&path, open(dir, &name, OFlags::DIRECTORY))?;
+            if let Some(digest) = &mut self.digest {
+                digest.bytes(&path[self.top_bytes..]);
+            }
+            if is_dir {
+                let below = open_in(dir, &name, &path, OFlags::DIRECTORY)?;
                 self.contents.add_directory();
-                self.attributes(&path, &Xattrs::Open(&below))?;
+                self.attributes(&path, &status, Place::Open(below.as_fd()))?;
                 self.directory(&below, &path, depth + 1)?;
-            } else if stat.st_nlink == 1 || self.linked.insert((stat.st_dev, stat.st_ino)) {
-                self.entry(dir, &name, &path, &stat)?;
+            } else if let Some(number) = self.linked.get(&status.key()) {
+                if let Some(digest) = &mut self.digest {
+                    digest.number(*number);
+                }
+            } else {
+                self.entry(dir, &name, &path, &status)?;
+                if status.links > 1 {
+                    self.linked.insert(status.key(), self.contents.entries);
+                }
             }
         }
         Ok(())
     }
 
     /// Anything but a directory.
-    fn entry(&mut self, dir: &OwnedFd, name: &CStr, path: &[u8], stat: &Stat) -> Result<()> {
-        match FileType::from_raw_mode(stat.st_mode) {
+    fn entry(&mut self, dir: &OwnedFd, name: &CStr, path: &[u8], status: &Status) -> Result<()> {
+        match status.kind() {
             FileType::Symlink => {
                 let target = read(path, rustix::fs::readlinkat(dir, name, Vec::new()))?;
                 self.contents.add_link(target.as_bytes());
+                if let Some(digest) = &mut self.digest {
+                    digest.bytes(target.as_bytes());
+                }
             }
             FileType::RegularFile => {
                 self.contents.inodes += 1;
-                let file = read(path, open(dir, name, OFlags::NONBLOCK))?;
-                read(path, self.data(&file, stat))?;
-                return self.attributes(path, &Xattrs::Open(&file));
+                let file = open_in(dir, name, path, OFlags::NONBLOCK)?;
+                self.data(&file, path, status)?;
+                return self.attributes(path, status, Place::Open(file.as_fd()));
             }
             _ => self.contents.inodes += 1,
         }
-        self.attributes(path, &Xattrs::Path(path))
+        self.attributes(path, status, Place::At(dir.as_fd(), name))
     }
 
-    fn data(&mut self, file: &OwnedFd, stat: &Stat) -> rustix::io::Result<()> {
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let mut at = 0;
-        while at < size {
-            let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-                Ok(start) => start,
-                Err(Errno::NXIO) => break,
-                // No holes on this file system: all is data.
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                    self.contents.add_data(at, size - at);
-                    break;
-                }
-                Err(errno) => return Err(errno),
-            };
-            let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
-            self.contents.add_data(start, end - start);
-            at = end;
+    fn data(&mut self, file: &OwnedFd, path: &[u8], status: &Status) -> Result<()> {
+        let (contents, digest) = (&mut self.contents, &mut self.digest);
+        let mut add = |start: u64, end: u64| {
+            contents.add_data(start, end - start);
+            match digest {
+                Some(digest) => digest_data(digest, file, path, start, end),
+                None => Ok(()),
+            }
+        };
+        if !status.has_holes() {
+            return add(0, status.size);
         }
-        Ok(())
+        for_data(file.as_fd(), status.size, &mut add, |errno| TreeError::Source {
+            path: shown(path),
+            source: errno.into(),
+        })
     }
 
-    fn attributes(&mut self, path: &[u8], from: &Xattrs<'_>) -> Result<()> {
-        self.contents.add_attributes(&read(path, xattrs(from))?);
+    fn attributes(&mut self, path: &[u8], status: &Status, place: Place<'_>) -> Result<()> {
+        self.contents.add_time(status.mtime);
+        let xattrs = match self.rules.without_xattrs {
+            true => Vec::new(),
+            false => read(path, xattrs(place))?,
+        };
+        self.contents.add_attributes(&xattrs);
+        if let Some(digest) = &mut self.digest {
+            // The size of a directory is its file system's affair.
+            if status.kind() != FileType::Directory {
+                digest.number(status.size);
+            }
+            digest.number(status.rdev);
+            let owner = (status.mode, status.uid, status.gid);
+            digest.meta(owner, status.mtime, &xattrs, self.rules);
+        }
         Ok(())
     }
 }
 
-fn open(dir: &OwnedFd, name: &CStr, more: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
-    rustix::fs::openat(dir, name, flags, Mode::empty())
+/// Feeds a range of a file's data.
+fn digest_data(
+    digest: &mut Digest,
+    file: &OwnedFd,
+    path: &[u8],
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    digest.number(start);
+    digest.number(end);
+    let mut buffer = vec![0; COPY_BYTES.min((end - start) as usize)];
+    let mut at = start;
+    while at < end {
+        let want = (end - at).min(buffer.len() as u64) as usize;
+        let count = read(path, rustix::io::pread(file, &mut buffer[..want], at))?;
+        if count == 0 {
+            break;
+        }
+        digest.data(&buffer[..count]);
+        at += count as u64;
+    }
+    Ok(())
 }

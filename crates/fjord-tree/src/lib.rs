@@ -4,12 +4,30 @@
 //! lists, capabilities, hard links, holes, devices). Invariant: a path of the source never leaves
 //! the image, and a path of the image never leaves the target.
 
+mod build;
 mod builder;
 mod contents;
+mod digest;
 mod error;
+mod exclude;
+mod extract;
+mod fit;
 mod host;
+mod owners;
+mod put;
+mod rules;
 mod tar;
 
-pub use builder::{Populated, Source, populate};
+pub use builder::{Populated, Progress, Source, populate};
 pub use contents::Contents;
-pub use error::{Result, TreeError};
+pub use error::{Full, Result, TreeError};
+pub use exclude::Exclude;
+pub use extract::{ExtractRules, Extracted, extract, extract_to_stream};
+pub use fit::Room;
+pub use host::is_root;
+pub use owners::{IdKind, IdOfName, Owners};
+pub use put::{Destination, put, put_stream};
+pub use rules::Rules;
+pub use tar::compress::{CompressError, Compression};
+pub use tar::error::{EntryError, HeaderError, TarError};
+pub use tar::input::{TarInput, TarOptions};

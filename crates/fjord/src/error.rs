@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use fjord_block::{IoError, OpenError};
+use fjord_block::{IoError, OpenError, SnapshotError};
 use fjord_format::FormatError;
 use fjord_journal::JournalError;
 use fjord_mkfs::MkfsError;
@@ -74,6 +74,9 @@ pub enum Error {
     /// The call or its options make no sense.
     #[error("{0}")]
     Usage(String),
+    /// A snapshot could not be taken; the file system is as it was.
+    #[error("{0}")]
+    Snapshot(Arc<SnapshotError>),
     /// The outcome that POSIX and Linux define for this call.
     #[error("{}", posix_message(*.0))]
     Posix(Errno),
@@ -113,6 +116,7 @@ impl Error {
             Error::Closed => Errno::BADF,
             Error::Posix(errno) => *errno,
             Error::Open(open) => Errno::from_raw_os_error(open.errno()),
+            Error::Snapshot(error) => Errno::from_raw_os_error(error.errno()),
         }
     }
 
@@ -130,6 +134,12 @@ impl Error {
 impl From<Errno> for Error {
     fn from(errno: Errno) -> Self {
         Error::Posix(errno)
+    }
+}
+
+impl From<SnapshotError> for Error {
+    fn from(error: SnapshotError) -> Self {
+        Error::Snapshot(Arc::new(error))
     }
 }
 
@@ -177,6 +187,10 @@ impl From<Error> for std::io::Error {
             }
             Error::Corrupt { .. } | Error::InvalidData(_) => {
                 std::io::Error::new(std::io::ErrorKind::InvalidData, error)
+            }
+            Error::Snapshot(failed) => {
+                let kind = std::io::Error::from_raw_os_error(failed.errno()).kind();
+                std::io::Error::new(kind, error)
             }
             Error::Incompatible { .. } => {
                 std::io::Error::new(std::io::ErrorKind::Unsupported, error)

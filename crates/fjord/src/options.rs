@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use crate::attr::Timespec;
 use crate::awake::LowLatency;
 use crate::error::{Error, Result};
 
@@ -274,6 +275,10 @@ pub struct MountOptions {
     /// Start the engine's background threads (writeback, commit timer); without them
     /// only calls do work, which makes tests repeatable.
     pub background_threads: bool,
+    /// For images that come out the same each time: all times that the file system gives by itself
+    /// (creation, change, mount) are this one, and the generations of new inodes follow from their
+    /// numbers.
+    pub fixed_time: Option<Timespec>,
 }
 
 impl Default for MountOptions {
@@ -301,6 +306,7 @@ impl Default for MountOptions {
             delalloc: true,
             low_latency: LowLatency::default(),
             background_threads: true,
+            fixed_time: None,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fjord_block::Device;
+use fjord_block::{Device, SnapshotOptions, SnapshotReport};
 use fjord_format::InodeNo;
 use fjord_mkfs::MkfsOptions;
 use rustix::io::Errno;
@@ -286,6 +286,22 @@ impl Fs {
     /// it any more. Also what [`Fs::sync`] gives, before anything else is done.
     pub fn hand_over<T, E>(&self, take: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>> {
         self.0.hand_over(take)
+    }
+
+    /// Copies the image into `out`, an empty regular file open for writing, as it is at one moment:
+    /// all that was written before the call is in the copy, and the use of the file system goes on
+    /// meanwhile. The copy is what a crash at that moment would leave; [`crate::snapshot::settle`]
+    /// recovers it. It is not durable before its owner has called fsync(2).
+    ///
+    /// # Errors
+    /// `Snapshot`; what [`Fs::sync`] gives; `Usage` for an image without a journal that is open for
+    /// writing, as nothing could recover its copy. `out` holds anything then.
+    pub fn snapshot_to(
+        &self,
+        out: &std::fs::File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport> {
+        self.0.snapshot_to(out, options)
     }
 
     /// Waits a moment for removed files that nobody seems to use any more, and for the end of

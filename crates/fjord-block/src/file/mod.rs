@@ -3,12 +3,18 @@
 //! - `raw`: blocking system calls; `open`: how the file was opened, `lock`: against whom;
 //! - `shared`: a request and who may do it; `helper`: threads for what nobody waits for;
 //! - `ring`: io_uring for several transfers at a time; `flush`: flush combining;
-//! - `room`: which parts of a sparse file have blocks.
+//! - `room`: which parts of a sparse file have blocks;
+//! - `gate`: holds changes back for a snapshot; `copy`: the snapshot; `chunks`: how far it is.
 //!
 //! Invariant: the thread that waits does the work itself where that is fastest: a lone transfer
 //! and a flush are plain calls of the waiter, without a hand-over.
 
+mod chunks;
+mod copy;
 mod flush;
+mod gate;
+#[cfg(test)]
+mod gate_tests;
 mod helper;
 mod lock;
 mod open;
@@ -19,6 +25,7 @@ mod shared;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -27,13 +34,14 @@ use std::time::{Duration, Instant};
 use crate::buf::AlignedBuf;
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
+use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::{DeviceStats, StatCounters};
 use crate::ticket::{IoResult, ReadSlot, ReadTicket, Ticket};
 use flush::{DirtyClock, Flusher};
 use helper::Helpers;
 use raw::RawFile;
 use ring::Ring;
-use shared::{Job, PendingCount, Shared, Work};
+use shared::{Job, Shared, Work};
 
 /// How requests reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +85,9 @@ pub struct FileOptions {
     /// How long to wait for an image that somebody else has locked, before it counts as in use.
     /// Zero does not wait.
     pub lock_timeout: Duration,
+    /// Give holes of a sparse file blocks where [`Device::ensure_room`] asks for it. Without, a
+    /// write may find the disk full.
+    pub takes_room: bool,
 }
 
 impl Default for FileOptions {
@@ -86,6 +97,7 @@ impl Default for FileOptions {
             engine: Engine::Auto,
             direct: true,
             lock_timeout: LOCK_TIMEOUT,
+            takes_room: true,
         }
     }
 }
@@ -119,7 +131,7 @@ impl fmt::Debug for FileDevice {
         f.debug_struct("FileDevice")
             .field("file", &self.shared.file)
             .field("engine", &self.engine())
-            .field("pending", &self.shared.pending.get())
+            .field("pending", &self.shared.gate.pending_count())
             .finish_non_exhaustive()
     }
 }
@@ -188,7 +200,7 @@ impl FileDevice {
             dirty: DirtyClock::new(),
             sticky: Arc::default(),
             stats: StatCounters::default(),
-            pending: PendingCount::default(),
+            gate: Arc::default(),
         });
         Helpers::start(&shared)
             .map_err(|source| OpenError::Os { path: path.to_owned(), source })?;
@@ -301,6 +313,9 @@ impl Device for FileDevice {
         if self.capabilities.read_only {
             return Err(IoError::new(IoErrorKind::ReadOnly, IoOp::SetSize, 0, size_bytes));
         }
+        if size_bytes < self.size_bytes() {
+            self.shared.gate.fail(SnapshotError::Resized, &self.shared);
+        }
         let result = self.shared.file.set_size(size_bytes);
         self.shared.dirty.bump();
         result
@@ -325,8 +340,10 @@ impl Device for FileDevice {
             } else if let Request::Flush { class } = request {
                 tickets.push(self.submit_flush(class));
             } else if let Some((work, ticket, class)) = Work::new(request, &self.shared) {
-                jobs.push((Job::new(work, &self.shared), class));
                 tickets.push(ticket);
+                if let Some(work) = self.shared.gate.pass(work, class, &self.shared) {
+                    jobs.push((Job::new(work, &self.shared), class));
+                }
             }
         }
         self.enqueue(jobs);
@@ -351,7 +368,16 @@ impl Device for FileDevice {
     }
 
     fn release(&self) {
+        self.shared.gate.fail(SnapshotError::Closed, &self.shared);
         self.shared.file.unlock();
+    }
+
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        copy::snapshot(&self.shared, out, options)
     }
 
     fn claim(&self, alone: bool) -> Result<(), OpenError> {

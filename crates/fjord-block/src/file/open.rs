@@ -55,6 +55,7 @@ pub(super) fn open(
         lock::lock_backing_file(path, &metadata, options.read_only)?
     } else {
         lock::lock_file(path, &buffered, &metadata, options.read_only)?;
+        refuse_if_replaced(path, &buffered)?;
         None
     };
     // The end of a block device is its size as well.
@@ -90,11 +91,28 @@ pub(super) fn open(
         is_block_device,
         trusts_dsync,
         size_bytes: AtomicU64::new(size_bytes),
-        room: (!is_block_device && !options.read_only).then(|| Room::new(size_bytes)),
+        room: (options.takes_room && !is_block_device && !options.read_only)
+            .then(|| Room::new(size_bytes)),
         path: path.to_owned(),
         told_truncated: AtomicBool::new(false),
     };
     Ok((file, capabilities))
+}
+
+/// Fails if the path has become another file since it was opened: somebody who held the lock has
+/// just put a new image in the place of the old one, which has no name any more.
+fn refuse_if_replaced(path: &Path, file: &OwnedFd) -> Result<(), OpenError> {
+    let (Ok(now), Ok(opened)) = (fs::metadata(path), rustix::fs::fstat(file)) else {
+        return Ok(());
+    };
+    // Their types differ between machines.
+    #[allow(clippy::useless_conversion)]
+    let is_same = now.dev() == u64::from(opened.st_dev) && now.ino() == u64::from(opened.st_ino);
+    if is_same {
+        return Ok(());
+    }
+    let by = "a program that has just replaced it".to_owned();
+    Err(OpenError::InUse { path: path.to_owned(), by })
 }
 
 /// Whether the file system below makes a write with RWF_DSYNC durable before it returns. FUSE does

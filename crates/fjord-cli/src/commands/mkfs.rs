@@ -1,138 +1,107 @@
 //! `fjord mkfs`: make a new image, empty or with contents.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufReader, IsTerminal, Read, Seek},
+    io::{self, Seek},
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
-use fjord_block::{FileDevice, FileOptions};
-use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
-use fjord_tree::{Contents, Populated, Source, TreeError};
-use serde::Serialize;
+use fjord_block::FileDevice;
+use fjord_mkfs::{Held, MkfsError, MkfsOptions, Report};
+use fjord_tree::{Room, Rules, TreeError};
 
-use super::{info, tune};
 use crate::{
     failure::{Context, Failure, Result},
-    image, in_use, output, size,
+    image, in_use, size, tree_rules,
 };
+use input::Input;
+use layout::Layout;
+use repeat::Repeat;
+use target::Target;
+
+mod compat;
+mod input;
+mod layout;
+mod outcome;
+mod repeat;
+mod target;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\n\
 The size of a new image with contents, when not given, is the smallest that holds them, a tenth \
-more and 4 MiB: the directory, or the tar file, is looked through first. Owners, modes, times, \
-links, holes, devices and attributes are kept; what cannot be is listed \
-(of a tar file: its access lists).\n\nExamples:\n  \
+more and 4 MiB (or --extra-space): the directory, or the tar file, is looked through first. Its \
+blocks have 4 KiB. Owners, modes, times, links, holes, devices, attributes and access lists are \
+kept; what cannot be is listed, and the exit code is 6. A tar stream that comes through a pipe is \
+kept in a temporary file (TMPDIR) until its size is known, unless --size is given.\n\n\
+An image file that is there already is replaced (with --force) when the new one is complete; if \
+that fails, it stays.\n\nExamples:\n  \
 fjord mkfs --size 1G disk.img\n  fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img\n  \
 fjord mkfs --from-dir rootfs disk.img\n  \
-zcat layer.tar.gz | fjord mkfs --size 2G --from-tar - disk.img")]
+fjord mkfs --from-dir . --exclude '*.o' --exclude /build --squash-owner 0:0 disk.img\n  \
+docker export box | fjord mkfs --from-tar - disk.img\n  \
+fjord mkfs --from-tar base.tar.gz --from-tar app.tar.zst disk.img\n  \
+fjord mkfs -q -t ext4 -d rootfs disk.img 512M")]
 pub(crate) struct Args {
     /// Image file (made if it does not exist) or block device
     image: PathBuf,
-    /// Size of the image, such as 512M or 16T; when not given, that of the file or device, or
-    /// what the contents need
+    /// As mke2fs takes it, in place of --size: a number without a unit counts blocks (of 1 KiB,
+    /// unless -b says otherwise)
+    #[arg(value_name = "SIZE", conflicts_with = "size")]
+    blocks: Option<String>,
+    /// Size of the image, such as 512M or 16T; when not given, what the contents need, or without
+    /// contents that of the file or device
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
-    /// Put in what is in this directory
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["from_tar", "owner"])]
-    from_dir: Option<PathBuf>,
-    /// Put in what is in this tar file, not compressed; - for standard input
-    #[arg(long, value_name = "FILE")]
-    from_tar: Option<PathBuf>,
-    /// Make it even if the image holds a file system already
-    #[arg(short, long)]
+    /// Make it even if the file or device holds something already
+    #[arg(short, long, short_alias = 'F')]
     force: bool,
-    #[command(flatten)]
-    layout: Layout,
+    /// Make the same image, byte for byte, of the same contents: times are those of the contents,
+    /// none later than SOURCE_DATE_EPOCH; UUID and hash seed follow from the contents (the default
+    /// where SOURCE_DATE_EPOCH is set)
+    #[arg(long)]
+    reproducible: bool,
+    /// Say nothing but what is wrong
+    #[arg(short, long)]
+    quiet: bool,
     /// Print the outcome as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    contents: ContentsArgs,
+    #[command(flatten)]
+    layout: Layout,
 }
 
-/// The parameters of the file system.
+/// What goes into the image.
 #[derive(Debug, clap::Args)]
-struct Layout {
-    /// Block size in bytes
-    #[arg(short, long, value_name = "BYTES")]
-    block_size: Option<u32>,
-    /// Volume name, at most 16 bytes
-    #[arg(short = 'L', long, value_name = "NAME")]
-    label: Option<String>,
-    /// Features to add, or with ^ to leave out
-    #[arg(short = 'O', long, value_name = "LIST", allow_hyphen_values = true)]
-    features: Option<String>,
-    /// UUID instead of a random one
-    #[arg(short = 'U', long, value_parser = parse_uuid)]
-    uuid: Option<[u8; 16]>,
-    /// Number of inodes
-    #[arg(short = 'N', long, value_name = "COUNT")]
-    inodes: Option<u32>,
-    /// One inode for this many bytes
-    #[arg(short = 'i', long, value_name = "BYTES", conflicts_with = "inodes")]
-    inode_ratio: Option<u32>,
-    /// Size of an inode in bytes
-    #[arg(short = 'I', long, value_name = "BYTES")]
-    inode_size: Option<u16>,
-    /// Percentage of blocks kept for root
-    #[arg(short = 'm', long, value_name = "PERCENT", default_value_t = 5.0)]
-    reserved: f64,
-    /// Size of the journal, or none
-    #[arg(short = 'J', long, value_name = "SIZE|none", value_parser = parse_journal)]
-    journal: Option<JournalSize>,
-    /// Number and size of the areas for i-transactions, such as 4x2M, or none; when not given,
-    /// one for each core, of a size that goes with the journal's
-    #[arg(long, value_name = "NxSIZE|none", value_parser = tune::parse_areas)]
-    ijournal: Option<tune::Areas>,
-    /// Owner of the root directory
-    #[arg(long, value_name = "UID:GID", value_parser = super::put::parse_owner)]
-    owner: Option<(u32, u32)>,
-}
-
-impl Layout {
-    fn options(&self) -> MkfsOptions {
-        MkfsOptions {
-            block_size: self.block_size,
-            inode_size: self.inode_size,
-            inode_ratio: self.inode_ratio,
-            inode_count: self.inodes,
-            label: self.label.clone().unwrap_or_default().into_bytes(),
-            uuid: self.uuid,
-            features: self.features.clone().unwrap_or_default(),
-            reserved_percent: self.reserved,
-            root_owner: self.owner.unwrap_or_default(),
-            journal: self.journal.unwrap_or_default(),
-            ijournal: match self.ijournal {
-                None => IjournalAreas::Auto,
-                Some(tune::Areas::None) => IjournalAreas::None,
-                Some(tune::Areas::Some { count, area_bytes }) => {
-                    IjournalAreas::Areas { count, area_bytes }
-                }
-            },
-            ..MkfsOptions::default()
-        }
-    }
-}
-
-fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
-    let hex: String = text.chars().filter(|c| *c != '-').collect();
-    if hex.len() != 32 || !hex.is_ascii() {
-        return Err("a UUID has 32 hexadecimal digits".into());
-    }
-    u128::from_str_radix(&hex, 16).map(u128::to_be_bytes).map_err(|e| e.to_string())
-}
-
-fn parse_journal(text: &str) -> Result<JournalSize, String> {
-    match text {
-        "none" => Ok(JournalSize::None),
-        _ => size::parse(text).map(JournalSize::Bytes),
-    }
+#[command(next_help_heading = "Contents")]
+struct ContentsArgs {
+    /// Put in what is in this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "from_tar")]
+    from_dir: Option<PathBuf>,
+    /// Put in what is in this tar file, plain or compressed with gzip, zstd or xz; - for standard
+    /// input; given several times, the files are layers, the lowest first
+    #[arg(long, value_name = "FILE")]
+    from_tar: Vec<PathBuf>,
+    /// The tar file is a layer of an OCI image: whiteouts (.wh.NAME) remove what lower layers have;
+    /// several tar files always are
+    #[arg(long, requires = "from_tar")]
+    oci: bool,
+    /// Put in what is in this directory or tar file, as mke2fs -d
+    #[arg(short = 'd', value_name = "DIR|FILE", conflicts_with_all = ["from_dir", "from_tar"])]
+    source: Option<PathBuf>,
+    /// Leave so much space free beyond the contents
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(conflicts_with_all = ["size", "blocks"])]
+    extra_space: Option<u64>,
+    #[command(flatten)]
+    rules: tree_rules::TreeArgs,
 }
 
 impl From<MkfsError> for Failure {
     fn from(e: MkfsError) -> Failure {
         match e {
-            MkfsError::Usage(_) => Failure::usage(e.to_string()),
+            MkfsError::Usage(_) | MkfsError::TooSmall(_) => Failure::usage(e.to_string()),
             _ => Failure::new(e.to_string()),
         }
     }
@@ -143,58 +112,49 @@ impl From<TreeError> for Failure {
         match e {
             TreeError::Usage(_) => Failure::usage(e.to_string()),
             TreeError::Mkfs(e) => e.into(),
+            TreeError::Engine { path, source } => Failure::from(source).context(path),
             _ => Failure::new(e.to_string()),
         }
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Made {
-    block_size: u32,
-    block_count: u64,
-    inode_count: u32,
-    group_count: u32,
-    journal_blocks: u32,
-    ijournal_areas: u32,
-    ijournal_area_blocks: u32,
-    features: Vec<String>,
-    uuid: String,
-    bytes_written: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    contents: Option<PutIn>,
-}
-
-/// The contents that a new image got.
-#[derive(Debug, Serialize)]
-struct PutIn {
-    entries: u64,
-    bytes: u64,
-    skipped: Vec<String>,
-}
-
-/// Skipped things that are named one by one for people; scripts get all.
-const SKIPPED_SHOWN: usize = 20;
+/// Bytes of a block of an image with contents, whatever its size: what Linux and fjord are fastest
+/// with, and what a file's attributes or a long symbolic link need.
+const CONTENTS_BLOCK_SIZE: u32 = 4096;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     in_use::check(&args.image, false)?;
-    let existed = args.image.exists();
-    if existed && !args.force && info::read_superblock(&args.image).is_ok() {
-        return Err(Failure::new(format!(
-            "{} holds an ext file system already; use --force to replace it and lose what is on it",
-            args.image.display()
-        )));
+    let held = held(&args.image)?;
+    if !args.force {
+        refuse_held(&args.image, held)?;
     }
-    let input = Input::of(args)?;
-    let size_bytes = match args.size {
-        Some(bytes) => Some(bytes),
-        None if existed => Some(size_of(&args.image)?).filter(|bytes| *bytes > 0),
+    let repeat = Repeat::wanted(args.reproducible)?;
+    // Names of this machine's users are no part of the contents.
+    let mut input = Input::of(&args.contents, repeat.is_none())?;
+    let mut rules = rules(args)?;
+    let target = Target::new(&args.image, held == Held::Nothing)?;
+    let has_contents = input.is_some();
+    let mut options = args.layout.options();
+    options.size_bytes = asked_bytes(args)?.or_else(|| target.usual_bytes(has_contents));
+    if has_contents {
+        options.block_size = options.block_size.or(Some(CONTENTS_BLOCK_SIZE));
+    } else if args.contents.extra_space.is_some() {
+        return Err(Failure::usage("--extra-space goes with contents; give --size"));
+    }
+    if let Some(repeat) = &repeat {
+        repeat.ask(&args.layout, &mut rules);
+    }
+    let needs_no_look = options.size_bytes.is_some() && repeat.is_none();
+    let contents = match &mut input {
+        Some(input) => input.measure(needs_no_look, &rules)?,
         None => None,
     };
-    let mut options = MkfsOptions { size_bytes, ..args.layout.options() };
-    let contents = input.as_ref().map_or(Ok(None), Input::measure)?;
+    if let Some(repeat) = &repeat {
+        repeat.fix(contents.as_ref(), &mut rules, &mut options);
+    }
     match &contents {
-        Some(contents) => options = contents.fit(&options)?,
-        None if size_bytes.is_none() => {
+        Some(contents) => options = contents.fit(&options, room(args))?,
+        None if options.size_bytes.is_none() => {
             return Err(Failure::usage(format!(
                 "say how large {} is to be, such as --size 1G",
                 args.image.display()
@@ -202,156 +162,75 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         None => {}
     }
-    let (report, populated) = make(&args.image, &options, |device| match input {
-        Some(input) => input.put_in(device, contents.as_ref()).map(Some),
+    args.layout.warn();
+    let (report, populated) = format(&args.image, target, &options, |device| match input {
+        Some(input) => input.put_in(device, contents.as_ref(), &rules, args.quiet).map(Some),
         None => Ok(None),
     })?;
-    tell(args, report, populated)
+    outcome::tell(args, report, populated)
 }
 
-/// Bytes of a file or block device.
-fn size_of(image: &Path) -> Result<u64> {
-    image::open_raw(image)?.seek(io::SeekFrom::End(0)).context(image.display())
+/// What becomes of entries on their way into the image.
+fn rules(args: &Args) -> Result<Rules> {
+    Ok(Rules {
+        root_owner: args.layout.root_owner(),
+        without_xattrs: args.layout.no_copy_xattrs(),
+        ..args.contents.rules.rules()?
+    })
 }
 
-fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()> {
-    let made = Made {
-        block_size: report.block_size,
-        block_count: report.block_count,
-        inode_count: report.inode_count,
-        group_count: report.group_count,
-        journal_blocks: report.journal_blocks,
-        ijournal_areas: report.area_count,
-        ijournal_area_blocks: report.area_blocks,
-        features: report.features,
-        uuid: output::uuid(&report.uuid),
-        bytes_written: report.bytes_written,
-        contents: populated.map(|p| PutIn {
-            entries: p.entries,
-            bytes: p.bytes,
-            skipped: p.skipped,
-        }),
+/// The size that was asked for.
+fn asked_bytes(args: &Args) -> Result<Option<u64>> {
+    let Some(blocks) = &args.blocks else { return Ok(args.size) };
+    compat::parse_blocks(blocks, args.layout.block_size()).map(Some).map_err(Failure::usage)
+}
+
+fn room(args: &Args) -> Room {
+    args.contents.extra_space.map_or(Room::Usual, Room::Bytes)
+}
+
+/// What is at the path of an image already.
+fn held(image: &Path) -> Result<Held> {
+    if !image.exists() {
+        return Ok(Held::Nothing);
+    }
+    let mut file = image::open_raw(image)?;
+    let is_device = file.metadata().context(image.display())?.file_type().is_block_device();
+    let size_bytes = file.seek(io::SeekFrom::End(0)).context(image.display())?;
+    fjord_mkfs::held(&file, size_bytes, is_device).context(image.display())
+}
+
+fn refuse_held(image: &Path, held: Held) -> Result<()> {
+    let what = match held {
+        Held::Nothing => return Ok(()),
+        Held::Known(what) => what,
+        Held::Data => "data",
     };
-    if args.json {
-        return output::json(&made);
-    }
-    let mut text = format!(
-        "{}: {} blocks of {} bytes ({}), {} inodes, journal of {} blocks\nUUID {}\nFeatures {}\n",
-        args.image.display(),
-        made.block_count,
-        made.block_size,
-        size::show(made.block_count * u64::from(made.block_size)),
-        made.inode_count,
-        made.journal_blocks,
-        made.uuid,
-        made.features.join(" "),
-    );
-    if made.ijournal_areas > 0 {
-        text += &format!(
-            "Journal areas {} of {} blocks\n",
-            made.ijournal_areas, made.ijournal_area_blocks
-        );
-    }
-    if let Some(contents) = &made.contents {
-        text += &format!("Contents {} entries, {}\n", contents.entries, size::show(contents.bytes));
-        for what in contents.skipped.iter().take(SKIPPED_SHOWN) {
-            eprintln!("fjord: left out: {what}");
-        }
-        if let Some(more) = contents.skipped.len().checked_sub(SKIPPED_SHOWN).filter(|n| *n > 0) {
-            eprintln!("fjord: left out: {more} more (--json lists all)");
-        }
-    }
-    output::print(text)
+    Err(Failure::new(format!(
+        "{} holds {what} already; use --force to replace it and lose what is on it",
+        image.display()
+    )))
 }
 
-/// Where the contents of a new image come from.
-enum Input {
-    Directory(PathBuf),
-    TarFile(PathBuf, File),
-    TarStream,
-}
-
-impl Input {
-    /// What the arguments name, opened as far as that can be done before an image is made.
-    fn of(args: &Args) -> Result<Option<Input>> {
-        if let Some(dir) = &args.from_dir {
-            return Ok(Some(Input::Directory(dir.clone())));
-        }
-        let Some(path) = &args.from_tar else { return Ok(None) };
-        if path.as_os_str() != "-" {
-            // A pipe can be read once only, and opening one waits.
-            if fs::metadata(path).context(path.display())?.is_file() {
-                let file = File::open(path).context(path.display())?;
-                return Ok(Some(Input::TarFile(path.clone(), file)));
-            }
-            return Err(Failure::usage(format!(
-                "{} is no regular file; give the stream as standard input: --from-tar -",
-                path.display()
-            )));
-        }
-        if io::stdin().is_terminal() {
-            return Err(Failure::usage("standard input is a terminal; a tar stream is expected"));
-        }
-        Ok(Some(Input::TarStream))
-    }
-
-    /// What is there to put in; `None` where that shows only at the end.
-    fn measure(&self) -> Result<Option<Contents>> {
-        match self {
-            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir)?)),
-            Input::TarFile(path, file) => {
-                let measured = Contents::of_tar(&mut BufReader::new(file));
-                (&*file).rewind().context(path.display())?;
-                Ok(Some(measured.context(path.display())?))
-            }
-            Input::TarStream => Ok(None),
-        }
-    }
-
-    fn put_in(self, device: FileDevice, contents: Option<&Contents>) -> Result<Populated> {
-        let bar = match contents {
-            Some(contents) => output::byte_progress(contents.bytes, "copying"),
-            None => output::byte_counter("copying"),
-        };
-        let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
-        let device = Arc::new(device);
-        let mut put = |source: Source<'_>| fjord_tree::populate(device.clone(), source, &mut show);
-        let populated = match self {
-            Input::Directory(dir) => put(Source::Directory(&dir)),
-            Input::TarFile(_, file) => put(Source::Tar(&mut BufReader::new(file))),
-            Input::TarStream => put(Source::Tar(&mut io::stdin().lock() as &mut dyn Read)),
-        };
-        bar.finish_and_clear();
-        Ok(populated?)
-    }
-}
-
-/// Makes a file system on `image`, which is made if it does not exist, and removed again if that
-/// or filling it fails.
+/// Makes a file system on `image`, which holds nothing. If that or filling it fails, the path is as
+/// it was.
 pub(super) fn make<T>(
     image: &Path,
     options: &MkfsOptions,
     fill: impl FnOnce(FileDevice) -> Result<T>,
 ) -> Result<(Report, T)> {
-    let created = match File::create_new(image) {
-        Ok(_) => true,
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
-        Err(e) => return Err(Failure::from(e).context(format!("making {}", image.display()))),
-    };
-    let open = || {
-        FileDevice::open(image, &FileOptions::default())
-            .map_err(|e| fjord::Error::Open(std::sync::Arc::new(e)))
-    };
-    let made = image::patiently(image, open)
-        .map_err(|e| crate::failure::open_failed(image, e))
-        .and_then(|device| {
-            let report = fjord_mkfs::format(&device, options)
-                .context(format!("making a file system on {}", image.display()))?;
-            Ok((report, fill(device)?))
-        });
-    if made.is_err() && created {
-        // The message of the failure is the one that counts.
-        let _ = fs::remove_file(image);
-    }
-    made
+    format(image, Target::new(image, true)?, options, fill)
+}
+
+fn format<T>(
+    image: &Path,
+    target: Target,
+    options: &MkfsOptions,
+    fill: impl FnOnce(FileDevice) -> Result<T>,
+) -> Result<(Report, T)> {
+    target.build(options.size_bytes, |device| {
+        let report = fjord_mkfs::format(&device, options)
+            .context(format!("making a file system on {}", image.display()))?;
+        Ok((report, fill(device)?))
+    })
 }

@@ -3,10 +3,12 @@
 pub(crate) mod bench;
 pub(crate) mod cat;
 pub(crate) mod completions;
+pub(crate) mod fsck;
 pub(crate) mod get;
 pub(crate) mod info;
 pub(crate) mod journal;
 pub(crate) mod ls;
+pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
@@ -14,6 +16,7 @@ pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
 pub(crate) mod sim;
+pub(crate) mod snapshot;
 pub(crate) mod stat;
 pub(crate) mod stats;
 pub(crate) mod tree;
@@ -28,6 +31,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Ls(args) => ls::run(&args),
@@ -42,7 +46,9 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Stats(args) => stats::run(&args),
+        Command::Man(args) => man::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }

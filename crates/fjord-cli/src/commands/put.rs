@@ -1,27 +1,29 @@
 //! `fjord put`: copy a file or directory into an image.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read},
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    fs, io,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
-use fjord::{Cred, FileKind, InodeRef, SetAttr, SetTime, Timespec};
-use indicatif::ProgressBar;
+use fjord::{FileKind, Fs};
+use fjord_tree::{Destination, Owners, Populated};
 
 use super::mkdir::parse_mode;
 use crate::{
     failure::{Context, Failure, Result},
     image, output,
     paths::{self, Last},
+    tree_rules, users,
 };
-
-const COPY_BYTES: usize = 1 << 20;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Modes, owners and times are kept. `-` as the source reads standard input.\n\n\
+    after_help = "Kept as cp -a keeps it: modes, owners, times, hard links, holes, extended \
+attributes, access control lists, capabilities, devices, pipes and sockets. What cannot be kept is \
+listed, and the exit code is 6. A file that is in the image already is replaced when the new one is \
+complete and durable; if that fails, it stays. Directories are merged. `-` as the source reads \
+standard input.\n\n\
 Examples:\n  fjord put disk.img hello.txt /srv/\n  fjord put -r disk.img ./site /srv/www\n  \
 tar c . | fjord put disk.img - /backup.tar"
 )]
@@ -35,150 +37,68 @@ pub(crate) struct Args {
     /// Copy a directory with all that is in it
     #[arg(short, long)]
     recursive: bool,
-    /// Owner of what is copied, instead of its own
-    #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
+    /// Owner of all that is copied, instead of its own
+    #[arg(long, value_name = "USER:GROUP", value_parser = users::owner)]
+    #[arg(conflicts_with_all = ["owner_map", "squash_owner"])]
     owner: Option<(u32, u32)>,
-    /// Permission bits of a file, octal, instead of its own
+    /// Permission bits of regular files, octal, instead of their own
     #[arg(short, long, value_parser = parse_mode)]
     mode: Option<u16>,
-}
-
-/// Two numbers with a colon between them.
-pub(super) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
-    text.split_once(':')
-        .and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)))
-        .ok_or_else(|| "two numbers are expected, such as 0:0".into())
+    #[command(flatten)]
+    rules: tree_rules::TreeArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let from_stdin = args.source.as_os_str() == "-";
-    let total = if from_stdin { 0 } else { measure(&args.source, args.recursive)? };
-    image::change(&args.image, |fs| {
-        let (dir, name) = target(fs, args)?;
-        let copy = Copy { args, bar: output::byte_progress(total, "copying") };
+    if !from_stdin {
+        check_source(args)?;
+    }
+    let mut rules = args.rules.rules()?;
+    rules.file_mode = args.mode;
+    if let Some((uid, gid)) = args.owner {
+        rules.owners = Owners::squashed(uid, gid);
+    }
+    let bar = output::byte_counter("copying");
+    let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
+    let copied = image::change(&args.image, |fs| {
         if from_stdin {
-            let file = replace(&dir, &name, args.mode.unwrap_or(0o644)).context(&args.path)?;
-            copy.content(&mut io::stdin().lock(), &file)?;
-        } else {
-            copy.any(&args.source, &dir, &name).context(args.source.display())?;
+            let (dir, name) = paths::parent(fs, &args.path)?;
+            let stdin = &mut io::stdin().lock();
+            return Ok(fjord_tree::put_stream(stdin, (&dir, &name), &rules, &mut show)?);
         }
-        copy.bar.finish_and_clear();
-        Ok(())
-    })
+        let destination = destination(fs, args)?;
+        Ok(fjord_tree::put(&args.source, &destination, &rules, &mut show)?)
+    });
+    bar.finish_and_clear();
+    output::unkept(&copied?.unkept)
 }
 
-/// Bytes of regular files below `source`; refuses early what the copy would refuse late.
-fn measure(source: &Path, recursive: bool) -> Result<u64> {
-    let meta = fs::symlink_metadata(source).context(source.display())?;
-    if !meta.is_dir() {
-        return Ok(if meta.is_file() { meta.len() } else { 0 });
+/// Refuses before the image is opened what would be refused later.
+fn check_source(args: &Args) -> Result<()> {
+    let meta = fs::symlink_metadata(&args.source).context(args.source.display())?;
+    if meta.is_dir() && !args.recursive {
+        let source = args.source.display();
+        return Err(Failure::new(format!("{source}: is a directory; copy it with -r")));
     }
-    if !recursive {
-        return Err(Failure::new(format!("{}: is a directory; copy it with -r", source.display())));
-    }
-    let mut total = 0;
-    for entry in fs::read_dir(source).context(source.display())? {
-        total += measure(&entry.context(source.display())?.path(), true)?;
-    }
-    Ok(total)
+    Ok(())
 }
 
-/// The directory and name that the copy gets.
-fn target(fs: &fjord::Fs, args: &Args) -> Result<(InodeRef, Vec<u8>)> {
+/// Where the copy goes.
+fn destination(fs: &Fs, args: &Args) -> Result<Destination> {
     let found = paths::find(fs, &args.path, Last::Follow);
-    let is_dir = found.as_ref().is_ok_and(|f| f.attr().kind() == FileKind::Directory);
-    let own_name = args.source.file_name().filter(|n| *n != "-");
-    match (found, own_name) {
-        (Ok(dir), Some(name)) if is_dir => Ok((dir, name.as_bytes().to_vec())),
-        (Err(e), _) if args.path.ends_with('/') => Err(e),
-        _ => paths::parent(fs, &args.path),
+    let is_dir = found.as_ref().is_ok_and(|found| found.attr().kind() == FileKind::Directory);
+    match (found, own_name(&args.source)) {
+        (Ok(dir), Some(name)) if is_dir => Ok(Destination::Name(dir, name.to_vec())),
+        (Ok(dir), None) if is_dir => Ok(Destination::Contents(dir)),
+        (Err(error), _) if args.path.ends_with('/') => Err(error),
+        _ => paths::parent(fs, &args.path).map(|(dir, name)| Destination::Name(dir, name)),
     }
 }
 
-/// A new regular file in place of whatever file has the name.
-fn replace(dir: &InodeRef, name: &[u8], mode: u16) -> Result<InodeRef> {
-    match dir.lookup(name) {
-        Ok(old) if old.attr().kind() == FileKind::Directory => {
-            return Err(Failure::new("a directory is in the way"));
-        }
-        Ok(_) => dir.unlink(name)?,
-        Err(e) if e.errno() == libc::ENOENT => {}
-        Err(e) => return Err(e.into()),
+/// The name at the end of a path; none for `.`, `..` and the root.
+fn own_name(source: &Path) -> Option<&[u8]> {
+    if source.as_os_str().as_bytes().ends_with(b"/.") {
+        return None;
     }
-    Ok(dir.create(name, mode, &Cred::root())?)
-}
-
-struct Copy<'a> {
-    args: &'a Args,
-    bar: ProgressBar,
-}
-
-impl Copy<'_> {
-    fn any(&self, source: &Path, dir: &InodeRef, name: &[u8]) -> Result<()> {
-        let meta = fs::symlink_metadata(source)?;
-        let kind = meta.file_type();
-        let mode = (meta.mode() & 0o7777) as u16;
-        let cred = Cred::root();
-        let made = if kind.is_dir() {
-            let made = match dir.lookup(name) {
-                Ok(old) if old.attr().kind() == FileKind::Directory => old,
-                _ => dir.mkdir(name, mode, &cred)?,
-            };
-            for entry in fs::read_dir(source)? {
-                let entry = entry?;
-                let path = entry.path();
-                self.any(&path, &made, entry.file_name().as_bytes()).context(path.display())?;
-            }
-            made
-        } else if kind.is_file() {
-            let made = replace(dir, name, self.args.mode.unwrap_or(mode))?;
-            self.content(&mut File::open(source)?, &made)?;
-            made
-        } else if kind.is_symlink() {
-            let target = fs::read_link(source)?;
-            dir.symlink(name, target.as_os_str().as_bytes(), &cred)?
-        } else {
-            let rdev = u32::try_from(meta.rdev())
-                .map_err(|_| Failure::new("its device number does not fit"))?;
-            dir.mknod(name, meta.mode() as u16, rdev, &cred)?
-        };
-        self.attributes(&made, &meta, kind.is_symlink())
-    }
-
-    fn content(&self, source: &mut dyn Read, file: &InodeRef) -> Result<()> {
-        let mut buf = vec![0; COPY_BYTES];
-        let mut offset = 0;
-        loop {
-            let len = source.read(&mut buf)?;
-            if len == 0 {
-                return Ok(());
-            }
-            let mut written = 0;
-            while written < len {
-                written += file.write(offset + written as u64, &buf[written..len])?;
-            }
-            offset += len as u64;
-            self.bar.inc(len as u64);
-        }
-    }
-
-    fn attributes(&self, file: &InodeRef, meta: &fs::Metadata, is_symlink: bool) -> Result<()> {
-        let (uid, gid) = self.args.owner.unwrap_or((meta.uid(), meta.gid()));
-        let time = |sec, nsec: i64| {
-            Some(SetTime::At(Timespec { sec, nsec: u32::try_from(nsec).unwrap_or(0) }))
-        };
-        let mode = (meta.mode() & 0o7777) as u16;
-        let mode = if meta.is_file() { self.args.mode.unwrap_or(mode) } else { mode };
-        let change = SetAttr {
-            uid: Some(uid),
-            gid: Some(gid),
-            // After the owner, whose change drops set-user-ID.
-            mode: (!is_symlink).then_some(mode),
-            atime: time(meta.atime(), meta.atime_nsec()),
-            mtime: time(meta.mtime(), meta.mtime_nsec()),
-            ..Default::default()
-        };
-        file.set_attr(&change, &Cred::root())?;
-        Ok(())
-    }
+    source.file_name().map(OsStrExt::as_bytes)
 }

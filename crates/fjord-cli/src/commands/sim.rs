@@ -159,8 +159,8 @@ fn start(
         None => (None, MemImage::new(checked_size(args.size.unwrap_or(SIZE_BYTES))?)),
     };
     let device = Arc::new(SimDevice::with_contents(profile, contents));
-    let server = SimServer::mount(Arc::clone(&device), &source(image, profile), dir)?;
-    signals.watch(server.handle());
+    let mount = || SimServer::mount(Arc::clone(&device), &source(image, profile), dir);
+    let server = signals.watch(mount, SimServer::handle)?;
     Ok(Started { server, device, kept })
 }
 

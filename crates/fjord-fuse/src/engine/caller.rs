@@ -31,6 +31,11 @@ pub(super) fn is_admin(header: &InHeader) -> bool {
     has_capability(header, CAP_SYS_ADMIN).unwrap_or(false)
 }
 
+/// Whether the caller is the user who serves the mount.
+pub(super) fn is_owner(header: &InHeader) -> bool {
+    header.uid == rustix::process::geteuid().as_raw()
+}
+
 /// Whether set-user-ID and set-group-ID stay when the caller changes a file: with CAP_FSETID in
 /// this user namespace. Of a caller that cannot be seen, root is taken to have it; each request
 /// in which the kernel says that it has not is followed in any case.

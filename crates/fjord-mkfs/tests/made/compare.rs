@@ -246,7 +246,10 @@ fn bad_parameters_are_refused_before_anything_is_written() {
         let device = MemDevice::new(1 << 20);
         device.write_all_at(5000, b"precious").expect("memory");
         let error = format(&device, &options).expect_err("must be refused");
-        assert!(matches!(error, MkfsError::Usage(_) | MkfsError::Format(_)), "{error}");
+        assert!(
+            matches!(error, MkfsError::Usage(_) | MkfsError::TooSmall(_) | MkfsError::Format(_)),
+            "{error}"
+        );
         let mut bytes = [0; 8];
         device.read_exact_at(5000, &mut bytes).expect("memory");
         assert_eq!(&bytes, b"precious");
@@ -352,6 +355,9 @@ fn areas_behind_the_log() {
         let options =
             MkfsOptions { size_bytes: Some(64 << 20), ijournal, ..MkfsOptions::default() };
         let refused = format(&MemDevice::new(64 << 20), &options);
-        assert!(matches!(refused, Err(MkfsError::Usage(_))), "{ijournal:?}");
+        assert!(
+            matches!(refused, Err(MkfsError::Usage(_) | MkfsError::TooSmall(_))),
+            "{ijournal:?}"
+        );
     }
 }

@@ -1,186 +1,250 @@
-//! Contents from a tar stream, in the order of the stream.
+//! Entries of tar streams into an image, in the order of the streams.
 //!
-//! Invariant: nothing leaves the image: `..` in a name is refused, and links on the way to an
-//! entry are resolved inside the image.
+//! Owns what an entry does to one of the same name before it. Invariant: a later entry replaces an
+//! earlier one as a whole, attributes included, except that a directory keeps its entries; what a
+//! plain stream would lose thereby is an error.
 
 use std::io::Read;
 
-use fjord::{FileKind, InodeRef, Timespec};
+use fjord::{InodeRef, Timespec};
 use fjord_format::inode::{DeviceNumber, S_IFBLK, S_IFCHR, S_IFIFO};
 use rustix::io::Errno;
 
-use crate::builder::{Builder, COPY_BYTES, Meta, shown};
+use super::error::{EntryError, short};
+use super::input::{TarInput, TarOptions};
+use super::place::{Place, Places, parts};
+use super::stream::{TarEntry, TarKind, TarReader};
+use crate::builder::{Builder, COPY_BYTES, Meta, New, shown};
 use crate::error::{Result, TreeError};
-use crate::tar::stream::{TarEntry, TarKind, TarReader};
 
-/// Copies all entries of the stream into the image.
-pub(crate) fn from_tar(builder: &mut Builder<'_>, stream: &mut dyn Read) -> Result<()> {
-    let mut extractor = Extractor { builder, parent: None, buffer: vec![0; COPY_BYTES] };
-    let mut reader = TarReader::new(stream);
-    while let Some(entry) = reader.next_entry()? {
-        extractor.entry(&entry, &mut reader)?;
+/// Prefix of names that remove a name of lower layers.
+const WHITEOUT: &[u8] = b".wh.";
+/// Removes all that lower layers have in the directory.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Prefix of what AUFS keeps for itself.
+const AUFS: &[u8] = b".wh..wh.";
+/// Largest parts of a device number that ext4 holds.
+const MAJOR_MAX: u32 = 0xfff;
+const MINOR_MAX: u32 = 0xf_ffff;
+
+/// Copies all entries of a stream, compressed or not, into the image.
+pub(crate) fn from_stream(builder: &mut Builder<'_>, stream: &mut dyn Read) -> Result<()> {
+    let name = "the tar stream";
+    let reader = TarReader::new(stream, TarOptions::default().ask_host);
+    let reader = reader.map_err(|source| TreeError::Tar { name: name.to_owned(), source })?;
+    Extractor::new(builder, false)?.stream(name, reader)
+}
+
+/// Copies all entries of these streams into the image, one stream after the other.
+pub(crate) fn from_inputs(
+    builder: &mut Builder<'_>,
+    inputs: &[TarInput],
+    options: &TarOptions,
+) -> Result<()> {
+    let mut extractor = Extractor::new(builder, options.layers)?;
+    for input in inputs {
+        let name = input.name();
+        let reader = input.reader(options.ask_host);
+        let reader = reader.map_err(|source| TreeError::Tar { name: name.to_owned(), source })?;
+        extractor.stream(name, reader)?;
     }
     Ok(())
 }
 
 struct Extractor<'b, 'a> {
-    builder: &'b mut Builder<'a>,
-    /// The directory of the entry before, which is mostly that of the next one too.
-    parent: Option<(Vec<u8>, InodeRef)>,
+    places: Places<'b, 'a>,
     buffer: Vec<u8>,
 }
 
-/// The parts of a name, `.` and slashes left out.
-fn parts(path: &[u8]) -> Result<Vec<&[u8]>> {
-    let parts: Vec<&[u8]> =
-        path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
-    if parts.contains(&&b".."[..]) {
-        return Err(TreeError::Usage(format!(
-            "the tar stream has an entry {:?}; names with '..' are refused",
-            shown(path)
-        )));
+impl<'b, 'a> Extractor<'b, 'a> {
+    fn new(builder: &'b mut Builder<'a>, layers: bool) -> Result<Extractor<'b, 'a>> {
+        Ok(Extractor { places: Places::new(builder, layers)?, buffer: vec![0; COPY_BYTES] })
     }
-    Ok(parts)
-}
 
-impl Extractor<'_, '_> {
-    fn entry(&mut self, entry: &TarEntry, reader: &mut TarReader<&mut dyn Read>) -> Result<()> {
-        let path = &entry.path;
-        for record in &entry.ignored {
-            self.builder.done.skipped.push(format!("{}: {record}", shown(path)));
+    fn stream(&mut self, name: &str, mut reader: TarReader<'_>) -> Result<()> {
+        self.places.begin(name);
+        while let Some(entry) = reader.next_entry().map_err(|source| self.places.tar(source))? {
+            if !self.places.builder.rules.excludes_entry(&entry) {
+                self.entry(entry, &mut reader)?;
+            }
         }
+        Ok(())
+    }
+
+    fn entry(&mut self, mut entry: TarEntry, reader: &mut TarReader<'_>) -> Result<()> {
+        let path = std::mem::take(&mut entry.path);
+        let path = &path[..];
         if let TarKind::Other(kind) = entry.kind {
             let kind = char::from(kind);
-            self.builder.done.skipped.push(format!("{}: entry of type {kind:?}", shown(path)));
+            self.places.builder.skip(format!("{}: entry of type {kind:?}", shown(path)));
             return Ok(());
         }
-        let parts = parts(path)?;
+        let parts = parts(path).map_err(|reason| self.places.refuse(path, reason))?;
+        if self.places.layers() && self.whiteout(&parts, path)? {
+            return Ok(());
+        }
+        if entry.kind != TarKind::HardLink {
+            // Another name of a file says nothing new of it.
+            self.leave_out(&mut entry, path);
+        }
         let Some((name, way)) = parts.split_last() else {
             if entry.kind != TarKind::Directory {
-                return Err(TreeError::Usage("the tar stream has an entry without a name".into()));
+                return Err(self.places.refuse(path, EntryError::NoName));
             }
-            let root = self.builder.at(path, self.builder.fs.root())?;
-            return self.builder.finish_entry(&root, path, meta(entry));
+            let top = self.places.builder.at(path, self.places.builder.fs.root())?;
+            return self.places.builder.finish_entry(&top, path, meta(entry));
         };
-        let parent = self.parent(way)?;
-        if entry.kind == TarKind::Directory {
-            // A directory that replaces something may be what the parent was found by.
-            self.parent = None;
-            let inode = self.builder.directory(&parent, name, path)?;
-            return self.builder.finish_entry(&inode, path, meta(entry));
-        }
-        if entry.kind == TarKind::HardLink {
-            return self.hard_link(entry, &parent, name);
-        }
-        let inode = self.make(entry, &parent, name)?;
-        if entry.kind == TarKind::File {
-            self.copy_data(entry, reader, &inode)?;
-        }
-        self.builder.finish_entry(&inode, path, meta(entry))
-    }
-
-    fn make(&mut self, entry: &TarEntry, parent: &InodeRef, name: &[u8]) -> Result<InodeRef> {
-        let device = DeviceNumber { major: entry.device.0, minor: entry.device.1 }.to_u32();
-        let cred = self.builder.cred.clone();
-        let make = || match entry.kind {
-            TarKind::Symlink => parent.symlink(name, &entry.link, &cred),
-            TarKind::CharDevice => parent.mknod(name, S_IFCHR | 0o600, device, &cred),
-            TarKind::BlockDevice => parent.mknod(name, S_IFBLK | 0o600, device, &cred),
-            TarKind::Fifo => parent.mknod(name, S_IFIFO | 0o600, 0, &cred),
-            _ => parent.create(name, 0o600, &cred),
-        };
-        match make() {
-            // A later entry of a name takes the place of the earlier one.
-            Err(error) if error.is(Errno::EXIST) => {
-                self.remove(parent, name, &entry.path)?;
-                self.builder.at(&entry.path, make())
+        let parent = self.places.make_parent(way, path, entry.mtime)?;
+        let place = Place { parent, name, path };
+        self.places.mark(place.parent.ino(), name);
+        match entry.kind {
+            TarKind::Directory => {
+                let inode = self.places.directory(&place)?;
+                self.places.builder.finish_entry(&inode, path, meta(entry))
             }
-            result => self.builder.at(&entry.path, result),
+            TarKind::HardLink => self.hard_link(&entry.link, &place),
+            _ => {
+                let inode = self.make(&entry, &place)?;
+                if entry.kind == TarKind::File {
+                    self.copy_data(&entry, reader, &inode, path)?;
+                }
+                self.places.builder.finish_entry(&inode, path, meta(entry))
+            }
         }
     }
 
-    fn remove(&mut self, parent: &InodeRef, name: &[u8], path: &[u8]) -> Result<()> {
-        self.parent = None;
-        let there = self.builder.at(path, parent.lookup(name))?;
-        let is_dir = there.attr().kind() == FileKind::Directory;
-        drop(there);
-        let removed = if is_dir { parent.rmdir(name) } else { parent.unlink(name) };
-        self.builder.at(path, removed)
+    /// Takes out what the image cannot hold, and lists it.
+    fn leave_out(&mut self, entry: &mut TarEntry, path: &[u8]) {
+        let has_user = matches!(entry.kind, TarKind::File | TarKind::Directory);
+        let has_default = entry.kind == TarKind::Directory;
+        let mut left_out = std::mem::take(&mut entry.unkept);
+        entry.xattrs.retain(|(name, _)| {
+            let fits = match &name[..] {
+                b"system.posix_acl_default" => has_default,
+                b"system.posix_acl_access" => entry.kind != TarKind::Symlink,
+                // As in Linux: others have no owner who may set them.
+                name => has_user || !name.starts_with(b"user."),
+            };
+            if !fits {
+                left_out.push(format!("attribute {}: not for this type of file", shown(name)));
+            }
+            fits
+        });
+        for what in left_out {
+            self.places.builder.not_kept(format!("{}: {what}", shown(path)));
+        }
+        for what in &entry.ignored {
+            self.places.builder.skip(format!("{}: {what}", shown(path)));
+        }
     }
 
-    fn hard_link(&mut self, entry: &TarEntry, parent: &InodeRef, name: &[u8]) -> Result<()> {
-        let link = parts(&entry.link)?;
-        let Some((target_name, way)) = link.split_last() else {
-            return Err(TreeError::Usage(format!("{}: a link to nothing", shown(&entry.path))));
+    /// Does what a whiteout says; false when the entry is none.
+    fn whiteout(&mut self, parts: &[&[u8]], path: &[u8]) -> Result<bool> {
+        let Some((name, way)) = parts.split_last() else { return Ok(false) };
+        if *name != OPAQUE && parts.iter().any(|part| part.starts_with(AUFS)) {
+            return Ok(true);
+        }
+        let Some(hidden) = name.strip_prefix(WHITEOUT) else { return Ok(false) };
+        if matches!(hidden, b"" | b"." | b"..") {
+            return Err(self.places.refuse(path, EntryError::Whiteout));
+        }
+        let Some(parent) = self.places.find_parent(way, path)? else { return Ok(true) };
+        if *name == OPAQUE {
+            self.places.hide_entries(parent, path)?;
+        } else {
+            self.places.hide(&Place { parent, name: hidden, path })?;
+        }
+        Ok(true)
+    }
+
+    fn make(&mut self, entry: &TarEntry, place: &Place<'_>) -> Result<InodeRef> {
+        let refuse = |reason| Err(self.places.refuse(place.path, reason));
+        let (major, minor) = entry.device;
+        match entry.kind {
+            TarKind::Symlink if entry.link.is_empty() => return refuse(EntryError::NoTarget),
+            TarKind::Symlink if entry.link.contains(&0) => return refuse(EntryError::ZeroByte),
+            _ if major > MAJOR_MAX || minor > MINOR_MAX => {
+                return refuse(EntryError::Device(major, minor));
+            }
+            _ => {}
+        }
+        let device = DeviceNumber { major, minor };
+        let new = match entry.kind {
+            TarKind::Symlink => New::Symlink(&entry.link),
+            TarKind::CharDevice => New::Node { mode: S_IFCHR | 0o600, device },
+            TarKind::BlockDevice => New::Node { mode: S_IFBLK | 0o600, device },
+            TarKind::Fifo => New::Node { mode: S_IFIFO | 0o600, device },
+            _ => New::File,
         };
-        let target_parent = self.parent(way)?;
-        let target = self.builder.at(&entry.link, target_parent.lookup(target_name))?;
-        match parent.link(&target, name) {
+        let mut made = new.make(&place.parent, place.name, &self.places.builder.cred);
+        if made.as_ref().is_err_and(|error| error.is(Errno::EXIST)) {
+            self.places.clear(place)?;
+            made = new.make(&place.parent, place.name, &self.places.builder.cred);
+        }
+        self.places.builder.at(place.path, made)
+    }
+
+    fn hard_link(&mut self, link: &[u8], place: &Place<'_>) -> Result<()> {
+        let path = place.path;
+        let parts = parts(link).map_err(|reason| self.places.refuse(path, reason))?;
+        let Some((target_name, way)) = parts.split_last() else {
+            return Err(self.places.refuse(path, EntryError::NoTarget));
+        };
+        let missing = || EntryError::MissingTarget(short(link));
+        let Some(target_parent) = self.places.find_parent(way, path)? else {
+            return Err(self.places.refuse(path, missing()));
+        };
+        let target = match target_parent.lookup(target_name) {
+            Err(error) if error.is(Errno::NOENT) => {
+                return Err(self.places.refuse(path, missing()));
+            }
+            result => self.places.builder.at(path, result)?,
+        };
+        if target.attr().kind() == fjord::FileKind::Directory {
+            return Err(self.places.refuse(path, EntryError::LinkToDirectory(short(link))));
+        }
+        match place.parent.link(&target, place.name) {
             Err(error) if error.is(Errno::EXIST) => {
-                let there = self.builder.at(&entry.path, parent.lookup(name))?;
+                let there = self.places.builder.at(path, place.parent.lookup(place.name))?;
                 if there.ino() != target.ino() {
                     drop(there);
-                    self.remove(parent, name, &entry.path)?;
-                    self.builder.at(&entry.path, parent.link(&target, name))?;
+                    self.places.clear(place)?;
+                    let linked = place.parent.link(&target, place.name);
+                    self.places.builder.at(path, linked)?;
                 }
             }
-            result => self.builder.at(&entry.path, result)?,
+            result => self.places.builder.at(path, result)?,
         }
-        self.builder.count_entry();
+        self.places.builder.count_entry();
         Ok(())
     }
 
     fn copy_data(
         &mut self,
         entry: &TarEntry,
-        reader: &mut TarReader<&mut dyn Read>,
+        reader: &mut TarReader<'_>,
         inode: &InodeRef,
+        path: &[u8],
     ) -> Result<()> {
         for (offset, len) in &entry.pieces {
             let mut done = 0;
             while done < *len {
                 let want = (len - done).min(self.buffer.len() as u64) as usize;
-                let count = reader.read_data(&mut self.buffer[..want])?;
+                let read = reader.read_data(&mut self.buffer[..want]);
+                let count = read.map_err(|source| self.places.tar(source))?;
                 if count == 0 {
                     break;
                 }
                 let data = &self.buffer[..count];
-                self.builder.write(inode, &entry.path, offset + done, data)?;
+                self.places.builder.write(inode, path, offset + done, data)?;
                 done += count as u64;
             }
         }
-        self.builder.set_size(inode, &entry.path, entry.size)
-    }
-
-    /// The directory that these parts lead to, made where the stream has not named it.
-    fn parent(&mut self, way: &[&[u8]]) -> Result<InodeRef> {
-        let path = way.join(&b'/');
-        if let Some((known, inode)) = &self.parent
-            && *known == path
-        {
-            return Ok(inode.clone());
-        }
-        let resolved = {
-            use std::os::unix::ffi::OsStrExt;
-            let absolute = [b"/", &path[..]].concat();
-            self.builder.fs.resolve(std::ffi::OsStr::from_bytes(&absolute))
-        };
-        let inode = match resolved {
-            Err(error) if error.is(Errno::NOENT) => match way.split_last() {
-                Some((name, above)) => {
-                    let above = self.parent(above)?;
-                    self.builder.directory(&above, name, &path)?
-                }
-                None => self.builder.at(&path, Err(error))?,
-            },
-            result => self.builder.at(&path, result)?,
-        };
-        self.parent = Some((path, inode.clone()));
-        Ok(inode)
+        self.places.builder.set_size(inode, path, entry.size)
     }
 }
 
-fn meta(entry: &TarEntry) -> Meta {
+fn meta(entry: TarEntry) -> Meta {
     let atime: Timespec = entry.atime.unwrap_or(entry.mtime);
     Meta {
         mode: entry.mode,
@@ -188,6 +252,6 @@ fn meta(entry: &TarEntry) -> Meta {
         gid: entry.gid,
         atime,
         mtime: entry.mtime,
-        xattrs: entry.xattrs.clone(),
+        xattrs: entry.xattrs,
     }
 }

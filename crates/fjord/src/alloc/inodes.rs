@@ -7,7 +7,7 @@
 //! there is never taken for an inode.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use fjord_block::DeviceExt;
 use fjord_format::bitmap;
@@ -73,12 +73,11 @@ impl FsInner {
     /// A group for a directory that starts a hierarchy of its own: of the flex groups with
     /// at least average room, the one with the fewest directories.
     fn spread_group(&self) -> GroupNo {
-        static TURN: AtomicU32 = AtomicU32::new(0);
         let flex_count = self.geo.group_count.div_ceil(self.geo.groups_per_flex).max(1);
         let account = &self.groups.account;
         let mean_inodes = account.free_inodes() / u64::from(flex_count);
         let mean_blocks = account.free_blocks() / u64::from(flex_count);
-        let start = TURN.fetch_add(1, Ordering::Relaxed) % flex_count;
+        let start = self.groups.spread_turn.fetch_add(1, Ordering::Relaxed) % flex_count;
         let mut best: Option<(u64, u32)> = None;
         for step in 0..flex_count.min(SPREAD_CANDIDATES) {
             let flex = (start.wrapping_add(step)) % flex_count;

@@ -166,6 +166,8 @@ pub(crate) struct Groups {
     /// Held by a trim while it keeps free blocks busy; whoever finds none waits for it.
     /// Taken before a group's lock.
     pub(super) trim_lock: Mutex<()>,
+    /// Where the search for a group for a directory in the root begins: each after the one before.
+    pub(super) spread_turn: AtomicU32,
     /// Bitmaps and inode tables outside their group.
     pub(super) foreign: Vec<ForeignRun>,
     /// The first thing found wrong at mount.
@@ -211,6 +213,7 @@ impl Groups {
             zones,
             overhead_blocks,
             stale_tails: Mutex::default(),
+            spread_turn: AtomicU32::new(0),
             trim_lock: Mutex::new(()),
             foreign: foreign.concat(),
             damage,
@@ -227,6 +230,7 @@ impl Groups {
             zones: Zones::default(),
             overhead_blocks: 0,
             stale_tails: Mutex::default(),
+            spread_turn: AtomicU32::new(0),
             trim_lock: Mutex::new(()),
             foreign: Vec::new(),
             damage: None,

@@ -2,7 +2,8 @@
 //!
 //! Owns [`FsInner`], which everything else hangs on, and its life: formatting ([`create`]), mount
 //! ([`mount`], [`recover`]), the superblock ([`superblock`]), health ([`status`], [`events`]), room
-//! below ([`room`]), background threads ([`threads`]), sync and unmount ([`sync`]).
+//! below ([`room`]), background threads ([`threads`]), snapshots ([`snapshot`]), sync and unmount
+//! ([`sync`]).
 //!
 //! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
 //! that met corruption or a failed write changes nothing on the device any more; the
@@ -15,6 +16,7 @@ pub(crate) mod mmp;
 pub(crate) mod mount;
 mod recover;
 pub(crate) mod room;
+pub(crate) mod snapshot;
 pub(crate) mod status;
 pub(crate) mod superblock;
 pub(crate) mod sync;
@@ -187,7 +189,7 @@ impl FsInner {
 
     /// The time that new timestamps get.
     pub(crate) fn now(&self) -> Timespec {
-        self.storable(Timespec::now())
+        self.storable(self.options.fixed_time.unwrap_or_else(Timespec::now))
     }
 
     /// What is left of a time when it is stored: inodes of 128 bytes keep whole seconds of

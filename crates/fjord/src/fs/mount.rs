@@ -56,6 +56,8 @@ pub(super) enum Purpose {
     Use,
     /// To be recovered, and no more.
     Recovery,
+    /// As `Recovery`, of a copy that nobody else has: no mark of multi-mount protection is needed.
+    RecoveryOfCopy,
 }
 
 /// Features that fjord reads and writes.
@@ -116,8 +118,10 @@ pub(super) fn open_file(
 
 /// Opens the image on `device`.
 pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
-    let warning =
-        if recover::is_wanted(options) { recover::on_device(&device, options)? } else { None };
+    let warning = match recover::is_wanted(options) {
+        true => recover::on_device(&device, options, Purpose::Recovery)?,
+        false => None,
+    };
     let fs = mount_device(device, options, Purpose::Use)?;
     warning.inspect(|warning| fs.warn(warning));
     Ok(fs)
@@ -135,7 +139,10 @@ pub(super) fn mount_device(
     let options = settle_options(&raw, options)?;
     let geo = Geometry::from_superblock(&raw)?;
     check_size(&**device, &geo)?;
-    let mmp = Arc::new(mmp::Mmp::acquire(device, &raw, &geo, &options)?);
+    let mmp = Arc::new(match purpose {
+        Purpose::Use | Purpose::Recovery => mmp::Mmp::acquire(device, &raw, &geo, &options)?,
+        Purpose::RecoveryOfCopy => mmp::Mmp::none(),
+    });
     // The image is not in use after all when the rest fails.
     load(below, &raw, &geo, options, mmp.clone(), purpose).inspect_err(|_| mmp.release())
 }
@@ -219,7 +226,7 @@ fn start_writing(
     replay::ijournal::apply(fs, fs.journal().take_pending())?;
     match purpose {
         Purpose::Use => fs.write_mounted_superblock(aborted)?,
-        Purpose::Recovery => fs.write_recovering_superblock(aborted)?,
+        Purpose::Recovery | Purpose::RecoveryOfCopy => fs.write_recovering_superblock(aborted)?,
     }
     if aborted {
         // The superblock has the mark now, where e2fsck looks for it.

@@ -41,7 +41,10 @@ pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<Warning> {
         Needed::Nothing(warning) => return Ok(warning),
     };
     let error = match open(false) {
-        Ok(device) => return on_device(&(Arc::new(device) as Arc<dyn Device>), options),
+        Ok(device) => {
+            let device: Arc<dyn Device> = Arc::new(device);
+            return on_device(&device, options, Purpose::Recovery);
+        }
         Err(error) => error,
     };
     if let Error::Open(refused) = &error
@@ -52,11 +55,15 @@ pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<Warning> {
     Err(error)
 }
 
-/// Recovers the image on `device` if it needs that.
+/// Recovers the image on `device` if it needs that, for one of the purposes that recover.
 ///
 /// # Errors
 /// As [`at_path`].
-pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Result<Warning> {
+pub(super) fn on_device(
+    device: &Arc<dyn Device>,
+    options: &MountOptions,
+    purpose: Purpose,
+) -> Result<Warning> {
     let needs = match Needs::of(&**device, options)? {
         Needed::Recovery(needs) => needs,
         Needed::Nothing(warning) => return Ok(warning),
@@ -69,7 +76,7 @@ pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Res
     if !needs.unknown.is_empty() {
         return replay_log(device, &options, &needs).map(|()| None);
     }
-    mount::mount_device(device.clone(), &options, Purpose::Recovery)?.end_recovery().map(|()| None)
+    mount::mount_device(device.clone(), &options, purpose)?.end_recovery().map(|()| None)
 }
 
 /// What is to be done, read from the superblock.

@@ -7,6 +7,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
+use fjord_format::checksum;
 use fjord_format::features::RoCompat;
 use fjord_format::inode::{DeviceNumber, DiskInode, InodeFlags};
 use fjord_journal::Handle;
@@ -38,7 +39,6 @@ pub(super) fn allocate(
 ) -> Result<Arc<Inode>> {
     let mut decoded = DiskInode::new(wanted.mode, &fs.geo);
     inherit(fs, &mut decoded, &dir_state.disk, wanted.cred);
-    decoded.generation = random();
     let time = fs.now().into();
     (decoded.atime, decoded.mtime, decoded.ctime) = (time, time, time);
     decoded.crtime = time;
@@ -46,6 +46,11 @@ pub(super) fn allocate(
         decoded.i_block = DeviceNumber::from_u32(wanted.rdev).to_i_block();
     }
     let ino = fs.alloc_inode(h, dir.ino, decoded.is_dir())?;
+    decoded.generation = match fs.options.fixed_time {
+        // Nothing had the number before, in an image that is being made.
+        Some(_) => checksum::inode_seed(fs.geo.csum_seed, ino, 0),
+        None => random(),
+    };
     Ok(table::detached(fs, ino, decoded))
 }
 

@@ -1,0 +1,96 @@
+//! Where the contents of a new image come from.
+
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use fjord_block::FileDevice;
+use fjord_tree::{Contents, Populated, Rules, Source, TarInput, TarOptions};
+use indicatif::ProgressBar;
+
+use super::ContentsArgs;
+use crate::{
+    failure::{Failure, Result},
+    output,
+};
+
+/// Where the contents of a new image come from.
+pub(super) enum Input {
+    Directory(PathBuf),
+    Tars(Vec<TarInput>, TarOptions),
+}
+
+impl Input {
+    /// What the arguments name, opened as far as that can be done before an image is made.
+    pub(super) fn of(args: &ContentsArgs, ask_host: bool) -> Result<Option<Input>> {
+        let mut tars = args.from_tar.clone();
+        let mut dir = args.from_dir.clone();
+        match &args.source {
+            Some(source) if source.is_dir() => dir = Some(source.clone()),
+            Some(source) => tars.push(source.clone()),
+            None => {}
+        }
+        if let Some(dir) = dir {
+            return Ok(Some(Input::Directory(dir)));
+        }
+        if tars.is_empty() {
+            return Ok(None);
+        }
+        let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
+        if tars.iter().filter(is_stdin).count() > 1 {
+            return Err(Failure::usage("standard input (-) can be given once only"));
+        }
+        let open = |path: &PathBuf| match is_stdin(&path) {
+            false => Ok(TarInput::open(path)?),
+            true if io::stdin().is_terminal() => {
+                Err(Failure::usage("standard input is a terminal; a tar stream is expected"))
+            }
+            true => Ok(TarInput::stdin()?),
+        };
+        let inputs = tars.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let layers = args.oci || inputs.len() > 1;
+        Ok(Some(Input::Tars(inputs, TarOptions { layers, ask_host })))
+    }
+
+    /// What is there to put in; `None` where finding that out would cost more than it gives: a pipe
+    /// is kept in a temporary file only when the image depends on it.
+    pub(super) fn measure(
+        &mut self,
+        needs_no_look: bool,
+        rules: &Rules,
+    ) -> Result<Option<Contents>> {
+        match self {
+            Input::Directory(dir) => Ok(Some(Contents::of_directory(dir, rules)?)),
+            Input::Tars(inputs, _) if needs_no_look && !inputs.iter().all(TarInput::can_seek) => {
+                Ok(None)
+            }
+            Input::Tars(inputs, _) => Ok(Some(Contents::of_tars(inputs, rules)?)),
+        }
+    }
+
+    pub(super) fn put_in(
+        self,
+        device: FileDevice,
+        contents: Option<&Contents>,
+        rules: &Rules,
+        quiet: bool,
+    ) -> Result<Populated> {
+        let bar = match contents {
+            _ if quiet => ProgressBar::hidden(),
+            Some(contents) => output::byte_progress(contents.bytes, "copying"),
+            None => output::byte_counter("copying"),
+        };
+        let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
+        let device = Arc::new(device);
+        let mut put =
+            |source: Source<'_>| fjord_tree::populate(device.clone(), source, rules, &mut show);
+        let populated = match self {
+            Input::Directory(dir) => put(Source::Directory(&dir)),
+            Input::Tars(inputs, options) => put(Source::Tars(&inputs, &options)),
+        };
+        bar.finish_and_clear();
+        Ok(populated?)
+    }
+}

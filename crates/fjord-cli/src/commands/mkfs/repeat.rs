@@ -1,0 +1,78 @@
+//! Images that come out the same each time: what they take from the environment and from their
+//! contents instead of the clock and of chance.
+
+use std::env;
+
+use fjord::Timespec;
+use fjord_mkfs::MkfsOptions;
+use fjord_tree::{Contents, Rules};
+
+use super::layout::Layout;
+use crate::failure::{Failure, Result};
+
+/// The latest time in the image, in seconds since 1970.
+const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
+/// Cores that the image is made for, in place of those of the machine.
+const CORES: u32 = 4;
+
+/// What makes an image repeatable.
+pub(super) struct Repeat {
+    /// The latest time, if it is given.
+    epoch: Option<Timespec>,
+}
+
+impl Repeat {
+    /// Whether, and how, the image is to be repeatable.
+    ///
+    /// # Errors
+    /// The environment names no time.
+    pub(super) fn wanted(by_option: bool) -> Result<Option<Repeat>> {
+        let Some(value) = env::var_os(EPOCH_VARIABLE).filter(|value| !value.is_empty()) else {
+            return Ok(by_option.then_some(Repeat { epoch: None }));
+        };
+        let seconds = value.to_str().and_then(|text| text.parse::<i64>().ok());
+        let sec = seconds.filter(|sec| *sec >= 0).ok_or_else(|| {
+            Failure::usage(format!(
+                "{EPOCH_VARIABLE} is {value:?}; seconds since 1970 are expected"
+            ))
+        })?;
+        Ok(Some(Repeat { epoch: Some(Timespec { sec, nsec: 0 }) }))
+    }
+
+    /// What the look at the contents must find out.
+    pub(super) fn ask(&self, layout: &Layout, rules: &mut Rules) {
+        rules.latest = self.epoch;
+        rules.digest = layout.uuid().is_none();
+    }
+
+    /// Fixes all that else the clock or chance decides.
+    pub(super) fn fix(
+        &self,
+        contents: Option<&Contents>,
+        rules: &mut Rules,
+        options: &mut MkfsOptions,
+    ) {
+        let newest = contents.and_then(|contents| contents.newest);
+        let latest = self.epoch.or(newest).unwrap_or_default();
+        rules.latest = Some(latest);
+        options.time_seconds = Some(u64::try_from(latest.sec).unwrap_or(0));
+        options.cores = Some(CORES);
+        let digest = contents.and_then(|contents| contents.digest).unwrap_or_default();
+        let seed = digest_of(&[&digest, format!("{options:?}").as_bytes()]);
+        let uuid = options.uuid.unwrap_or_else(|| as_uuid(seed));
+        options.uuid = Some(uuid);
+        let hash_seed = || as_uuid(digest_of(&[&uuid, b"hash seed"]));
+        options.hash_seed = Some(options.hash_seed.unwrap_or_else(hash_seed));
+    }
+}
+
+fn digest_of(parts: &[&[u8]]) -> [u8; 16] {
+    xxhash_rust::xxh3::xxh3_128(&parts.concat()).to_le_bytes()
+}
+
+/// A UUID of version 8: made as its maker likes.
+fn as_uuid(mut bytes: [u8; 16]) -> [u8; 16] {
+    bytes[6] = bytes[6] & 0x0f | 0x80;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    bytes
+}

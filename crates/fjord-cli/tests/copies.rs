@@ -1,0 +1,436 @@
+//! `fjord put` and `fjord get`: what cp -a keeps is kept, both ways; what cannot be is told; what was
+//! there stays until the new one is complete.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File, Permissions},
+    io::Write,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    image::{self, KernelMount, Scratch},
+    manifest::{Compare, Manifest},
+    tools::{self, Output},
+};
+
+/// What nobody can be taken for on every machine.
+const NOBODY: u32 = 65534;
+/// The exit code of what was done but for what is listed.
+const INCOMPLETE: i32 = 6;
+
+fn fjord(command: &[&str], img: &Path, rest: &[&str]) -> Result<Output> {
+    let program = env!("CARGO_BIN_EXE_fjord");
+    tools::run(Command::new(program).args(command).arg(img).args(rest))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}
+
+fn shell(script: &str, args: &[&Path]) -> Result<()> {
+    let mut command = Command::new("sh");
+    command.args(["-e", "-c", script, "sh"]).args(args);
+    tools::run(&mut command)?.ok().map(drop)
+}
+
+/// Attributes of every name space, with a binary value and a long one.
+const XATTRS: &str = r"
+import os, sys
+os.chdir(sys.argv[1])
+os.setxattr('file', 'user.text', b'value')
+os.setxattr('file', 'user.binary', bytes(range(256)) * 4)
+os.setxattr('file', 'trusted.mark', b'')
+os.setxattr('plain', 'security.capability', b'\x01\x00\x00\x02\x00\x0a\x00\x00' + b'\x00' * 12)
+os.setxattr('link', 'trusted.of-the-link', b'x', follow_symlinks=False)
+os.setxattr('disk', 'trusted.of-the-device', b'y')
+os.setxattr('dir', 'user.of-the-directory', b'z')
+";
+
+/// Entries of every kind, with every attribute that cp -a keeps. Needs root.
+fn make_tree(at: &Path) -> Result<()> {
+    tools::require_root()?;
+    tools::require(&["setfacl"])?;
+    fs::create_dir_all(at.join("dir/deep/er"))?;
+    fs::write(at.join("file"), vec![0x5a; 300_001])?;
+    fs::write(at.join("plain"), b"program")?;
+    fs::write(at.join("empty"), b"")?;
+    fs::hard_link(at.join("file"), at.join("dir/again"))?;
+    fs::hard_link(at.join("file"), at.join("dir/deep/thrice"))?;
+    symlink("dir/deep", at.join("link"))?;
+    symlink("far/".repeat(60), at.join("dir/slow"))?;
+    fs::hard_link(at.join("link"), at.join("dir/link-again"))?;
+    fs::write(at.join(OsStr::from_bytes(b"odd \xff\n name")), b"odd")?;
+    fs::write(at.join("n".repeat(255)), b"long")?;
+    let holes = File::create(at.join("holes"))?;
+    holes.write_all_at(b"start", 0)?;
+    holes.write_all_at(&[7; 9000], 50 << 20)?;
+    holes.set_len(1 << 30)?;
+    let script = r#"
+        cd "$1"
+        mkfifo -m 640 pipe; mknod disk b 259 70000; mknod null c 1 3
+        python3 -c 'import socket,sys; socket.socket(socket.AF_UNIX).bind("dir/socket")'
+        chown 1000:70000 file; chown -h 4000000:5 link; chown 7:8 dir/deep pipe disk
+        chmod 6755 plain; chmod 000 empty; chmod 3771 dir/deep; chmod 2750 dir
+        setfacl -m u:1000:rwx,g:5:r file; setfacl -m d:u:1000:rwx,u:3:x dir
+        touch -d '1999-12-31 23:59:59.123456789 UTC' file dir/deep/er
+        touch -d '1931-02-03 04:05:06.7 UTC' empty
+        touch -h -d '2039-01-02 03:04:05.000000006 UTC' link dir/slow pipe disk dir/socket
+    "#;
+    shell(script, &[at])?;
+    tools::run(Command::new("python3").args(["-c", XATTRS]).arg(at))?.ok()?;
+    shell(r#"cd "$1"; touch -d '2001-02-03 04:05:06.5 UTC' dir/deep dir ."#, &[at])
+}
+
+/// All that cp -a keeps counts.
+const CP: Compare = Compare { atime: false, flags_mask: 0, ..Compare::SAME_SCRIPT };
+
+fn same(left: &Path, right: &Path) -> Result<()> {
+    let (left, right) = (Manifest::from_directory(left)?, Manifest::from_directory(right)?);
+    left.diff(&right, &CP).ok("expected", "found")
+}
+
+fn new_image(at: &Path, size: &str) -> Result<()> {
+    fjord(&["mkfs", "--size", size, "-b", "4096"], at, &[])?.ok().map(drop)
+}
+
+/// An image, a tree, and what cp -a makes of the tree.
+fn place(name: &str) -> Result<(Scratch, PathBuf, PathBuf, PathBuf)> {
+    let scratch = Scratch::new(name)?;
+    let (img, tree, copy) = (scratch.join("image"), scratch.join("tree"), scratch.join("copy"));
+    make_tree(&tree)?;
+    shell(r#"cp -a "$1" "$2""#, &[&tree, &copy])?;
+    same(&tree, &copy).context("the tree and cp -a's copy of it")?;
+    new_image(&img, "64M")?;
+    Ok((scratch, img, tree, copy))
+}
+
+/// What Linux sees in a directory of the image must be the tree.
+fn linux_sees(img: &Path, dir: &str, tree: &Path) -> Result<()> {
+    image::e2fsck_clean(img)?;
+    let mount = KernelMount::new(img, "ro")?;
+    same(tree, &mount.path().join(dir))?;
+    mount.unmount()
+}
+
+#[test]
+fn every_kind_of_entry_goes_in_and_comes_out_as_cp_keeps_it() -> Result<()> {
+    let (scratch, img, tree, copy) = place("copies")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/srv"])?.ok()?;
+    linux_sees(&img, "srv", &copy)?;
+    // Not only what fjord put there: Linux's copy of it.
+    let mount = KernelMount::new(&img, "rw")?;
+    shell(r#"cp -a "$1/srv" "$1/linux""#, &[mount.path()])?;
+    mount.unmount()?;
+    for from in ["/srv", "/linux"] {
+        let out = scratch.join("out").join(from.trim_start_matches('/'));
+        fs::create_dir_all(scratch.join("out"))?;
+        fjord(&["get", "-r"], &img, &[from, text(&out)])?.ok()?;
+        same(&copy, &out).with_context(|| from.to_owned())?;
+        let used = fs::metadata(out.join("holes"))?.blocks() * 512;
+        ensure!(used < 1 << 20, "{used} bytes for the holes");
+        // Again, over what is there.
+        fjord(&["get", "-r"], &img, &[from, text(&scratch.join("out"))])?.ok()?;
+        same(&copy, &out).with_context(|| format!("{from} again"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn single_entries_keep_all_too() -> Result<()> {
+    let (scratch, img, tree, copy) = place("single")?;
+    fjord(&["mkdir"], &img, &["/one"])?.ok()?;
+    fs::create_dir(scratch.join("one"))?;
+    fs::create_dir(scratch.join("out"))?;
+    for name in ["file", "plain", "empty", "link", "pipe", "disk", "null", "holes"] {
+        fjord(&["put"], &img, &[text(&tree.join(name)), "/one/"])?.ok()?;
+        shell(r#"cp -a "$1" "$2""#, &[&copy.join(name), &scratch.join("one")])?;
+        fjord(&["get"], &img, &[&format!("/one/{name}"), text(&scratch.join("out"))])?.ok()?;
+    }
+    let root = scratch.join("one");
+    for out in ["out", "linux"] {
+        if out == "linux" {
+            let mount = KernelMount::new(&img, "ro")?;
+            shell(r#"cp -a "$1/one" "$2""#, &[mount.path(), &scratch.join(out)])?;
+            mount.unmount()?;
+        }
+        let out = scratch.join(out);
+        shell(r#"touch -r "$1" "$2"; chmod --reference "$1" "$2""#, &[&root, &out])?;
+        same(&root, &out)?;
+    }
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+/// Rights that a directory hands on do not get to copies, whichever way.
+#[test]
+fn nothing_is_inherited_from_the_directory_of_the_copy() -> Result<()> {
+    let (scratch, img, tree, copy) = place("inherited")?;
+    let mount = KernelMount::new(&img, "rw")?;
+    let script =
+        r#"mkdir "$1/in" && setfacl -m d:u:1234:rwx,d:g:77:rwx "$1/in" && chmod 2777 "$1/in""#;
+    shell(script, &[mount.path()])?;
+    mount.unmount()?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/in/"])?.ok()?;
+    linux_sees(&img, "in/tree", &copy)?;
+    shell(&script.replace("$1/in", "$1"), &[&scratch.join("out")])?;
+    fjord(&["get", "-r"], &img, &["/in/tree", text(&scratch.join("out"))])?.ok()?;
+    same(&copy, &scratch.join("out/tree"))
+}
+
+#[test]
+fn a_second_copy_refreshes_the_first() -> Result<()> {
+    let (scratch, img, tree, copy) = place("refresh")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/srv"])?.ok()?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/srv/"])?.ok()?;
+    linux_sees(&img, "srv/tree", &copy)?;
+    // Other targets, contents and kinds; links that are apart now.
+    let script = r#"
+        cd "$1"
+        ln -sfn elsewhere link; rm dir/slow; echo now-a-file > dir/slow
+        rm null; ln -s file null; rm pipe; mknod pipe c 1 5
+        rm dir/again; echo alone > dir/again; ln -f plain dir/deep/thrice
+        setfacl -b file; setfacl -b -k dir; chmod 700 dir; echo more >> plain
+    "#;
+    shell(script, &[&tree])?;
+    // The directory has lists in the image that the source has no more.
+    fs::remove_dir_all(&copy)?;
+    shell(r#"cp -a "$1" "$2""#, &[&tree, &copy])?;
+    for _ in 0..2 {
+        fjord(&["put", "-r"], &img, &[&format!("{}/.", text(&tree)), "/srv/tree"])?.ok()?;
+        linux_sees(&img, "srv/tree", &copy)?;
+    }
+    let out = scratch.join("out");
+    shell(r#"cp -a "$1" "$2"; cd "$2"; rm link; ln -s /etc link"#, &[&tree, &out])?;
+    fjord(&["get", "-r"], &img, &["/srv/tree", text(scratch.path())])?.ok()?;
+    fjord(&["get", "-r"], &img, &["/srv/tree/.", text(&out)])?.ok()?;
+    same(&copy, &out)?;
+    same(&copy, &tree)
+}
+
+/// The names in the root directory of an image.
+fn root_names(img: &Path) -> Result<String> {
+    Ok(fjord(&["ls"], img, &["/"])?.ok()?.stdout)
+}
+
+fn free_blocks(img: &Path) -> Result<String> {
+    let dump = tools::run(tools::command("dumpe2fs")?.arg("-h").arg(img))?.ok()?.stdout;
+    Ok(dump.lines().find(|line| line.starts_with("Free blocks:")).unwrap_or_default().to_owned())
+}
+
+#[test]
+fn what_does_not_fit_leaves_the_old_one_and_nothing_else() -> Result<()> {
+    let scratch = Scratch::new("full")?;
+    let img = scratch.join("image");
+    for options in [&["-b", "4096"][..], &["-b", "1024", "-O", "^extent,^64bit"], &["-J", "none"]] {
+        fjord(&[&["mkfs", "-f", "-s", "12M"], options].concat(), &img, &[])?.ok()?;
+        let (old, new) = (scratch.join("old"), scratch.join("new"));
+        fs::write(&old, vec![1; 1 << 20])?;
+        fs::write(&new, (0..20u32 << 20).map(|at| (at >> 10) as u8).collect::<Vec<u8>>())?;
+        fjord(&["put"], &img, &[text(&old), "/f"])?.ok()?;
+        let (names, free) = (root_names(&img)?, free_blocks(&img)?);
+        for target in ["/f", "/other"] {
+            let done = fjord(&["put"], &img, &[text(&new), target])?.expect_code(&[1])?;
+            ensure!(done.stderr.contains("no space left in the image"), "{done:?}");
+            ensure!(!done.stderr.contains("attribute"), "{done:?}");
+            ensure!(root_names(&img)? == names, "something is left behind");
+            ensure!(free_blocks(&img)? == free, "{target}: space is lost");
+        }
+        // From a stream whose end nobody knows.
+        let mut put = Command::new(env!("CARGO_BIN_EXE_fjord"));
+        put.arg("put").arg(&img).args(["-", "/f"]).stdin(Stdio::from(File::open(&new)?));
+        ensure!(put.output()?.status.code() == Some(1));
+        ensure!(root_names(&img)? == names && free_blocks(&img)? == free);
+        let out = scratch.join("out");
+        fjord(&["get"], &img, &["/f", text(&out)])?.ok()?;
+        ensure!(fs::read(&out)? == fs::read(&old)?, "the old content is lost");
+        image::e2fsck_clean(&img)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_killed_put_leaves_the_old_one_and_nothing_else() -> Result<()> {
+    let scratch = Scratch::new("killed")?;
+    let img = scratch.join("image");
+    new_image(&img, "300M")?;
+    let old = scratch.join("old");
+    fs::write(&old, b"old")?;
+    fjord(&["put"], &img, &[text(&old), "/f"])?.ok()?;
+    let names = root_names(&img)?;
+    let mut put = Command::new(env!("CARGO_BIN_EXE_fjord"));
+    let mut child = put.arg("put").arg(&img).args(["-", "/f"]).stdin(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().context("piped")?;
+    // More than stays in memory.
+    stdin.write_all(&vec![2; 200 << 20])?;
+    child.kill()?;
+    child.wait()?;
+    drop(stdin);
+    fjord(&["recover"], &img, &[])?.ok()?;
+    ensure!(root_names(&img)? == names, "{}", root_names(&img)?);
+    ensure!(fjord(&["cat"], &img, &["/f"])?.ok()?.stdout == "old");
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+#[test]
+fn what_is_in_the_way_is_told() -> Result<()> {
+    let scratch = Scratch::new("way")?;
+    let (img, tree) = (scratch.join("image"), scratch.join("tree"));
+    new_image(&img, "16M")?;
+    fs::create_dir_all(tree.join("x"))?;
+    fs::write(scratch.join("x"), b"file")?;
+    fjord(&["put"], &img, &[text(&scratch.join("x")), "/tree/"])?.expect_code(&[1])?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/"])?.ok()?;
+    let said = fjord(&["put"], &img, &[text(&scratch.join("x")), "/tree"])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("/x: a directory is in the way"), "{said:?}");
+    fjord(&["rm", "-r"], &img, &["/tree"])?.ok()?;
+    fjord(&["put"], &img, &[text(&scratch.join("x")), "/tree"])?.ok()?;
+    let said = fjord(&["put", "-r"], &img, &[text(&tree), "/"])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("what is no directory is in the way"), "{said:?}");
+    // The same on the way out.
+    let out = scratch.join("out");
+    fs::create_dir_all(out.join("tree"))?;
+    let said = fjord(&["get"], &img, &["/tree", text(&out)])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("a directory is in the way"), "{said:?}");
+    fs::write(out.join("lost+found"), b"")?;
+    let said = fjord(&["get", "-r"], &img, &["/", text(&out)])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("what is no directory is in the way"), "{said:?}");
+    ensure!(fs::read_dir(&out)?.count() == 2, "something is left behind");
+    Ok(())
+}
+
+/// A link that an earlier copy left does not lead the next one elsewhere.
+#[test]
+fn copies_stay_where_they_belong() -> Result<()> {
+    let scratch = Scratch::new("inside")?;
+    let (img, out) = (scratch.join("image"), scratch.join("out"));
+    new_image(&img, "16M")?;
+    let victim = scratch.join("victim");
+    fs::create_dir_all(victim.join("dir"))?;
+    fs::write(victim.join("file"), b"precious")?;
+    let tree = scratch.join("tree");
+    fs::create_dir_all(tree.join("dir"))?;
+    for name in ["file", "dir/file"] {
+        fs::write(tree.join(name), b"from the image")?;
+    }
+    fjord(&["put", "-r"], &img, &[text(&tree), "/"])?.ok()?;
+    fs::create_dir(&out)?;
+    symlink(victim.join("file"), out.join("file"))?;
+    symlink(victim.join("dir"), out.join("dir"))?;
+    let said = fjord(&["get", "-r"], &img, &["/tree/.", text(&out)])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("in the way"), "{said:?}");
+    fs::remove_file(out.join("dir"))?;
+    fjord(&["get", "-r"], &img, &["/tree/.", text(&out)])?.ok()?;
+    ensure!(fs::read(victim.join("file"))? == b"precious", "a link was followed");
+    ensure!(fs::read_dir(victim.join("dir"))?.count() == 0, "a link was followed");
+    ensure!(fs::read(out.join("file"))? == b"from the image");
+    // A link that the caller names is followed, as cp does.
+    symlink("file", out.join("named"))?;
+    fjord(&["get"], &img, &["/tree/dir/file", text(&out.join("named"))])?.ok()?;
+    ensure!(fs::symlink_metadata(out.join("named"))?.is_symlink());
+    Ok(())
+}
+
+fn as_nobody(fjord: &Path, args: &[&str]) -> Result<Output> {
+    let mut command = tools::command("setpriv")?;
+    let id = NOBODY.to_string();
+    command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(fjord).args(args);
+    tools::run(&mut command)
+}
+
+#[test]
+fn what_cannot_be_kept_is_told() -> Result<()> {
+    let (scratch, img, tree, _) = place("unkept")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/srv"])?.ok()?;
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
+    fs::set_permissions(&img, Permissions::from_mode(0o666))?;
+    let (theirs, program) = (scratch.join("theirs"), scratch.join("fjord"));
+    fs::create_dir(&theirs)?;
+    std::os::unix::fs::chown(&theirs, Some(NOBODY), Some(NOBODY))?;
+    // Where the tests are built others may not be let in.
+    fs::copy(env!("CARGO_BIN_EXE_fjord"), &program)?;
+    let get = |more: &[&str], from: &str| {
+        as_nobody(&program, &[&["get", "-r"], more, &[text(&img), from, text(&theirs)]].concat())
+    };
+    let said = get(&[], "/srv")?.expect_code(&[INCOMPLETE])?.stderr;
+    for what in ["disk: a device", "null: a device", "trusted.mark", "plain: set-user-ID"] {
+        ensure!(said.contains(what), "{what}: {said}");
+    }
+    ensure!(said.contains("security.capability") && !said.contains("owner 1000"), "{said}");
+    ensure!(!theirs.join("srv/null").exists());
+    let stat = fs::metadata(theirs.join("srv/plain"))?;
+    ensure!(stat.mode() & 0o7777 == 0o755 && stat.uid() == NOBODY, "{:o}", stat.mode());
+    ensure!(fs::read(theirs.join("srv/file"))? == fs::read(tree.join("file"))?);
+    // Owners are only tried when they are asked for.
+    let said = get(&["--same-owner"], "/srv/file")?.expect_code(&[INCOMPLETE])?.stderr;
+    ensure!(said.contains("owner 1000:70000"), "{said}");
+    fjord(&["mkdir"], &img, &["/easy"])?.ok()?;
+    fs::write(theirs.join("easy"), b"")?;
+    fjord(&["put"], &img, &[text(&theirs.join("easy")), "/easy/"])?.ok()?;
+    get(&[], "/easy/easy")?.ok()?;
+    // On the way in: what may not be read.
+    fs::set_permissions(tree.join("dir"), Permissions::from_mode(0o700))?;
+    let put = ["put", "-r", text(&img), text(&tree), "/theirs"];
+    let said = as_nobody(&program, &put)?.expect_code(&[INCOMPLETE])?.stderr;
+    ensure!(said.contains("/empty: cannot be read") && said.contains("/dir: cannot"), "{said}");
+    ensure!(fjord(&["ls"], &img, &["/theirs"])?.ok()?.stdout.contains("file"));
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+/// On a file system without access control lists nobody gets rights that the list did not give.
+#[test]
+fn a_list_that_is_lost_widens_nothing() -> Result<()> {
+    let (scratch, img, tree, _) = place("widened")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/srv"])?.ok()?;
+    let below = scratch.join("below");
+    fs::create_dir(&below)?;
+    let script = r#"
+        mount -t ramfs none "$3"
+        code=0; "$1" get "$2" /srv/file "$3" || code=$?
+        stat -c %a "$3/file"; exit $code
+    "#;
+    let mut command = tools::command("unshare")?;
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_fjord")).arg(&img).arg(&below);
+    let said = tools::run(&mut command)?.expect_code(&[INCOMPLETE])?;
+    ensure!(said.stderr.contains("attribute system.posix_acl_access"), "{said:?}");
+    let before = fs::metadata(tree.join("file"))?.mode() & 0o777;
+    ensure!(before == 0o674 && said.stdout == "644\n", "{before:o} became {said:?}");
+    Ok(())
+}
+
+#[test]
+fn a_dash_is_standard_output() -> Result<()> {
+    let scratch = Scratch::new("dash")?;
+    let (img, dir) = (scratch.join("image"), scratch.join("dir"));
+    new_image(&img, "16M")?;
+    fs::create_dir(&dir)?;
+    fs::write(scratch.join("f"), b"content\n")?;
+    symlink("f", scratch.join("l"))?;
+    for name in ["f", "l"] {
+        fjord(&["put"], &img, &[text(&scratch.join(name)), "/"])?.ok()?;
+    }
+    let get = |args: &[&str]| -> Result<Output> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fjord"));
+        tools::run(command.current_dir(&dir).arg("get").args(args))
+    };
+    for name in ["/f", "/l"] {
+        ensure!(get(&[text(&img), name, "-"])?.ok()?.stdout == "content\n");
+    }
+    ensure!(fs::read_dir(&dir)?.count() == 0, "a file named -");
+    let said = get(&["-r", text(&img), "/", "-"])?.expect_code(&[2])?;
+    ensure!(said.stderr.contains("is a directory"), "{said:?}");
+    get(&[text(&img), "/f", "./-"])?.ok()?;
+    ensure!(fs::read(dir.join("-"))? == b"content\n");
+    get(&[text(&img), "/f", "/dev/null"])?.ok()?;
+    ensure!(!fs::metadata("/dev/null")?.is_file());
+    Ok(())
+}

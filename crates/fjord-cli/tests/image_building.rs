@@ -1,0 +1,535 @@
+//! `fjord mkfs` over what is there, and from contents: the old image stays until the new one is
+//! complete, nothing else is written over, sizes and blocks fit.
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    path::Path,
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    image::{self, KernelMount, Scratch},
+    manifest::{Compare, Manifest},
+    tools::{self, Output},
+};
+
+const FAILURE: i32 = 1;
+const USAGE: i32 = 2;
+/// What nobody can be taken for on every machine.
+const NOBODY: u32 = 65534;
+
+fn fjord(args: &[&str]) -> Result<Output> {
+    tools::run(Command::new(env!("CARGO_BIN_EXE_fjord")).args(args))
+}
+
+fn mkfs(args: &[&str], img: &Path) -> Result<Output> {
+    fjord(&[&["mkfs"], args, &[text(img)]].concat())
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap_or_default()
+}
+
+fn shell(script: &str, args: &[&Path]) -> Result<String> {
+    let mut command = Command::new("sh");
+    command.args(["-e", "-c", script, "sh"]).args(args);
+    Ok(tools::run(&mut command)?.ok()?.stdout)
+}
+
+/// What Linux sees in the image must be the tree.
+fn same_for_linux(tree: &Path, img: &Path) -> Result<()> {
+    image::e2fsck_clean(img)?;
+    let mount = KernelMount::new(img, "ro")?;
+    let found = Manifest::from_directory(mount.path())?.without_lost_found();
+    mount.unmount()?;
+    let expected = Manifest::from_directory(tree)?.without_lost_found();
+    // Reading the source moves its access times; the root of an image has one directory more.
+    let compare = Compare { atime: false, links: false, ..Compare::SAME_SCRIPT };
+    expected.diff(&found, &compare).ok("put in", "seen by Linux")
+}
+
+fn make_tree(at: &Path, count: u32, bytes: usize) -> Result<()> {
+    fs::create_dir_all(at)?;
+    for index in 0..count {
+        fs::write(at.join(index.to_string()), vec![index as u8; bytes])?;
+    }
+    Ok(())
+}
+
+fn field(img: &Path, name: &str) -> Result<String> {
+    let dump = tools::run(tools::command("dumpe2fs")?.arg("-h").arg(img))?.ok()?.stdout;
+    let line = dump.lines().find_map(|line| line.strip_prefix(name));
+    Ok(line.with_context(|| format!("dumpe2fs says no {name}"))?.trim().to_owned())
+}
+
+#[test]
+fn a_rebuilt_image_has_the_size_that_its_contents_need() -> Result<()> {
+    let scratch = Scratch::new("rebuilt")?;
+    let (tree, img) = (scratch.join("tree"), scratch.join("image"));
+    make_tree(&tree, 10, 1 << 20)?;
+    mkfs(&["--from-dir", text(&tree)], &img)?.ok()?;
+    let small = fs::metadata(&img)?;
+    fs::set_permissions(&img, Permissions::from_mode(0o640))?;
+    std::os::unix::fs::chown(&img, Some(5), Some(6))?;
+    // By a link, which stays one.
+    let link = scratch.join("link");
+    symlink("image", &link)?;
+    make_tree(&tree, 60, 1 << 20)?;
+    mkfs(&["--force", "--from-dir", text(&tree)], &link)?.ok()?;
+    same_for_linux(&tree, &img)?;
+    let large = fs::metadata(&img)?;
+    ensure!(large.len() > small.len() + (40 << 20), "{} bytes", large.len());
+    ensure!((large.uid(), large.gid(), large.mode() & 0o7777) == (5, 6, 0o640), "{large:?}");
+    ensure!(fs::symlink_metadata(&link)?.is_symlink());
+    for index in 10..60 {
+        fs::remove_file(tree.join(index.to_string()))?;
+    }
+    mkfs(&["--force", "--from-dir", text(&tree)], &img)?.ok()?;
+    ensure!(fs::metadata(&img)?.len() == small.len(), "{} bytes", fs::metadata(&img)?.len());
+    mkfs(&["--force", "--size", "50M", "--from-dir", text(&tree)], &img)?.ok()?;
+    ensure!(fs::metadata(&img)?.len() == 50 << 20);
+    // Without contents, and of a blank file that was made for it, the size stays.
+    mkfs(&["--force"], &img)?.ok()?;
+    ensure!(fs::metadata(&img)?.len() == 50 << 20);
+    let blank = scratch.join("blank");
+    File::create(&blank)?.set_len(40 << 20)?;
+    let before = fs::metadata(&blank)?.ino();
+    mkfs(&["--from-dir", text(&tree)], &blank)?.ok()?;
+    let after = fs::metadata(&blank)?;
+    ensure!((after.len(), after.ino()) == (40 << 20, before), "{after:?}");
+    ensure!(fs::read_dir(scratch.path())?.count() == 4, "something is left behind");
+    Ok(())
+}
+
+#[test]
+fn a_failed_rebuild_leaves_the_old_image() -> Result<()> {
+    let scratch = Scratch::new("failed")?;
+    let (tree, img, other) = (scratch.join("tree"), scratch.join("image"), scratch.join("other"));
+    make_tree(&tree, 10, 1 << 20)?;
+    mkfs(&["--from-dir", text(&tree)], &img)?.ok()?;
+    let before = (fs::read(&img)?, fs::metadata(&img)?.ino());
+    make_tree(&tree, 60, 1 << 20)?;
+    let (none, tar) = (scratch.join("none"), scratch.join("tar"));
+    shell(r#"tar -C "$1" -cf "$2" . && truncate -s -3M "$2""#, &[&tree, &tar])?;
+    for args in [
+        &["--force", "--size", "20M", "--from-dir", text(&tree)][..],
+        &["--force", "--from-dir", text(&none)],
+        &["--force", "--size", "200M", "--from-tar", text(&tar)],
+        &["--force", "-b", "3000", "--from-dir", text(&tree)],
+        &["--force", "--size", "1K"],
+        &["--from-dir", text(&tree)],
+    ] {
+        ensure!(mkfs(args, &img)?.code != Some(0), "{args:?}");
+        ensure!((fs::read(&img)?, fs::metadata(&img)?.ino()) == before, "{args:?}: it has changed");
+        ensure!(mkfs(args, &other)?.code != Some(0) || args.len() == 2, "{args:?}");
+        let _ = fs::remove_file(&other);
+        ensure!(fs::read_dir(scratch.path())?.count() == 3, "{args:?}: something is left behind");
+    }
+    // Nor does one that is killed; and nobody mounts the old image meanwhile.
+    let fifo = scratch.join("fifo");
+    shell(r#"mkfifo "$1""#, &[&fifo])?;
+    let mut build = Command::new(env!("CARGO_BIN_EXE_fjord"));
+    build.args(["mkfs", "-f", "-s", "200M", "--from-tar", "-"]).arg(&img);
+    let mut build = build.stdin(File::options().read(true).write(true).open(&fifo)?).spawn()?;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let said = fjord(&["put", text(&img), "/etc/hostname", "/x"])?.expect_code(&[3])?;
+    ensure!(said.stderr.contains("in use"), "{said:?}");
+    build.kill()?;
+    build.wait()?;
+    fs::remove_file(&fifo)?;
+    ensure!((fs::read(&img)?, fs::metadata(&img)?.ino()) == before, "killed: it has changed");
+    ensure!(fs::read_dir(scratch.path())?.count() == 3, "killed: something is left behind");
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+/// Where the directory lets nobody make files the image is built in its place.
+#[test]
+fn an_image_in_a_closed_directory_is_built_in_place() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("closed")?;
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
+    let (tree, img, program) = (scratch.join("tree"), scratch.join("image"), scratch.join("fjord"));
+    make_tree(&tree, 4, 1 << 20)?;
+    fs::copy(env!("CARGO_BIN_EXE_fjord"), &program)?;
+    mkfs(&["--size", "20M"], &img)?.ok()?;
+    std::os::unix::fs::chown(&img, Some(NOBODY), Some(NOBODY))?;
+    let id = NOBODY.to_string();
+    let mut command = tools::command("setpriv")?;
+    command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(&program);
+    command.args(["mkfs", "--force", "--from-dir"]).arg(&tree).arg(&img);
+    let said = tools::run(&mut command)?.ok()?;
+    ensure!(said.stderr.contains("built in its place"), "{said:?}");
+    same_for_linux(&tree, &img)
+}
+
+/// Makes what is not to be written over, at $1.
+const PRECIOUS: &[(&str, &str, &str)] = &[
+    ("swap space", "mkswap", r#"truncate -s 20M "$1"; mkswap -q "$1" 2>&1"#),
+    ("an XFS file system", "mkfs.xfs", r#"truncate -s 400M "$1"; mkfs.xfs -q "$1""#),
+    (
+        "a partition table (GPT)",
+        "sfdisk",
+        r#"truncate -s 20M "$1"; echo ,, | sfdisk -q -X gpt "$1""#,
+    ),
+    (
+        "a partition table or boot sector (MBR)",
+        "sfdisk",
+        r#"truncate -s 20M "$1"; echo ,, | sfdisk -q -X dos "$1""#,
+    ),
+    ("an ext2, ext3 or ext4 file system", "mke2fs", r#"mke2fs -q -t ext2 "$1" 20M"#),
+    ("a tar archive", "tar", r#"tar -cf "$1" /etc/hostname 2>&1"#),
+    ("a gzip file", "gzip", r#"gzip -c /etc/hostname > "$1""#),
+    ("an xz file", "xz", r#"xz -c /etc/hostname > "$1""#),
+    ("an ELF program or library", "cp", r#"cp /bin/true "$1""#),
+    ("an SQLite database", "sqlite3", r#"sqlite3 "$1" 'create table t(x)'"#),
+    ("text", "sh", r#"echo precious words > "$1""#),
+    ("data", "sh", r#"truncate -s 20M "$1"; printf '\001\002\377' >> "$1""#),
+];
+
+#[test]
+fn what_a_file_holds_is_not_written_over() -> Result<()> {
+    let scratch = Scratch::new("precious")?;
+    let tree = scratch.join("tree");
+    make_tree(&tree, 1, 1000)?;
+    for (what, tool, script) in PRECIOUS {
+        tools::require(&[tool])?;
+        let file = scratch.join("file");
+        shell(script, &[&file])?;
+        let before = fs::read(&file)?;
+        for args in [&[][..], &["-s", "20M"], &["--from-dir", text(&tree)]] {
+            let said = mkfs(args, &file)?.expect_code(&[FAILURE])?;
+            ensure!(said.stderr.contains(&format!("holds {what} already")), "{what}: {said:?}");
+            ensure!(said.stderr.contains("--force"), "{said:?}");
+            ensure!(fs::read(&file)? == before, "{what}: written over");
+        }
+        mkfs(&["--force", "-s", "20M"], &file)?.ok()?;
+        image::e2fsck_clean(&file)?;
+        fs::remove_file(&file)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_device_holds_is_not_written_over() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("devices")?;
+    let file = scratch.join("file");
+    for (what, script) in [
+        ("swap space", PRECIOUS[0].2),
+        (
+            "an encrypted volume (LUKS)",
+            r#"truncate -s 20M "$1"; printf 'LUKS\272\276' | dd of="$1" conv=notrunc 2>&1"#,
+        ),
+        ("", r#"truncate -s 20M "$1"; echo words | dd of="$1" bs=1k seek=9000 conv=notrunc 2>&1"#),
+    ] {
+        shell(script, &[&file])?;
+        let attach = ["--find", "--show"];
+        let node = tools::run(tools::command("losetup")?.args(attach).arg(&file))?.ok()?.stdout;
+        let node = Path::new(node.trim());
+        let first = mkfs(&[], node);
+        let forced = mkfs(&["--force"], node);
+        tools::run(tools::command("losetup")?.arg("--detach").arg(node))?.ok()?;
+        match what {
+            "" => first?.ok().map(drop)?,
+            what => {
+                let said = first?.expect_code(&[FAILURE])?;
+                ensure!(said.stderr.contains(&format!("holds {what} already")), "{said:?}");
+            }
+        }
+        forced?.ok()?;
+        image::e2fsck_clean(&file)?;
+        fs::remove_file(&file)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn contents_get_blocks_of_4_kib() -> Result<()> {
+    let scratch = Scratch::new("blocks")?;
+    let (tree, img, tar) = (scratch.join("tree"), scratch.join("image"), scratch.join("tar"));
+    make_tree(&tree, 3, 5000)?;
+    let target = "far/".repeat(375);
+    symlink(&target, tree.join("long"))?;
+    shell(r#"tar -C "$1" --format=pax -cf "$2" ."#, &[&tree, &tar])?;
+    for source in [["--from-dir", text(&tree)], ["--from-tar", text(&tar)]] {
+        for size in [&[][..], &["-s", "16M"], &["-s", "600M"]] {
+            mkfs(&[&["-f"], &source[..], size].concat(), &img)?.ok()?;
+            ensure!(field(&img, "Block size:")? == "4096", "{source:?} {size:?}");
+            same_for_linux(&tree, &img)?;
+        }
+        let said = mkfs(&[&["-f", "-b", "1024"], &source[..]].concat(), &img)?;
+        let said = said.expect_code(&[FAILURE])?;
+        ensure!(
+            said.stderr.contains("of 1024 bytes") && said.stderr.contains("-b 4096"),
+            "{said:?}"
+        );
+    }
+    // An empty image has what mke2fs gives it.
+    mkfs(&["-f", "-s", "16M"], &img)?.ok()?;
+    ensure!(field(&img, "Block size:")? == "1024");
+    let said =
+        fjord(&["put", text(&img), text(&tree.join("long")), "/"])?.expect_code(&[FAILURE])?;
+    ensure!(
+        said.stderr.contains("of 1024 bytes") && said.stderr.contains("larger blocks"),
+        "{said:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_full_image_says_of_what() -> Result<()> {
+    let scratch = Scratch::new("what")?;
+    let (tree, img) = (scratch.join("tree"), scratch.join("image"));
+    make_tree(&tree, 3, 4 << 20)?;
+    let refused = |args: &[&str]| -> Result<String> {
+        let said = mkfs(&[args, &["--from-dir", text(&tree)]].concat(), &img)?;
+        Ok(said.expect_code(&[FAILURE])?.stderr)
+    };
+    let said = refused(&["-s", "10M"])?;
+    ensure!(said.contains("no space left") && said.contains("larger image"), "{said}");
+    ensure!(!said.contains("inode") && !said.contains("attribute"), "{said}");
+    make_tree(&tree, 300, 10)?;
+    let said = refused(&["-s", "64M", "-N", "100"])?;
+    ensure!(said.contains("inodes of the image are in use") && said.contains("-N"), "{said}");
+    ensure!(!said.contains("space") && !said.contains("attribute"), "{said}");
+    let script =
+        r#"cd "$1"; for n in 1 2; do setfattr -n user.a$n -v "$(printf %01300d 0)" 1; done"#;
+    tools::require(&["setfattr"])?;
+    shell(script, &[&tree])?;
+    // A block of 1 KiB holds none of them.
+    let said = refused(&["-b", "1024"])?;
+    ensure!(said.contains("attribute user.a") && said.contains("-b 4096"), "{said}");
+    ensure!(!said.contains("space left") && !img.exists(), "{said}");
+    Ok(())
+}
+
+#[test]
+fn wrong_arguments_are_refused() -> Result<()> {
+    let scratch = Scratch::new("usage")?;
+    let img = scratch.join("image");
+    for args in [&[][..], &["-s", "x"], &["-b", "1000", "-s", "16M"]] {
+        mkfs(args, &img)?.expect_code(&[USAGE])?;
+        ensure!(!img.exists(), "{args:?}: an image is left behind");
+    }
+    let (missing, link) = (scratch.join("no/such/image"), scratch.join("link"));
+    let said = mkfs(&["-s", "16M"], &missing)?.expect_code(&[FAILURE])?;
+    ensure!(said.stderr.contains("No such file"), "{said:?}");
+    symlink("image", &link)?;
+    mkfs(&["-s", "16M"], &link)?.ok()?;
+    image::e2fsck_clean(&img)?;
+    let holes = File::create(scratch.join("holes"))?;
+    holes.write_all_at(&[0; 4096], 8 << 20)?;
+    mkfs(&[], &scratch.join("holes"))?.ok()?;
+    Ok(())
+}
+
+fn features(img: &Path) -> Result<Vec<String>> {
+    let mut words: Vec<String> =
+        field(img, "Filesystem features:")?.split_whitespace().map(str::to_owned).collect();
+    words.sort();
+    Ok(words)
+}
+
+#[test]
+fn options_of_mke2fs_mean_the_same() -> Result<()> {
+    let scratch = Scratch::new("habits")?;
+    let (tree, img, theirs, tar) =
+        (scratch.join("tree"), scratch.join("image"), scratch.join("theirs"), scratch.join("tar"));
+    make_tree(&tree, 3, 5000)?;
+    tools::require(&["setfattr"])?;
+    shell(r#"setfattr -n user.x -v y "$1/0"; tar -C "$1" --xattrs -cf "$2" ."#, &[&tree, &tar])?;
+    for args in [
+        &["-q", "-t", "ext2"][..],
+        &["-q", "-t", "ext3", "-b", "1024"],
+        &["-q", "-t", "ext4", "-E", "root_owner=5:6,nodiscard,lazy_itable_init=1"],
+        &["-q", "-t", "ext3", "-O", "extent,^dir_index", "-b", "4096"],
+    ] {
+        for size in ["20480", "20M", "40960s"] {
+            let _ = (fs::remove_file(&img), fs::remove_file(&theirs));
+            let all = |img: &Path| [args, &[text(img), size]].concat().join(" ");
+            let (ours, others) = (all(&img), all(&theirs));
+            let said = fjord(&[&["mkfs"], &ours.split(' ').collect::<Vec<_>>()[..]].concat())?;
+            ensure!(said.ok()?.stdout.is_empty(), "-q is not quiet");
+            tools::run(tools::command("mke2fs")?.arg("-F").args(others.split(' ')))?.ok()?;
+            image::e2fsck_clean(&img)?;
+            for name in ["Block count:", "Block size:", "Inode count:", "Inode size:"] {
+                ensure!(field(&img, name)? == field(&theirs, name)?, "{args:?} {size}: {name}");
+            }
+            ensure!(features(&img)? == features(&theirs)?, "{args:?}: {:?}", features(&img)?);
+        }
+    }
+    let root = image::debugfs(&img, "stat /")?;
+    ensure!(root.contains("User:     0"), "{root}");
+    for (source, attribute) in [(&tree, true), (&tar, true), (&tree, false)] {
+        let seed = "-E hash_seed=00112233-4455-6677-8899-aabbccddeeff,root_owner=7:8,stride=4";
+        let more = if attribute { "" } else { ",no_copy_xattrs" };
+        let extended = format!("{seed}{more}");
+        let mut args = vec!["-F", "-d", text(source)];
+        args.extend(extended.split(' '));
+        let said = mkfs(&args, &img)?.ok()?;
+        ensure!(said.stderr.contains("stride has no effect"), "{said:?}");
+        let hash_seed = field(&img, "Directory Hash Seed:")?;
+        ensure!(hash_seed == "00112233-4455-6677-8899-aabbccddeeff", "{hash_seed}");
+        let root = image::debugfs(&img, "stat /")?;
+        ensure!(root.contains("User:     7") && root.contains("Group:     8"), "{root}");
+        let listed = image::debugfs(&img, "ea_list /0")?;
+        ensure!(listed.contains("user.x") == attribute, "{source:?}: {listed}");
+    }
+    let other = scratch.join("other");
+    for (args, word) in [
+        (&["-t", "xfs", "-s", "16M"][..], "ext4"),
+        (&["-E", "frobnicate=1", "-s", "16M"], "frobnicate"),
+        (&["-E", "offset=512", "-s", "16M"], "offset"),
+        (&["--extra-space", "1M"], "contents"),
+        (&["-d", text(&tree), "--from-dir", text(&tree)], "--from-dir"),
+    ] {
+        let said = mkfs(args, &other)?.expect_code(&[USAGE])?;
+        ensure!(said.stderr.contains(word) && !other.exists(), "{args:?}: {said:?}");
+    }
+    for size in ["x", "16Q", "99999999999999999999"] {
+        fjord(&["mkfs", text(&other), size])?.expect_code(&[USAGE])?;
+    }
+    fjord(&["mkfs", "-s", "16M", text(&other), "16M"])?.expect_code(&[USAGE])?;
+    Ok(())
+}
+
+#[test]
+fn extra_space_is_left_free() -> Result<()> {
+    let scratch = Scratch::new("extra")?;
+    let (tree, img) = (scratch.join("tree"), scratch.join("image"));
+    make_tree(&tree, 50, 100_000)?;
+    let mut before = 0;
+    for extra_mib in [0, 1, 30] {
+        let extra = format!("{extra_mib}M");
+        mkfs(&["-f", "-m", "0", "--extra-space", &extra, "--from-dir", text(&tree)], &img)?.ok()?;
+        same_for_linux(&tree, &img)?;
+        let free: u64 = field(&img, "Free blocks:")?.parse()?;
+        let free_bytes = free * 4096;
+        ensure!(free_bytes >= extra_mib << 20, "{extra}: {free_bytes} bytes are free");
+        ensure!(free_bytes < (extra_mib + 4) << 20, "{extra}: {free_bytes} bytes are free");
+        let size = fs::metadata(&img)?.len();
+        ensure!(size >= before, "{size} after {before}");
+        before = size;
+    }
+    Ok(())
+}
+
+/// A tree of all sorts, with more than one way to come out differently.
+fn make_varied_tree(at: &Path) -> Result<()> {
+    tools::require(&["setfacl", "setfattr"])?;
+    make_tree(&at.join("many"), 400, 3000)?;
+    let script = r#"
+        cd "$1"; mkdir -p a/b/c d e/f
+        for dir in a a/b d e e/f; do setfattr -n user.long -v "$(printf %0700d 7)" $dir; done
+        setfacl -m u:1:rwx,d:u:2:r a/b; ln many/1 a/one; ln many/1 d/one; ln -s "$(printf %0200d 1)" l
+        mknod a/disk b 8 1; mkfifo d/pipe; truncate -s 3M holes; echo end >> holes
+        head -c 3000000 /dev/zero | tr '\0' x > large
+        find . -exec touch -h -d '2021-01-02 03:04:05.678 UTC' {} +
+        touch -d '2024-05-06 07:08:09 UTC' many/5
+    "#;
+    shell(script, &[at]).map(drop)
+}
+
+/// The same tree in another directory, whose entries were made in another order.
+const ELSEWHERE: &str = r#"
+    tree="$1/elsewhere"; cp -a "$1/tree" "$tree"
+    mv "$tree/many" "$tree/x"; mkdir "$tree/many"
+    (cd "$tree/x" && ls -r | xargs -I {} mv {} ../many/); touch -r "$1/tree/many" "$tree/many"
+    rmdir "$tree/x"; touch -r "$1/tree" "$tree"
+"#;
+
+#[test]
+fn the_same_contents_make_the_same_image() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("repeat")?;
+    let (tree, tar) = (scratch.join("tree"), scratch.join("tar"));
+    make_varied_tree(&tree)?;
+    shell(ELSEWHERE, &[scratch.path()])?;
+    shell(r#"tar -C "$1" -S --xattrs --acls -cf "$2" ."#, &[&tree, &tar])?;
+    let other = scratch.join("elsewhere");
+    let sets = [
+        &[][..],
+        &["-O", "^has_journal", "-b", "1024"],
+        &["-O", "mmp,orphan_file,metadata_csum_seed"],
+        &["-O", "inline_data,ea_inode"],
+        &["-t", "ext3"],
+    ];
+    for options in sets {
+        for source in
+            [["--from-dir", text(&tree), text(&other)], ["--from-tar", text(&tar), text(&tar)]]
+        {
+            let build = |name: &str, from: &str, surroundings: &str| -> Result<Vec<u8>> {
+                let img = scratch.join(name);
+                let mut command = Command::new("sh");
+                let script = format!(r#"{surroundings}; exec "$0" "$@""#);
+                command.args(["-c", &script, env!("CARGO_BIN_EXE_fjord")]);
+                command.args(["mkfs", "-qf", "--reproducible", source[0], from]).args(options);
+                tools::run(command.arg(&img))?.ok()?;
+                image::e2fsck_clean(&img)?;
+                Ok(fs::read(&img)?)
+            };
+            let one = build("one", source[1], "umask 022; export TZ=UTC LC_ALL=C")?;
+            let two =
+                build("two", source[2], "umask 077; export TZ=Asia/Tokyo LC_ALL=de_DE.UTF-8")?;
+            ensure!(one == two, "{options:?} {source:?}: the images differ");
+        }
+        same_for_linux(&tree, &scratch.join("one")).with_context(|| format!("{options:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn times_end_with_the_epoch_of_the_source() -> Result<()> {
+    let scratch = Scratch::new("epoch")?;
+    let (tree, img) = (scratch.join("tree"), scratch.join("image"));
+    make_varied_tree(&tree)?;
+    let epoch = 1_650_000_000i64;
+    let build = |epoch: &str, args: &[&str]| -> Result<Output> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fjord"));
+        command.env("SOURCE_DATE_EPOCH", epoch).args(["mkfs", "-qf"]).args(args);
+        tools::run(command.arg(&img))
+    };
+    let from = ["--from-dir", text(&tree)];
+    build(&epoch.to_string(), &from)?.ok()?;
+    image::e2fsck_clean(&img)?;
+    let (uuid, seed) = (field(&img, "Filesystem UUID:")?, field(&img, "Directory Hash Seed:")?);
+    let mount = KernelMount::new(&img, "ro")?;
+    let found = Manifest::from_directory(mount.path())?;
+    mount.unmount()?;
+    for (path, entry) in &found.entries {
+        let path = String::from_utf8_lossy(path);
+        for time in [entry.atime, entry.mtime, entry.ctime, entry.btime.unwrap_or_default()] {
+            ensure!(time.sec <= epoch, "{path}: {time:?}");
+        }
+        let expected = match &*path {
+            "many/5" | "lost+found" => (epoch, 0),
+            _ => (1_609_556_645, 678_000_000),
+        };
+        ensure!((entry.mtime.sec, entry.mtime.nsec) == expected, "{path}: {:?}", entry.mtime);
+    }
+    // What is given counts.
+    let (given, hash) =
+        ("11111111-2222-3333-4444-555555555555", "99999999-8888-7777-6666-555555555555");
+    build("1", &[&from[..], &["-U", given, "--hash-seed", hash]].concat())?.ok()?;
+    ensure!(field(&img, "Filesystem UUID:")? == given);
+    ensure!(field(&img, "Directory Hash Seed:")? == hash);
+    // One byte makes another image.
+    let file = File::options().write(true).open(tree.join("large"))?;
+    let times = fs::metadata(tree.join("large"))?.modified()?;
+    file.write_all_at(b"y", 1_000_000)?;
+    file.set_modified(times)?;
+    build(&epoch.to_string(), &from)?.ok()?;
+    ensure!(field(&img, "Filesystem UUID:")? != uuid);
+    ensure!(field(&img, "Directory Hash Seed:")? != seed);
+    // Without contents, too.
+    build("12345", &["-s", "64M"])?.ok()?;
+    let first = fs::read(&img)?;
+    build("12345", &["-s", "64M"])?.ok()?;
+    ensure!(first == fs::read(&img)?, "empty images differ");
+    build("yesterday", &["-s", "64M"])?.expect_code(&[USAGE])?;
+    ensure!(first == fs::read(&img)?);
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! `fjord mkfs --from-tar`: streams on standard input, compressed ones, layers.
+
+use std::{
+    fs::{self, File},
+    io::{Seek, SeekFrom, Write},
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    image::{self, KernelMount, Scratch},
+    manifest::{Compare, Manifest},
+    tools,
+};
+
+fn mkfs() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fjord"));
+    command.arg("mkfs");
+    command
+}
+
+fn make_tree(at: &Path) -> Result<()> {
+    fs::create_dir_all(at.join("dir/sub"))?;
+    fs::create_dir(at.join("lost+found"))?;
+    fs::write(at.join("dir/large"), fjord_testkit::rng::pattern_vec(5, 0, 3_000_000))?;
+    for index in 0..300 {
+        fs::write(at.join(format!("dir/sub/{index}")), format!("{index}").repeat(index))?;
+    }
+    fs::hard_link(at.join("dir/large"), at.join("dir/sub/again"))?;
+    symlink("../large", at.join("dir/sub/link"))?;
+    Ok(())
+}
+
+/// Makes a tar stream, through a filter when one is given.
+fn tar(tree: &Path, to: &Path, filter: &[&str]) -> Result<()> {
+    let mut tar = tools::command("tar")?;
+    tar.args(["-c", "--format=pax"]).args(filter).arg("-f").arg(to).arg("-C").arg(tree).arg(".");
+    tools::run(&mut tar)?.ok().map(drop)
+}
+
+fn same_for_linux(tree: &Path, img: &Path) -> Result<()> {
+    image::e2fsck_clean(img)?;
+    let mount = KernelMount::new(img, "ro")?;
+    let found = Manifest::from_directory(mount.path())?.without_lost_found();
+    mount.unmount()?;
+    let expected = Manifest::from_directory(tree)?.without_lost_found();
+    let compare = Compare { atime: false, ..Compare::SAME_SCRIPT };
+    expected.diff(&found, &compare).ok("put in", "seen by Linux")
+}
+
+/// Runs it with these bytes coming through a pipe.
+fn piped(command: &mut Command, bytes: &[u8]) -> Result<Output> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let mut stdin = child.stdin.take().context("piped")?;
+    let bytes = bytes.to_vec();
+    // Who refuses a stream does not read all of it.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&bytes)));
+    let done = child.wait_with_output()?;
+    ensure!(writer.join().is_ok());
+    Ok(done)
+}
+
+fn succeeded(done: &Output) -> Result<()> {
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{}: {said}", done.status);
+    Ok(())
+}
+
+fn refused(done: &Output, code: i32, told: &[&str]) -> Result<()> {
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.code() == Some(code), "{}: {said}", done.status);
+    ensure!(told.iter().all(|part| said.contains(part)), "{said}");
+    Ok(())
+}
+
+/// What can seek is measured where it is: nothing is kept, and reading starts where it stands.
+#[test]
+fn a_file_on_standard_input_needs_no_size() -> Result<()> {
+    let scratch = Scratch::in_memory("tar-input")?;
+    let (tree, archive, img) = (scratch.join("tree"), scratch.join("tar"), scratch.join("image"));
+    make_tree(&tree)?;
+    for (filter, start) in [(&[][..], 0), (&["--gzip"], 0), (&[], 1000)] {
+        tar(&tree, &archive, filter)?;
+        let bytes = fs::read(&archive)?;
+        fs::write(&archive, [&vec![b'#'; start], &bytes[..]].concat())?;
+        let mut stdin = File::open(&archive)?;
+        stdin.seek(SeekFrom::Start(start as u64))?;
+        let mut command = mkfs();
+        // Temporary files cannot be made.
+        command.args(["--force", "--from-tar", "-"]).arg(&img).env("TMPDIR", "/nonexistent");
+        succeeded(&command.stdin(Stdio::from(stdin)).output()?)?;
+        same_for_linux(&tree, &img)?;
+        let size = fs::metadata(&img)?.len();
+        ensure!(size < 24 << 20, "{size} bytes for 3 MB of contents");
+        fs::remove_file(&img)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pipe_needs_no_size() -> Result<()> {
+    let scratch = Scratch::in_memory("tar-input")?;
+    let (tree, archive, img) = (scratch.join("tree"), scratch.join("tar"), scratch.join("image"));
+    let spool = scratch.join("spool");
+    fs::create_dir(&spool)?;
+    make_tree(&tree)?;
+    for filter in ["--no-auto-compress", "--gzip", "--zstd", "--xz"] {
+        tar(&tree, &archive, &[filter])?;
+        let bytes = fs::read(&archive)?;
+        let mut command = mkfs();
+        command.args(["--from-tar", "-"]).arg(&img).env("TMPDIR", &spool);
+        succeeded(&piped(&mut command, &bytes)?).context(filter)?;
+        same_for_linux(&tree, &img).context(filter)?;
+        let size = fs::metadata(&img)?.len();
+        ensure!(size < 24 << 20, "{size} bytes for 3 MB of contents");
+        ensure!(fs::read_dir(&spool)?.next().is_none(), "something is left in TMPDIR");
+        fs::remove_file(&img)?;
+        // The file by its name.
+        succeeded(&mkfs().arg("--from-tar").arg(&archive).arg(&img).output()?).context(filter)?;
+        same_for_linux(&tree, &img).context(filter)?;
+        fs::remove_file(&img)?;
+        // A pipe by a name that the shell gives it.
+        let mut bash = Command::new("bash");
+        bash.args(["-c", "exec $0 mkfs --from-tar <(cat $1) $2", env!("CARGO_BIN_EXE_fjord")]);
+        tools::run(bash.arg(&archive).arg(&img))?.ok().context(filter)?;
+        same_for_linux(&tree, &img).context(filter)?;
+        fs::remove_file(&img)?;
+        // A pipe of known size is not kept.
+        let mut command = mkfs();
+        command.args(["--size", "32M", "--from-tar", "-"]).arg(&img).env("TMPDIR", "/nonexistent");
+        succeeded(&piped(&mut command, &bytes)?).context(filter)?;
+        same_for_linux(&tree, &img).context(filter)?;
+        fs::remove_file(&img)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_read_leaves_no_image_and_says_why() -> Result<()> {
+    let scratch = Scratch::in_memory("tar-input")?;
+    let (tree, archive, img) = (scratch.join("tree"), scratch.join("tar"), scratch.join("image"));
+    make_tree(&tree)?;
+    tar(&tree, &archive, &["--zstd"])?;
+    let bytes = fs::read(&archive)?;
+    let from_stdin = || {
+        let mut command = mkfs();
+        command.args(["--from-tar", "-"]).arg(&img);
+        command
+    };
+    let done = piped(from_stdin().env("TMPDIR", "/nonexistent"), &bytes)?;
+    refused(&done, 1, &["standard input: cannot keep the stream in /nonexistent", "--size"])?;
+    let done = piped(&mut from_stdin(), &bytes[..bytes.len() / 2])?;
+    refused(&done, 1, &["standard input: the zstd stream ends early"])?;
+    let done = piped(&mut from_stdin(), &[&bytes[..], b"junk"].concat())?;
+    refused(&done, 1, &["other data follow the end of the zstd stream"])?;
+    refused(&piped(&mut from_stdin(), b"")?, 1, &["standard input: the stream is empty"])?;
+    let done = piped(&mut from_stdin(), b"BZh91AY&SY and so on")?;
+    refused(&done, 1, &["compressed with bzip2", "bzip2 -dc FILE | fjord mkfs --from-tar -"])?;
+    let twice = mkfs().args(["--from-tar", "-", "--from-tar", "-"]).arg(&img).output()?;
+    refused(&twice, 2, &["once only"])?;
+    refused(&mkfs().arg("--oci").arg(&img).output()?, 2, &["--from-tar"])?;
+    ensure!(!img.exists(), "an image is left behind");
+    // Where the disk for temporary files is full.
+    let small = scratch.join("small");
+    fs::create_dir(&small)?;
+    tools::run(
+        tools::command("mount")?.args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(&small),
+    )?
+    .ok()?;
+    let done = piped(from_stdin().env("TMPDIR", &small), &bytes);
+    tools::run(tools::command("umount")?.arg(&small))?.ok()?;
+    refused(&done?, 1, &["cannot keep the stream", "No space left", "TMPDIR"])?;
+    ensure!(!img.exists(), "an image is left behind");
+    Ok(())
+}
+
+/// Several files are layers; one is when that is said.
+#[test]
+fn layers_go_one_above_the_other() -> Result<()> {
+    let scratch = Scratch::in_memory("tar-input")?;
+    let img = scratch.join("image");
+    let layer = |name: &str, filter: &str, files: &[(&str, &str)]| -> Result<()> {
+        let tree = scratch.join("layer-tree");
+        fs::create_dir(&tree)?;
+        for (path, content) in files {
+            let path = tree.join(path);
+            fs::create_dir_all(path.parent().context("a directory")?)?;
+            fs::write(path, content)?;
+        }
+        tar(&tree, &scratch.join(name), &[filter])?;
+        Ok(fs::remove_dir_all(tree)?)
+    };
+    layer("base", "--gzip", &[("etc/a", "1"), ("etc/b", "1"), ("opt/x/y", "1"), ("same", "1")])?;
+    layer("app", "--zstd", &[("etc/.wh.a", ""), ("opt/x/.wh..wh..opq", ""), ("same", "2")])?;
+    layer("top", "--xz", &[("opt/x/z", "3"), (".wh.same", "")])?;
+    let names = || -> Result<Vec<String>> {
+        image::e2fsck_clean(&img)?;
+        let mount = KernelMount::new(&img, "ro")?;
+        let found = Manifest::from_directory(mount.path())?.without_lost_found();
+        mount.unmount()?;
+        let names = found.entries.keys().map(|name| String::from_utf8_lossy(name).into_owned());
+        Ok(names.filter(|name| !name.is_empty()).collect())
+    };
+    let path = |name: &str| scratch.join(name);
+    let mut command = mkfs();
+    command.arg("--from-tar").arg(path("base")).arg("--from-tar").arg(path("app"));
+    // The last through a pipe.
+    let top = fs::read(path("top"))?;
+    succeeded(&piped(command.args(["--from-tar", "-"]).arg(&img), &top)?)?;
+    ensure!(names()? == ["etc", "etc/b", "opt", "opt/x", "opt/x/z"], "{:?}", names()?);
+    // One alone: its whiteouts are files, or nothing.
+    succeeded(&mkfs().arg("--force").arg("--from-tar").arg(path("app")).arg(&img).output()?)?;
+    ensure!(names()?.contains(&"etc/.wh.a".to_owned()), "{:?}", names()?);
+    let mut command = mkfs();
+    succeeded(
+        &command.args(["--force", "--oci", "--from-tar"]).arg(path("app")).arg(&img).output()?,
+    )?;
+    ensure!(names()? == ["etc", "opt", "opt/x", "same"], "{:?}", names()?);
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! Entries of an image on their way to the host: content, holes, links, devices, owners, modes,
+//! times and attributes, as `cp -a` keeps them.
+//!
+//! Invariants: a copy never leaves the directory that it goes to, whatever names and links the image
+//! has; what could not be kept is listed, and never widens anybody's rights.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, OsStr};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use fjord::{FileKind, InodeNo, InodeRef};
+use fjord_format::inode::DeviceNumber;
+use rustix::io::Errno;
+
+use crate::builder::{COPY_BYTES, shown};
+use crate::error::{Result, TreeError};
+use crate::host::DEPTH_MAX;
+use crate::host::sys::{self, Place};
+use crate::host::write::{Attributes, Setter, Spot, failed, open_dir};
+
+/// How entries come out of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExtractRules {
+    /// Keep owners and groups, which takes root's privileges; else all belongs to the caller.
+    pub owners: bool,
+}
+
+/// What came out of the image so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extracted {
+    /// Entries of all kinds.
+    pub entries: u64,
+    /// Bytes of file data, holes left out.
+    pub bytes: u64,
+    /// Paths and what of them could not be kept, and why.
+    pub unkept: Vec<String>,
+}
+
+/// Copies a file, or a directory with all that is in it, to the path `target`. What is there already
+/// is replaced, directories are merged. `progress` is called after each entry and each piece of data.
+///
+/// # Errors
+/// [`TreeError::Engine`] when the image cannot be read, [`TreeError::Target`] when the copy cannot be
+/// written, [`TreeError::InTheWay`].
+pub fn extract(
+    file: &InodeRef,
+    target: &Path,
+    rules: &ExtractRules,
+    progress: &mut dyn FnMut(&Extracted),
+) -> Result<Extracted> {
+    let mut out = Extraction {
+        rules,
+        done: Extracted::default(),
+        linked: HashMap::new(),
+        buffer: vec![0; COPY_BYTES],
+        progress,
+    };
+    let kind = file.attr().kind();
+    let there = std::fs::metadata(target).ok();
+    if kind == FileKind::Directory && there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+        let dir = open_dir(target)?;
+        out.directory(file, &dir, target, 0)?;
+        return Ok(out.done);
+    }
+    if kind == FileKind::Regular && there.is_some_and(|there| !there.is_file() && !there.is_dir()) {
+        // A device or a pipe takes the data.
+        let opened = std::fs::File::options().write(true).open(target);
+        let mut opened = opened.map_err(|source| target_failed(target, source))?;
+        out.stream(file, &mut opened, target)?;
+        return Ok(out.done);
+    }
+    // A link that leads to a file is followed, as cp(1) does.
+    let followed = (kind == FileKind::Regular).then(|| std::fs::canonicalize(target).ok());
+    let target = followed.flatten().unwrap_or_else(|| target.to_owned());
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let dir = open_dir(parent.unwrap_or(Path::new(".")))?;
+    let name = target.file_name().unwrap_or_default().as_bytes();
+    out.entry(file, &dir, name, &target, 0)?;
+    Ok(out.done)
+}
+
+/// Writes the content of a regular file to a stream, holes as zeroes.
+///
+/// # Errors
+/// As [`extract`]; [`TreeError::Usage`] for what is no regular file.
+pub fn extract_to_stream(
+    file: &InodeRef,
+    stream: &mut dyn Write,
+    progress: &mut dyn FnMut(&Extracted),
+) -> Result<Extracted> {
+    if file.attr().kind() != FileKind::Regular {
+        let message = "only the content of a regular file can go to standard output";
+        return Err(TreeError::Usage(message.to_owned()));
+    }
+    let mut out = Extraction {
+        rules: &ExtractRules::default(),
+        done: Extracted::default(),
+        linked: HashMap::new(),
+        buffer: vec![0; COPY_BYTES],
+        progress,
+    };
+    out.stream(file, stream, Path::new("standard output"))?;
+    Ok(out.done)
+}
+
+struct Extraction<'e> {
+    rules: &'e ExtractRules,
+    done: Extracted,
+    /// Where the first name went of what has several.
+    linked: HashMap<InodeNo, PathBuf>,
+    buffer: Vec<u8>,
+    progress: &'e mut dyn FnMut(&Extracted),
+}
+
+fn kind_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Regular => "a file",
+        FileKind::Directory => "a directory",
+        FileKind::Symlink => "a symbolic link",
+        FileKind::CharDevice | FileKind::BlockDevice => "a device",
+        FileKind::Fifo => "a pipe",
+        FileKind::Socket => "a socket",
+    }
+}
+
+fn target_failed(path: &Path, source: std::io::Error) -> TreeError {
+    TreeError::Target { path: path.display().to_string(), source }
+}
+
+fn at<T>(path: &Path, result: fjord::Result<T>) -> Result<T> {
+    result.map_err(|source| TreeError::Engine { path: path.display().to_string(), source })
+}
+
+/// A name of the image as one that cannot lead elsewhere on the host.
+fn checked_name(name: &[u8], path: &Path) -> Result<CString> {
+    let is_safe = !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/');
+    match CString::new(name) {
+        Ok(name) if is_safe => Ok(name),
+        _ => Err(TreeError::Usage(format!(
+            "{}: the image has an entry named {:?}, which no directory can have; run e2fsck -f",
+            path.display(),
+            shown(name)
+        ))),
+    }
+}
+
+/// The names in a directory of the image, sorted.
+fn names(dir: &InodeRef, path: &Path) -> Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    let read = dir.read_dir(0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            names.push(entry.name.to_vec());
+        }
+        true
+    });
+    at(path, read)?;
+    names.sort();
+    Ok(names)
+}
+
+impl Extraction<'_> {
+    fn count(&mut self) {
+        self.done.entries += 1;
+        (self.progress)(&self.done);
+    }
+
+    fn entry(
+        &mut self,
+        file: &InodeRef,
+        dir: &OwnedFd,
+        name: &[u8],
+        path: &Path,
+        depth: usize,
+    ) -> Result<()> {
+        let name = checked_name(name, path)?;
+        let spot = Spot { dir, name: &name, path };
+        let attr = file.attr();
+        if attr.kind() == FileKind::Directory {
+            let opened = spot.directory()?;
+            return self.directory(file, &opened, path, depth);
+        }
+        if let Some(first) = self.linked.get(&file.ino()) {
+            spot.link(first)?;
+            self.count();
+            return Ok(());
+        }
+        let made = match attr.kind() {
+            FileKind::Regular => self.file(file, spot),
+            FileKind::Symlink => self.symlink(file, spot),
+            _ => self.node(file, spot),
+        };
+        match made {
+            // Without privilege, or on a file system that has no such thing.
+            Err(TreeError::Target { path, source })
+                if source.raw_os_error() == Some(libc::EPERM) =>
+            {
+                let kind = kind_name(attr.kind());
+                self.done.unkept.push(format!("{path}: {kind}, left out: {source}"));
+                return Ok(());
+            }
+            made => made?,
+        }
+        if attr.nlink > 1 {
+            self.linked.insert(file.ino(), path.to_owned());
+        }
+        self.count();
+        Ok(())
+    }
+
+    /// Copies what is in a directory to an open one, and then its attributes.
+    fn directory(
+        &mut self,
+        from: &InodeRef,
+        to: &OwnedFd,
+        path: &Path,
+        depth: usize,
+    ) -> Result<()> {
+        if depth > DEPTH_MAX {
+            return failed(path, Err(Errno::LOOP));
+        }
+        for name in names(from, path)? {
+            let path = path.join(OsStr::from_bytes(&name));
+            let file = at(&path, from.lookup(&name))?;
+            self.entry(&file, to, &name, &path, depth + 1)?;
+        }
+        let wanted = self.attributes(from, path)?;
+        self.set(Place::Open(to.as_fd()), path, &wanted);
+        self.count();
+        Ok(())
+    }
+
+    fn file(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
+        let wanted = self.attributes(file, spot.path)?;
+        spot.place(&|name| spot.create(name), &mut |made, _| {
+            self.data(file, made, spot.path)?;
+            self.set(Place::Open(made.as_fd()), spot.path, &wanted);
+            Ok(())
+        })
+    }
+
+    fn symlink(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
+        let wanted = self.attributes(file, spot.path)?;
+        let target = CString::new(at(spot.path, file.read_link())?);
+        let target = failed(spot.path, target.map_err(|_| Errno::INVAL))?;
+        let dir = spot.dir.as_fd();
+        spot.place(&|name| sys::make_symlink(dir, name, &target), &mut |(), name: &CStr| {
+            self.set(Place::At(dir, name), spot.path, &wanted);
+            Ok(())
+        })
+    }
+
+    /// A device, pipe or socket.
+    fn node(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
+        let wanted = self.attributes(file, spot.path)?;
+        let DeviceNumber { major, minor } = DeviceNumber::from_u32(wanted.attr.rdev);
+        let device = rustix::fs::makedev(major, minor);
+        // Its own permissions come when it has its owner.
+        let mode = u32::from(wanted.attr.mode) & !0o7777 | 0o600;
+        let dir = spot.dir.as_fd();
+        spot.place(&|name| sys::make_node(dir, name, mode, device), &mut |(), name: &CStr| {
+            self.set(Place::At(dir, name), spot.path, &wanted);
+            Ok(())
+        })
+    }
+
+    fn attributes(&self, file: &InodeRef, path: &Path) -> Result<Attributes> {
+        let mut xattrs = Vec::new();
+        for name in at(path, file.list_xattr())? {
+            let value = at(path, file.get_xattr(&name))?;
+            xattrs.push((name, value));
+        }
+        Ok(Attributes { attr: file.attr(), xattrs, owners: self.rules.owners })
+    }
+
+    fn set(&mut self, place: Place<'_>, path: &Path, wanted: &Attributes) {
+        let unkept = &mut self.done.unkept;
+        Setter { place, path, unkept }.set_all(wanted);
+    }
+
+    /// Copies the data of a file, leaving out its holes.
+    fn data(&mut self, file: &InodeRef, to: &OwnedFd, path: &Path) -> Result<()> {
+        let size = file.attr().size;
+        let mut offset = 0;
+        while offset < size {
+            let start = match file.seek_data(offset) {
+                Err(error) if error.is(Errno::NXIO) => break,
+                found => at(path, found)?,
+            };
+            let end = at(path, file.seek_hole(start))?.min(size);
+            offset = start;
+            while offset < end {
+                let want = (end - offset).min(self.buffer.len() as u64) as usize;
+                let count = at(path, file.read(offset, &mut self.buffer[..want]))?;
+                if count == 0 {
+                    break;
+                }
+                failed(path, write_all_at(to, &self.buffer[..count], offset))?;
+                offset += count as u64;
+                self.count_bytes(count);
+            }
+            offset = offset.max(end);
+        }
+        failed(path, rustix::fs::ftruncate(to, size))
+    }
+
+    fn stream(&mut self, file: &InodeRef, to: &mut dyn Write, path: &Path) -> Result<()> {
+        let mut offset = 0;
+        loop {
+            let count = at(path, file.read(offset, &mut self.buffer))?;
+            if count == 0 {
+                break;
+            }
+            let written = to.write_all(&self.buffer[..count]);
+            written.map_err(|source| target_failed(path, source))?;
+            offset += count as u64;
+            self.count_bytes(count);
+        }
+        to.flush().map_err(|source| target_failed(path, source))?;
+        self.count();
+        Ok(())
+    }
+
+    fn count_bytes(&mut self, count: usize) {
+        self.done.bytes += count as u64;
+        (self.progress)(&self.done);
+    }
+}
+
+fn write_all_at(to: &OwnedFd, data: &[u8], offset: u64) -> rustix::io::Result<()> {
+    let mut done = 0;
+    while done < data.len() {
+        match rustix::io::pwrite(to, &data[done..], offset + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
