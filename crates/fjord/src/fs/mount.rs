@@ -170,6 +170,9 @@ fn load(
     {
         return Err(damage.clone());
     }
+    if options.fill_all {
+        groups.keep_nothing();
+    }
     let fs = build(below, raw, geo, options, mmp, groups);
     if let Some(awake) = awake {
         fs.awake.get_or_init(|| awake);
