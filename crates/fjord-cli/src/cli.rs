@@ -42,7 +42,7 @@ pub(crate) enum Command {
     /// Unmount a directory and wait until the image is clean
     Umount(umount::Args),
     /// Make a new image
-    Mkfs(mkfs::Args),
+    Mkfs(Box<mkfs::Args>),
     /// Show what a mount has done: fsyncs by policy, fallbacks, latency, commits, blocks
     Stats(stats::Args),
     /// Replay the journal and complete interrupted deletions
