@@ -43,7 +43,7 @@ pub(crate) enum Command {
     /// Unmount a directory and wait until the image is clean
     Umount(umount::Args),
     /// Make a new image
-    Mkfs(mkfs::Args),
+    Mkfs(Box<mkfs::Args>),
     /// Show statistics of a mount: fsyncs by policy, fallbacks, latency, commits, blocks
     Stats(stats::Args),
     /// Copy an image as it is at one moment, while it is mounted and in use

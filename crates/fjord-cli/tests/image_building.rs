@@ -533,3 +533,60 @@ fn times_end_with_the_epoch_of_the_source() -> Result<()> {
     ensure!(first == fs::read(&img)?);
     Ok(())
 }
+
+#[test]
+fn a_shrunken_image_is_the_smallest() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("shrink")?;
+    let (img, other) = (scratch.join("image"), scratch.join("other"));
+    let varied = scratch.join("varied");
+    make_varied_tree(&varied)?;
+    let (tiny, large, tar) = (scratch.join("tiny"), scratch.join("large"), scratch.join("tar"));
+    make_tree(&tiny, 1, 100)?;
+    make_tree(&large, 3, 7 << 20)?;
+    shell(r#"tar -C "$1" -S --xattrs --acls -cf "$2" ."#, &[&varied, &tar])?;
+    for (source, tree, options, journal) in [
+        (["--from-dir", text(&tiny)], &tiny, &[][..], "none"),
+        (["--from-dir", text(&varied)], &varied, &[], "none"),
+        (["--from-dir", text(&varied)], &varied, &["-b", "1024", "-O", "^extent,^64bit"], "1M"),
+        (["--from-dir", text(&large)], &large, &["-O", "^metadata_csum"], "4M"),
+        (["--from-tar", text(&tar)], &varied, &["-J", "none"], "none"),
+        (["--from-tar", text(&tar)], &varied, &["--extra-space", "2M"], "none"),
+    ] {
+        let all = [&["-f", "--shrink"], &source[..], options].concat();
+        mkfs(&all, &img)?.ok()?;
+        same_for_linux(tree, &img).with_context(|| format!("{source:?} {options:?}"))?;
+        let size = fs::metadata(&img)?.len();
+        let (blocks, block_size): (u64, u64) =
+            (field(&img, "Block count:")?.parse()?, field(&img, "Block size:")?.parse()?);
+        ensure!(blocks * block_size == size, "{size} bytes for {blocks} blocks");
+        let free: u64 = field(&img, "Free blocks:")?.parse()?;
+        let extra = if options.contains(&"--extra-space") { 2 << 20 } else { 0 };
+        ensure!(free * block_size >= extra, "{free} blocks are free");
+        // No image has less than 128 KiB.
+        ensure!(free * block_size < extra + (64 << 10) || size == 128 << 10, "{free} are free");
+        ensure!(features(&img)?.contains(&"has_journal".to_owned()) == (journal != "none"));
+        if extra > 0 {
+            continue;
+        }
+        // Nothing smaller holds them.
+        let (less, inodes) = ((size - 4096).to_string(), field(&img, "Inode count:")?);
+        let smaller = ["-s", &less, "-N", &inodes, "-m", "0", "--ijournal", "none"];
+        let mut all = [&smaller[..], &source, options].concat();
+        if !options.contains(&"-J") {
+            all.extend(["-J", journal]);
+        }
+        let said = mkfs(&all, &other)?;
+        ensure!(matches!(said.code, Some(FAILURE | USAGE)), "{size} is not the smallest: {said:?}");
+    }
+    // The same each time, if that is asked for.
+    let build = |img: &Path| {
+        let all = ["-f", "--shrink", "--reproducible", "--from-dir", text(&varied)];
+        mkfs(&all, img)?.ok().and_then(|_| Ok(fs::read(img)?))
+    };
+    ensure!(build(&img)? == build(&other)?, "shrunken images differ");
+    mkfs(&["-f", "--shrink", "-s", "16M", "--from-dir", text(&tiny)], &img)?
+        .expect_code(&[USAGE])?;
+    mkfs(&["-f", "--shrink"], &img)?.expect_code(&[USAGE])?;
+    Ok(())
+}

@@ -50,6 +50,7 @@ impl Build {
             cache_size_bytes: CACHE_BYTES,
             background_threads: false,
             barrier: false,
+            fill_all: true,
             fixed_time,
             ..MountOptions::default()
         };

@@ -48,6 +48,10 @@ pub struct Populated {
     pub entries: u64,
     /// Bytes of file data, holes left out.
     pub bytes: u64,
+    /// Blocks that they take up; known at the end of [`populate`].
+    pub blocks: u64,
+    /// Inodes in use, those of the file system itself among them; known at the end of [`populate`].
+    pub inodes: u64,
     /// Paths and names of records that say nothing fjord takes over.
     pub skipped: Vec<String>,
     /// Paths and what of them could not be kept, and why: attributes that the image cannot hold,
@@ -82,6 +86,7 @@ pub fn populate(
 ) -> Result<Populated> {
     let engine = |source| TreeError::Engine { path: "the image".to_owned(), source };
     let build = Build::start(device, rules.latest).map_err(engine)?;
+    let before = build.fs.statfs();
     let mut builder = Builder::new(&build.fs, rules, progress);
     let filled = match source {
         Source::Directory(path) => crate::host::read::from_dir(&mut builder, path),
@@ -90,7 +95,13 @@ pub fn populate(
             crate::tar::extract::from_inputs(&mut builder, inputs, options)
         }
     };
-    let filled = filled.and_then(|()| builder.finish());
+    let filled = filled.and_then(|()| builder.finish()).and_then(|mut filled| {
+        build.fs.sync().map_err(|error| full_or(&build.fs, "the image".to_owned(), error))?;
+        let after = build.fs.statfs();
+        filled.blocks = before.blocks_free.saturating_sub(after.blocks_free);
+        filled.inodes = after.files.saturating_sub(after.files_free);
+        Ok(filled)
+    });
     // The image is made clean even when the contents did not fit.
     let finished = build.finish().map_err(engine);
     let populated = filled?;
@@ -202,6 +213,14 @@ impl Unwritten {
     }
 }
 
+/// An error of the engine, with its kind if it is a lack of space.
+fn full_or(fs: &Fs, path: String, source: fjord::Error) -> TreeError {
+    match source.is(Errno::NOSPC) {
+        true => TreeError::Full { path, of: Full::of(fs) },
+        false => TreeError::Engine { path, source },
+    }
+}
+
 /// A path for messages.
 pub(crate) fn shown(path: &[u8]) -> String {
     OsStr::from_bytes(path).to_string_lossy().into_owned()
@@ -240,10 +259,7 @@ impl<'a> Builder<'a> {
         if source.is(Errno::NAMETOOLONG) && name.len() <= NAME_BYTES_MAX {
             return TreeError::LinkTooLong { path, block_size: self.fs.geometry().block_size };
         }
-        if !source.is(Errno::NOSPC) {
-            return TreeError::Engine { path, source };
-        }
-        TreeError::Full { path, of: Full::of(self.fs) }
+        full_or(self.fs, path, source)
     }
 
     /// Makes an entry that is no directory, completes it by `fill`, and gives it its name.

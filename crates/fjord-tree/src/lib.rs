@@ -16,6 +16,7 @@ mod host;
 mod owners;
 mod put;
 mod rules;
+mod shrink;
 mod tar;
 
 pub use builder::{Populated, Progress, Source, populate};
@@ -28,6 +29,7 @@ pub use host::is_root;
 pub use owners::{IdKind, IdOfName, Owners};
 pub use put::{Destination, put, put_stream};
 pub use rules::Rules;
+pub use shrink::{shrink, small};
 pub use tar::compress::{CompressError, Compression};
 pub use tar::error::{EntryError, HeaderError, TarError};
 pub use tar::input::{TarInput, TarOptions};

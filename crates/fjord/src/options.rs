@@ -275,6 +275,10 @@ pub struct MountOptions {
     /// Start the engine's background threads (writeback, commit timer); without them
     /// only calls do work, which makes tests repeatable.
     pub background_threads: bool,
+    /// Files may fill the image to the last block: nothing is kept for root, nor for metadata of data
+    /// whose place is not decided yet. A write that was accepted may then find no space at writeback,
+    /// where fsync, sync and unmount tell it. For images that are filled once.
+    pub fill_all: bool,
     /// For images that come out the same each time: all times that the file system gives by itself
     /// (creation, change, mount) are this one, and the generations of new inodes follow from their
     /// numbers.
@@ -306,6 +310,7 @@ impl Default for MountOptions {
             delalloc: true,
             low_latency: LowLatency::default(),
             background_threads: true,
+            fill_all: false,
             fixed_time: None,
         }
     }

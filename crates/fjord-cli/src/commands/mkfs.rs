@@ -4,11 +4,12 @@ use std::{
     io::{self, Seek},
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use fjord_block::FileDevice;
 use fjord_mkfs::{Held, MkfsError, MkfsOptions, Report};
-use fjord_tree::{Room, Rules, TreeError};
+use fjord_tree::{Contents, Populated, Room, Rules, TreeError};
 
 use crate::{
     failure::{Context, Failure, Result},
@@ -94,6 +95,9 @@ struct ContentsArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     #[arg(conflicts_with_all = ["size", "blocks"])]
     extra_space: Option<u64>,
+    /// Make the smallest image that holds the contents (and --extra-space)
+    #[arg(long, conflicts_with_all = ["size", "blocks"])]
+    shrink: bool,
     #[command(flatten)]
     rules: tree_rules::TreeArgs,
 }
@@ -131,43 +135,90 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let repeat = Repeat::wanted(args.reproducible)?;
     // Names of this machine's users are no part of the contents.
     let mut input = Input::of(&args.contents, repeat.is_none())?;
-    let mut rules = rules(args)?;
     let target = Target::new(&args.image, held == Held::Nothing)?;
-    let has_contents = input.is_some();
-    let mut options = args.layout.options();
-    options.size_bytes = asked_bytes(args)?.or_else(|| target.usual_bytes(has_contents));
+    let plan = Plan::new(args, input.as_mut(), &target, repeat.as_ref())?;
+    args.layout.warn();
+    let (report, populated) = target.build(plan.options.size_bytes, |device| {
+        let device = Arc::new(device);
+        let build = |options: &MkfsOptions| {
+            let report = fjord_mkfs::format(&device, options)?;
+            let Some(input) = &input else { return Ok((report, Populated::default())) };
+            let contents = plan.contents.as_ref();
+            let populated = input.put_in(&device, contents, &plan.rules, args.quiet)?;
+            Ok((report, populated))
+        };
+        let built = match args.contents.shrink {
+            true => fjord_tree::shrink(&plan.open, &plan.options, extra_bytes(args), build),
+            false => build(&plan.options),
+        };
+        built.map_err(Failure::from)
+    })?;
+    outcome::tell(args, report, input.is_some().then_some(populated))
+}
+
+/// What is to be built.
+struct Plan {
+    rules: Rules,
+    /// What the look at the contents gave; `None` where there was none.
+    contents: Option<Contents>,
+    /// The options with what the contents decide still open.
+    open: MkfsOptions,
+    options: MkfsOptions,
+}
+
+impl Plan {
+    fn new(
+        args: &Args,
+        input: Option<&mut Input>,
+        target: &Target,
+        repeat: Option<&Repeat>,
+    ) -> Result<Plan> {
+        let has_contents = input.is_some();
+        let mut open = open_options(args, target, has_contents)?;
+        let mut rules = rules(args)?;
+        if let Some(repeat) = repeat {
+            repeat.ask(&args.layout, &mut rules);
+        }
+        let needs_no_look = open.size_bytes.is_some() && repeat.is_none();
+        let contents = match input {
+            Some(input) => input.measure(needs_no_look, &rules)?,
+            None => None,
+        };
+        if let Some(repeat) = repeat {
+            repeat.fix(contents.as_ref(), &mut rules, &mut open);
+        }
+        let options = match &contents {
+            Some(contents) => contents.fit(&open, room(args))?,
+            None if open.size_bytes.is_none() => {
+                return Err(Failure::usage(format!(
+                    "say how large {} is to be, such as --size 1G",
+                    args.image.display()
+                )));
+            }
+            None => open.clone(),
+        };
+        Ok(Plan { rules, contents, open, options })
+    }
+}
+
+/// The options as far as the contents do not decide them.
+fn open_options(args: &Args, target: &Target, has_contents: bool) -> Result<MkfsOptions> {
+    let shrinks = args.contents.shrink;
+    let mut options = args.layout.options(shrinks);
     if has_contents {
         options.block_size = options.block_size.or(Some(CONTENTS_BLOCK_SIZE));
-    } else if args.contents.extra_space.is_some() {
-        return Err(Failure::usage("--extra-space goes with contents; give --size"));
+    } else if args.contents.extra_space.is_some() || shrinks {
+        return Err(Failure::usage("--extra-space and --shrink go with contents; give --size"));
     }
-    if let Some(repeat) = &repeat {
-        repeat.ask(&args.layout, &mut rules);
+    if shrinks {
+        options = fjord_tree::small(&options);
     }
-    let needs_no_look = options.size_bytes.is_some() && repeat.is_none();
-    let contents = match &mut input {
-        Some(input) => input.measure(needs_no_look, &rules)?,
-        None => None,
+    options.size_bytes = match asked_bytes(args)? {
+        None if shrinks => target.device_bytes(),
+        None => target.usual_bytes(has_contents),
+        asked => asked,
     };
-    if let Some(repeat) = &repeat {
-        repeat.fix(contents.as_ref(), &mut rules, &mut options);
-    }
-    match &contents {
-        Some(contents) => options = contents.fit(&options, room(args))?,
-        None if options.size_bytes.is_none() => {
-            return Err(Failure::usage(format!(
-                "say how large {} is to be, such as --size 1G",
-                args.image.display()
-            )));
-        }
-        None => {}
-    }
-    args.layout.warn();
-    let (report, populated) = format(&args.image, target, &options, |device| match input {
-        Some(input) => input.put_in(device, contents.as_ref(), &rules, args.quiet).map(Some),
-        None => Ok(None),
-    })?;
-    outcome::tell(args, report, populated)
+    Ok(options)
 }
 
 /// What becomes of entries on their way into the image.
@@ -187,6 +238,10 @@ fn asked_bytes(args: &Args) -> Result<Option<u64>> {
 
 fn room(args: &Args) -> Room {
     args.contents.extra_space.map_or(Room::Usual, Room::Bytes)
+}
+
+fn extra_bytes(args: &Args) -> u64 {
+    args.contents.extra_space.unwrap_or(0)
 }
 
 /// What is at the path of an image already.
@@ -219,16 +274,7 @@ pub(super) fn make<T>(
     options: &MkfsOptions,
     fill: impl FnOnce(FileDevice) -> Result<T>,
 ) -> Result<(Report, T)> {
-    format(image, Target::new(image, true)?, options, fill)
-}
-
-fn format<T>(
-    image: &Path,
-    target: Target,
-    options: &MkfsOptions,
-    fill: impl FnOnce(FileDevice) -> Result<T>,
-) -> Result<(Report, T)> {
-    target.build(options.size_bytes, |device| {
+    Target::new(image, true)?.build(options.size_bytes, |device| {
         let report = fjord_mkfs::format(&device, options)
             .context(format!("making a file system on {}", image.display()))?;
         Ok((report, fill(device)?))

@@ -131,7 +131,10 @@ impl TarInput {
     /// Reads the stream from its start.
     pub(crate) fn reader(&self, ask_host: bool) -> Result<TarReader<'_>, TarError> {
         match self.start {
-            Some(_) => TarReader::of_file(&self.file, ask_host),
+            Some(start) => {
+                (&self.file).seek(SeekFrom::Start(start)).map_err(TarError::Read)?;
+                TarReader::of_file(&self.file, ask_host)
+            }
             None => TarReader::new(&self.file, ask_host),
         }
     }

@@ -42,9 +42,9 @@ pub(crate) struct Account {
     /// Blocks for root only (`s_r_blocks_count`); fixed.
     root_blocks: AtomicU64,
     /// Blocks kept back for metadata; fixed.
-    pool_blocks: u64,
-    /// Metadata blocks that a reserved data block may need at worst, in sixteenths.
-    metadata_sixteenths: i64,
+    pool_blocks: AtomicU64,
+    /// Metadata blocks that a reserved data block may need at worst, in sixteenths; fixed.
+    metadata_sixteenths: AtomicI64,
 }
 
 impl Account {
@@ -59,9 +59,16 @@ impl Account {
             free_blocks: AtomicI64::new(0),
             free_inodes: AtomicI64::new(0),
             root_blocks: AtomicU64::new(root_blocks),
-            pool_blocks: (blocks / 50).min(POOL_BLOCKS_MAX),
-            metadata_sixteenths: if extents { 2 } else { 48 },
+            pool_blocks: AtomicU64::new((blocks / 50).min(POOL_BLOCKS_MAX)),
+            metadata_sixteenths: AtomicI64::new(if extents { 2 } else { 48 }),
         }
+    }
+
+    /// From now on every claim may go to the last block. To be called at mount.
+    pub(crate) fn keep_nothing(&self) {
+        self.root_blocks.store(0, Ordering::Relaxed);
+        self.pool_blocks.store(0, Ordering::Relaxed);
+        self.metadata_sixteenths.store(0, Ordering::Relaxed);
     }
 
     /// Counts in a group found at mount.
@@ -74,10 +81,11 @@ impl Account {
     /// Blocks that a claim must leave.
     fn floor(&self, claim: Claim) -> i64 {
         let root = i64::try_from(self.root_blocks.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
-        let pool = i64::try_from(self.pool_blocks).unwrap_or(i64::MAX);
+        let pool = i64::try_from(self.pool_blocks.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
         // What the trees of data with a reservation may need.
         let outstanding = self.reserved.load(Ordering::Relaxed).max(0);
-        let metadata = outstanding.saturating_mul(self.metadata_sixteenths) / 16;
+        let sixteenths = self.metadata_sixteenths.load(Ordering::Relaxed);
+        let metadata = outstanding.saturating_mul(sixteenths) / 16;
         let kept = pool.saturating_add(metadata);
         match claim {
             Claim::User => root.saturating_add(kept),
@@ -196,7 +204,8 @@ impl Account {
 
     /// Blocks that are free for everybody.
     pub(crate) fn available_blocks(&self) -> u64 {
-        let kept = self.root_blocks.load(Ordering::Relaxed).saturating_add(self.pool_blocks);
+        let pool = self.pool_blocks.load(Ordering::Relaxed);
+        let kept = self.root_blocks.load(Ordering::Relaxed).saturating_add(pool);
         self.free_blocks().saturating_sub(self.reserved_blocks()).saturating_sub(kept)
     }
 }
@@ -227,6 +236,15 @@ mod tests {
         assert!(account.claim(1, Claim::Metadata).is_err());
         account.release(1);
         assert!(account.claim(1, Claim::Metadata).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_kept_where_all_may_be_used() {
+        let account = account(100);
+        account.keep_nothing();
+        assert!(account.claim(1000, Claim::User).is_ok_and(|n| n == 100));
+        assert!(account.claim(1, Claim::Metadata).is_err());
+        assert_eq!(account.available_blocks(), 0);
     }
 
     #[test]

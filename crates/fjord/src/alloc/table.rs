@@ -175,6 +175,11 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
+    /// Lets every claim of blocks go to the last one.
+    pub(crate) fn keep_nothing(&self) {
+        self.account.keep_nothing();
+    }
+
     /// Reads all descriptors. To be called when recovery is over and before any change; the
     /// descriptors' counts become the counts of the file system, whatever the superblock
     /// says, as a crash leaves the latter behind.

@@ -188,6 +188,9 @@ fn load(
         return Err(damage.clone());
     }
     let damage = groups.damage().cloned();
+    if options.fill_all {
+        groups.keep_nothing();
+    }
     let fs = build(below, raw, geo, options, mmp, groups);
     if let Some(damage) = damage {
         fs.error(format_args!("the group is not used: {damage}"));

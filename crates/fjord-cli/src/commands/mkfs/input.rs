@@ -70,27 +70,26 @@ impl Input {
         }
     }
 
+    /// Puts the contents into the new image on the device.
     pub(super) fn put_in(
-        self,
-        device: FileDevice,
+        &self,
+        device: &Arc<FileDevice>,
         contents: Option<&Contents>,
         rules: &Rules,
         quiet: bool,
-    ) -> Result<Populated> {
+    ) -> fjord_tree::Result<Populated> {
         let bar = match contents {
             _ if quiet => ProgressBar::hidden(),
             Some(contents) => output::byte_progress(contents.bytes, "copying"),
             None => output::byte_counter("copying"),
         };
         let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
-        let device = Arc::new(device);
-        let mut put =
-            |source: Source<'_>| fjord_tree::populate(device.clone(), source, rules, &mut show);
-        let populated = match self {
-            Input::Directory(dir) => put(Source::Directory(&dir)),
-            Input::Tars(inputs, options) => put(Source::Tars(&inputs, &options)),
+        let source = match self {
+            Input::Directory(dir) => Source::Directory(dir),
+            Input::Tars(inputs, options) => Source::Tars(inputs, options),
         };
+        let populated = fjord_tree::populate(device.clone(), source, rules, &mut show);
         bar.finish_and_clear();
-        Ok(populated?)
+        populated
     }
 }

@@ -5,6 +5,9 @@ use fjord_mkfs::{IjournalAreas, JournalSize, MkfsOptions};
 use super::compat::{self, Extended, FsType};
 use crate::{commands::tune, failure::Result, size, users};
 
+/// Percentage of blocks kept for root, as mke2fs has it.
+const RESERVED_PERCENT: f64 = 5.0;
+
 /// The parameters of the file system.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Layout")]
@@ -33,9 +36,9 @@ pub(super) struct Layout {
     /// Size of an inode in bytes
     #[arg(short = 'I', long, value_name = "BYTES")]
     inode_size: Option<u16>,
-    /// Percentage of blocks kept for root
-    #[arg(short = 'm', long, value_name = "PERCENT", default_value_t = 5.0)]
-    reserved: f64,
+    /// Percentage of blocks kept for root [default: 5, of a shrunken image 0]
+    #[arg(short = 'm', long, value_name = "PERCENT")]
+    reserved: Option<f64>,
     /// Size of the journal, or none
     #[arg(short = 'J', long, value_name = "SIZE|none", value_parser = parse_journal)]
     journal: Option<JournalSize>,
@@ -80,7 +83,8 @@ impl Layout {
         }
     }
 
-    pub(super) fn options(&self) -> MkfsOptions {
+    pub(super) fn options(&self, shrinks: bool) -> MkfsOptions {
+        let reserved = if shrinks { 0.0 } else { RESERVED_PERCENT };
         MkfsOptions {
             block_size: self.block_size,
             inode_size: self.inode_size,
@@ -90,7 +94,7 @@ impl Layout {
             uuid: self.uuid,
             hash_seed: self.hash_seed.or_else(|| self.extended.as_ref()?.hash_seed),
             features: self.fs_type.features(self.features.as_deref().unwrap_or_default()),
-            reserved_percent: self.reserved,
+            reserved_percent: self.reserved.unwrap_or(reserved),
             root_owner: self.root_owner().unwrap_or_default(),
             journal: self.journal.unwrap_or_default(),
             ijournal: match self.ijournal {

@@ -126,6 +126,14 @@ impl Target {
         }
     }
 
+    /// Bytes of a block device, which is as large as it is.
+    pub(super) fn device_bytes(&self) -> Option<u64> {
+        match &self.place {
+            Place::Here(device) if device.is_block_device() => Some(device.size_bytes()),
+            _ => None,
+        }
+    }
+
     /// The size in bytes that an image has when nobody says: that of a device, or of a blank file
     /// that was made as large as this; without contents also that of the image before.
     pub(super) fn usual_bytes(&self, has_contents: bool) -> Option<u64> {
