@@ -22,6 +22,8 @@ fn run(command: &mut Command) -> Result<Output> {
 /// Builds the package in a directory; its path.
 fn build(out: &Path) -> Result<PathBuf> {
     let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    // Little is to be gained by a small package that is thrown away.
+    xtask.env("DPKG_DEB_COMPRESSOR_LEVEL", "0");
     xtask.args(["deb", "--program"]).arg(fjord_program()?).arg("--out").arg(out);
     let said = run(&mut xtask)?.stdout;
     Ok(PathBuf::from(said.lines().last().context("a path")?))
@@ -176,6 +178,7 @@ mount /data
 [ "$(cat /data/again)" = again ]
 umount /data
 
+@BY_A_USER@
 echo '== as the unit of systemd does'
 unit=/usr/lib/systemd/system/fjord-fsck@.service
 $(sed -n 's/^ExecStart=\(.*\) %f$/\1/p' $unit) /srv/disk.img | grep 'clean'
@@ -188,10 +191,39 @@ done
 fails mount /data
 "#;
 
+/// What an ordinary user does with an entry of fstab that lets users mount.
+const BY_A_USER: &str = r#"
+echo '== by an ordinary user'
+nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+mknod -m 666 /srv/fuse c 10 229
+mount --bind /srv/fuse /dev/fuse
+mkfs.fjord --size 32M --owner 65534:65534 /srv/user.img
+mkdir /srv/user
+chown 65534:65534 /srv/user.img /srv/user
+echo '/srv/user.img /srv/user fuse.fjord user,noauto,noatime 0 2' >/etc/fstab
+chmod 755 /srv
+nobody mount /srv/user
+grep ' /srv/user fuse.fjord rw,nosuid,nodev,noexec,noatime' /proc/mounts
+nobody touch /srv/user/file
+nobody fjord umount /srv/user
+e2fsck -fn /srv/user.img
+umount /dev/fuse
+"#;
+
 #[test]
 fn installed_it_serves_an_fstab() -> Result<()> {
     tools::require_root()?;
-    tools::require(&["dpkg", "unshare", "e2fsck", "debugfs", "fsck", "man", "systemd-analyze"])?;
+    tools::require(&[
+        "dpkg",
+        "unshare",
+        "e2fsck",
+        "debugfs",
+        "fsck",
+        "man",
+        "systemd-analyze",
+        "fusermount3",
+        "setpriv",
+    ])?;
     ensure!(!Path::new("/usr/sbin/mount.fuse.fjord").exists(), "fjord is installed here");
     let scratch = Scratch::new("deb")?;
     let deb = build(&scratch.join("out"))?;
@@ -199,7 +231,16 @@ fn installed_it_serves_an_fstab() -> Result<()> {
     fs::create_dir(&root)?;
     let mut shell = tools::command("timeout")?;
     shell.args(["300", "unshare", "--mount", "--propagation", "private", "--pid", "--fork"]);
-    shell.args(["--kill-child", "sh", "-c", ROOT, "sh"]).args([&root, &deb]).arg(INSIDE);
+    let fusermount = fs::metadata(tools::find("fusermount3").context("looked up just now")?)?;
+    let by_a_user = match fusermount.permissions().mode() & 0o4000 {
+        0 => {
+            tools::skipped("an fstab for users", "fusermount3 is not set-user-ID root");
+            ""
+        }
+        _ => BY_A_USER,
+    };
+    let inside = INSIDE.replace("@BY_A_USER@", by_a_user);
+    shell.args(["--kill-child", "sh", "-c", ROOT, "sh"]).args([&root, &deb]).arg(inside);
     let done = run(&mut shell)?;
     ensure!(done.stdout.contains("journal recovered"), "{done:?}");
     Ok(())

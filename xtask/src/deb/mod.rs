@@ -69,10 +69,7 @@ pub(crate) fn run(args: &DebArgs) -> Result<()> {
 }
 
 /// Runs a program of the machine that must succeed; what it printed.
-fn run_tool(
-    program: &str,
-    arguments: impl FnOnce(&mut Command) -> &mut Command,
-) -> Result<String> {
+fn run_tool(program: &str, arguments: impl FnOnce(&mut Command) -> &mut Command) -> Result<String> {
     let mut command = tools::command(program)?;
     arguments(&mut command);
     Ok(tools::run(&mut command)?.ok()?.stdout)
