@@ -60,8 +60,9 @@ fn mount(rest: &[OsString]) -> Vec<OsString> {
                 out.extend(rest.next().cloned());
             }
             Some("-r") => out.push("--read-only".into()),
-            // sloppy, fake, no mtab, verbose, read-write
-            Some("-s" | "-f" | "-n" | "-v" | "-w") => {}
+            Some("-f") => out.push("--fake".into()),
+            // sloppy, no mtab, verbose, read-write
+            Some("-s" | "-n" | "-v" | "-w") => {}
             _ => out.push(arg.clone()),
         }
     }

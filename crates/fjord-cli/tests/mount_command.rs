@@ -350,6 +350,11 @@ fn as_a_mount_helper() -> Result<()> {
     run(Command::new(&helper).arg(&img).arg(&dir).args(["-o", "rw,noatime,nofail,x-a.b"]))?;
     ensure!(is_mounted(&dir)?);
     run(Command::new(program()).arg("umount").arg(&dir))?;
+    // As `mount --fake` runs it.
+    run(Command::new(&helper).arg(&img).arg(&dir).args(["-f", "-o", "rw"]))?;
+    ensure!(!is_mounted(&dir)?, "mounted although it was told not to");
+    tools::run(Command::new(&helper).args([&img, &dir]).args(["-f", "-o", "frob"]))?
+        .expect_code(&[2])?;
     // As mount.fuse3 runs it for the type fuse.fjord.
     run(Command::new(program()).arg(&img).arg(&dir).args(["-o", "ro,dev,suid"]))?;
     let denied = fs::write(dir.join("a"), b"a").unwrap_err();

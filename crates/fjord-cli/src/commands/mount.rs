@@ -116,6 +116,9 @@ pub(crate) struct Args {
     /// Change nothing; a dirty journal is replayed first, unless -o noload is given
     #[arg(long)]
     read_only: bool,
+    /// Check the arguments and the directory, and mount nothing; for the mount helper
+    #[arg(long, hide = true)]
+    fake: bool,
     /// Mount options, parted by commas: a,b=c
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
@@ -125,6 +128,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut options = mount_options::parse(&args.options)?;
     if options.fuse.remount {
         return remount::run(&args.dir, &args.options);
+    }
+    if args.fake {
+        return mount::check_mountpoint(&args.dir).map(drop).map_err(Failure::from);
     }
     if args.read_only {
         options.fuse.flags.insert(MountFlags::RDONLY);
@@ -236,4 +242,38 @@ fn start(
         new.keep();
     }
     Ok((fs, server))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of options in the help: what stands left of the meanings.
+    fn options() -> Vec<String> {
+        let blocks = HELP.split("\n\n").filter(|block| block.starts_with("Mount options of "));
+        let lines = blocks.flat_map(|block| block.lines().skip(1));
+        let terms = lines.filter(|line| !line.starts_with("   ")).map(|line| {
+            let line = line.trim_start();
+            line.split_once("  ").map_or(line, |(term, _)| term)
+        });
+        terms.flat_map(|term| term.split([',', ' '])).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_options_of_the_help_are_known() {
+        let named: Vec<String> = options().into_iter().filter(|name| !name.is_empty()).collect();
+        assert!(named.len() > 50, "{named:?}");
+        for name in named {
+            let option = match name.split_once('=') {
+                None => name.replace("x-...", "x-systemd.automount"),
+                Some((name, "POLICY")) => format!("{name}=group"),
+                Some((name, "MODE")) => format!("{name}=ordered"),
+                Some((name, "NAME")) if name == "scheduler" => format!("{name}=direct"),
+                Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
+                Some((name, "SECONDS" | "N")) => format!("{name}=7"),
+                Some(_) => name,
+            };
+            assert!(mount_options::parse(&[option.clone()]).is_ok(), "{option}");
+        }
+    }
 }

@@ -23,8 +23,8 @@ until the image is clean. Ordinary users need the program fusermount3, from the 
 Options:
   -o LIST  mount options, parted by commas; see below
   -r       the same as -o ro
-  -t TYPE  ignored
-  -f -n -s -v -w
+  -f       check the options and the directory, and mount nothing
+  -n -s -v -w, -t TYPE
            ignored";
 
 const FSTAB: &str = "\
