@@ -141,6 +141,12 @@ for file in rootfs/etc/fstab rootfs/var/log/messages rootfs/var/lib/db rootfs/us
     echo "content of $file" >$file
 done
 tar -C rootfs -cz -f layer.tar.gz .
+tar -C rootfs -cz -f base.tar.gz .
+tar -C site -c . | zstd -q -o app.tar.zst
+tar -C site -c -f rootfs/backup.tar .
+mkdir /srv/images /srv/backup
+printf '#!/bin/sh\nexec tar -C /srv/world/site -c .\n' >/usr/sbin/docker
+chmod +x /usr/sbin/docker
 fjord mkfs --size 96M -J 32M --from-dir rootfs /srv/disk.img >/dev/null
 ln -s /srv/disk.img disk.img
 mount -t tmpfs none /tmp
@@ -191,7 +197,7 @@ fn script(page: &str, example: &str) -> String {
 
 #[test]
 fn every_example_works() -> Result<()> {
-    tools::require(&["timeout", "unshare", "jq", "e2fsck", "losetup"])?;
+    tools::require(&["timeout", "unshare", "jq", "e2fsck", "losetup", "zstd"])?;
     let scratch = Scratch::new("man")?;
     let world = scratch.join("world");
     fs::create_dir(&world)?;

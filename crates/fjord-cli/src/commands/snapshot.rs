@@ -33,8 +33,8 @@ outside of the mount.
 
 Examples:
   fjord snapshot /mnt backup.img
-  fjord snapshot --force disk.img /backup/disk.img
-  fjord snapshot --reflink=always /mnt /srv/images/$(date +%F).img")]
+  fjord snapshot --force disk.img /srv/backup/disk.img
+  fjord snapshot --reflink=never /mnt /srv/images/monday.img")]
 pub(crate) struct Args {
     /// Directory that a fjord mount stands on, or an image file or block device, mounted or not
     source: PathBuf,
