@@ -8,7 +8,6 @@
 //!   of flash devices and a disk);
 //! - buffers: [`AlignedBuf`], [`Buf`] and their pool.
 
-mod boost;
 mod buf;
 mod counter;
 mod deferred;
@@ -20,13 +19,13 @@ mod file;
 mod mem;
 pub mod plant;
 mod pool;
+mod quasi_async;
 pub mod sim;
 mod snapshot;
 mod stats;
 mod sticky;
 mod ticket;
 
-pub use boost::{Boost, Hurry};
 pub use buf::{AlignedBuf, Buf};
 pub use deferred::DeferredWrites;
 pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
@@ -35,6 +34,7 @@ pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Reco
 pub use file::{Engine, FileDevice, FileOptions, LOCK_TIMEOUT};
 pub use mem::{MemDevice, MemImage};
 pub use pool::{PoolStats, pool_stats};
+pub use quasi_async::{PromoteGuard, QuasiAsyncWrites};
 pub use snapshot::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 pub use stats::{DeviceStats, OpStats, StatCounters};
 pub use ticket::{

@@ -15,12 +15,12 @@ Exit codes:
   3  the image or the mount point is in use
   4  the image is damaged; run e2fsck
   5  the image has a feature that fjord does not support for this operation
-  6  done, but some things could not be kept (they are listed)
+  6  done, but not everything could be copied (the rest is listed)
 
 Environment:
   FJORD_LOG     what to log to standard error (tracing EnvFilter, such as fjord_fuse=debug)
   FJORD_SYSLOG  the socket to which daemons send warnings and errors (/dev/log)
-  FJORD_FSYNC   the fsync policy of mounts without --fsync (auto)";
+  FJORD_FSYNC   fsync policy of mounts without --fsync (auto)";
 
 /// A crash-safe ext4 in user space: make, mount, inspect, edit and repair images
 #[derive(Debug, Parser)]
@@ -28,7 +28,7 @@ Environment:
 #[command(propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Log more (twice: debug, three times: every request)
-    // Below what a command has of its own, and below --help and --version.
+    // After the options of the command, --help and --version.
     #[arg(short, long, global = true, display_order = 2000, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 

@@ -1,7 +1,7 @@
-//! Going into the background once the mount stands.
+//! Forking into the background once the mount is complete.
 //!
-//! The parent waits for one message from the child: that it has mounted, or why not. It ends with
-//! the child's exit code and message, so that mount(8) and scripts see failures.
+//! The parent waits for one message from the child: mounted, or an error. It ends with the child's
+//! exit code and message, so that mount(8) and scripts see failures.
 
 use std::{
     fs::File,
@@ -12,19 +12,20 @@ use crate::failure::{Failure, Result};
 
 /// Which side of the fork this is.
 pub(crate) enum Side {
-    /// The one that was started: the mount stands.
+    /// The parent: the mount is complete.
     Parent,
-    /// The one that goes on; it must [`Ready::announce`].
+    /// The child, which serves; it must call [`Ready::announce`].
     Child(Ready),
 }
 
-/// The child's duty to tell how its start went.
+/// The child's obligation to report the outcome of its start.
 pub(crate) struct Ready(std::io::PipeWriter);
 
 /// Forks. Call it before any thread is started.
 pub(crate) fn fork() -> Result<Side> {
     let (mut reader, writer) = pipe()?;
-    // SAFETY: the process has one thread, so the child may go on as any program may.
+    // SAFETY: the process has one thread, so the child is not restricted to async-signal-safe
+    // calls.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error().into()),
         0 => {
@@ -42,15 +43,15 @@ pub(crate) fn fork() -> Result<Side> {
                     code: *code,
                     message: String::from_utf8_lossy(text).into_owned(),
                 }),
-                None => Err(Failure::new("the daemon ended before it had mounted")),
+                None => Err(Failure::new("the daemon ended before the mount was complete")),
             }
         }
     }
 }
 
 impl Ready {
-    /// Tells the parent how the start went, and on success lets go of the terminal and the
-    /// working directory. After a failure it ends the process: the parent says why.
+    /// Reports the outcome to the parent; on success releases the terminal and the working
+    /// directory. On failure it ends the process: the parent prints the message.
     pub(crate) fn announce(mut self, outcome: &Result<()>) -> Result<()> {
         match outcome {
             Ok(()) => {

@@ -1,4 +1,4 @@
-//! How a command fails: a message that says what to do, and an exit code.
+//! Failures of commands: a message that says what to do, and an exit code.
 
 use std::{fmt, path::Path};
 
@@ -20,13 +20,13 @@ pub(crate) const EXIT_IN_USE: u8 = 3;
 pub(crate) const EXIT_DAMAGED: u8 = 4;
 /// The image has a feature that is not supported.
 pub(crate) const EXIT_UNSUPPORTED: u8 = 5;
-/// Done, but for what is listed.
+/// Done, except for what is listed.
 pub(crate) const EXIT_INCOMPLETE: u8 = 6;
 
 /// A failed command.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// What the process ends with.
+    /// Exit code of the process.
     pub(crate) code: u8,
     /// What went wrong and what to do.
     pub(crate) message: String,
@@ -49,7 +49,7 @@ impl Failure {
         Failure { code: EXIT_USAGE, message: message.into() }
     }
 
-    /// Done, but for some things that were told.
+    /// Done, except for losses that were listed.
     pub(crate) fn incomplete(message: impl Into<String>) -> Failure {
         Failure { code: EXIT_INCOMPLETE, message: message.into() }
     }
@@ -58,13 +58,13 @@ impl Failure {
         Failure { code: EXIT_IN_USE, message: message.into() }
     }
 
-    /// Puts what was being done before the message.
+    /// Puts the failed step before the message.
     pub(crate) fn context(self, doing: impl fmt::Display) -> Failure {
         Failure { message: format!("{doing}: {}", self.message), ..self }
     }
 }
 
-/// Says what was being done when something failed.
+/// Adds the failed step to an error.
 pub(crate) trait Context<T> {
     fn context(self, doing: impl fmt::Display) -> Result<T>;
 }
@@ -91,13 +91,15 @@ impl From<Error> for Failure {
         let hint = match e.errno() {
             _ if matches!(e, Error::NoRoom(_) | Error::Snapshot(_)) => "",
             libc::ENOSPC => {
-                "; the image, or the file system that holds it, is full: free space or use a larger one"
+                "; the image, or the file system that holds it, is full: free space or use a \
+                 larger one"
             }
             libc::EROFS if !matches!(e, Error::Open(_)) => {
                 "; the image is read-only since an earlier error: unmount it and run e2fsck -f"
             }
             _ if matches!(e, Error::Io(_)) => {
-                "; what was written before the last fsync is safe: check the device (dmesg), then run `fjord recover`"
+                "; changes before the last fsync are safe: check the device (dmesg), then run \
+                 `fjord recover`"
             }
             _ => "",
         };
@@ -151,7 +153,7 @@ impl From<ServeError> for Failure {
     }
 }
 
-/// A failure to open an image, in words that name it.
+/// A failure to open an image, with its path.
 pub(crate) fn open_failed(image: &Path, error: Error) -> Failure {
     if let Error::Open(open) = &error {
         if let OpenError::Os { source, .. } = &**open {

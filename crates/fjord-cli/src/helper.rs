@@ -1,6 +1,6 @@
 //! fjord under other names: as the helper of mount(8), fsck(8) and mkfs(8).
 //!
-//! Owns the way from a program's name to a command; the names are links to fjord.
+//! Owns the mapping from a program's name to a command; the names are links to fjord.
 //!
 //! `mount -t fuse.fjord IMAGE DIR` looks for `mount.fuse.fjord` and runs it as
 //! `mount.fuse.fjord IMAGE DIR [-sfnv] [-o LIST] [-t TYPE]`. Without that link it runs
@@ -15,9 +15,9 @@ use crate::{cli::Cli, commands::fsck, failure::EXIT_USAGE};
 
 /// Names under which mount(8) runs a helper.
 const MOUNT_NAMES: [&str; 3] = ["mount.fuse.fjord", "mount.fuseblk.fjord", "mount.fjord"];
-/// Names under which fsck(8) does, by the type in fstab.
+/// Names under which fsck(8) runs a helper, by the type in fstab.
 const FSCK_NAMES: [&str; 3] = ["fsck.fuse.fjord", "fsck.fuseblk.fjord", "fsck.fjord"];
-/// The name under which mkfs(8) does.
+/// The name under which mkfs(8) runs a helper.
 const MKFS_NAME: &str = "mkfs.fjord";
 
 /// Turns a helper's arguments into those of a command; leaves all others alone.
@@ -36,7 +36,7 @@ pub(crate) fn translate(args: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
-/// What a process ends with whose arguments, as [`translate`] gives them, are wrong.
+/// Exit code for wrong arguments; `args` as [`translate`] returns them.
 pub(crate) fn usage_code(args: &[OsString]) -> u8 {
     let flag = |arg: &&OsString| arg.to_str().is_some_and(|arg| arg.starts_with('-'));
     match args.iter().skip(1).find(|arg| !flag(arg)) {
@@ -51,7 +51,7 @@ fn mount(rest: &[OsString]) -> Vec<OsString> {
     let mut rest = rest.iter();
     while let Some(arg) = rest.next() {
         match arg.to_str() {
-            // The type is known by now; nothing else follows from it.
+            // The type is already known.
             Some("-t") => {
                 rest.next();
             }

@@ -28,8 +28,8 @@ pub(crate) fn mount_of(image: &Path) -> Option<MountEntry> {
     })
 }
 
-/// The loop device over `image` that goes by itself when its user does, and that no mount of this
-/// namespace is on: that of a mount that was detached.
+/// The loop device of `image` with autoclear and without a mount in this namespace: that of a
+/// detached mount.
 pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
     let mounts = mount::mounts().ok()?;
     mount::loop_backings()
@@ -39,8 +39,8 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
         .find(|device| mounts.iter().all(|m| m.source != *device))
 }
 
-/// Whether the process that serves a mount has died. Asks by statfs(2), which always reaches the
-/// server; the kernel answers the opening of a directory by itself once fjord has told it to.
+/// Whether the process that serves a mount has died. Uses statfs(2), which always reaches the
+/// server; the kernel may answer opendir without it.
 pub(crate) fn is_dead(mountpoint: &Path) -> bool {
     matches!(rustix::fs::statfs(mountpoint), Err(rustix::io::Errno::NOTCONN))
 }
@@ -62,7 +62,7 @@ pub(crate) fn check(image: &Path, read_only: bool) -> Result<()> {
             )
         }));
     }
-    // The kernel's own mounts change the image at any time; even reading would mislead.
+    // The kernel changes a mounted image at any time; even reads would be inconsistent.
     let what = if read_only { "read it there" } else { "use it there" };
     Err(Failure::in_use(format!(
         "{image} is mounted by Linux on {dir} ({}, from {}); {what}, or run `umount {dir}` first",

@@ -1,10 +1,9 @@
 //! The `fjord` command: make, mount, inspect, edit and repair ext4 images.
 //!
-//! Owns the way from arguments to an exit code. One file per command lies in [`commands`]; what
-//! they share lies beside this file. Invariant: the process starts no thread before a command runs,
+//! Owns the path from arguments to an exit code. Each command has a file in [`commands`]; shared
+//! code is in this directory. Invariant: the process starts no thread before a command runs,
 //! because `mount --daemon` forks.
 
-mod beside;
 mod cli;
 mod commands;
 mod daemon;
@@ -16,6 +15,7 @@ mod man;
 mod mount_options;
 mod output;
 mod paths;
+mod pending_file;
 mod remount;
 mod signals;
 mod size;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) => {
-            // Help and version go to standard output and are no failure.
+            // Help and version go to standard output and are not failures.
             let _ = e.print();
             return ExitCode::from(if e.use_stderr() { usage_code } else { 0 });
         }
@@ -65,7 +65,7 @@ fn start_log(verbose: u8) {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .without_time()
-        // It would be printed to standard error, and that panics where nobody reads it any more.
+        // Printing it to a closed standard error would panic.
         .log_internal_errors(false)
         .with_filter(filter);
     let to_syslog = syslog::Syslog.with_filter(LevelFilter::WARN);

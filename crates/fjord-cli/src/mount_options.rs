@@ -12,7 +12,7 @@ use crate::{
     size,
 };
 
-/// Both halves of what a mount is asked to be.
+/// The mount options of FUSE and of the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) fuse: FuseOptions,
@@ -24,7 +24,7 @@ pub(crate) fn parse(lists: &[String]) -> Result<Options> {
     let mut options = Options::default();
     for list in lists {
         for unclaimed in options.fuse.parse(list)? {
-            // A remount changes nothing of the engine's; see `remount`.
+            // A remount changes no engine options; see `remount`.
             if !options.fuse.remount {
                 set_engine_option(&mut options.engine, &unclaimed)?;
             }
@@ -33,7 +33,7 @@ pub(crate) fn parse(lists: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// Carries over what both halves must agree on. Call after command-line flags are applied.
+/// Copies the options that both halves share. Call after command-line flags are applied.
 pub(crate) fn settle(options: &mut Options) {
     options.engine.read_only = options.fuse.read_only();
     // As Linux: a read-only mount replays the journal first, unless noload is given.
@@ -68,7 +68,7 @@ fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()
         None => name.to_owned(),
     };
     Err(Failure::usage(format!(
-        "unknown mount option {shown:?}; `fjord mount --help` lists those there are"
+        "unknown mount option {shown:?}; `fjord mount --help` lists all options"
     )))
 }
 
@@ -89,7 +89,7 @@ fn set_engine_flag(engine: &mut MountOptions, name: &str) -> bool {
 }
 
 fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Result<bool, String> {
-    let number = || value.parse::<u32>().map_err(|_| String::from("a number is expected"));
+    let number = || value.parse::<u32>().map_err(|_| String::from("expected a number"));
     let seconds = || match number()? {
         // As ext4: zero asks for the default.
         0 => Ok::<_, String>(Duration::from_secs(5)),
@@ -101,7 +101,7 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
                 "ordered" => DataMode::Ordered,
                 "writeback" => DataMode::Writeback,
                 "journal" => DataMode::Journal,
-                _ => return Err("ordered, writeback or journal is expected".into()),
+                _ => return Err("expected ordered, writeback or journal".into()),
             }
         }
         "barrier" => engine.barrier = number()? != 0,
@@ -111,13 +111,16 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "fsync" => engine.fsync = fsync_policy(value)?,
         "inline_data_max" => engine.inline_data_max_bytes = size::parse(value)?,
         "scheduler" => {
-            engine.scheduler =
-                Scheduler::by_name(value).ok_or("epoch, direct or auto is expected")?;
+            engine.scheduler = Scheduler::by_name(value).ok_or("expected epoch, direct or auto")?;
         }
         "resuid" => engine.resuid = Some(number()?),
         "resgid" => engine.resgid = Some(number()?),
         "errors" if value == "remount-ro" => {}
-        "errors" => return Err("fjord always turns read-only on errors (remount-ro)".into()),
+        "errors" => {
+            return Err("only errors=remount-ro is supported: fjord always turns read-only \
+                                on errors"
+                .into());
+        }
         _ => return Ok(false),
     }
     Ok(true)

@@ -1,4 +1,4 @@
-//! Text and JSON for people and scripts.
+//! Text and JSON output.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ pub(crate) fn json<T: Serialize>(value: &T) -> Result<()> {
     print(text + "\n")
 }
 
-/// Writes to standard output; a reader that has gone (`| head`) is no failure.
+/// Writes to standard output; a closed pipe (`| head`) is not a failure.
 pub(crate) fn print(text: String) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e.into()),
@@ -22,16 +22,16 @@ pub(crate) fn print(text: String) -> Result<()> {
     }
 }
 
-/// Tells on standard error what went wrong. That nobody reads it (a closed pipe) is no reason to
-/// end before everything is in order.
+/// Prints a message on standard error. A closed pipe is ignored, so that cleanup still runs.
 pub(crate) fn complain(message: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "fjord: {message}");
 }
 
-/// Things that are named one by one for people.
+/// Most entries that a list in text output shows.
 const LISTED_MAX: usize = 20;
 
-/// Lists on standard error what could not be kept of a copy. Fails then, with a code of its own.
+/// Lists on standard error what a copy could not keep. If there is anything, fails with its own
+/// exit code.
 pub(crate) fn unkept(list: &[String]) -> Result<()> {
     if list.is_empty() {
         return Ok(());
@@ -46,7 +46,7 @@ pub(crate) fn unkept(list: &[String]) -> Result<()> {
     Err(Failure::incomplete(format!("done, but {} things could not be kept{more}", list.len())))
 }
 
-/// A name as text; bytes that are no UTF-8 are shown escaped.
+/// A name as text; bytes that are not UTF-8 are escaped.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains(char::is_control) => text.to_owned(),
@@ -83,7 +83,7 @@ pub(crate) fn mode(attr: &Attr) -> String {
     text
 }
 
-/// What kind of file, in a word.
+/// The file type as a word.
 pub(crate) fn kind(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Regular => "file",
@@ -110,7 +110,8 @@ pub(crate) fn seconds(sec: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
-/// The date of a day counted from 1970-01-01, by counting from March so that leap days come last.
+/// The date of a day counted from 1970-01-01; years are counted from March so that leap days come
+/// last.
 fn civil_date(days: i64) -> (i64, i64, i64) {
     let from_era = days + 719_468;
     let era = from_era.div_euclid(146_097);
@@ -142,7 +143,7 @@ pub(crate) fn byte_progress(total: u64, what: &str) -> ProgressBar {
     }
 }
 
-/// As [`byte_progress`], where the end is not known.
+/// As [`byte_progress`], for an unknown total.
 pub(crate) fn byte_counter(what: &str) -> ProgressBar {
     let bar = ProgressBar::no_length().with_message(what.to_owned());
     match ProgressStyle::with_template("{msg} {bytes} {bytes_per_sec}") {

@@ -4,7 +4,7 @@ use fjord::{FileKind, Fs, InodeRef};
 
 use crate::failure::{Context, Failure, Result};
 
-/// As many symbolic links as Linux follows in one path.
+/// Linux's limit of symbolic links in a path.
 const LINKS_MAX: u32 = 40;
 
 /// Whether a symbolic link at the end of a path is followed.
@@ -14,8 +14,8 @@ pub(crate) enum Last {
     Keep,
 }
 
-/// The file at `path`, which starts at the root with or without a slash. Links are followed inside
-/// the image; none leads out of it.
+/// The file at `path`, which starts at the root with or without a slash. Links are resolved inside
+/// the image.
 pub(crate) fn find(fs: &Fs, path: &str, last: Last) -> Result<InodeRef> {
     let root = fs.root().context("the root directory")?;
     let mut links_left = LINKS_MAX;
@@ -38,7 +38,7 @@ pub(crate) fn parent(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
     Ok((dir, name.as_bytes().to_vec()))
 }
 
-/// Walks from the last of `above`; gives the directories passed and the file found.
+/// Walks from the last of `above`; returns the directories on the way and the file.
 fn walk(
     root: &InodeRef,
     mut above: Vec<InodeRef>,

@@ -1,8 +1,8 @@
-//! `mount -o remount` as the mount helper: what can be changed while fjord serves, and a message
-//! for the rest.
+//! `mount -o remount` as the mount helper: changes the options that can change, and reports the
+//! rest.
 //!
-//! A remount is between mount(8) and the kernel, the daemon never hears of it. So the kernel's own
-//! flags change (ro, rw, nosuid, ...), and what fjord does by itself does not.
+//! A remount is between mount(8) and the kernel; the daemon is not informed. So only the kernel's
+//! flags can change (ro, rw, nosuid, ...), not fjord's options.
 
 use std::path::Path;
 
@@ -15,17 +15,17 @@ use rustix::mount::MountFlags;
 
 use crate::failure::{Context, Failure, Result};
 
-/// Flags that fjord goes by as well as the kernel.
+/// Flags that fjord applies as well as the kernel.
 const OF_FJORD: MountFlags = MountFlags::SYNCHRONOUS.union(MountFlags::NODIRATIME);
-/// How access times are kept. A remount that names none of them leaves them as they are.
+/// Options for access times. A remount without any of them does not change them.
 const ATIME: MountFlags = MountFlags::NOATIME
     .union(MountFlags::NODIRATIME)
     .union(MountFlags::RELATIME)
     .union(MountFlags::STRICTATIME);
-/// What mount(8) reads from the mount table and hands back.
+/// Options that mount(8) reads from the mount table and passes back.
 const OF_THE_TABLE: [&str; 2] = ["user_id", "group_id"];
 
-/// Changes the mount on `dir` to what the lists of options say.
+/// Changes the mount on `dir` as the option lists say.
 pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<()> {
     let dir = std::fs::canonicalize(dir).context(dir.display())?;
     let entry = mount::mount_at(&dir).context("/proc/self/mountinfo")?;

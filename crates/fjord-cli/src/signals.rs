@@ -1,8 +1,8 @@
 //! Signals of a serving process: SIGTERM, SIGINT and SIGHUP (the terminal is gone, unless nohup(1)
-//! had it ignored) unmount; SIGQUIT ends the process on the spot, for its core. A busy mount is
-//! waited for, then cut loose, so that whatever is behind it is closed properly in any case when the process ends. A
-//! second signal cuts at once. When the mount is gone here and the process still serves a copy of
-//! it in another mount namespace, that is cut as well, after the same patience.
+//! had it ignored) unmount; SIGQUIT ends the process at once, with a core. A busy mount is detached
+//! after a timeout; the session ends, and the image is closed properly. A second signal detaches at
+//! once. If the mount is gone here but a copy of it in another mount namespace is still served,
+//! that connection is aborted after the same timeout.
 //!
 //! Owns the signals' mask and the thread that takes them.
 
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::failure::{Failure, Result};
 
-/// How long a signal waits for a busy mount before it cuts it loose.
+/// How long a signal waits for a busy mount before it detaches it.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The signals that unmount, taken by a thread of their own.
@@ -27,12 +27,12 @@ pub(crate) struct Signals {
     state: Arc<Mutex<State>>,
 }
 
-/// What a signal finds.
+/// State that the signal thread works on.
 #[derive(Default)]
 struct State {
     /// What to unmount; nothing yet while the image is being opened.
     mount: Option<MountHandle>,
-    /// A new image, to be removed if the process ends before it is mounted.
+    /// A new image, removed if the process ends before it is mounted.
     new_image: Option<PathBuf>,
 }
 
@@ -46,8 +46,8 @@ impl Signals {
         Ok(Signals { state })
     }
 
-    /// Mounts; from then on a signal takes the mount down. A signal that comes meanwhile waits, so
-    /// that no mount is left behind without its process.
+    /// Mounts; from then on a signal takes the mount down. A signal during the call is delayed, so
+    /// that no mount is left without its process.
     ///
     /// # Errors
     /// Those of `mount`.
@@ -74,13 +74,13 @@ impl Signals {
         Ok(())
     }
 
-    /// No file is removed any more.
+    /// From now on signals remove no file.
     pub(crate) fn forget(&self) {
         self.state.lock().new_image = None;
     }
 }
 
-/// Has `act` run when a signal of these is to end the process, which ends then. Call it before any
+/// Runs `act` on a signal that ends the process, before it ends. Call it before any
 /// other thread is started.
 pub(crate) fn before_end(act: impl FnOnce() + Send + 'static) -> Result<()> {
     block()?;
@@ -92,7 +92,7 @@ pub(crate) fn before_end(act: impl FnOnce() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the signals for who waits for them.
+/// Blocks the signals, for sigwait.
 fn block() -> Result<()> {
     let set = signal_set();
     // SAFETY: the set is initialised; the old mask is not asked for.
@@ -118,8 +118,8 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Whether whoever started this process had it ignore a signal. One that is blocked, as all in the
-/// set are, would come nevertheless.
+/// Whether the parent process had set a signal to be ignored. Without this check, sigwait would
+/// still receive it, as it is blocked.
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: the call fills `action`, which is valid for its time, and changes nothing; all
@@ -131,7 +131,7 @@ fn is_ignored(signal: libc::c_int) -> bool {
     action.sa_sigaction == libc::SIG_IGN
 }
 
-/// Waits for a signal, for ever or for so long. False when none came.
+/// Waits for a signal, at most for `patience` if given. False when it expired.
 fn wait_for_signal(patience: Option<Duration>) -> bool {
     let set = signal_set();
     let timeout = patience.map(|d| libc::timespec {
@@ -151,10 +151,10 @@ fn serve(state: &Mutex<State>) {
         let found = state.lock();
         let Some(handle) = found.mount.clone() else {
             if let Some(image) = &found.new_image {
-                // What is left behind is a file that can be removed by hand.
+                // A file is left, which can be removed by hand.
                 let _ = fs::remove_file(image);
             }
-            // Nothing is served yet, and whatever is on its way to the image is journaled.
+            // Nothing is served yet, and changes in flight are journaled.
             std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
         };
         drop(found);
@@ -164,8 +164,8 @@ fn serve(state: &Mutex<State>) {
     }
 }
 
-/// The process ends by itself when the session does; if it does not, somebody else has a copy of
-/// the mount.
+/// The process ends with the session; if the session does not end, another mount namespace has a
+/// copy of the mount.
 fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
     wait_for_signal(Some(BUSY_PATIENCE));
     tracing::warn!(

@@ -1,4 +1,4 @@
-//! Sizes as people write and read them.
+//! Sizes with units, as text.
 
 /// Parses `512`, `64K`, `1.5G`, `16TiB`: binary multiples.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
@@ -26,7 +26,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("{text:?} is larger than any image"))
 }
 
-/// Writes a count of bytes with a unit, one digit behind the point.
+/// Writes a count of bytes with a unit, with one decimal.
 pub(crate) fn show(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;

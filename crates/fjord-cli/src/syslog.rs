@@ -1,9 +1,8 @@
-//! Where a daemon's warnings and errors go: to syslog, or to the kernel's log (dmesg) where no
-//! syslog listens.
+//! Log of a daemon's warnings and errors: syslog, or the kernel's log (dmesg) if no syslog listens.
 //!
-//! Owns the way of one message there. Invariants: a message never waits, because who reads the
-//! socket may itself be waiting for the mount that the message is about; no connection is kept, so
-//! that a syslog that was started anew gets what comes next.
+//! Owns the delivery of messages. Invariants: sending never blocks, because the reader of the
+//! socket may itself wait for the mount that the message is about; no connection is kept, so that
+//! messages reach a restarted syslog.
 
 use std::{
     fmt::{self, Write as _},
@@ -20,22 +19,22 @@ use tracing_subscriber::layer::{Context, Layer};
 /// The socket, unless the environment variable names another.
 const SOCKET: &str = "/dev/log";
 const VARIABLE: &str = "FJORD_SYSLOG";
-/// The facility `daemon`, in its place.
+/// The facility `daemon`, shifted.
 const FACILITY: u8 = 3 << 3;
 /// Longer messages are cut: a record of the kernel's log has about as much room.
 const MESSAGE_BYTES_MAX: usize = 900;
 
-/// What this process serves; set where it is a daemon.
+/// What this process serves; set in a daemon.
 static SERVED: OnceLock<String> = OnceLock::new();
 
-/// From now on warnings and errors go to syslog, with what they are about.
+/// From now on warnings and errors go to syslog, with the image and the mount point.
 pub(crate) fn start(source: impl fmt::Display, dir: &Path) {
     // A process serves one image in its life.
     let _ = SERVED.set(format!("{source} on {}", dir.display()));
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
-/// The layer of `tracing` that sends them.
+/// The `tracing` layer that sends them.
 pub(crate) struct Syslog;
 
 impl<S: Subscriber> Layer<S> for Syslog {
@@ -50,7 +49,7 @@ impl<S: Subscriber> Layer<S> for Syslog {
         event.record(&mut text);
         let Text { mut message, fields } = text;
         message += &fields;
-        // One line each, and no control characters for whoever reads the log on a terminal.
+        // One line per message, without control characters.
         let line: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         send(severity, &format!("{served}: {line}"));
     }
@@ -73,11 +72,11 @@ impl field::Visit for Text {
     }
 }
 
-/// Sends one message. Where nobody takes it, nothing more can be done.
+/// Sends one message; failures are ignored.
 fn send(severity: u8, message: &str) {
     let end = message.len().min(MESSAGE_BYTES_MAX);
     let end = (0..=end).rev().find(|at| message.is_char_boundary(*at)).unwrap_or(0);
-    // The receiver knows the time.
+    // The receiver adds the time.
     let (priority, pid) = (FACILITY | severity, std::process::id());
     let mut record = format!("<{priority}>fjord[{pid}]: {}", &message[..end]);
     if to_socket(record.as_bytes()).is_err() {

@@ -1,4 +1,4 @@
-//! Options of commands that bring trees into images: who owns entries, which are left out.
+//! Options of commands that bring trees into images: owners of entries, excluded entries.
 
 use std::{fs, path::PathBuf};
 
@@ -11,16 +11,16 @@ use crate::{
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct TreeArgs {
-    /// Leave out entries that match a pattern, as in a .gitignore file at the top of the tree
-    /// (repeatable)
+    /// Exclude entries that match a pattern, in the syntax of a .gitignore file at the top of the
+    /// tree (repeatable)
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
-    /// Leave out entries that match a pattern of a file, which has one on each line
+    /// Exclude entries that match a pattern in this file, one per line
     #[arg(long, value_name = "FILE")]
     exclude_from: Vec<PathBuf>,
-    /// Change owners: u:FROM=TO for users, g:FROM=TO for groups, or a file with such rules on lines
-    /// (repeatable). FROM is a number, a name, a range FIRST-LAST or * for all others; the first
-    /// rule that fits decides
+    /// Change owners: u:FROM=TO for users, g:FROM=TO for groups, or a file with one such rule per
+    /// line (repeatable). FROM is a number, a name, a range FIRST-LAST or * for all others; the
+    /// first matching rule applies
     #[arg(long, value_name = "RULE|FILE")]
     owner_map: Vec<String>,
     /// Give all entries to one user and group
@@ -30,7 +30,7 @@ pub(crate) struct TreeArgs {
 }
 
 impl TreeArgs {
-    /// What the options ask for.
+    /// The rules that the options ask for.
     pub(crate) fn rules(&self) -> Result<Rules> {
         Ok(Rules { exclude: self.exclude()?, owners: self.owners()?, ..Rules::default() })
     }

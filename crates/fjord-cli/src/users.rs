@@ -1,4 +1,4 @@
-//! Users and groups, by number or by the names that this machine has for them.
+//! Users and groups, by number or by name on this machine.
 
 use fjord_tree::IdKind;
 use nix::unistd::{Group, User};
@@ -11,11 +11,11 @@ pub(crate) fn id_of_name(kind: IdKind, name: &str) -> Option<u32> {
     }
 }
 
-/// A user or group by number or name. A `+` before a number says that it is no name.
+/// A user or group by number or name. A `+` prefix marks a number that is not a name.
 pub(crate) fn id(kind: IdKind, text: &str) -> Result<u32, String> {
     let number = text.strip_prefix('+').unwrap_or(text);
     match number.parse::<u32>() {
-        Ok(u32::MAX) => Err(format!("{text:?} is no ID: it is one too high")),
+        Ok(u32::MAX) => Err(format!("{text:?} is not a valid ID; the highest is 4294967294")),
         Ok(id) => Ok(id),
         Err(_) => id_of_name(kind, text).ok_or_else(|| {
             let what = if kind == IdKind::User { "user" } else { "group" };
@@ -26,7 +26,7 @@ pub(crate) fn id(kind: IdKind, text: &str) -> Result<u32, String> {
 
 /// A user and a group, such as `1000:1000` or `root:www-data`.
 pub(crate) fn owner(text: &str) -> Result<(u32, u32), String> {
-    let expected = "a user and a group are expected, such as 0:0";
+    let expected = "expected a user and a group, such as 0:0";
     let (user, group) = text.split_once(':').ok_or(expected)?;
     if user.is_empty() || group.is_empty() {
         return Err(expected.to_owned());
@@ -34,7 +34,7 @@ pub(crate) fn owner(text: &str) -> Result<(u32, u32), String> {
     Ok((id(IdKind::User, user)?, id(IdKind::Group, group)?))
 }
 
-/// Who runs this program.
+/// User and group of this process.
 pub(crate) fn caller() -> (u32, u32) {
     (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw())
 }

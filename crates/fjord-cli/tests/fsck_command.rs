@@ -345,7 +345,7 @@ fn damaged_fsyncs_are_discarded_by_yes_only() -> Result<()> {
     let told = fsck(&["-p"], &cut)?.expect_code(&[UNCORRECTED])?;
     ensure!(told.stderr.contains("fsck.fjord -y"), "{told:?}");
     let done = fsck(&["-fy"], &cut)?.expect_code(&[0, 1])?;
-    ensure!(done.stdout.contains("discarded what was fsynced"), "{done:?}");
+    ensure!(done.stdout.contains("discarded the fsynced changes"), "{done:?}");
     image::e2fsck_clean(&cut)?;
     Ok(())
 }

@@ -145,7 +145,7 @@ fn a_failed_rebuild_leaves_the_old_image() -> Result<()> {
     Ok(())
 }
 
-/// Where the directory lets nobody make files the image is built in its place.
+/// Where the directory lets nobody make files the image is built in place.
 #[test]
 fn an_image_in_a_closed_directory_is_built_in_place() -> Result<()> {
     tools::require_root()?;
@@ -161,7 +161,7 @@ fn an_image_in_a_closed_directory_is_built_in_place() -> Result<()> {
     command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(&program);
     command.args(["mkfs", "--force", "--from-dir"]).arg(&tree).arg(&img);
     let said = tools::run(&mut command)?.ok()?;
-    ensure!(said.stderr.contains("built in its place"), "{said:?}");
+    ensure!(said.stderr.contains("built in place"), "{said:?}");
     same_for_linux(&tree, &img)
 }
 
@@ -201,7 +201,7 @@ fn what_a_file_holds_is_not_written_over() -> Result<()> {
         let before = fs::read(&file)?;
         for args in [&[][..], &["-s", "20M"], &["--from-dir", text(&tree)]] {
             let said = mkfs(args, &file)?.expect_code(&[FAILURE])?;
-            ensure!(said.stderr.contains(&format!("holds {what} already")), "{what}: {said:?}");
+            ensure!(said.stderr.contains(&format!("contains {what}")), "{what}: {said:?}");
             ensure!(said.stderr.contains("--force"), "{said:?}");
             ensure!(fs::read(&file)? == before, "{what}: written over");
         }
@@ -236,7 +236,7 @@ fn what_a_device_holds_is_not_written_over() -> Result<()> {
             "" => first?.ok().map(drop)?,
             what => {
                 let said = first?.expect_code(&[FAILURE])?;
-                ensure!(said.stderr.contains(&format!("holds {what} already")), "{said:?}");
+                ensure!(said.stderr.contains(&format!("contains {what}")), "{said:?}");
             }
         }
         forced?.ok()?;

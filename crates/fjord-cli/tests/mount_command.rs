@@ -71,7 +71,7 @@ fn serve(img: &Path, dir: &Path) -> Result<Child> {
     let mut child =
         Command::new(program()).arg("mount").arg(img).arg(dir).stderr(Stdio::null()).spawn()?;
     while !is_mounted(dir)? {
-        ensure!(child.try_wait()?.is_none(), "ended before it had mounted");
+        ensure!(child.try_wait()?.is_none(), "ended before the mount was complete");
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(child)
@@ -237,7 +237,7 @@ fn nohup_outlives_the_terminal() -> Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     while !is_mounted(&dir)? {
-        ensure!(child.try_wait()?.is_none(), "ended before it had mounted");
+        ensure!(child.try_wait()?.is_none(), "ended before the mount was complete");
         std::thread::sleep(Duration::from_millis(5));
     }
     signal(&child, libc::SIGHUP)?;
@@ -292,7 +292,7 @@ fn a_copy_of_the_mount_elsewhere_is_cut_loose() -> Result<()> {
             .stderr(Stdio::null())
             .spawn()?;
         while !is_mounted(&dir)? {
-            ensure!(child.try_wait()?.is_none(), "ended before it had mounted");
+            ensure!(child.try_wait()?.is_none(), "ended before the mount was complete");
             std::thread::sleep(Duration::from_millis(5));
         }
         let unshare = ["-m", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 60"];

@@ -236,7 +236,7 @@ fn blocks_are_shared_on_xfs() -> Result<()> {
         drop(filler);
         let out = xfs.join("tight");
         let warned = fjord(&["snapshot"], &[mount.path(), &out])?.ok()?;
-        ensure!(warned.stderr.contains("needs room"), "{warned:?}");
+        ensure!(warned.stderr.contains("needs space"), "{warned:?}");
         ensure!(warned.stdout.contains("blocks shared; writes paused for"), "{warned:?}");
         mount.unmount()?;
         for name in ["copy", "bytes", "filler", "tight"] {
@@ -294,8 +294,8 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     // On the mount itself, by whatever name.
     std::os::unix::fs::symlink(dir.join("sub"), scratch.join("way"))?;
     for out in [dir.join("copy"), dir.join("sub/copy"), scratch.join("way/copy")] {
-        refused(&[], dir, &out, 2, "on the mount that is to be copied")?;
-        refused(&[], &image, &out, 2, "on the mount that is to be copied")?;
+        refused(&[], dir, &out, 2, "on the mount that it would copy")?;
+        refused(&[], &image, &out, 2, "on the mount that it would copy")?;
     }
     ensure!(names(&dir.join("sub"))?.is_empty());
     // The image itself, by whatever name.
@@ -311,7 +311,7 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     // What is there already, and what is no file.
     fs::write(&copy, "old")?;
     refused(&[], dir, &copy, 1, "--force")?;
-    refused(&["-f"], dir, Path::new("/dev/null"), 2, "no regular file")?;
+    refused(&["-f"], dir, Path::new("/dev/null"), 2, "not a regular file")?;
     refused(&["-f"], dir, scratch.path(), 2, "is a directory")?;
     refused(&[], dir, &scratch.join("none/copy"), 1, "none")?;
     ensure!(fs::read(&copy)? == b"old");

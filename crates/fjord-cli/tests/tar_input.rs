@@ -160,7 +160,7 @@ fn what_cannot_be_read_leaves_no_image_and_says_why() -> Result<()> {
     let done = piped(&mut from_stdin(), b"BZh91AY&SY and so on")?;
     refused(&done, 1, &["compressed with bzip2", "bzip2 -dc FILE | fjord mkfs --from-tar -"])?;
     let twice = mkfs().args(["--from-tar", "-", "--from-tar", "-"]).arg(&img).output()?;
-    refused(&twice, 2, &["once only"])?;
+    refused(&twice, 2, &["only once"])?;
     refused(&mkfs().arg("--oci").arg(&img).output()?, 2, &["--from-tar"])?;
     ensure!(!img.exists(), "an image is left behind");
     // Where the disk for temporary files is full.

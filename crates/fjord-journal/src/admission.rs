@@ -1,8 +1,8 @@
-//! Admission: which handles may start, and what they wait for.
+//! Admission: which handles may start, and which must wait.
 //!
 //! Owns the reservation of log space. Invariant: the log blocks of a running transaction are
-//! reserved before its handles may use them, so that a commit never runs out of log. All of it
-//! is guarded by the journal's state lock, which is never held over a commit or a checkpoint.
+//! reserved before its handles may use them, so that a commit never runs out of log. Everything is
+//! guarded by the journal's state lock, which is never held over a commit or a checkpoint.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ thread_local! {
     static WAITS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How often handles of the calling thread had to wait for room, that is for a commit or a
-/// checkpoint. Only the difference of two calls means anything.
+/// How often handles of the calling thread had to wait for a commit or a checkpoint. Only the
+/// difference of two calls is meaningful.
 pub fn room_waits_of_this_thread() -> u64 {
     WAITS.get()
 }
 
-/// What a handle is given.
+/// Grant of a started handle.
 pub(crate) struct Admitted {
     pub(crate) transaction: Arc<Transaction>,
     pub(crate) generation: u32,
@@ -133,7 +133,7 @@ impl Journal {
         true
     }
 
-    /// A handle stopped with `credits` unused.
+    /// Returns the unused `credits` of a stopped handle.
     pub(crate) fn release(&self, credits: u32) {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
@@ -145,11 +145,11 @@ impl Journal {
         }
     }
 
-    /// Log blocks that a transaction takes whose buffers and revoke blocks are `blocks`.
+    /// Log blocks of a transaction with `blocks` buffers and revoke blocks.
     pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
         let Some(log) = &self.inner.log else { return 0 };
         let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
-        // A commit that takes the place of fast commits leaves a block unused.
+        // A full commit that ends a fast-commit stream leaves a block unused.
         let hidden = u32::from(self.inner.area.is_some());
         let blocks = blocks.saturating_add(added);
         let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
@@ -168,7 +168,7 @@ impl Journal {
     }
 
     pub(crate) fn free_blocks(&self, state: &State) -> u32 {
-        // One block stays free so that a full log does not look like an empty one.
+        // One block stays free, so that a full log is distinct from an empty one.
         let Some(log) = &self.inner.log else { return u32::MAX };
         log.len().saturating_sub(1).saturating_sub(state.used_blocks)
     }

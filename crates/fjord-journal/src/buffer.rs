@@ -1,19 +1,19 @@
-//! A metadata block in memory, and what the journal knows about its versions.
+//! A metadata block in memory, with the versions of it that transactions need.
 //!
-//! One [`Buffer`] exists per block that is cached; the cache is the engine's. Beside the
-//! current contents a buffer carries the versions that older transactions still need:
+//! One [`Buffer`] exists per block that is cached; the cache is the engine's. Besides the current
+//! contents, a buffer holds the versions that older transactions still need:
 //!
 //! ```text
 //! current ── running transaction modifies it (copy on write)
 //! frozen  ── committing transactions, oldest first: what they write to the log
-//! committed ─ newest committed version, not yet written home
+//! committed ─ newest committed version, not yet checkpointed
 //! base    ── for buffers that ask for it: the version before the running one
 //! ```
 //!
 //! The running version belongs to a transaction ([`Tid`]), the others to what was logged under
 //! one [`Sequence`]; see the module `transaction`.
 //!
-//! Invariants: versions are in order of their sequence; at most one is `committed`, for a newer
+//! Invariants: versions are in order of their sequence; at most one is `committed`, because a newer
 //! one supersedes it; a version never changes once it is frozen, because a version is a clone of
 //! the [`Buf`] and the next writer copies. `contents` is locked before `state`.
 
@@ -28,7 +28,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::transaction::Sequence;
 
-/// What a buffer holds; the journal treats both alike and counts them apart.
+/// Kind of contents; the journal treats both alike and counts them separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BufferKind {
     /// A block of metadata.
@@ -46,7 +46,7 @@ pub struct Buffer {
     keeps_base: bool,
     /// The current contents. Written only through a [`WriteGuard`].
     contents: RwLock<Buf>,
-    /// Which transactions hold which version.
+    /// Versions, by transaction.
     state: Mutex<Versions>,
 }
 
@@ -57,11 +57,11 @@ struct Versions {
     running: Option<Tid>,
     /// Versions being committed, oldest first.
     frozen: VecDeque<(Sequence, Buf)>,
-    /// The newest committed version, until it is home.
+    /// The newest committed version, until it is checkpointed.
     committed: Option<(Sequence, Buf)>,
-    /// Contents before the running transaction, when they were clean.
+    /// Contents before the running transaction, if they were clean.
     base: Option<Buf>,
-    /// A checkpoint is writing a version home.
+    /// A checkpoint is writing a version to the home location.
     home_write: bool,
 }
 
@@ -91,7 +91,7 @@ impl Buffer {
         Buffer { block, kind, keeps_base, contents: RwLock::new(contents), state }
     }
 
-    /// Where the block lies.
+    /// Home location, as a block number.
     pub fn block(&self) -> BlockNo {
         self.block
     }
@@ -101,12 +101,12 @@ impl Buffer {
         self.keeps_base
     }
 
-    /// What it holds.
+    /// Kind of contents.
     pub fn kind(&self) -> BufferKind {
         self.kind
     }
 
-    /// The current contents. Blocks while a [`WriteGuard`] is out; a thread must not hold two
+    /// The current contents. Blocks while a [`WriteGuard`] exists; a thread must not hold two
     /// guards of one buffer.
     pub fn read(&self) -> ReadGuard<'_> {
         ReadGuard { contents: self.contents.read() }
@@ -117,13 +117,13 @@ impl Buffer {
         self.contents.read().clone()
     }
 
-    /// Whether some version is not home yet, in the log or only in memory.
+    /// Whether some version is not checkpointed, whether in the log or only in memory.
     pub fn is_dirty(&self) -> bool {
         !self.state.lock().is_clean()
     }
 
     /// Whether a cache may drop the buffer: the block can be read from the device again.
-    /// (The cache also checks that nobody else holds the `Arc`.)
+    /// (The cache also checks that it holds the only `Arc`.)
     pub fn is_evictable(&self) -> bool {
         let state = self.state.lock();
         state.is_clean() && !state.home_write
@@ -134,8 +134,7 @@ impl Buffer {
         self.state.lock().running
     }
 
-    /// The contents as the newest *committed* transaction left them, whatever the running
-    /// and committing ones did since. Exact for buffers made by
+    /// The contents as of the newest *committed* transaction. Exact for buffers made by
     /// [`Buffer::new_keeping_base`]; others return `None` when that version is gone.
     pub fn last_committed(&self) -> Option<Buf> {
         let contents = self.contents.read();
@@ -151,14 +150,14 @@ impl Buffer {
         WriteGuard { contents: self.contents.write() }
     }
 
-    /// Joins the transaction; the caller holds the contents' write lock through `guard`.
-    /// `true` when the buffer was not yet part of it.
+    /// Adds the buffer to the transaction; the caller holds the contents' write lock through
+    /// `guard`. `true` if the buffer was not yet part of it.
     pub(crate) fn join(&self, tid: Tid, guard: &WriteGuard<'_>) -> bool {
         let mut state = self.state.lock();
         if state.running == Some(tid) {
             return false;
         }
-        // With committing or committed versions around, the newest of those is the base.
+        // If there are committing or committed versions, the newest of those is the base.
         if self.keeps_base && state.is_clean() {
             state.base = Some(guard.contents.clone());
         }
@@ -171,7 +170,8 @@ impl Buffer {
         self.state.lock().running == Some(tid)
     }
 
-    /// Leaves the running transaction because the block was freed. `true` when it was in it.
+    /// Removes the buffer from the running transaction because the block was freed. `true` if it
+    /// was part of it.
     pub(crate) fn leave(&self, tid: Tid) -> bool {
         let mut state = self.state.lock();
         let was_part = state.running == Some(tid);
@@ -195,9 +195,9 @@ impl Buffer {
         Some(version)
     }
 
-    /// Freezes, as the version of `sequence`, the newest logged contents with what `copy`
-    /// brings over from the current ones (first argument) into them (second). The buffer stays
-    /// in transaction `tid` unless that is all that changed.
+    /// Freezes, as the version of `sequence`, the newest logged contents after `copy(current,
+    /// logged)` has copied entries into them. The buffer stays in transaction `tid` if other
+    /// entries have changed too.
     pub(crate) fn freeze_entries(
         &self,
         tid: Tid,
@@ -227,8 +227,8 @@ impl Buffer {
         Entries::Frozen { version, is_all }
     }
 
-    /// The version of `sequence` is committed; it takes the place of an older committed one.
-    /// Without a log it is home as well.
+    /// The version of `sequence` is committed; it supersedes an older committed one. Without a log
+    /// it is also checkpointed.
     pub(crate) fn committed(&self, sequence: Sequence, home: bool) {
         let mut state = self.state.lock();
         let index = state.frozen.iter().position(|(frozen, _)| *frozen == sequence);
@@ -245,8 +245,8 @@ impl Buffer {
         }
     }
 
-    /// The block was freed by what `sequence` has committed: versions up to it must not go
-    /// home any more. `false` while a checkpoint is writing one.
+    /// The commit of `sequence` freed the block: versions up to it must not be checkpointed any
+    /// more. `false` while a checkpoint is writing one.
     pub(crate) fn discard_up_to(&self, sequence: Sequence) -> bool {
         let mut state = self.state.lock();
         let committed = state.committed.as_ref();
@@ -256,8 +256,8 @@ impl Buffer {
         !state.home_write
     }
 
-    /// The version of `sequence` for a checkpoint to write home; `None` when a newer committed
-    /// one has superseded it, or that of `newer` is about to, or the block was freed.
+    /// The version of `sequence` for a checkpoint to write; `None` if a newer committed one has
+    /// superseded it, or that of `newer` is about to, or the block was freed.
     pub(crate) fn begin_home_write(
         &self,
         sequence: Sequence,
@@ -288,24 +288,24 @@ impl Buffer {
         }
     }
 
-    /// Keeps a version that has come home for as long as newer ones are not committed.
+    /// Keeps a checkpointed version until a newer one is committed.
     fn set_base(&self, state: &mut Versions, version: Buf) {
         state.base = (self.keeps_base && !state.is_clean()).then_some(version);
     }
 }
 
-/// What came of freezing the entries of some parts of a shared block.
+/// Outcome of freezing the entries of some parts of a shared block.
 pub(crate) enum Entries {
-    /// The transaction does not hold the buffer any more.
+    /// The buffer has left the transaction.
     Left,
-    /// They are as they were.
+    /// The entries are unchanged.
     Unchanged,
-    /// What the log gets; `is_all` if it is the current contents, so that the buffer has left
-    /// the transaction.
+    /// The version for the log; `is_all` if it equals the current contents, so that the buffer has
+    /// left the transaction.
     Frozen {
         /// The version.
         version: Buf,
-        /// Whether nothing is left for a later commit.
+        /// Whether nothing remains for a later commit.
         is_all: bool,
     },
     /// The last committed contents are not known: a bug of this crate.
@@ -325,7 +325,7 @@ impl Deref for ReadGuard<'_> {
     }
 }
 
-/// The contents of a buffer, to be modified under a handle. The first modification copies
+/// The contents of a buffer, writable under a handle. The first modification copies
 /// the block when an older version is still in use.
 #[derive(Debug)]
 pub struct WriteGuard<'a> {

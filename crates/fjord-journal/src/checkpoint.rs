@@ -1,11 +1,11 @@
-//! Checkpoints: committed versions go home, and the log's tail moves on.
+//! Checkpoints: committed versions are written to their home locations, and the log's tail
+//! advances.
 //!
-//! The tail moves in this order: home writes complete; flush; superblock with the new tail,
-//! durably; only then is the log space given out again. A crash between any two steps replays
-//! more than needed, which is harmless.
+//! The order is: home writes complete; flush; superblock with the new tail, durably; only then is
+//! the log space reused. A crash between any two steps replays more than needed, which is harmless.
 //!
-//! Invariants: one checkpoint at a time (`Inner::checkpoint_lock`), oldest transaction first;
-//! only committed versions go home, and of those only the newest.
+//! Invariants: one checkpoint at a time (`Inner::checkpoint_lock`), oldest transaction first; only
+//! committed versions are written, and of those only the newest.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
 use crate::transaction::{Phase, Sequence};
 
-/// Blocks that one batch of home writes takes at most, so that a freed block or a handle
-/// start never waits for more than this.
+/// Most blocks in one batch of home writes: the most that a freed block or a handle start waits
+/// for.
 const BATCH_BLOCKS: usize = 256;
 
 impl Journal {
-    /// Writes the versions of the oldest committed transactions home until at least
-    /// `blocks` blocks were looked at or none are left, and moves the tail of the log.
-    /// Returns how many it looked at. For a background thread.
+    /// Checkpoints the oldest committed transactions until at least `blocks` blocks were visited or
+    /// none are left, and advances the tail. Returns the number of visited blocks. For a background
+    /// thread.
     pub fn checkpoint_some(&self, blocks: usize) -> Result<usize> {
         self.checkpoint(blocks, Class::Background)
     }
@@ -54,52 +54,51 @@ impl Journal {
         Ok(done)
     }
 
-    /// Writes every committed version home and moves the tail. Transactions that commit
-    /// meanwhile are included or not.
+    /// Checkpoints everything that is committed and advances the tail. Transactions that commit
+    /// meanwhile may or may not be included.
     pub fn checkpoint_all(&self) -> Result<()> {
         self.checkpoint(usize::MAX, Class::Async).map(drop)
     }
 
-    /// Waits for the place of the one who checkpoints. Who waits in front of others than the
-    /// background hurries the writes that it waits for.
+    /// Takes the checkpoint lock. A foreground waiter promotes the home writes that it waits for.
     pub(crate) fn lock_checkpoint(&self, class: Class) -> MutexGuard<'_, ()> {
         let lock = &self.inner.checkpoint_lock;
         if class == Class::Background {
             return lock.lock();
         }
         lock.try_lock().unwrap_or_else(|| {
-            let _hurry = self.inner.home_writes.hurry();
+            let _promoted = self.inner.home_writes.promote();
             lock.lock()
         })
     }
 
-    /// As [`Journal::checkpoint_all`], for a caller who has the committer's place and has waited
-    /// for what was flying, so that the log is empty afterwards.
+    /// As [`Journal::checkpoint_all`], for a caller that holds the commit lock and has waited for
+    /// the commits in flight, so that the log is empty afterwards.
     pub(crate) fn empty_log(&self, log: &Log) -> Result<()> {
         let _lock = self.lock_checkpoint(Class::Sync);
         while self.checkpoint_oldest(Class::Sync, None)?.is_some() {}
         self.move_tail(log).map(drop)
     }
 
-    /// Before a commit, for its caller, who has the committer's place: lets it begin at the front of
-    /// the log, which is emptied for that, if it might not fit before the log's end. Only where
-    /// there is an area for fast commits: where the log ends depends on whether some count
-    /// ([`crate::fast_commit`]), and e2fsck 1.47.0 looks for what goes on at the front of such a log
-    /// behind the area, and loses it.
-    pub(crate) fn keep_log_straight(&self) -> Result<()> {
+    /// Keeps the next commit from wrapping: if it might not fit before the end of the log, empties
+    /// the log so that the commit starts at the front. The caller holds the commit lock. Only with
+    /// a fast-commit area: the end of the log then depends on whether fast commits are valid
+    /// ([`crate::fast_commit`]), and e2fsck 1.47.0 looks for the wrapped rest of a transaction
+    /// after the area, and loses it.
+    pub(crate) fn avoid_log_wrap(&self) -> Result<()> {
         let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(()) };
         let fits = {
             let state = self.inner.state.lock();
-            // What was admitted while it might use the whole log may be more than is allowed now.
+            // A transaction admitted under `whole_log` may exceed the current limit.
             let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
             let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
-            // One more, so that it does not end where the log does either.
+            // One more, so that it does not end exactly at the end of the log.
             log.end - state.head > most
         };
         if fits || planted(Bug::LogGoesRound) {
             return Ok(());
         }
-        self.finish_flying()?;
+        self.finish_in_flight()?;
         self.empty_log(log)?;
         let mut state = self.inner.state.lock();
         (state.head, state.tail) = (log.first, log.first);
@@ -107,16 +106,16 @@ impl Journal {
         Ok(())
     }
 
-    /// Commits, writes everything home and marks the log empty on disk: afterwards the image
-    /// is as clean as after [`Journal::close`], and the journal goes on (freeze, sync before a
-    /// snapshot). Handles that start meanwhile may dirty it again.
+    /// Commits, checkpoints everything and marks the log empty on disk: the image is as clean as
+    /// after [`Journal::close`], and the journal stays open (freeze, sync before a snapshot).
+    /// Handles that start meanwhile may dirty it again.
     pub fn quiesce(&self) -> Result<()> {
         check_no_open_handle(self, "emptying the log")?;
         loop {
             self.commit_running()?;
             let Some(log) = &self.inner.log else { return Ok(()) };
             self.checkpoint_all()?;
-            // Nobody commits or checkpoints from here on, so the log stays as it is.
+            // Commit and checkpoint locks are held: the log does not change from here on.
             let _committer = self.inner.lock_committer();
             let _checkpoint = self.lock_checkpoint(Class::Sync);
             let (sequence, head, empty) = {
@@ -153,7 +152,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes room in a full log for a handle of `credits` blocks that wants to start.
+    /// Frees space in a full log so that a handle of `credits` blocks can start.
     pub(crate) fn make_room(&self, credits: u32) -> Result<()> {
         let log = self.inner.log_or_usage()?;
         {
@@ -161,8 +160,7 @@ impl Journal {
             if !self.is_log_full_for(credits) {
                 return Ok(());
             }
-            // A quarter of the log at once, so that the superblock is not written for each
-            // handle that comes by.
+            // A quarter of the log at once, so that the superblock is not written for each handle.
             let goal = log.len() / 4;
             while self.checkpoint_oldest(Class::Sync, None)?.is_some() {
                 let state = self.inner.state.lock();
@@ -178,7 +176,7 @@ impl Journal {
         self.commit_oldest()
     }
 
-    /// There was nothing to checkpoint, so what fills the log is not committed yet.
+    /// Nothing to checkpoint: the log is full of transactions that are not committed.
     fn commit_oldest(&self) -> Result<()> {
         let oldest = {
             let state = self.inner.state.lock();
@@ -188,9 +186,9 @@ impl Journal {
         oldest.map_or(Ok(()), |tid| self.commit(tid))
     }
 
-    /// Writes the oldest transaction's versions home; not those of blocks of which a transaction
-    /// that is being committed has a newer one, if the caller moves the tail to that. `None` when
-    /// there is none; else how many blocks it had. The checkpoint lock is held.
+    /// Checkpoints the oldest transaction and returns its number of blocks; `None` if there is
+    /// none. `newer` is the sequence of a committing transaction to which the caller will move the
+    /// tail: blocks with a version of it are skipped. The checkpoint lock is held.
     pub(crate) fn checkpoint_oldest(
         &self,
         class: Class,
@@ -247,7 +245,7 @@ impl Journal {
         result
     }
 
-    /// Moves the tail past transactions that are home. `true` when log space came free. The
+    /// Advances the tail past checkpointed transactions. `true` if log space was freed. The
     /// checkpoint lock is held.
     fn move_tail(&self, log: &Log) -> Result<bool> {
         let (sequence, start) = {
@@ -268,7 +266,8 @@ impl Journal {
             log.write_superblock(&self.inner.counters, durable, |superblock| {
                 superblock.s_start = start;
                 superblock.s_sequence = sequence.0;
-                // A recovery's own transaction is home, so `s_sequence` says it all again.
+                // A recovery's own transaction is checkpointed, so `s_sequence` alone is sufficient
+                // again.
                 let mark = superblock.ijournal();
                 superblock
                     .set_ijournal(mark.map(|mark| IjournalMark { recovering_after: None, ..mark }));

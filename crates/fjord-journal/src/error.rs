@@ -12,7 +12,7 @@ use fjord_format::types::{BlockNo, Tid};
 /// Result of a journal operation.
 pub type Result<T, E = JournalError> = std::result::Result<T, E>;
 
-/// Why a journal operation failed.
+/// Errors of journal operations.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
     /// The device failed a request.
@@ -23,7 +23,7 @@ pub enum JournalError {
         /// The device's error.
         source: IoError,
     },
-    /// A structure of the journal makes no sense, or bears an unknown feature.
+    /// A structure of the journal is invalid, or has an unknown feature.
     #[error("journal block {at}: {source}")]
     Format {
         /// Block of the journal, counted from its start.
@@ -31,8 +31,8 @@ pub enum JournalError {
         /// What is wrong with it.
         source: FormatError,
     },
-    /// The log is corrupt in a way that no crash explains, so that replaying it is not safe.
-    /// Nothing was replayed.
+    /// The log is corrupt in a way that no crash can cause, so replay is not safe. Nothing was
+    /// replayed.
     #[error(
         "the journal is corrupt at transaction {tid}, journal block {at}: {detail}; nothing was \
          replayed"
@@ -45,23 +45,23 @@ pub enum JournalError {
         /// What is wrong.
         detail: String,
     },
-    /// Such an error where the journal bears the mark of i-transactions, so that e2fsck refuses the
-    /// image.
+    /// Such an error while the ijournal mark is set, so that e2fsck refuses the image.
     #[error(
-        "{0}; the journal holds fsynced changes that only fjord can read, and e2fsck refuses it as \
-         long as it does: if there is no other copy, give them up with `fjord recover --drop-fsyncs`"
+        "{0}; the journal holds fsynced changes that only fjord can read, so e2fsck refuses the \
+         image; restore another copy of it, or discard these changes with `fjord recover \
+         --drop-fsyncs`"
     )]
     Marked(Box<JournalError>),
-    /// The fast commits of a log are to be applied as one transaction, which does not fit it.
+    /// The fast commits of a log must be applied as one transaction, which does not fit in the log.
     #[error(
-        "the fast commits do not fit one transaction of this journal; mount the image once with \
+        "the fast commits do not fit in one transaction of this journal; mount the image once with \
          Linux or run e2fsck -fy"
     )]
     ReplayTooLarge,
     /// The areas hold fsynced changes that only the engine can apply.
     #[error(
-        "the journal holds {count} i-transactions, fsynced changes that the log does not have; \
-         run `fjord recover` on the image, then try again"
+        "the journal holds {count} i-transactions, fsynced changes that are not in the log; run \
+         `fjord recover` on the image, then try again"
     )]
     NeedsIjournalReplay {
         /// How many there are.
@@ -80,7 +80,7 @@ pub enum JournalError {
     #[error("the file system is unmounted")]
     Closed,
     /// The buffer of a freed block is still part of a transaction that has not committed.
-    #[error("block {0} is live in the journal under another buffer (a cache must not hold two)")]
+    #[error("block {0} is live in the journal with another buffer (a cache must not hold two)")]
     TwoBuffers(BlockNo),
     /// The call is not allowed here; the message says what to do.
     #[error("journal usage: {0}")]
@@ -112,7 +112,7 @@ impl JournalError {
         move |source| JournalError::Format { at, source }
     }
 
-    /// What every caller sees once this error has stopped the journal.
+    /// The error of later calls, after this error has stopped the journal.
     pub(crate) fn into_sticky(self) -> JournalError {
         match self {
             JournalError::Aborted(_) | JournalError::Shutdown | JournalError::Closed => self,

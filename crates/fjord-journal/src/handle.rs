@@ -1,10 +1,10 @@
 //! A handle: one atomic change of several blocks.
 //!
-//! Everything done under a handle is in one transaction, so a crash leaves all of it or none.
+//! All changes of a handle are in one transaction, so a crash leaves all of them or none.
 //!
 //! Invariants: a thread has at most one open handle per journal, and the handle stays on its
-//! thread; credits left over go back when the handle stops. The transaction cannot commit
-//! while the handle is open, so whoever holds one must not wait for a commit.
+//! thread; unused credits are returned when the handle stops. The transaction cannot commit while
+//! the handle is open, so its owner must not wait for a commit.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -30,9 +30,9 @@ thread_local! {
 }
 
 impl Journal {
-    /// Whether this thread, since it last asked, dropped a handle that had changed something
-    /// instead of stopping it: what an error in the middle of a change does. The caller knows
-    /// whether what was done so far makes sense alone; if not, it must abort the journal.
+    /// Whether this thread, since the last call, dropped a handle after changes instead of stopping
+    /// it, as an error in the middle of a change does. The caller decides whether the partial
+    /// change is consistent; if not, it must abort the journal.
     pub fn take_abandoned(&self) -> bool {
         let key = self.key();
         ABANDONED.with_borrow_mut(|abandoned| {
@@ -43,12 +43,12 @@ impl Journal {
     }
 }
 
-/// Errs when this thread has an open handle on the journal: `what` would wait for itself.
+/// Errs if this thread has an open handle on the journal: `what` would deadlock.
 pub(crate) fn check_no_open_handle(journal: &Journal, what: &str) -> Result<()> {
     let key = journal.key();
     if OPEN.with_borrow(|open| open.contains(&key)) {
         return Err(JournalError::Usage(format!(
-            "{what} while this thread holds an open handle would wait for itself; stop it first"
+            "{what} while this thread has an open handle would deadlock; stop the handle first"
         )));
     }
     Ok(())
@@ -61,22 +61,22 @@ pub struct Handle {
     transaction: Arc<Transaction>,
     /// See [`Handle::generation`].
     generation: u32,
-    /// What goes to the transaction when the handle stops.
+    /// Contributions to the transaction, passed on when the handle stops.
     collected: RefCell<Collected>,
-    /// Blocks it may still add to the transaction.
+    /// Blocks that it may still add to the transaction.
     credits: Cell<u32>,
     stopped: bool,
-    /// It has handed out a buffer to be changed.
+    /// It has given out a writable buffer.
     changed: Cell<bool>,
     /// A handle stays on its thread.
     not_send: PhantomData<Rc<()>>,
 }
 
-/// What a handle gathers: it belongs to all parts that the handle touches, which are known when
-/// it stops.
+/// Contributions of a handle: they belong to all parts that it touches, which are known when it
+/// stops.
 #[derive(Default)]
 struct Collected {
-    /// Parts that it touched, each once; empty where the file system has none.
+    /// Touched parts, each once; empty if the file system has no parts.
     parts: Vec<Part>,
     data: Vec<Ticket>,
     callbacks: Vec<Callback>,
@@ -105,16 +105,15 @@ impl Handle {
         self.transaction.tid
     }
 
-    /// How many times parts of its transaction had committed before the handle started: two
-    /// handles that touch the same part commit together if transaction and generation are the
-    /// same.
+    /// Number of partial commits of its transaction before the handle started: two handles that
+    /// touch the same part commit together if transaction and generation are equal.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// What the handle does is of `part` too. Buffers that are got and blocks that are
-    /// forgotten say so by themselves, but for entries of shared blocks. Does nothing where the
-    /// file system has no parts ([`Journal::set_parts`]).
+    /// Adds `part` to the touched parts. Calls that get a buffer or forget a block do so
+    /// themselves, except for entries of shared blocks. No effect without parts
+    /// ([`Journal::set_parts`]).
     pub fn touch_part(&self, part: Part) {
         if self.journal.parts().is_some() {
             let parts = &mut self.collected.borrow_mut().parts;
@@ -139,7 +138,7 @@ impl Handle {
     /// credit the first time the transaction meets the buffer. A block that this transaction
     /// freed earlier is thereby in use again: its revoke is cancelled.
     ///
-    /// Errs when the credits are used up ([`Handle::extend`] first) or the journal stopped.
+    /// Errs if the credits are used up (call [`Handle::extend`] first) or the journal has stopped.
     pub fn get_write<'a>(&'a self, buffer: &'a Arc<Buffer>) -> Result<WriteGuard<'a>> {
         self.journal.check_running()?;
         self.changed.set(true);
@@ -165,8 +164,8 @@ impl Handle {
         Ok(guard)
     }
 
-    /// As [`Handle::get_write`], for a newly allocated block whose old contents do not matter:
-    /// they come back zeroed.
+    /// As [`Handle::get_write`], for a newly allocated block whose old contents are not needed:
+    /// they are zeroed.
     pub fn get_create<'a>(&'a self, buffer: &'a Arc<Buffer>) -> Result<WriteGuard<'a>> {
         let mut guard = self.get_write(buffer)?;
         let fresh = fjord_block::Buf::zeroed(guard.len());
@@ -174,12 +173,12 @@ impl Handle {
         Ok(guard)
     }
 
-    /// A block that may be in the log was freed: it leaves the transaction, and replay will
-    /// not write its earlier copies. To be called for each freed metadata block, and each
-    /// freed data block of a file in data=journal mode. The caller must not reuse the block
-    /// before [`Handle::on_commit`] says so. `buffer` is the cached buffer, if there is one.
+    /// Revokes a freed block that may be in the log: it leaves the transaction, and replay will not
+    /// write its earlier copies. Call it for each freed metadata block, and each freed data block
+    /// of a file in data=journal mode. The caller must not reuse the block before
+    /// [`Handle::on_commit`] has called back. `buffer` is the cached buffer, if there is one.
     ///
-    /// Takes a credit once per revoke block filled (hundreds of blocks); errs without one.
+    /// Uses one credit per revoke block (hundreds of freed blocks); errs without one.
     pub fn forget(&self, block: BlockNo, buffer: Option<&Arc<Buffer>>) -> Result<()> {
         self.journal.check_running()?;
         self.touch_block(block);
@@ -198,8 +197,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Asks for more credits without leaving the transaction. `false` when it has no room for
-    /// them: bring the change to a consistent state and [`Handle::restart`].
+    /// Requests more credits in the same transaction. `false` if it has no space for them: bring
+    /// the change to a consistent state, then [`Handle::restart`].
     pub fn extend(&self, credits: u32) -> Result<bool> {
         self.journal.check_running()?;
         let granted = self.journal.extend(credits);
@@ -210,7 +209,7 @@ impl Handle {
     }
 
     /// Ends this handle and starts another with `credits`, which may be in a later
-    /// transaction. What was done so far may be committed without what follows.
+    /// transaction. The changes so far may be committed without those that follow.
     pub fn restart(&mut self, credits: u32) -> Result<Tid> {
         self.stop_now();
         let admitted = self.journal.admit(credits)?;
@@ -224,17 +223,16 @@ impl Handle {
         Ok(self.tid())
     }
 
-    /// Calls `callback` once what the handle did is durable, or has failed: the place to release
-    /// freed blocks for reuse. It runs on the committing thread, must be quick, and must
+    /// Calls `callback` when the handle's changes are durable, or have failed: for example to
+    /// release freed blocks for reuse. It runs on the committing thread, must be quick, and must
     /// neither start a handle nor wait for a commit.
     pub fn on_commit(&self, callback: impl FnOnce(Result<()>) + Send + 'static) {
         self.collected.borrow_mut().callbacks.push(Box::new(callback));
     }
 
-    /// Data whose write is under way and that the transaction's metadata refers to: the
-    /// commit waits for it before its flush. Over a device that keeps order it must be an ordered
-    /// write of that device, and the commit stays behind it unwaited. A failed write stops the
-    /// journal.
+    /// Attaches ordered data in flight that the transaction's metadata refers to: the commit waits
+    /// for it before its flush. On a device that keeps order it must be an ordered write of that
+    /// device; the commit then follows it without a wait. A failed write stops the journal.
     pub fn attach_data(&self, ticket: Ticket) {
         self.collected.borrow_mut().data.push(ticket);
     }
@@ -268,13 +266,13 @@ impl Handle {
         self.journal.release(self.credits.replace(0));
     }
 
-    /// Gives the transaction what was gathered, before it can commit.
+    /// Passes the contributions to the transaction, before it can commit.
     fn hand_over(&self) {
         let Collected { parts, data, callbacks } = self.collected.take();
         if parts.is_empty() && data.is_empty() && callbacks.is_empty() {
             return;
         }
-        // Any of its parts will do, for they commit together.
+        // Any of its parts will do, because they commit together.
         let part = parts.first().copied().unwrap_or(Part::WHOLE);
         let mut contents = self.transaction.contents.lock();
         contents.parts.merge(&parts);

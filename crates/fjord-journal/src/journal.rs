@@ -1,13 +1,12 @@
-//! The journal: which transaction is running, committing, committed; the sticky error.
-//! Which handles may start is [`crate::admission`]'s.
+//! The journal: states of the transactions (running, committing, committed) and the sticky error.
+//! [`crate::admission`] decides which handles may start.
 //!
 //! Invariants:
-//! - transactions are numbered without gaps and commit in order; so is, by numbers of its own,
-//!   what they leave in the log (parts of one may have committed before the rest);
+//! - transaction IDs have no gaps, and transactions commit in order; the same holds for sequences
+//!   in the log (one transaction may have several, by partial commits);
 //! - the log space of a running transaction is reserved before its handles may use it, so a
 //!   commit never runs out of log;
-//! - log space is given out again only after the superblock that no longer covers it is
-//!   durable;
+//! - log space is reused only after the superblock that no longer covers it is durable;
 //! - once an error is set nothing more is written to the log.
 
 use std::collections::{HashMap, VecDeque};
@@ -16,14 +15,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use fjord_block::{Boost, Device, DeviceExt};
+use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
-use crate::commit::{Flying, WholeReason};
+use crate::commit::{InFlight, WholeReason};
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
@@ -34,33 +33,32 @@ use crate::recovery::{self, RecoveryReport};
 use crate::stats::{self, Counters, JournalStats};
 use crate::transaction::{Checkpoint, Committing, Phase, Running, Sequence};
 
-/// Transactions whose commits are with the device at a time, so that what they hold in memory
-/// and in the log is bounded.
-const FLYING_COUNT_MAX: usize = 8;
+/// Maximum number of commits in flight; bounds their memory and log space.
+const IN_FLIGHT_COUNT_MAX: usize = 8;
 
 /// How to open a journal.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
-    /// Flush the device where the log's order needs it. Without it a power cut, though not a
-    /// crash of the process, may corrupt the file system (`nobarrier`).
+    /// Flush the device where the order of the log requires it. Without it a power cut, though not
+    /// a crash of the process, may corrupt the file system (`nobarrier`).
     pub barrier: bool,
     /// The file system has the 64bit feature, so the log must have it too.
     pub bit64: bool,
-    /// Which checksums the log is to carry from now on; `None` leaves it as it is. Linux uses
+    /// Checksum version of the log from now on; `None` keeps the current one. Linux uses
     /// v3 for file systems with `metadata_csum` and none otherwise.
     pub checksum: Option<ChecksumVersion>,
-    /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if it has room.
+    /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
     pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
     pub transaction_blocks_max: Option<u32>,
-    /// The caller applies i-transactions that a crash left ([`Journal::take_pending`]). Without
-    /// it a journal that holds some is refused.
+    /// The caller applies i-transactions that a crash left ([`Journal::take_pending`]). Without it,
+    /// a journal with i-transactions is refused.
     pub replays_ijournal: bool,
-    /// What replay asks about each block before it writes it home.
+    /// Callback of replay for each block before it is written.
     pub fit_home: Option<FitHome>,
 }
 
-/// May change the content that replay is about to write to a block.
+/// Changes the content that replay is about to write to a block.
 pub type FitHome = fn(&dyn Device, BlockNo, &mut [u8]);
 
 impl Default for JournalOptions {
@@ -88,40 +86,38 @@ pub(crate) struct Inner {
     pub(crate) block_size: usize,
     /// None for a file system without a journal.
     pub(crate) log: Option<Log>,
-    /// Areas behind the log, if there are any.
+    /// Areas after the log, if any.
     pub(crate) areas: Option<Areas>,
-    /// None without the feature, or without room for it.
+    /// None without the feature, or without space for it.
     pub(crate) area: Option<Area>,
     pub(crate) barrier: bool,
-    /// Commits leave order to the device instead of waiting and flushing in between.
+    /// The device keeps the order of commits, instead of waits and flushes.
     pub(crate) ordered: bool,
     pub(crate) transaction_blocks_max: u32,
-    /// How the file system is made of parts, if parts are to commit alone. Set once, while
-    /// no transaction runs.
+    /// Definition of the parts, for partial commits. Set once, while no transaction runs.
     parts: OnceLock<Arc<dyn Parts>>,
-    /// One transaction may use the whole log, and nobody commits to make room.
+    /// One transaction may use the whole log, and none is committed to free space.
     pub(crate) whole_log: AtomicBool,
-    /// Serialises checkpoints. Held over I/O; outside all but the committer's place.
+    /// Serialises checkpoints. Held over I/O; outermost except for the commit lock.
     pub(crate) checkpoint_lock: Mutex<()>,
     pub(crate) state: Mutex<State>,
-    /// A copy of [`State::committed`] for whoever only asks: stored under `state`, read without.
+    /// A copy of [`State::committed`], stored under `state`, read without a lock.
     pub(crate) committed: AtomicU32,
     /// Signalled, with `state`, when a handle stopped while its transaction is locked.
     pub(crate) drained: Condvar,
     /// Signalled, with `state`, when handles may start again, and on an error.
     pub(crate) unlocked: Condvar,
-    /// Signalled, with `state`, when the committer's place is free, and on an error.
+    /// Signalled, with `state`, when the commit lock is free, and on an error.
     pub(crate) committer_free: Condvar,
-    /// Buffers with a version that is not home, by block.
+    /// Buffers with a version that is not checkpointed, by block.
     live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
-    /// Transactions whose log blocks are with the device, oldest first. Changed only in the
-    /// committer's place; a leaf lock.
-    pub(crate) flying: Mutex<VecDeque<Flying>>,
-    /// Home writes under way.
-    pub(crate) home_writes: Boost,
+    /// Commits in flight, oldest first. Changed only under the commit lock; a leaf lock.
+    pub(crate) in_flight: Mutex<VecDeque<InFlight>>,
+    /// Home writes in flight.
+    pub(crate) home_writes: QuasiAsyncWrites,
     /// Pairs with `home_idle`; a leaf lock.
     pub(crate) home_lock: Mutex<()>,
-    /// Signalled when a batch of home writes has ended.
+    /// Signalled when a batch of home writes ends.
     pub(crate) home_idle: Condvar,
     /// What stopped the journal. Set once.
     error: OnceLock<JournalError>,
@@ -130,27 +126,27 @@ pub(crate) struct Inner {
 
 /// Guarded by `Inner::state`. Never held over I/O.
 pub(crate) struct State {
-    /// The transaction that takes handles; none until the first one starts.
+    /// The transaction that accepts handles; none until the first one starts.
     pub(crate) running: Option<Running>,
     /// Transactions being committed, oldest first.
     pub(crate) committing: VecDeque<Committing>,
-    /// Committed transactions whose versions are not all home, oldest first.
+    /// Committed transactions that are not fully checkpointed, oldest first.
     pub(crate) checkpoints: VecDeque<Checkpoint>,
-    /// A thread is committing, or is changing what only a committer may.
+    /// The commit lock is taken.
     pub(crate) committer_busy: bool,
-    /// The last transaction that committed as a whole for want of a smaller commit, and why.
+    /// The last transaction with a full commit instead of a partial one, and why.
     pub(crate) whole: Option<(Tid, WholeReason)>,
-    /// Threads that wait for the committer's place to commit; fast commits let them go first.
+    /// Threads that wait for the commit lock to commit; fast commits let them go first.
     pub(crate) commits_waiting: u32,
     /// The newest transaction that is durable and whose callbacks have run.
     pub(crate) committed: Tid,
-    /// The newest commit block that is durable; its callbacks may still have to run.
+    /// The newest durable commit block; its callbacks may not have run yet.
     pub(crate) logged: Sequence,
     /// ID that the next transaction gets.
     pub(crate) next_tid: Tid,
-    /// What the next commit bears in the log. Changed by the committer only.
+    /// Sequence of the next commit. Changed under the commit lock only.
     pub(crate) next_sequence: Sequence,
-    /// Journal block where the next commit writes.
+    /// Journal block where the next commit starts.
     pub(crate) head: u32,
     /// Journal block where recovery would start. Equal to `head` when the log is empty.
     pub(crate) tail: u32,
@@ -158,15 +154,15 @@ pub(crate) struct State {
     pub(crate) used_blocks: u32,
     /// The superblock on disk says that the log is empty (`s_start` is 0).
     pub(crate) empty_on_disk: bool,
-    /// The log is empty and goes on at its front (`head`); the superblock on disk has the place
-    /// before.
+    /// The log is empty and restarts at its front (`head`); the superblock on disk has the old
+    /// head.
     pub(crate) restarts: bool,
 }
 
 impl Journal {
-    /// Opens the journal of a file system: replays it if it is dirty, then leaves it empty.
-    /// `map` says where the journal inode's blocks lie. Writes to the device, unless it is
-    /// clean and the features stay as they are.
+    /// Opens the journal of a file system: replays it if it is dirty, so that it is empty. `map`
+    /// locates the journal inode's blocks. Writes to the device, unless the journal is clean and
+    /// the features are unchanged.
     ///
     /// When the report has [`RecoveryReport::fast_commit_records`], the caller must apply them in
     /// the first transaction that it commits: see [`Journal::whole_log`].
@@ -184,8 +180,8 @@ impl Journal {
         }
         let mut report = plan.apply_fitted(options.fit_home)?;
         report.i_transactions = pending.len();
-        // The recovery's own transaction is then at least as new as all of them, so that
-        // they are dead when it has committed.
+        // The recovery's own transaction is then at least as new as all of them, so its commit
+        // invalidates them.
         for tid in pending.iter().map(|transaction| transaction.tid) {
             if tid.newer_than(report.next_tid) {
                 report.next_tid = tid;
@@ -215,8 +211,9 @@ impl Journal {
         Ok((journal, report))
     }
 
-    /// For a file system without a journal (ext2): the same handles, but a commit writes the
-    /// blocks home and flushes. A crash in between leaves what a crash leaves of ext2.
+    /// For a file system without a journal (ext2): the same handles, but a commit writes the blocks
+    /// to their home locations and flushes. A crash meanwhile leaves an inconsistent image, as with
+    /// ext2.
     pub fn without_log(device: Arc<dyn Device>, block_size: usize) -> Journal {
         Journal::build(device, block_size, None, None, &JournalOptions::default(), Tid(1), 0)
     }
@@ -253,8 +250,8 @@ impl Journal {
         let ordered = options.barrier && log.is_some() && device.keeps_order();
         let inner = Inner {
             ordered,
-            flying: Mutex::default(),
-            home_writes: Boost::default(),
+            in_flight: Mutex::default(),
+            home_writes: QuasiAsyncWrites::default(),
             device,
             block_size,
             log,
@@ -279,19 +276,19 @@ impl Journal {
         Journal { inner: Arc::new(inner) }
     }
 
-    /// Starts a handle that may add `credits` blocks to the running transaction. Waits while
-    /// that transaction is locked by a commit, and makes room when it or the log is full.
+    /// Starts a handle that may add `credits` blocks to the running transaction. Waits while that
+    /// transaction is locked by a commit, and commits or checkpoints if it or the log is full.
     ///
-    /// Errs when this thread has an open handle already, when no transaction could ever hold
-    /// that many blocks, and after the journal stopped.
+    /// Errs if this thread has an open handle, if no transaction can hold that many blocks, and
+    /// after the journal has stopped.
     pub fn start(&self, credits: u32) -> Result<Handle> {
         check_no_open_handle(self, "starting a handle")?;
         let admitted = self.admit(credits)?;
         Ok(Handle::new(self.clone(), admitted))
     }
 
-    /// Tells how the file system is made of parts, so that [`Journal::commit_parts`] can commit
-    /// some of them alone. Once, while no transaction runs.
+    /// Defines the parts of the file system, for [`Journal::commit_parts`]. Call it once, while no
+    /// transaction runs.
     pub fn set_parts(&self, parts: Arc<dyn Parts>) -> Result<()> {
         let state = self.inner.state.lock();
         if state.running.is_some() || self.inner.parts.set(parts).is_err() {
@@ -314,16 +311,17 @@ impl Journal {
         max.saturating_sub(2 + hidden + max / per_descriptor)
     }
 
-    /// Makes transaction `tid` durable: waits for a commit under way, or does it. Returns at
-    /// once when it is durable already.
+    /// Makes transaction `tid` durable: waits for a commit in progress, or commits. Returns at once
+    /// if it is durable.
     pub fn commit(&self, tid: Tid) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
         self.commit_until(
             tid,
             |state| state.committed.at_least(tid),
             |journal| {
-                let flies = journal.inner.flying.lock().iter().any(|flying| flying.tid() == tid);
-                if flies { journal.finish_flying() } else { journal.commit_one() }
+                let flies =
+                    journal.inner.in_flight.lock().iter().any(|in_flight| in_flight.tid() == tid);
+                if flies { journal.finish_in_flight() } else { journal.commit_one() }
             },
         )
     }
@@ -343,14 +341,14 @@ impl Journal {
         let begun =
             |state: &State| state.committed.at_least(tid) || !(state.committer_busy || runs(state));
         self.commit_until(tid, begun, |journal| {
-            if journal.inner.flying.lock().len() >= FLYING_COUNT_MAX {
-                journal.finish_flying()?;
+            if journal.inner.in_flight.lock().len() >= IN_FLIGHT_COUNT_MAX {
+                journal.finish_in_flight()?;
             }
             journal.begin_commit()
         })
     }
 
-    /// Takes the committer's place and does `step`, until `done`.
+    /// Takes the commit lock and does `step`, until `done`.
     fn commit_until(
         &self,
         tid: Tid,
@@ -362,7 +360,7 @@ impl Journal {
         loop {
             if let Err(error) = self.check_running() {
                 drop(state);
-                self.fail_flying(&error);
+                self.fail_in_flight(&error);
                 return Err(error);
             }
             if done(&state) {
@@ -377,7 +375,7 @@ impl Journal {
                 }
                 waited = true;
                 state.commits_waiting += 1;
-                self.hurry_fast_commit();
+                self.stop_fast_commit_wait();
                 self.inner.committer_free.wait(&mut state);
                 state.commits_waiting -= 1;
                 if state.commits_waiting == 0 {
@@ -387,10 +385,10 @@ impl Journal {
             }
             state.committer_busy = true;
             drop(state);
-            // Given up also when a callback panics, so that nobody waits for ever.
+            // Released also when a callback panics, so that no thread waits forever.
             let place = CommitterGuard::of(&self.inner);
-            self.keep_log_straight()?;
-            // That may have ended what was flying.
+            self.avoid_log_wrap()?;
+            // It may have ended the commits in flight.
             if !done(&self.inner.state.lock()) {
                 step(self)?;
             }
@@ -399,28 +397,27 @@ impl Journal {
         }
     }
 
-    /// Makes durable what [`Journal::commit_in_order`] left with the device: for the commit
-    /// timer.
+    /// Makes the commits in flight durable ([`Journal::commit_in_order`]): for the commit timer.
     pub fn finish_commits(&self) -> Result<()> {
-        let newest = self.inner.flying.lock().back().map(Flying::tid);
+        let newest = self.inner.in_flight.lock().back().map(InFlight::tid);
         newest.map_or(Ok(()), |tid| self.commit(tid))
     }
 
-    /// Whether commits leave order to the device.
+    /// Whether the device keeps the order of commits.
     pub fn keeps_order(&self) -> bool {
         self.inner.ordered
     }
 
-    /// Whether the flush of the transaction's commit is still to come, so that it covers all
-    /// writes that are complete now (and with [`Journal::keeps_order`], all ordered writes that
-    /// are submitted now).
+    /// Whether the flush of the transaction's commit has not started, so that it will cover all
+    /// writes that are complete now (with [`Journal::keeps_order`], all ordered writes that are
+    /// submitted now).
     pub fn flush_is_to_come(&self, tid: Tid) -> bool {
         let state = self.inner.state.lock();
         state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
     }
 
-    /// Commits the running transaction and waits for those under way. Returns the newest
-    /// transaction, which is durable now.
+    /// Commits the running transaction and waits for commits in progress. Returns the newest
+    /// transaction, which is then durable.
     pub fn commit_running(&self) -> Result<Tid> {
         let tid = self.newest_tid();
         self.commit(tid)?;
@@ -429,7 +426,7 @@ impl Journal {
 
     /// Whether the transaction is durable.
     pub fn is_committed(&self, tid: Tid) -> bool {
-        // Whoever sees the number sees what the commit did before it.
+        // Acquire: a reader of the number also sees the effects of the commit.
         Tid(self.inner.committed.load(Ordering::Acquire)).at_least(tid)
     }
 
@@ -438,8 +435,8 @@ impl Journal {
         self.inner.state.lock().running.as_ref().map(|running| running.transaction.tid)
     }
 
-    /// The newest transaction: the running one, or else the last one. With it durable,
-    /// everything done so far is.
+    /// The newest transaction: the running one, or else the last one. When it is durable, all
+    /// changes so far are.
     pub fn newest_tid(&self) -> Tid {
         Tid(self.inner.state.lock().next_tid.0.wrapping_sub(1))
     }
@@ -469,15 +466,15 @@ impl Journal {
         all.find(|&(other, _)| other == tid).map(|(_, phase)| phase)
     }
 
-    /// Log blocks in use and in all: for the checkpoint thread, which starts well before the
-    /// log is full. `(0, 0)` without a log.
+    /// Log blocks in use, and in total: for the checkpoint thread, which starts well before the log
+    /// is full. `(0, 0)` without a log.
     pub fn log_usage_blocks(&self) -> (u32, u32) {
         let Some(log) = &self.inner.log else { return (0, 0) };
         (self.inner.state.lock().used_blocks, log.len())
     }
 
-    /// Stops the journal: every later start and commit fails with `error`, and so do the ones
-    /// that wait. Marks the journal on disk, as far as the device lets it (`s_errno`).
+    /// Stops the journal: every waiting or later start and commit fails with `error`. Records the
+    /// error on disk (`s_errno`) if the device still accepts writes.
     pub fn abort(&self, error: JournalError) {
         if self.stop_with(error.into_sticky()) {
             const EIO: i32 = 5;
@@ -492,7 +489,7 @@ impl Journal {
         }
     }
 
-    /// Stops the journal without a trace on the device, as if the power had been cut.
+    /// Stops the journal without a write to the device, as a power cut does.
     pub fn shutdown(&self) {
         self.stop_with(JournalError::Shutdown);
     }
@@ -502,8 +499,8 @@ impl Journal {
         self.inner.error.get().cloned()
     }
 
-    /// Takes the error mark of an earlier abort off the disk, once the caller has recorded it
-    /// in the file system's own superblock ([`RecoveryReport::errno`]).
+    /// Clears the error of an earlier abort on disk; the caller has recorded it in the file
+    /// system's superblock ([`RecoveryReport::errno`]).
     pub fn clear_errno(&self) -> Result<()> {
         self.check_running()?;
         let Some(log) = &self.inner.log else { return Ok(()) };
@@ -513,18 +510,18 @@ impl Journal {
         log.write_superblock(&self.inner.counters, self.inner.barrier, |sb| sb.s_errno = 0)
     }
 
-    /// The buffer of a block that has a version not yet home. A cache asks this before it
-    /// reads a block from the device.
+    /// The buffer of a block with a version that is not checkpointed. A cache must call this before
+    /// it reads a block from the device.
     pub fn live_buffer(&self, block: BlockNo) -> Option<Arc<Buffer>> {
         self.inner.live.lock().get(&block).cloned()
     }
 
-    /// How many blocks have a version that is not home: they cannot be evicted.
+    /// Number of blocks with a version that is not checkpointed: they cannot be evicted.
     pub fn live_block_count(&self) -> usize {
         self.inner.live.lock().len()
     }
 
-    /// What the journal did so far.
+    /// Counters of the journal.
     pub fn stats(&self) -> JournalStats {
         self.inner.counters.snapshot()
     }
@@ -554,16 +551,19 @@ impl Journal {
         let Some(log) = &self.inner.log else { return Ok(()) };
         let too_wide = !log.format.bit64 && u32::try_from(block.0).is_err();
         if too_wide || log.map.contains(block) {
-            let message = format!("block {block} cannot be logged: it is the journal's or too far");
+            let message = format!(
+                "block {block} cannot be logged: it belongs to the journal or is past the end of \
+                 the device"
+            );
             return Err(JournalError::Usage(message));
         }
         Ok(())
     }
 
-    /// Sets the sticky error; `true` for the caller whose error it became.
+    /// Sets the sticky error; `true` if this error was the first.
     pub(crate) fn stop_with(&self, error: JournalError) -> bool {
         let first = self.inner.error.set(error).is_ok();
-        // Under the lock, so that nobody checks for the error and then misses the wake-up.
+        // Under the lock, so that no thread checks for the error and then misses the wake-up.
         let _state = self.inner.state.lock();
         self.inner.unlocked.notify_all();
         self.inner.committer_free.notify_all();
@@ -577,15 +577,15 @@ impl Journal {
         log.is_some_and(|log| count.is_multiple_of(log.format.revokes_per_block().max(1)))
     }
 
-    /// Makes the buffer known as live and part of transaction `tid`; `true` when it was not
-    /// part of it. Errs when another buffer of its block is live.
+    /// Registers the buffer as live and part of transaction `tid`; `true` if it was not part of it.
+    /// Errs when another buffer of its block is live.
     pub(crate) fn join(
         &self,
         buffer: &Arc<Buffer>,
         tid: Tid,
         contents: &WriteGuard<'_>,
     ) -> Result<bool> {
-        // Under the lock of the table, so that nobody takes a clean buffer off in between.
+        // Under the lock of the table, so that no thread removes a clean buffer meanwhile.
         let mut live = self.inner.live.lock();
         let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
         if !Arc::ptr_eq(known, buffer) {
@@ -597,7 +597,7 @@ impl Journal {
         Ok(buffer.join(tid, contents))
     }
 
-    /// Takes buffers that have become clean off the table of live ones.
+    /// Removes buffers that have become clean from the table of live ones.
     pub(crate) fn remove_clean<'a>(&self, buffers: impl Iterator<Item = &'a Arc<Buffer>>) {
         let mut live = self.inner.live.lock();
         for buffer in buffers {
@@ -610,15 +610,15 @@ impl Journal {
 }
 
 impl Inner {
-    /// The log, for calls that make no sense without one.
+    /// The log, for calls that need one.
     pub(crate) fn log_or_usage(&self) -> Result<&Log> {
         let missing = || JournalError::Usage("the file system has no journal".into());
         self.log.as_ref().ok_or_else(missing)
     }
 
-    /// Makes everything written so far durable, unless the user gave that up. Also sent to a
-    /// device without a volatile cache: an image file has its own metadata to make durable,
-    /// and a flush reports writes that failed unseen.
+    /// Makes all transferred writes durable, unless barriers are off. Also sent to a device without
+    /// a volatile cache: an image file has its own metadata to make durable, and a flush reports
+    /// earlier failures of writes.
     pub(crate) fn flush(&self, what: &'static str) -> Result<()> {
         if !self.barrier {
             return Ok(());
@@ -627,7 +627,7 @@ impl Inner {
         self.device.flush().map_err(JournalError::io(what))
     }
 
-    /// Takes the committer's place if nobody has it.
+    /// Takes the commit lock if it is free.
     pub(crate) fn try_lock_committer(&self) -> Option<CommitterGuard<'_>> {
         let mut state = self.state.lock();
         if std::mem::replace(&mut state.committer_busy, true) {
@@ -636,7 +636,7 @@ impl Inner {
         Some(CommitterGuard::of(self))
     }
 
-    /// Takes the committer's place; waits while another thread has it.
+    /// Takes the commit lock; waits while another thread has it.
     pub(crate) fn lock_committer(&self) -> CommitterGuard<'_> {
         let mut state = self.state.lock();
         while state.committer_busy {
@@ -647,13 +647,13 @@ impl Inner {
     }
 }
 
-/// The committer's place, given up on drop.
+/// The commit lock, released on drop.
 pub(crate) struct CommitterGuard<'a> {
     inner: &'a Inner,
 }
 
 impl CommitterGuard<'_> {
-    /// For a caller who has taken the place.
+    /// For a caller that has taken the lock.
     pub(crate) fn of(inner: &Inner) -> CommitterGuard<'_> {
         CommitterGuard { inner }
     }

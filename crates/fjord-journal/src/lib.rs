@@ -1,14 +1,14 @@
 //! The log mechanism: handles, transactions, commit, checkpoint, revoke, recovery. Knows no ext4.
 //!
 //! A caller modifies metadata blocks ([`Buffer`]) under a [`Handle`]; all handles that are open
-//! together belong to the running transaction. A commit freezes that transaction's buffers
-//! (copy on write, so the next transaction goes on at once), writes them to the log, and ends
-//! with a commit block; only then may a checkpoint write them home. [`Journal::open`] replays
-//! what a crash left behind. [`Journal::commit_parts`] commits a part of the running transaction
-//! before the rest, as a transaction of its own in the log.
+//! together belong to the running transaction. A commit freezes that transaction's buffers (copy on
+//! write, so the next transaction starts at once), writes them to the log, and ends with a commit
+//! block; only then may a checkpoint write them to their home locations. [`Journal::open`] replays
+//! a dirty log. [`Journal::commit_parts`] commits some parts of the running transaction before the
+//! rest, as a separate transaction in the log.
 //!
-//! Who does the work: no thread of its own. A caller of [`Journal::commit`] commits itself when
-//! nobody else does; timers and background checkpoints are the engine's threads, calling
+//! The journal has no threads. A caller of [`Journal::commit`] commits in its own thread unless
+//! another thread does; timers and background checkpoints are threads of the engine, which call
 //! [`Journal::commit_running`] and [`Journal::checkpoint_some`].
 //!
 //! Lock ranks, outermost first (`docs/locking.md`, section "Journal"): commit lock, checkpoint lock,

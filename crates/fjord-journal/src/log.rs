@@ -1,7 +1,7 @@
-//! The log as a place on the device: its geometry, its superblock, its writes.
+//! The log on the device: its geometry, its superblock, its writes.
 //!
-//! Invariants: geometry and format are fixed while the journal is open; the superblock in
-//! memory is what was last written, and only [`Log::write_superblock`] writes it.
+//! Invariants: geometry and format are fixed while the journal is open; the superblock in memory
+//! equals the last one written, and only [`Log::write_superblock`] writes it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
 use crate::stats::{self, Counters};
 
-/// Most bytes put into one write request.
+/// Most bytes of one write request.
 pub(crate) const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 /// The log of an open journal.
@@ -29,15 +29,15 @@ pub(crate) struct Log {
     pub(crate) first: u32,
     /// Journal block just past it.
     pub(crate) end: u32,
-    /// Journal blocks kept for fast commits, whether or not some count now; empty without an area.
+    /// Journal blocks of the fast-commit area, valid or not; empty without an area.
     pub(crate) area: Range<u32>,
     /// The superblock as last written, and the rest of its block. Held over I/O.
     pub(crate) superblock: Mutex<(Superblock, Buf)>,
 }
 
 impl Log {
-    /// Takes over a checked superblock and the block it was read from. With `has_area` the log
-    /// leaves room for fast commits.
+    /// Builds the log from a checked superblock and the block it was read from. With `has_area` the
+    /// log leaves space for fast commits.
     pub(crate) fn new(
         device: Arc<dyn Device>,
         map: JournalMap,
@@ -52,7 +52,7 @@ impl Log {
             map,
             format: superblock.log_format(),
             first: superblock.s_first,
-            // One block in between belongs to neither.
+            // One block between them belongs to neither.
             end: if has_area { area.start.saturating_sub(1) } else { maxlen },
             area,
             superblock: Mutex::new((superblock, block)),
@@ -64,7 +64,7 @@ impl Log {
         self.end - self.first
     }
 
-    /// The journal block `count` blocks after `from`, round the end of the log. `count` is
+    /// The journal block `count` blocks after `from`, wrapping at the end of the log. `count` is
     /// at most the log's length.
     pub(crate) fn after(&self, from: u32, count: u32) -> u32 {
         let offset = u64::from(from - self.first) + u64::from(count);
@@ -73,7 +73,7 @@ impl Log {
         self.first + (offset % len) as u32 + skipped
     }
 
-    /// How many blocks lie from `from` to `to`, round the end of the log.
+    /// Number of blocks from `from` to `to`, wrapping at the end of the log.
     pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from { to - from } else { self.len() - (from - to) }
     }
@@ -106,9 +106,9 @@ impl Log {
         Ok(requests)
     }
 
-    /// Ordered writes of `bufs` (one per block) to journal blocks from `at` on that are no part of the
-    /// log, and do not go round with it.
-    pub(crate) fn straight_requests(
+    /// Ordered writes of `bufs` (one per block) to journal blocks from `at` on that are not part of
+    /// the log; does not wrap.
+    pub(crate) fn contiguous_requests(
         &self,
         mut at: u32,
         bufs: Vec<Buf>,
@@ -127,8 +127,8 @@ impl Log {
         Ok(requests)
     }
 
-    /// Changes the superblock and writes it, durably if `durable`; else before whatever ordered
-    /// write comes next.
+    /// Changes the superblock and writes it, durably if `durable`; else ordered before the next
+    /// ordered write.
     pub(crate) fn write_superblock(
         &self,
         counters: &Counters,
@@ -143,8 +143,8 @@ impl Log {
         let request = Request::Write {
             offset: self.offset(start),
             bufs: vec![block.clone()],
-            // What must be durable at once needs no order, and reaches the device even when
-            // order is broken: the mark of an abort.
+            // A durable write needs no order, and works even when order is broken: the error of an
+            // abort.
             order: if durable { Order::Orderless } else { Order::Ordered },
             fua: durable,
             class: Class::Sync,
@@ -155,7 +155,7 @@ impl Log {
     }
 }
 
-/// Requests that write blocks home, in ascending order, neighbours together.
+/// Write requests to home locations, in ascending order, adjacent blocks merged.
 pub(crate) fn home_requests(
     block_size: usize,
     mut blocks: Vec<(BlockNo, Buf)>,

@@ -1,4 +1,4 @@
-//! Where the journal's blocks lie: the journal inode's extents as the engine found them.
+//! Mapping of the journal's blocks: the journal inode's extents, supplied by the engine.
 //!
 //! Invariant: the extents cover journal blocks `0..blocks()` without hole or overlap, and no
 //! block of the device twice.
@@ -7,14 +7,14 @@ use fjord_format::types::BlockNo;
 
 use crate::error::{JournalError, Result};
 
-/// A run of journal blocks that lie one after the other on the device.
+/// A run of journal blocks that are contiguous on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalExtent {
     /// First block, counted from the start of the journal.
     pub logical: u32,
-    /// Where it lies.
+    /// First block on the device.
     pub start: BlockNo,
-    /// How many blocks.
+    /// Number of blocks.
     pub len: u32,
 }
 
@@ -41,7 +41,7 @@ impl JournalMap {
                     "its extent at block {at} leaves a hole or overlaps (expected {blocks})"
                 )));
             }
-            let too_long = || JournalError::BadMap("its blocks are numbered past 32 bits".into());
+            let too_long = || JournalError::BadMap("it has more than 2^32 blocks".into());
             blocks = blocks.checked_add(extent.len).ok_or_else(too_long)?;
             let last = extent.start.checked_add(u64::from(extent.len) - 1).ok_or_else(too_long)?;
             physical.push((extent.start, last));
@@ -49,12 +49,12 @@ impl JournalMap {
         physical.sort();
         if let Some(pair) = physical.windows(2).find(|pair| pair[1].0 <= pair[0].1) {
             let at = pair[1].0;
-            return Err(JournalError::BadMap(format!("block {at} belongs to it twice")));
+            return Err(JournalError::BadMap(format!("block {at} is mapped twice")));
         }
         Ok(JournalMap { extents, physical, blocks })
     }
 
-    /// A journal in one piece.
+    /// A contiguous journal.
     pub fn contiguous(start: BlockNo, len: u32) -> Result<JournalMap> {
         JournalMap::new(vec![JournalExtent { logical: 0, start, len }])
     }
@@ -64,8 +64,8 @@ impl JournalMap {
         self.blocks
     }
 
-    /// Where journal block `logical` lies, and how many of the following blocks lie right
-    /// behind it (itself included). Errs past the end.
+    /// Device block of journal block `logical`, and the length of the contiguous run that starts
+    /// there. Errs past the end.
     pub fn run(&self, logical: u32) -> Result<(BlockNo, u32)> {
         let index = self.extents.partition_point(|extent| extent.logical <= logical);
         let extent = index.checked_sub(1).and_then(|index| self.extents.get(index));
@@ -75,7 +75,7 @@ impl JournalMap {
             Some((extent.start.checked_add(u64::from(skip))?, left))
         });
         found.ok_or_else(|| {
-            JournalError::BadMap(format!("block {logical} lies past its end ({})", self.blocks))
+            JournalError::BadMap(format!("block {logical} is past its end ({})", self.blocks))
         })
     }
 

@@ -1,16 +1,15 @@
-//! Parts: what of the running transaction can commit before the rest.
+//! Parts: the units of a partial commit.
 //!
-//! A file system that consists of parts which seldom change together (block groups) tells the
-//! journal, once, which part each block is of ([`Parts`]). The journal notes which parts each
-//! handle touched, and [`Journal::commit_parts`](crate::Journal::commit_parts) commits some
-//! parts as a transaction of their own (per-block-group journaling, Kang and Shin).
+//! A file system whose parts seldom change together (block groups) tells the journal once which
+//! part each block belongs to ([`Parts`]). The journal records the parts that each handle touched,
+//! and [`Journal::commit_parts`](crate::Journal::commit_parts) commits some parts as a separate
+//! transaction (per-block-group journaling, Kang and Shin).
 //!
-//! Invariants: the parts that one handle touched stay together until they have committed, so
-//! that no handle is torn; and so do, transitively, all parts that share a handle, for a block
-//! has one version for all of its handles. A block that parts share entry by entry (a buffer
-//! made by [`Buffer::new_keeping_base`](crate::Buffer::new_keeping_base)) ties nothing
-//! together: what is logged of it is its last committed version with the entries of the parts
-//! that commit.
+//! Invariants: the parts that one handle touched stay together until they have committed, so that
+//! no handle is torn; and so do, transitively, all parts that share a handle, because a block has
+//! one version for all of its handles. A block that parts share entry by entry (a buffer made by
+//! [`Buffer::new_keeping_base`](crate::Buffer::new_keeping_base)) does not connect parts: the log
+//! gets its last committed version, with the entries of the parts that commit.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,19 +18,19 @@ use fjord_format::types::BlockNo;
 use crate::error::Result;
 use crate::handle::Handle;
 
-/// A part of the file system, by a number of the caller's.
+/// A part of the file system, by a number that the caller chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part(pub u32);
 
 impl Part {
-    /// What is of no single part: it commits with everything.
+    /// A block of no single part: only a full commit includes it.
     pub const WHOLE: Part = Part(u32::MAX);
 }
 
-/// How a file system is made of parts.
+/// Definition of the parts of a file system.
 pub trait Parts: Send + Sync {
-    /// The part of a block; always the same for the same block. Not asked for blocks whose
-    /// buffer keeps its base.
+    /// The part of a block; always the same for the same block. Not called for blocks whose buffer
+    /// keeps its base.
     fn part_of(&self, block: BlockNo) -> Part;
 
     /// For a block that parts share: copies the entries of the parts in `chosen` from
@@ -39,15 +38,14 @@ pub trait Parts: Send + Sync {
     /// have the length of a block.
     fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet);
 
-    /// Whether the parts can commit by themselves as they are; if not,
-    /// [`Parts::before_whole_commit`] has something to add.
+    /// Whether a partial commit is possible now; if not, [`Parts::before_whole_commit`] has changes
+    /// to add.
     fn is_ready(&self, _chosen: &PartSet) -> bool {
         true
     }
 
-    /// Adds, under a handle of the transaction that is about to commit as a whole, what it must
-    /// not be without: at most one block that it does not have. No other handle is
-    /// open; must not wait for any.
+    /// Adds the last changes to a transaction before its full commit, under a handle: at most one
+    /// new block. No other handle is open; must not wait for any.
     fn before_whole_commit(&self, _handle: &Handle) -> Result<()> {
         Ok(())
     }
@@ -61,17 +59,17 @@ pub(crate) const ADDED_BLOCKS: u32 = 1;
 pub struct PartSet(HashSet<Part>);
 
 impl PartSet {
-    /// Whether `part` is among them.
+    /// Whether `part` is in the set.
     pub fn contains(&self, part: Part) -> bool {
         self.0.contains(&part)
     }
 
-    /// How many they are.
+    /// Number of parts.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -83,8 +81,7 @@ impl FromIterator<Part> for PartSet {
     }
 }
 
-/// Which of the parts that a transaction touched have to commit together: disjoint sets with
-/// path halving.
+/// Parts of a transaction that must commit together: disjoint sets with path halving.
 #[derive(Debug, Default)]
 pub(crate) struct PartUnions {
     /// Each touched part and another of its set; the root of a set is its own.
@@ -108,7 +105,7 @@ impl PartUnions {
         self.parent.contains_key(&part)
     }
 
-    /// Everything that has to commit with `seeds`; empty when nothing touched those.
+    /// The closure of `seeds`; empty if no handle touched them.
     pub(crate) fn closure(&mut self, seeds: &[Part]) -> PartSet {
         let touched = seeds.iter().copied().filter(|&seed| self.contains(seed));
         let touched: Vec<Part> = touched.collect();
@@ -117,7 +114,7 @@ impl PartUnions {
         all.into_iter().filter(|&part| roots.contains(&self.root(part))).collect()
     }
 
-    /// The parts of a closure have been taken.
+    /// Removes the parts of a closure.
     pub(crate) fn remove(&mut self, closure: &PartSet) {
         self.parent.retain(|&part, _| !closure.contains(part));
     }

@@ -1,7 +1,7 @@
-//! Counters of what the journal did.
+//! Counters of the journal.
 //!
-//! Invariant: counters only grow; they are relaxed atomics, so a snapshot taken while the
-//! journal works may be off by operations under way.
+//! Invariant: counters only grow; they are relaxed atomics, so a snapshot may miss operations in
+//! progress.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,9 +33,9 @@ counters! {
     handles,
     /// Commits: of whole transactions and of parts.
     commits,
-    /// Those that committed parts of a transaction.
+    /// Partial commits.
     partial_commits,
-    /// Metadata blocks logged (without a log: written home by a commit).
+    /// Metadata blocks logged (without a log: written to their home locations by a commit).
     metadata_blocks,
     /// Blocks of file data logged.
     data_blocks,
@@ -47,9 +47,9 @@ counters! {
     revoke_records,
     /// Flushes sent by commits and checkpoints.
     flushes,
-    /// Versions that checkpoints wrote home.
+    /// Versions written by checkpoints.
     checkpoint_blocks,
-    /// Versions that never went home because a newer one, or a free, took their place.
+    /// Versions never written by a checkpoint, because of a newer version or a free.
     superseded_blocks,
     /// Writes of the journal superblock.
     superblock_writes,
@@ -57,7 +57,7 @@ counters! {
     start_waits,
     /// Time they waited, in nanoseconds.
     start_wait_nanoseconds,
-    /// Commits that a caller waited for while another thread did them.
+    /// Commits that a caller waited for, done by another thread.
     commit_waits,
     /// Time spent in commits by the threads that did them, in nanoseconds.
     commit_nanoseconds,
@@ -67,7 +67,7 @@ counters! {
     fast_commit_requests,
     /// Blocks of fast commits.
     fast_commit_blocks,
-    /// Handle starts that had to make room in the log themselves.
+    /// Handle starts that had to checkpoint themselves.
     log_full,
 }
 

@@ -3,13 +3,12 @@
 //! A transaction walks through [`Phase`]s in order. Which transaction is in which phase is
 //! the journal's state (`journal::State`); what it contains is here.
 //!
-//! Two numbers: a [`Tid`] is what handles are told and callers wait for; a [`Sequence`] is what
-//! a transaction bears in the log, given when it is frozen. A running transaction of which
-//! parts committed early has filled several sequences under one `Tid`. Until the first such
-//! commit of a journal the two run alike.
+//! Two numbers: handles get and callers wait for a [`Tid`]; a [`Sequence`] numbers a commit in the
+//! log and is assigned at the freeze. A transaction with partial commits has several sequences and
+//! one `Tid`. Before the first partial commit of a journal the two are equal.
 //!
 //! Invariants: contents are added only while the transaction is running or locked, under an
-//! open handle; what is frozen belongs to the committing thread.
+//! open handle; frozen contents belong to the committing thread.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::buffer::Buffer;
 use crate::error::JournalError;
 use crate::part::{Part, PartSet, PartUnions};
 
-/// ID of a transaction in the log: without gaps, in the order of commits.
+/// Number of a commit in the log: without gaps, in the order of commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sequence(pub(crate) Tid);
 
@@ -34,12 +33,12 @@ impl Sequence {
     }
 }
 
-/// Where a transaction stands.
+/// State of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Handles start and stop.
     Running,
-    /// A commit has begun: no handle starts; the open ones finish.
+    /// A commit has begun: no handle starts; open handles finish.
     Locked,
     /// Frozen: its log blocks are written, and its data is waited for.
     Flushing,
@@ -51,40 +50,40 @@ pub enum Phase {
     Checkpointing,
 }
 
-/// Called once the outcome of a transaction is known.
+/// Called when the outcome of a transaction is known.
 pub(crate) type Callback = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 
-/// What a transaction contains.
+/// Contents of a transaction.
 pub(crate) struct Transaction {
     /// Its ID.
     pub(crate) tid: Tid,
     /// When its first handle started.
     pub(crate) started: Instant,
-    /// What it contains.
+    /// Its contents.
     pub(crate) contents: Mutex<Contents>,
 }
 
 /// Guarded by `Transaction::contents`.
 #[derive(Default)]
 pub(crate) struct Contents {
-    /// Buffers that joined, in that order. One that left and came back is listed twice; one
-    /// that only left is still listed. Freezing asks the buffer.
+    /// Buffers in the order in which they joined. A buffer that left and rejoined is listed twice;
+    /// one that left is still listed. The freeze checks each buffer.
     pub(crate) buffers: Vec<Arc<Buffer>>,
     /// Blocks freed by this transaction and not reused as metadata by it.
     pub(crate) revoked: BTreeSet<BlockNo>,
-    /// Freed blocks whose older versions must not go home once this transaction committed.
+    /// Freed blocks whose older versions must not be checkpointed after this transaction's commit.
     pub(crate) forgotten: HashMap<BlockNo, Arc<Buffer>>,
-    /// Data writes that must be on the device before the commit block, each with a part of
-    /// the handle that attached it.
+    /// Ordered data: writes that must be durable before the commit block, each with a part of the
+    /// handle that attached it.
     pub(crate) data: Vec<(Part, Ticket)>,
-    /// To be told the outcome, each with a part of the handle that asked.
+    /// Callbacks for the outcome, each with a part of the handle that registered it.
     pub(crate) callbacks: Vec<(Part, Callback)>,
-    /// Parts that handles touched, as far as they have not committed.
+    /// Touched parts that have not committed.
     pub(crate) parts: PartUnions,
 }
 
 impl Contents {
-    /// Whether a commit would make nothing durable and tell nobody.
+    /// Whether a commit would make nothing durable and call no callback.
     pub(crate) fn is_empty(&self) -> bool {
         self.buffers.is_empty()
             && self.revoked.is_empty()
@@ -93,7 +92,7 @@ impl Contents {
     }
 }
 
-/// A version to be logged: where it belongs and its contents.
+/// A version to log: home location and contents.
 pub(crate) type Version = (Arc<Buffer>, Buf);
 
 impl Transaction {
@@ -101,7 +100,7 @@ impl Transaction {
         Arc::new(Transaction { tid, started: Instant::now(), contents: Mutex::default() })
     }
 
-    /// Freezes all that is left of the transaction; all its handles are stopped.
+    /// Freezes the rest of the transaction; all its handles are stopped.
     pub(crate) fn freeze(&self, sequence: Sequence) -> Batch {
         let contents = std::mem::take(&mut *self.contents.lock());
         let freeze = |buffer: Arc<Buffer>| {
@@ -123,13 +122,13 @@ impl Transaction {
 
 /// What a commit writes: a whole transaction, or some parts of one. Frozen.
 pub(crate) struct Batch {
-    /// The transaction that it is of.
+    /// Its transaction.
     pub(crate) tid: Tid,
     pub(crate) sequence: Sequence,
-    /// The parts that commit; `None` for all that is left.
+    /// The parts that commit; `None` for all of the rest.
     pub(crate) parts: Option<PartSet>,
-    /// How much of what the transaction reserved in the log the rest of it needs no more;
-    /// means something with `parts` only.
+    /// Reserved log blocks that the rest of the transaction no longer needs; valid with `parts`
+    /// only.
     pub(crate) reserved_blocks: u32,
     pub(crate) versions: Vec<Version>,
     pub(crate) revoked: BTreeSet<BlockNo>,
@@ -139,13 +138,13 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// The transaction, if this is all that was left of it.
+    /// The transaction, if this commit ends it.
     pub(crate) fn whole(&self) -> Option<Tid> {
         self.parts.is_none().then_some(self.tid)
     }
 }
 
-/// A transaction that takes handles, and the bookkeeping for them. Guarded by the journal's
+/// A transaction that accepts handles, and their accounting. Guarded by the journal's
 /// state lock.
 pub(crate) struct Running {
     pub(crate) transaction: Arc<Transaction>,
@@ -153,14 +152,14 @@ pub(crate) struct Running {
     pub(crate) phase: Phase,
     /// Open handles.
     pub(crate) handles: u32,
-    /// Log blocks promised to open handles or used up by buffers and revokes so far; without
-    /// the descriptors and the commit block.
+    /// Log blocks granted to open handles or used by buffers and revokes; without descriptors and
+    /// commit block.
     pub(crate) reserved_blocks: u32,
-    /// How often parts of it were frozen to commit before the rest.
+    /// Number of partial commits frozen.
     pub(crate) generation: u32,
-    /// How many of those commits are durable and have run their callbacks.
+    /// Number of partial commits that are durable and have run their callbacks.
     pub(crate) generations_committed: u32,
-    /// Parts that somebody waits for; the next commit of parts takes them along.
+    /// Parts that threads wait for; the next partial commit includes them.
     pub(crate) wanted: Vec<Part>,
 }
 
@@ -186,19 +185,20 @@ pub(crate) struct Committing {
     pub(crate) parts: Option<PartSet>,
     /// From [`Phase::Flushing`] on.
     pub(crate) phase: Phase,
-    /// First log block it was given (journal block).
+    /// Its first log block (journal block).
     pub(crate) log_start: u32,
 }
 
-/// What a commit logged and is not all home. Guarded by the journal's state lock.
+/// Logged contents of a commit that are not fully checkpointed. Guarded by the journal's state
+/// lock.
 pub(crate) struct Checkpoint {
-    /// The transaction, if it committed whole or this is what was left of it.
+    /// The transaction, if this commit ended it.
     pub(crate) tid: Option<Tid>,
     pub(crate) sequence: Sequence,
     /// [`Phase::Committed`] or [`Phase::Checkpointing`].
     pub(crate) phase: Phase,
     /// First log block (journal block).
     pub(crate) log_start: u32,
-    /// Its buffers; which version goes home is the buffer's knowledge.
+    /// Its buffers; each buffer knows which version to checkpoint.
     pub(crate) buffers: Arc<Vec<Arc<Buffer>>>,
 }

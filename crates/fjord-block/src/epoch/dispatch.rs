@@ -3,7 +3,7 @@
 //! Owns no state of its own. [`EpochQueue::choices`] is what order allows; [`EpochQueue::choose`]
 //! is the discipline's pick among it, within the shares of the classes.
 
-use super::queue::{Entry, EpochQueue, Flying};
+use super::queue::{Entry, EpochQueue, InFlight};
 use super::rules::Rules;
 use super::types::{Choice, Command, CommandId, IoKind, Part, RequestId};
 use crate::device::{Class, Order};
@@ -38,7 +38,7 @@ impl<R: Rules> EpochQueue<R> {
         }
         let wanting = self.flushes.unserved().chain(self.epoch_flush_request());
         let class = wanting.filter_map(|id| Some(self.requests.get(&id)?.class)).min()?;
-        let before = self.flushes.flying.iter().filter(|(.., other)| *other <= class).count();
+        let before = self.flushes.in_flight.iter().filter(|(.., other)| *other <= class).count();
         (before < self.tuning.flush_depth as usize).then_some(class)
     }
 
@@ -48,12 +48,12 @@ impl<R: Rules> EpochQueue<R> {
         self.failure().is_none()
             && (!self.ready.is_empty(Class::Background) || !self.ready.is_empty(Class::Async))
             && self.share.wants_flush(now_ns, &self.tuning)
-            && self.flushes.flying.len() < self.tuning.flush_depth as usize
+            && self.flushes.in_flight.len() < self.tuning.flush_depth as usize
     }
 
     /// What the discipline sends next; None while the queue is empty or the device has enough.
     pub fn choose(&self, now_ns: u64) -> Option<Choice> {
-        if self.share.flying_total() >= self.traits.queue_depth {
+        if self.share.in_flight_total() >= self.traits.queue_depth {
             return None;
         }
         let flush_class = self.flush_class();
@@ -90,7 +90,7 @@ impl<R: Rules> EpochQueue<R> {
         let requests = [Class::Async, Class::Background].into_iter().filter_map(|class| {
             let (pushed_ns, id) = self.ready.oldest(class)?;
             let late_ns = late_ns(class, pushed_ns)?;
-            (self.share.flying_of(class) == 0).then_some((late_ns, Choice::Request(id)))
+            (self.share.in_flight_of(class) == 0).then_some((late_ns, Choice::Request(id)))
         });
         let flushes = self.flush_class().into_iter().flat_map(|_| {
             let waiting = self.flushes.unserved().chain(self.epoch_flush_request());
@@ -121,8 +121,9 @@ impl<R: Rules> EpochQueue<R> {
         let id = CommandId(self.next_command);
         self.next_command += 1;
         self.stats.command_count += 1;
-        self.stats.flying_count += 1;
-        self.stats.flying_count_max = self.stats.flying_count_max.max(self.stats.flying_count);
+        self.stats.in_flight_count += 1;
+        self.stats.in_flight_count_max =
+            self.stats.in_flight_count_max.max(self.stats.in_flight_count);
         id
     }
 
@@ -136,7 +137,7 @@ impl<R: Rules> EpochQueue<R> {
         let class = class.unwrap_or(Class::Background);
         self.stats.combined_flush_count += self.flushes.begin(id, class).saturating_sub(1);
         self.share.begin_flush(id);
-        let flying = Flying {
+        let in_flight = InFlight {
             kind: IoKind::Flush,
             class,
             requests: Vec::new(),
@@ -144,7 +145,7 @@ impl<R: Rules> EpochQueue<R> {
             sent_ns: now_ns,
             bounded: false,
         };
-        self.commands.insert(id, flying);
+        self.commands.insert(id, in_flight);
         Command { id, kind: IoKind::Flush, offset: 0, len: 0, class, parts: Vec::new() }
     }
 
@@ -245,7 +246,7 @@ impl<R: Rules> EpochQueue<R> {
         let (mut asked, mut last) = (Order::Orderless, false);
         for part in &draft.parts {
             let Some(entry) = self.requests.get_mut(&part.request) else { continue };
-            entry.flying += 1;
+            entry.in_flight += 1;
             entry.sent += part.len;
             let whole = entry.sent == entry.io.len;
             let (order, epoch) = (entry.io.kind.order(), entry.epoch);
@@ -274,9 +275,10 @@ impl<R: Rules> EpochQueue<R> {
         self.ready.set_head(class, draft.offset.saturating_add(draft.len));
         let requests = draft.parts.iter().map(|part| part.request).collect();
         let bounded = self.share.bounds(class, now_ns);
-        let flying = Flying { kind, class, requests, len: draft.len, sent_ns: now_ns, bounded };
-        self.share.begin(&flying);
-        self.commands.insert(id, flying);
+        let in_flight =
+            InFlight { kind, class, requests, len: draft.len, sent_ns: now_ns, bounded };
+        self.share.begin(&in_flight);
+        self.commands.insert(id, in_flight);
         // An epoch may be over as soon as its last write has left.
         self.settle();
         Command { id, kind, offset: draft.offset, len: draft.len, class, parts: draft.parts }
@@ -288,7 +290,7 @@ impl<R: Rules> EpochQueue<R> {
         let mut at = id;
         loop {
             let entry = self.requests.get(&at)?;
-            if entry.flying > 0 {
+            if entry.in_flight > 0 {
                 return self.command_of(at);
             }
             // Every step leads to an earlier request.
@@ -304,7 +306,7 @@ impl<R: Rules> EpochQueue<R> {
             match before {
                 Some(before) => at = before,
                 None if entry.left || !self.is_free(entry) => {
-                    return self.flushes.flying.first().map(|(command, ..)| *command);
+                    return self.flushes.in_flight.first().map(|(command, ..)| *command);
                 }
                 None => return self.commands.keys().next().copied(),
             }
@@ -312,8 +314,8 @@ impl<R: Rules> EpochQueue<R> {
     }
 
     fn command_of(&self, id: RequestId) -> Option<CommandId> {
-        let has = |flying: &Flying| flying.requests.contains(&id);
-        self.commands.iter().find(|(_, flying)| has(flying)).map(|(command, _)| *command)
+        let has = |in_flight: &InFlight| in_flight.requests.contains(&id);
+        self.commands.iter().find(|(_, in_flight)| has(in_flight)).map(|(command, _)| *command)
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Flushes {
     /// Flush requests and writes with emulated FUA that need durability up to a time.
     pub(super) waiting: Vec<(RequestId, ChangeTime)>,
     /// Under way, oldest first, with the time each began and its class.
-    pub(super) flying: Vec<(CommandId, ChangeTime, Class)>,
+    pub(super) in_flight: Vec<(CommandId, ChangeTime, Class)>,
 }
 
 impl Flushes {
@@ -34,7 +34,7 @@ impl Flushes {
             durable: 0,
             not_ready: BTreeSet::new(),
             waiting: Vec::new(),
-            flying: Vec::new(),
+            in_flight: Vec::new(),
         }
     }
 
@@ -46,7 +46,7 @@ impl Flushes {
 
     /// Whether a flush under way or an earlier one brings durability up to `time`.
     pub(super) fn is_served(&self, time: ChangeTime) -> bool {
-        self.durable >= time || self.flying.iter().any(|(_, began, _)| *began >= time)
+        self.durable >= time || self.in_flight.iter().any(|(_, began, _)| *began >= time)
     }
 
     /// Those that no flush under way will serve.
@@ -57,14 +57,14 @@ impl Flushes {
     /// A flush begins; gives the number of requests that no other one serves.
     pub(super) fn begin(&mut self, command: CommandId, class: Class) -> u64 {
         let count = self.unserved().count();
-        self.flying.push((command, self.now, class));
+        self.in_flight.push((command, self.now, class));
         count as u64
     }
 
     /// A flush ended.
     pub(super) fn end(&mut self, command: CommandId, well: bool) {
-        let Some(at) = self.flying.iter().position(|(id, ..)| *id == command) else { return };
-        let (_, began, _) = self.flying.remove(at);
+        let Some(at) = self.in_flight.iter().position(|(id, ..)| *id == command) else { return };
+        let (_, began, _) = self.in_flight.remove(at);
         if well {
             self.durable = self.durable.max(began);
         }

@@ -36,7 +36,7 @@ pub(super) struct Entry {
     /// All of it has left the queue.
     pub(super) left: bool,
     /// Commands under way with pieces of it.
-    pub(super) flying: u32,
+    pub(super) in_flight: u32,
     /// Earlier requests on the same bytes that are not done.
     pub(super) blockers: BTreeSet<RequestId>,
     /// Later ones that wait for this.
@@ -62,7 +62,7 @@ pub(super) struct EpochState {
 
 /// A command under way.
 #[derive(Clone, Debug, Hash)]
-pub(super) struct Flying {
+pub(super) struct InFlight {
     pub(super) kind: IoKind,
     pub(super) class: Class,
     pub(super) requests: Vec<RequestId>,
@@ -81,7 +81,7 @@ pub struct EpochQueue<R: Rules = Paper> {
     next_request: u64,
     pub(super) next_command: u64,
     pub(super) requests: BTreeMap<RequestId, Entry>,
-    pub(super) commands: BTreeMap<CommandId, Flying>,
+    pub(super) commands: BTreeMap<CommandId, InFlight>,
     pub(super) ready: Ready,
     overlaps: Overlaps,
     /// The number of the first of `epochs`.
@@ -154,7 +154,7 @@ impl<R: Rules> EpochQueue<R> {
             epoch: None,
             sent: 0,
             left: false,
-            flying: 0,
+            in_flight: 0,
             blockers: BTreeSet::new(),
             blocks: Vec::new(),
             error: None,
@@ -313,28 +313,29 @@ impl<R: Rules> EpochQueue<R> {
 
     /// Takes in the outcome of a command.
     pub fn completed(&mut self, command: CommandId, result: IoResult, now_ns: u64) {
-        let Some(flying) = self.commands.remove(&command) else { return };
-        self.stats.flying_count -= 1;
-        if flying.kind == IoKind::Flush {
+        let Some(in_flight) = self.commands.remove(&command) else { return };
+        self.stats.in_flight_count -= 1;
+        if in_flight.kind == IoKind::Flush {
             self.flushes.end(command, result.is_ok());
-            self.share.end_flush(command, &flying, now_ns, &self.tuning);
+            self.share.end_flush(command, &in_flight, now_ns, &self.tuning);
         } else {
-            self.share.end(&flying, now_ns, &self.tuning);
+            self.share.end(&in_flight, now_ns, &self.tuning);
         }
-        let passed_fua = matches!(flying.kind, IoKind::Write { fua: true, .. }) && result.is_ok();
-        if flying.kind.changes() && self.traits.volatile_cache && !passed_fua {
+        let passed_fua =
+            matches!(in_flight.kind, IoKind::Write { fua: true, .. }) && result.is_ok();
+        if in_flight.kind.changes() && self.traits.volatile_cache && !passed_fua {
             self.flushes.now += 1;
         }
-        for id in &flying.requests {
+        for id in &in_flight.requests {
             self.note_transfer(*id, &result, passed_fua);
         }
         if let Err(error) = &result
-            && self.rules.stops(flying.kind)
+            && self.rules.stops(in_flight.kind)
         {
             self.fail(error.clone());
         }
-        for id in flying.requests {
-            if self.requests.get(&id).is_some_and(|entry| entry.left && entry.flying == 0) {
+        for id in in_flight.requests {
+            if self.requests.get(&id).is_some_and(|entry| entry.left && entry.in_flight == 0) {
                 self.finish_transfer(id);
             }
         }
@@ -345,7 +346,7 @@ impl<R: Rules> EpochQueue<R> {
     fn note_transfer(&mut self, id: RequestId, result: &IoResult, passed_fua: bool) {
         let place = self.place(id);
         let Some(entry) = self.requests.get_mut(&id) else { return };
-        entry.flying -= 1;
+        entry.in_flight -= 1;
         let epoch = entry.epoch;
         if let Err(error) = result {
             // The rest of it is not worth sending.
@@ -475,7 +476,7 @@ impl<R: Rules> EpochQueue<R> {
             self.leave(id);
             if let Some(entry) = self.requests.get_mut(&id) {
                 entry.error.get_or_insert(error);
-                if entry.flying == 0 {
+                if entry.in_flight == 0 {
                     self.finish_transfer(id);
                 }
             }

@@ -10,7 +10,7 @@
 //! that all classes always advance.
 
 use super::pace::{Alone, Rate, Window, Witness};
-use super::queue::Flying;
+use super::queue::InFlight;
 use super::types::{CommandId, Io, IoKind, Tuning};
 use crate::device::Class;
 
@@ -45,7 +45,7 @@ struct Draining {
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Share {
     /// Commands under way by class; flushes apart.
-    flying: [u32; 3],
+    in_flight: [u32; 3],
     /// Bytes of lower classes under way.
     lower_bytes: u64,
     /// Bytes of class Sync under way, and when they were too many last.
@@ -53,7 +53,7 @@ pub(super) struct Share {
     sync_heavy_ns: Option<u64>,
     /// Bytes of class Sync transferred since the last flush began.
     sync_cached_bytes: u64,
-    pub(super) flying_flushes: u32,
+    pub(super) in_flight_flushes: u32,
     /// Commands of lower classes under way that were sent while these bounds did not hold, and when
     /// the last such one ended: what shared the device with them teaches nothing.
     unbounded: u32,
@@ -88,12 +88,12 @@ pub(super) struct Share {
 impl Share {
     pub(super) fn new(volatile_cache: bool, tuning: &Tuning) -> Self {
         Share {
-            flying: [0; 3],
+            in_flight: [0; 3],
             lower_bytes: 0,
             sync_bytes: 0,
             sync_heavy_ns: None,
             sync_cached_bytes: 0,
-            flying_flushes: 0,
+            in_flight_flushes: 0,
             unbounded: 0,
             unbounded_end_ns: 0,
             sync_seen_ns: None,
@@ -115,12 +115,12 @@ impl Share {
         }
     }
 
-    pub(super) fn flying_total(&self) -> u32 {
-        self.flying.iter().sum::<u32>() + self.flying_flushes
+    pub(super) fn in_flight_total(&self) -> u32 {
+        self.in_flight.iter().sum::<u32>() + self.in_flight_flushes
     }
 
-    pub(super) fn flying_of(&self, class: Class) -> u32 {
-        self.flying[class as usize]
+    pub(super) fn in_flight_of(&self, class: Class) -> u32 {
+        self.in_flight[class as usize]
     }
 
     /// A request of class Sync came. The bounds begin with the first write, so that its time shows.
@@ -143,7 +143,7 @@ impl Share {
         if class == Class::Sync {
             return true;
         }
-        let [sync, r#async, background] = self.flying;
+        let [sync, r#async, background] = self.in_flight;
         let piece = self.piece_bytes(now_ns, tuning);
         let has_depth = r#async + background < tuning.async_depth
             && (class == Class::Async || background < tuning.background_depth);
@@ -205,9 +205,9 @@ impl Share {
     }
 
     /// A command was sent; not for flushes.
-    pub(super) fn begin(&mut self, sent: &Flying) {
+    pub(super) fn begin(&mut self, sent: &InFlight) {
         if sent.class == Class::Sync {
-            if self.flying[Class::Sync as usize] == 0 {
+            if self.in_flight[Class::Sync as usize] == 0 {
                 self.overtaking_bytes = 0;
             }
             self.sync_bytes += sent.len;
@@ -222,14 +222,14 @@ impl Share {
             self.was_full |=
                 self.volatile_cache && cached_bytes >= self.cache_window.bytes() / FLUSH_PART;
         }
-        self.flying[sent.class as usize] += 1;
+        self.in_flight[sent.class as usize] += 1;
     }
 
     /// A command has ended; not for flushes.
-    pub(super) fn end(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) {
+    pub(super) fn end(&mut self, sent: &InFlight, now_ns: u64, tuning: &Tuning) {
         let was_filled = self.lower_bytes + self.piece_bytes(now_ns, tuning) > self.window.bytes();
         let is_plain_write = matches!(sent.kind, IoKind::Write { fua: false, .. });
-        self.flying[sent.class as usize] -= 1;
+        self.in_flight[sent.class as usize] -= 1;
         self.has_work |= sent.kind.changes();
         if sent.class == Class::Sync {
             self.overtaking_bytes = 0;
@@ -270,18 +270,18 @@ impl Share {
     }
 
     /// Whether class Sync had little in the device since this was sent.
-    fn is_light(&self, sent: &Flying) -> bool {
+    fn is_light(&self, sent: &InFlight) -> bool {
         self.sync_heavy_ns.is_none_or(|at_ns| at_ns < sent.sent_ns)
     }
 
     /// Whether lower classes had nothing in the device, nor lately, when this was sent.
-    fn is_quiet(&self, sent: &Flying) -> bool {
-        let [_, r#async, background] = self.flying;
+    fn is_quiet(&self, sent: &InFlight) -> bool {
+        let [_, r#async, background] = self.in_flight;
         r#async + background == 0 && self.lower_seen_ns.saturating_add(QUIET_NS) <= sent.sent_ns
     }
 
     /// What a write of class Sync tells.
-    fn learn_alone(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) {
+    fn learn_alone(&mut self, sent: &InFlight, now_ns: u64, tuning: &Tuning) {
         if self.unbounded > 0 || sent.sent_ns < self.unbounded_end_ns {
             return;
         }
@@ -307,7 +307,7 @@ impl Share {
     }
 
     /// Whether a write took no longer than one of class Sync should.
-    fn judge(&mut self, sent: &Flying, now_ns: u64, tuning: &Tuning) -> bool {
+    fn judge(&mut self, sent: &InFlight, now_ns: u64, tuning: &Tuning) -> bool {
         let (Some(alone_ns), Some(slack_ns)) = (self.write_alone.ns(), self.slack_ns(tuning))
         else {
             return false;
@@ -318,7 +318,7 @@ impl Share {
     }
 
     pub(super) fn begin_flush(&mut self, command: CommandId) {
-        self.flying_flushes += 1;
+        self.in_flight_flushes += 1;
         let has_work = std::mem::take(&mut self.has_work);
         let sync_bytes = std::mem::take(&mut self.sync_cached_bytes);
         let bytes = self.transferred_bytes;
@@ -328,11 +328,11 @@ impl Share {
     pub(super) fn end_flush(
         &mut self,
         command: CommandId,
-        sent: &Flying,
+        sent: &InFlight,
         now_ns: u64,
         tuning: &Tuning,
     ) {
-        self.flying_flushes -= 1;
+        self.in_flight_flushes -= 1;
         let Some(at) = self.draining.iter().position(|flush| flush.command == command) else {
             return;
         };
@@ -364,7 +364,7 @@ impl Share {
     /// drains faster than the device takes writes is not what held it up.
     fn judge_flush(
         &mut self,
-        sent: &Flying,
+        sent: &InFlight,
         drained_bytes: u64,
         now_ns: u64,
         tuning: &Tuning,

@@ -32,9 +32,9 @@ pub struct EpochStats {
     /// The most there ever were.
     pub queued_count_max: u64,
     /// Commands under way at this moment.
-    pub flying_count: u32,
+    pub in_flight_count: u32,
     /// The most there ever were.
-    pub flying_count_max: u32,
+    pub in_flight_count_max: u32,
 }
 
 /// Counters decide nothing: queues that differ only in them are one state to a search.

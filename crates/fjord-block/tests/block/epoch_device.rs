@@ -428,7 +428,7 @@ fn storm(seed: u64, queue_depth: u32, threads: u64) {
     });
     assert_eq!(device.flush(), Ok(()));
     let stats = device.epoch_stats();
-    assert_eq!((stats.queued_count, stats.flying_count), (0, 0));
+    assert_eq!((stats.queued_count, stats.in_flight_count), (0, 0));
     let order = check_order(&fault.take_recording(), &epochs.into_inner().unwrap());
     assert_eq!(order, Ok(()));
 }

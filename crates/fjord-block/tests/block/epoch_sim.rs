@@ -158,8 +158,8 @@ fn no_power_cut_breaks_the_order_of_epochs() {
         println!("{what}: {} images, {partial} of a moment between", images.len());
         assert!(partial > 0, "{what}: no cut came between");
         let stats = device.epoch_stats();
-        assert!(stats.epoch_count > 0 && stats.flying_count == 0);
-        assert!(stats.flying_count_max <= profile.queue_depth);
+        assert!(stats.epoch_count > 0 && stats.in_flight_count == 0);
+        assert!(stats.in_flight_count_max <= profile.queue_depth);
         assert_eq!(check(&submitted, &sim.contents()).map(|_| ()), Ok(()));
     }
 }

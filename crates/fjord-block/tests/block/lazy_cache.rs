@@ -31,7 +31,7 @@ struct Lazy {
     /// Bytes in the cache.
     dirty_bytes: u64,
     /// Commands under way by their end, with what they add to the cache.
-    flying: BTreeMap<(u64, CommandId), u64>,
+    in_flight: BTreeMap<(u64, CommandId), u64>,
     has_writer: bool,
     /// The processor is away now and then: commands seem to take longer than the device does.
     is_noisy: bool,
@@ -55,7 +55,7 @@ impl Lazy {
             now_ns: 0,
             bus_free_ns: 0,
             dirty_bytes: 0,
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             has_writer: false,
             is_noisy: false,
             noise: 1,
@@ -87,11 +87,11 @@ impl Lazy {
                 }
             };
             let end_ns = end_ns + self.absence_ns();
-            self.flying.insert((end_ns, command.id), added_bytes);
+            self.in_flight.insert((end_ns, command.id), added_bytes);
         }
-        match self.flying.first_key_value() {
+        match self.in_flight.first_key_value() {
             Some((&(end_ns, id), &added_bytes)) if end_ns <= limit_ns => {
-                self.flying.remove(&(end_ns, id));
+                self.in_flight.remove(&(end_ns, id));
                 self.now_ns = end_ns;
                 self.dirty_bytes += added_bytes;
                 self.queue.completed(id, Ok(()), end_ns);

@@ -1,5 +1,5 @@
-//! `fjord bench`: fjord beside the raw device, the kernel's ext4 and fuse2fs, in turn in one run;
-//! and figures, measured or in virtual time.
+//! `fjord bench`: compare fjord with the raw device, the kernel's ext4 and fuse2fs, which take
+//! turns in one run; and figures, measured or in virtual time.
 
 use std::{
     fs,
@@ -40,22 +40,22 @@ Workloads:
 Figures in virtual time on simulated devices, independent of this machine:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
   barrier-10     the same: queue depth over time (Fig. 10)
-  sync-latency   latency of a thread beside a writer that saturates the device
+  sync-latency   latency of a thread while a writer saturates the device
 
-Measured figures, every fsync policy beside the kernel's ext4:
-  ijournaling-6     fsync latency beside a sequential writer (ATC '17, Fig. 6)
+Measured figures, every fsync policy and the kernel's ext4:
+  ijournaling-6     fsync latency during a sequential write (ATC '17, Fig. 6)
   ijournaling-7     … by the writer's bandwidth (Fig. 7)
   ijournaling-8     … with and without delayed allocation (Fig. 8)
   ijournaling-9     append and fsync by threads (Fig. 9)
-  pbg-2, pbg-3      fsync beside a copy in another directory, mean and over time
+  pbg-2, pbg-3      fsync during a copy in another directory, mean and over time
   fastcommit-table  fs_mark with an fsync after every write
-  neighbours        a probe alone and beside eight writers
+  neighbours        latency of a probe, alone and with eight writers
   fallbacks         how often programs make a policy fall back to a full commit
 
 Their devices: disk (an image file in DIR), zram (root), and the simulated ufs, plain-ssd,
 supercap-ssd and nvme, in real time. --targets fjord-library includes all its policies.
 
-Images are made in a new directory in DIR, on the disk to be measured, and removed at the end.
+Images are made in a new directory in DIR, on the disk under test, and removed at the end.
 Targets take turns, so ratios within one run are comparable; absolute figures of two runs are not.
 
 Examples:
@@ -73,10 +73,10 @@ const CACHE_BYTES: u64 = 256 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Directory on the disk to be measured
+    /// Directory on the disk under test
     #[arg(default_value = ".")]
     dir: PathBuf,
-    /// Targets, in the order of the table; by default all that this machine has
+    /// Targets, in the order of the table; by default all that this machine supports
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = target)]
     targets: Vec<Target>,
     /// Workloads [default: append-fsync,overwrite-fdatasync]
@@ -85,11 +85,11 @@ pub(crate) struct Args {
     /// Thread counts of the fsync workloads and of parallel-read [default: 1; 1,2,4 for reads]
     #[arg(short = 'j', long, value_name = "LIST", value_delimiter = ',')]
     threads: Vec<usize>,
-    /// Turns of each target; medians are shown [default: 5; 1 for figures]
+    /// Rounds; the table shows medians [default: 5; 1 for figures]
     #[arg(short, long, value_name = "COUNT")]
     rounds: Option<u32>,
-    /// Length of a turn of the fsync workloads, or of a point of a figure [default: 1; figures have
-    /// their own]
+    /// Length of a round of the fsync workloads, or of a point of a figure [default: 1; figures
+    /// have their own]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<f64>,
     /// Size of each image; every target has one [default: 512M; 2G for figures, one per device]
@@ -107,14 +107,14 @@ pub(crate) struct Args {
     /// Make a figure instead
     #[arg(long, value_name = "NAME", value_parser = figure, conflicts_with_all = ["workloads", "threads"])]
     figure: Option<Chosen>,
-    /// Devices of a figure [default: those of the paper, and the disk]
+    /// Devices of a figure [default: the paper's, and the disk]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     devices: Vec<DeviceKind>,
     /// Memory for cached data in a figure: fjord's cache, and the kernel's dirty pages of the
     /// device; 0 keeps the defaults of both [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cache: Option<u64>,
-    /// Run a figure in seconds, to test that it works; the numbers mean nothing
+    /// Run a figure in seconds, as a test; its numbers are meaningless
     #[arg(long)]
     quick: bool,
     /// Write all figures to this file; - for standard output, instead of the table
@@ -160,7 +160,7 @@ impl From<BenchError> for Failure {
 }
 
 impl Args {
-    /// The figure that is wanted, by its option, as the only workload, or as the only argument.
+    /// The requested figure: by its option, as the only workload, or as the only argument.
     fn chosen(&self) -> Option<(Chosen, &Path)> {
         let here = Path::new(".");
         let measured = |name: &str| Experiment::from_name(name).map(Chosen::Measured);
@@ -189,8 +189,7 @@ impl Args {
         self.options.iter().flat_map(|list| ["-o".into(), list.clone()]).collect()
     }
 
-    /// Refuses those of these options that are given: what is asked for, `what`, has no use for
-    /// them.
+    /// Refuses those of these options that are given; `what` says why they do not apply.
     fn refuse(&self, what: &str, options: &[(&str, bool)]) -> Result<()> {
         let given = options.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name);
         let given: Vec<_> = given.collect();
@@ -261,10 +260,11 @@ fn fjord_program() -> Result<PathBuf> {
     std::env::current_exe().context("finding the fjord program")
 }
 
-/// Set when the user wants to stop.
+/// Set by SIGINT and SIGTERM.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Turns SIGINT and SIGTERM into a wish to stop, so that mounts and images go away first.
+/// Has SIGINT and SIGTERM set a flag, so that mounts and images are removed before the process
+/// ends.
 fn catch_signals() {
     extern "C" fn stop(_signal: libc::c_int) {
         STOP.store(true, Ordering::Relaxed);
@@ -301,11 +301,11 @@ fn in_new_dir<T>(dir: &Path, measure: impl FnOnce(&Path) -> Result<T>) -> Result
     let dir = std::path::absolute(dir)?;
     if !dir.is_dir() {
         return Err(Failure::new(format!(
-            "{} is not a directory; give one on the disk to be measured",
+            "{} is not a directory; give one on the disk under test",
             dir.display()
         )));
     }
-    // The process ID tells runs side by side apart.
+    // The process ID distinguishes concurrent runs.
     let work = dir.join(format!("fjord-bench.{}", std::process::id()));
     fs::create_dir(&work).context(format!("making {}", work.display()))?;
     catch_signals();
@@ -318,7 +318,7 @@ fn in_new_dir<T>(dir: &Path, measure: impl FnOnce(&Path) -> Result<T>) -> Result
 
 type Step<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
 
-/// Shows how far a run is, and ends it when the user wants to.
+/// Shows the progress of a run, and ends it on SIGINT and SIGTERM.
 fn with_progress<T>(run: impl FnOnce(Step<'_>) -> Result<T, BenchError>) -> Result<T> {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {elapsed} {msg}") {
@@ -340,7 +340,7 @@ fn with_progress<T>(run: impl FnOnce(Step<'_>) -> Result<T, BenchError>) -> Resu
 
 fn show_figure(args: &Args, figure: Figure) -> Result<()> {
     args.refuse(
-        &format!("{} is in virtual time", figure.name()),
+        &format!("{} runs in virtual time", figure.name()),
         &[
             ("--targets", !args.targets.is_empty()),
             ("--devices", !args.devices.is_empty()),
@@ -397,7 +397,7 @@ fn show(args: &Args, report: &Report) -> Result<()> {
             report.skipped.join("; ")
         )));
     }
-    // Who names a target counts on its figures.
+    // A target that was named explicitly must be measured.
     if !args.targets.is_empty() && !report.skipped.is_empty() {
         return Err(Failure::new(format!("left out: {}", report.skipped.join("; "))));
     }

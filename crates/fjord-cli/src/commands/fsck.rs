@@ -1,9 +1,9 @@
 //! `fjord fsck`, `fsck.fjord`: recover the journal, then have e2fsck check and repair the image.
 //!
-//! Owns the order of the two and the exit codes, which are those of fsck(8). Invariants: with -n
-//! nothing is written; e2fsck gets no image whose journal holds what only fjord can apply; as long
-//! as e2fsck works on an image file, fjord does not open it elsewhere. For that e2fsck takes the place
-//! of this process, and inherits its lock.
+//! Owns the order of the two steps and the exit codes, which are those of fsck(8). Invariants: with
+//! -n nothing is written; e2fsck never gets an image with pending i-transactions; while e2fsck
+//! works on an image file, no other fjord process opens it: e2fsck is exec'ed in this process and
+//! inherits its lock.
 
 use std::{
     ffi::OsString,
@@ -37,21 +37,21 @@ const EXIT_OPERATIONAL: u8 = 8;
 /// Wrong arguments.
 pub(crate) const EXIT_USAGE: u8 = 16;
 
-/// How long a lock is waited for: a daemon whose mount has just gone still has it for a moment.
+/// Timeout for a lock: a daemon holds it for a moment after its unmount.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 const HELP: &str = "\
 A dirty journal is recovered by fjord, whatever fsync policy wrote it; then e2fsck runs with the
 options given here. e2fsck alone refuses an image whose journal holds fsynced changes of
-fsync=ijournal. Orphans are completed with the recovery.
+fsync=ijournal. Recovery includes the orphans.
 
-With -n nothing is written: a dirty image is reported, with exit code 4, and not checked any
-further. With -y, fsynced changes in the journal that are damaged and cannot be applied are
-discarded, as by `fjord recover --drop-fsyncs`; without -y they are kept, and the exit code is 4.
-An undo file (-z) has what e2fsck changes, without the recovery.
+With -n nothing is written: a dirty image is reported with exit code 4 and not checked. With -y,
+fsynced changes in the journal that are damaged and cannot be applied are discarded, as by
+`fjord recover --drop-fsyncs`; without -y they are kept, and the exit code is 4.
+An undo file (-z) holds the changes of e2fsck, not those of the recovery.
 
-The links fsck.fjord and fsck.fuse.fjord run this command. fsck(8) calls the latter for the type
-fuse.fjord, by the sixth field of fstab.
+The links fsck.fjord and fsck.fuse.fjord run this command. fsck(8) runs the latter for entries of
+type fuse.fjord in fstab whose sixth field is not 0.
 
 Exit codes, a sum of:
   0   no errors
@@ -95,16 +95,16 @@ pub(crate) struct Args {
     /// Use the superblock in this block
     #[arg(short = 'b', value_name = "BLOCK")]
     superblock: Option<String>,
-    /// Block size with which to look for the superblock
+    /// Block size to look for the superblock with
     #[arg(short = 'B', value_name = "BYTES")]
     block_size: Option<String>,
     /// Extended options of e2fsck(8)
     #[arg(short = 'E', value_name = "LIST")]
     extended: Vec<String>,
-    /// Where the external journal lies
+    /// Device of the external journal
     #[arg(short = 'j', value_name = "DEVICE")]
     external_journal: Option<PathBuf>,
-    /// Write what e2fsck overwrites to this file first
+    /// Save the blocks that e2fsck overwrites to this file
     #[arg(short = 'z', value_name = "FILE")]
     undo_file: Option<PathBuf>,
     /// Optimize directories
@@ -124,7 +124,7 @@ pub(crate) struct Args {
     verbose: u8,
 }
 
-/// How questions are answered.
+/// Answers to e2fsck's questions.
 #[derive(Debug, clap::Args)]
 struct Mode {
     /// Repair without questions what can be repaired safely
@@ -189,8 +189,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if is_dirty(&file) {
         if args.mode.no_changes {
             return Err(uncorrected(format!(
-                "{}: the journal is dirty{}, and nothing is written with -n; run `fsck.fjord -p {0}` \
-                 to recover it",
+                "{}: the journal is dirty{}, and nothing is written with -n; run `fsck.fjord -p \
+                 {0}` to recover it",
                 args.image.display(),
                 pending(&args.image).map(|text| format!(" ({text})")).unwrap_or_default(),
             )));
@@ -198,7 +198,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         recover(args)?;
     }
     lock_for_good(&args.image, file, args.mode.no_changes)?;
-    // What was printed so far comes first.
+    // Flushes this process's output before e2fsck's.
     let _ = io::stdout().flush();
     let failed = Command::new(&e2fsck).args(args.e2fsck_args()).exec();
     Err(operational(Failure::new(format!("{} cannot be run: {failed}", e2fsck.display()))))
@@ -212,7 +212,7 @@ fn uncorrected(message: String) -> Failure {
     Failure { code: EXIT_UNCORRECTED, message }
 }
 
-/// e2fsck in PATH, or where init scripts and users without an sbin in PATH find it.
+/// e2fsck in PATH, or in the sbin directories, which PATH often lacks.
 fn find_e2fsck() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -221,8 +221,8 @@ fn find_e2fsck() -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Whether the superblock says that the journal is to be replayed. One that cannot be read is
-/// e2fsck's to judge.
+/// Whether the superblock says that the journal needs replay. An unreadable superblock is left to
+/// e2fsck.
 fn is_dirty(image: &File) -> bool {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     if image.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).is_err() {
@@ -235,7 +235,7 @@ fn is_dirty(image: &File) -> bool {
     })
 }
 
-/// What recovery will replay, in words, as far as it can be told before.
+/// Description of what recovery will replay, as far as it is known before.
 fn pending(image: &Path) -> Option<String> {
     let plan = image::log(image).ok()??;
     let report = plan.report();
@@ -250,7 +250,7 @@ fn pending(image: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Recovers the journal, or leaves that to e2fsck where it can do it.
+/// Recovers the journal, or leaves that to e2fsck if e2fsck can do it.
 fn recover(args: &Args) -> Result<()> {
     let image = &args.image;
     if let Err(error) = File::options().write(true).open(image) {
@@ -260,7 +260,7 @@ fn recover(args: &Args) -> Result<()> {
         ))));
     }
     let text = pending(image);
-    // What belongs to a recovery and no more: no mount count, no time of a mount.
+    // Only what belongs to a recovery: no mount count, no mount time.
     let options =
         MountOptions { read_only: true, recover_before_read_only: true, ..MountOptions::default() };
     let open = || Fs::open(image, &options).and_then(|fs| fs.unmount());
@@ -275,26 +275,27 @@ fn recover(args: &Args) -> Result<()> {
         Err(error) => error,
     };
     let name = image.display();
-    // Where even that cannot be told, e2fsck tells.
+    // If the journal is unreadable, e2fsck reports it.
     if !image::is_marked(image).unwrap_or(false) {
         output::complain(format!("{name}: recovery is left to e2fsck: {error}"));
         return Ok(());
     }
     if !args.mode.yes {
         return Err(uncorrected(format!(
-            "{name}: the fsynced changes in the journal cannot be applied: {error}; e2fsck refuses the \
-             image as long as they are there: `fsck.fjord -y {name}` discards them and repairs the rest"
+            "{name}: the fsynced changes in the journal cannot be applied: {error}; e2fsck refuses \
+             the image until they are discarded: `fsck.fjord -y {name}` does that and repairs the \
+             rest"
         )));
     }
     image::drop_fsyncs(image).map_err(operational)?;
     output::print(format!(
-        "{name}: discarded what was fsynced since the last commit, because it cannot be applied: \
+        "{name}: discarded the fsynced changes since the last commit, which cannot be applied: \
          {error}\n"
     ))
 }
 
-/// Locks an image file until the program that takes the place of this process ends. A block device
-/// is claimed by e2fsck itself.
+/// Locks an image file; the lock stays until e2fsck, exec'ed in this process, ends. e2fsck itself
+/// opens a block device exclusively.
 fn lock_for_good(image: &Path, file: File, read_only: bool) -> Result<()> {
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Ok(());
@@ -315,7 +316,7 @@ fn lock_for_good(image: &Path, file: File, read_only: bool) -> Result<()> {
                     image.display()
                 ))));
             }
-            // Some network file systems have no locks; as everywhere in fjord that is no obstacle.
+            // Some network file systems have no locks; fjord then works without.
             _ => break,
         }
     }

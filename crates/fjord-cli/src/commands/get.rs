@@ -15,10 +15,9 @@ use crate::{
 #[command(
     after_help = "Kept as cp -a keeps it: modes, times, hard links, holes, extended attributes, \
 access control lists, capabilities, pipes and sockets; for root also owners and devices. What \
-cannot be kept is listed, and the exit code is 6. Without root all belongs to the caller, unless \
---same-owner asks for more. A file that is there is replaced when the new one is complete; \
-directories are merged.\n\n\
-Examples:\n  fjord get disk.img /etc/fstab\n  fjord get -r disk.img /var/log ./logs\n  \
+cannot be kept is listed, and the exit code is 6. Without root, files belong to the caller unless \
+--same-owner is given. An existing file is replaced when its copy is complete; directories are \
+merged.\n\nExamples:\n  fjord get disk.img /etc/fstab\n  fjord get -r disk.img /var/log ./logs\n  \
 fjord get disk.img /backup.tar - | tar t"
 )]
 pub(crate) struct Args {
@@ -26,13 +25,13 @@ pub(crate) struct Args {
     image: PathBuf,
     /// File or directory in the image
     path: String,
-    /// Where to put it; a directory gets it under its own name, - is standard output
+    /// Destination; an existing directory receives it under its own name, - is standard output
     #[arg(default_value = ".")]
     target: PathBuf,
-    /// Copy a directory with all that is in it
+    /// Copy a directory and its contents
     #[arg(short, long)]
     recursive: bool,
-    /// Keep owners (the default for root); what cannot be given to them is listed
+    /// Keep owners (the default for root); failures are listed
     #[arg(long)]
     same_owner: bool,
 }
@@ -45,7 +44,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let is_dir = file.attr().kind() == FileKind::Directory;
     if is_dir && to_stream {
         let path = &args.path;
-        return Err(Failure::usage(format!("{path}: is a directory; only a file can go to -")));
+        return Err(Failure::usage(format!(
+            "{path}: is a directory; only a file can be written to -"
+        )));
     }
     if is_dir && !args.recursive {
         return Err(Failure::new(format!("{}: is a directory; copy it with -r", args.path)));
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     output::unkept(&copied?.unkept)
 }
 
-/// The path that the copy gets.
+/// The path of the copy.
 fn target(args: &Args) -> PathBuf {
     let name = args.path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let is_name = !matches!(name, "" | "." | "..");

@@ -1,7 +1,7 @@
 //! `fjord info`: superblock, features and journal, as `dumpe2fs -h` users expect.
 //!
-//! Reads the superblock from the file itself, so that it works on images that are in use or have
-//! features that fjord does not know.
+//! Reads the superblock from the image directly: this works on images in use and on unknown
+//! features.
 
 use std::{
     os::unix::fs::FileExt,
@@ -72,17 +72,17 @@ struct JournalInfo {
     transactions: usize,
     ijournal_areas: u32,
     ijournal_area_blocks: u32,
-    /// The journal bears the mark that keeps Linux and e2fsck from dropping i-transactions.
+    /// The ijournal mark is set in the journal's superblock: Linux and e2fsck refuse the image.
     ijournal_marked: bool,
-    /// I-transactions that recovery would apply; None where `damage` hides them.
+    /// I-transactions that recovery would apply; None if `damage` prevents reading them.
     i_transactions: Option<usize>,
-    /// Why they, or the areas, cannot be read.
+    /// Why the i-transactions or the areas cannot be read.
     damage: Option<String>,
-    /// What the fsync policy `auto` is on this image.
+    /// The policy that `fsync=auto` selects on this image.
     fsync_policy: &'static str,
 }
 
-/// Reads and decodes the superblock, whatever state the image is in.
+/// Reads and decodes the superblock, in any state of the image.
 pub(super) fn read_superblock(image: &Path) -> Result<RawSuperblock> {
     let file = image::open_raw(image)?;
     let mut bytes = [0; SUPERBLOCK_BYTES];
@@ -104,7 +104,7 @@ pub(super) fn read_superblock(image: &Path) -> Result<RawSuperblock> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let sb = read_superblock(&args.image)?;
     let mounted_on = in_use::mount_of(&args.image).map(|m| m.mountpoint);
-    // An image in use changes while one looks: its log would be nonsense.
+    // The log of an image in use changes while it is read.
     let journal = match mounted_on {
         Some(_) => Ok(None),
         None => image::log(&args.image).map(|log| {

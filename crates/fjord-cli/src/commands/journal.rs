@@ -1,4 +1,4 @@
-//! `fjord journal`: what is in the log.
+//! `fjord journal`: list the transactions in the log.
 
 use std::path::PathBuf;
 
@@ -29,9 +29,9 @@ struct Log {
     start: u32,
     uuid: String,
     transactions: Vec<Transaction>,
-    /// What recovery would apply of the areas, or why it cannot; None without their mark.
+    /// I-transactions that recovery would apply, or why it cannot; None without the ijournal mark.
     i_transactions: Option<String>,
-    /// The rules of recovery that applied, with their reasons.
+    /// Where and why the scan of the log ended or skipped something.
     rules: Vec<String>,
 }
 

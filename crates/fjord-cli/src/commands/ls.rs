@@ -17,10 +17,10 @@ fjord ls --json disk.img / | jq '.[].name'")]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Directory, or any other file
+    /// Directory or file
     #[arg(default_value = "/")]
     path: String,
-    /// Show mode, owner, size and time too
+    /// Also show mode, owner, size and time
     #[arg(short, long)]
     long: bool,
     /// Print JSON
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// A directory entry with what there is to know about its file.
+/// A directory entry with the attributes of its file.
 #[derive(Debug, Serialize)]
 pub(super) struct Entry {
     pub(super) name: String,

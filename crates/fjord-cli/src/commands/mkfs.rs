@@ -28,40 +28,41 @@ mod repeat;
 mod target;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "What is not given is chosen as mke2fs does. Needs no root.\n\n\
-The size of a new image with contents, when not given, is the smallest that holds them, a tenth \
-more and 4 MiB (or --extra-space): the directory, or the tar file, is looked through first. Its \
-blocks have 4 KiB. Owners, modes, times, links, holes, devices, attributes and access lists are \
-kept; what cannot be is listed, and the exit code is 6. A tar stream that comes through a pipe is \
-kept in a temporary file (TMPDIR) until its size is known, unless --size is given.\n\n\
-An image file that is there already is replaced (with --force) when the new one is complete; if \
-that fails, it stays.\n\nExamples:\n  \
-fjord mkfs --size 1G disk.img\n  fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img\n  \
+#[command(after_help = "Defaults are those of mke2fs. Needs no root.\n\n\
+With contents, the default size is the smallest that holds them plus a tenth plus 4 MiB (or plus \
+--extra-space), from a first pass over the directory or tar file; the default block size is 4 KiB. \
+Owners, modes, times, links, holes, devices, extended attributes and access lists are kept; losses \
+are listed, and the exit code is 6. A tar stream from a pipe is first stored in a temporary file \
+(TMPDIR) to determine its size, unless --size is given.\n\n\
+An existing image file is replaced (with --force) when the new one is complete; on failure it stays \
+as it was.\n\nExamples:\n  \
+fjord mkfs --size 1G disk.img\n  \
+fjord mkfs --size 64M -b 4096 -L data -O orphan_file disk.img\n  \
 fjord mkfs --from-dir rootfs disk.img\n  \
 fjord mkfs --from-dir . --exclude '*.o' --exclude /build --squash-owner 0:0 disk.img\n  \
 docker export box | fjord mkfs --from-tar - disk.img\n  \
 fjord mkfs --from-tar base.tar.gz --from-tar app.tar.zst disk.img\n  \
 fjord mkfs -q -t ext4 -d rootfs disk.img 512M")]
 pub(crate) struct Args {
-    /// Image file (made if it does not exist) or block device
+    /// Image file (created if missing) or block device
     image: PathBuf,
-    /// As mke2fs takes it, in place of --size: a number without a unit counts blocks (of 1 KiB,
-    /// unless -b says otherwise)
+    /// Size in the syntax of mke2fs, instead of --size: a number without a unit counts blocks (of 1
+    /// KiB, or of -b)
     #[arg(value_name = "SIZE", conflicts_with = "size")]
     blocks: Option<String>,
-    /// Size of the image, such as 512M or 16T; when not given, what the contents need, or without
-    /// contents that of the file or device
+    /// Size of the image, such as 512M or 16T [default: what the contents need; without contents,
+    /// the size of the file or device]
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
-    /// Make it even if the file or device holds something already
+    /// Overwrite a file or device that contains data
     #[arg(short, long, short_alias = 'F')]
     force: bool,
-    /// Make the same image, byte for byte, of the same contents: times are those of the contents,
-    /// none later than SOURCE_DATE_EPOCH; UUID and hash seed follow from the contents (the default
-    /// where SOURCE_DATE_EPOCH is set)
+    /// Make the image reproducible, byte for byte: times come from the contents, at most
+    /// SOURCE_DATE_EPOCH; UUID and hash seed are derived from the contents (the default if
+    /// SOURCE_DATE_EPOCH is set)
     #[arg(long)]
     reproducible: bool,
-    /// Say nothing but what is wrong
+    /// Print only warnings and errors
     #[arg(short, long)]
     quiet: bool,
     /// Print the outcome as JSON
@@ -73,25 +74,25 @@ pub(crate) struct Args {
     layout: Layout,
 }
 
-/// What goes into the image.
+/// Contents of the image.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Contents")]
 struct ContentsArgs {
-    /// Put in what is in this directory
+    /// Fill the image with the contents of this directory
     #[arg(long, value_name = "DIR", conflicts_with = "from_tar")]
     from_dir: Option<PathBuf>,
-    /// Put in what is in this tar file, plain or compressed with gzip, zstd or xz; - for standard
-    /// input; given several times, the files are layers, the lowest first
+    /// Fill the image from this tar file, plain or compressed with gzip, zstd or xz; - for standard
+    /// input. If repeated, the files are layers, the lowest first
     #[arg(long, value_name = "FILE")]
     from_tar: Vec<PathBuf>,
-    /// The tar file is a layer of an OCI image: whiteouts (.wh.NAME) remove what lower layers have;
-    /// several tar files always are
+    /// Treat the tar file as a layer of an OCI image: whiteouts (.wh.NAME) remove entries of lower
+    /// layers (always on for several tar files)
     #[arg(long, requires = "from_tar")]
     oci: bool,
-    /// Put in what is in this directory or tar file, as mke2fs -d
+    /// Fill the image from this directory or tar file, as mke2fs -d
     #[arg(short = 'd', value_name = "DIR|FILE", conflicts_with_all = ["from_dir", "from_tar"])]
     source: Option<PathBuf>,
-    /// Leave so much space free beyond the contents
+    /// Free space in addition to the contents
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     #[arg(conflicts_with_all = ["size", "blocks"])]
     extra_space: Option<u64>,
@@ -122,8 +123,8 @@ impl From<TreeError> for Failure {
     }
 }
 
-/// Bytes of a block of an image with contents, whatever its size: what Linux and fjord are fastest
-/// with, and what a file's attributes or a long symbolic link need.
+/// Block size in bytes of an image with contents, of any size: the fastest for Linux and fjord, and
+/// large enough for extended attributes and long symbolic links.
 const CONTENTS_BLOCK_SIZE: u32 = 4096;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -133,7 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         refuse_held(&args.image, held)?;
     }
     let repeat = Repeat::wanted(args.reproducible)?;
-    // Names of this machine's users are no part of the contents.
+    // User names of this machine are not part of the contents.
     let mut input = Input::of(&args.contents, repeat.is_none())?;
     let target = Target::new(&args.image, held == Held::Nothing)?;
     let plan = Plan::new(args, input.as_mut(), &target, repeat.as_ref())?;
@@ -156,12 +157,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     outcome::tell(args, report, input.is_some().then_some(populated))
 }
 
-/// What is to be built.
+/// Source and parameters of the new image.
 struct Plan {
     rules: Rules,
-    /// What the look at the contents gave; `None` where there was none.
+    /// Result of the first pass over the contents; `None` without one.
     contents: Option<Contents>,
-    /// The options with what the contents decide still open.
+    /// The options, without those that depend on the contents.
     open: MkfsOptions,
     options: MkfsOptions,
 }
@@ -191,7 +192,7 @@ impl Plan {
             Some(contents) => contents.fit(&open, room(args))?,
             None if open.size_bytes.is_none() => {
                 return Err(Failure::usage(format!(
-                    "say how large {} is to be, such as --size 1G",
+                    "give the size of {}, such as --size 1G",
                     args.image.display()
                 )));
             }
@@ -201,14 +202,17 @@ impl Plan {
     }
 }
 
-/// The options as far as the contents do not decide them.
+/// The options that do not depend on the contents.
 fn open_options(args: &Args, target: &Target, has_contents: bool) -> Result<MkfsOptions> {
     let shrinks = args.contents.shrink;
     let mut options = args.layout.options(shrinks);
     if has_contents {
         options.block_size = options.block_size.or(Some(CONTENTS_BLOCK_SIZE));
     } else if args.contents.extra_space.is_some() || shrinks {
-        return Err(Failure::usage("--extra-space and --shrink go with contents; give --size"));
+        return Err(Failure::usage(
+            "--extra-space and --shrink need contents; without contents, \
+                                   give --size",
+        ));
     }
     if shrinks {
         options = fjord_tree::small(&options);
@@ -221,7 +225,7 @@ fn open_options(args: &Args, target: &Target, has_contents: bool) -> Result<Mkfs
     Ok(options)
 }
 
-/// What becomes of entries on their way into the image.
+/// Rules for entries on their way into the image.
 fn rules(args: &Args) -> Result<Rules> {
     Ok(Rules {
         root_owner: args.layout.root_owner(),
@@ -230,7 +234,7 @@ fn rules(args: &Args) -> Result<Rules> {
     })
 }
 
-/// The size that was asked for.
+/// The requested size.
 fn asked_bytes(args: &Args) -> Result<Option<u64>> {
     let Some(blocks) = &args.blocks else { return Ok(args.size) };
     compat::parse_blocks(blocks, args.layout.block_size()).map(Some).map_err(Failure::usage)
@@ -244,7 +248,7 @@ fn extra_bytes(args: &Args) -> u64 {
     args.contents.extra_space.unwrap_or(0)
 }
 
-/// What is at the path of an image already.
+/// Content that the path of the image already has.
 fn held(image: &Path) -> Result<Held> {
     if !image.exists() {
         return Ok(Held::Nothing);
@@ -262,13 +266,13 @@ fn refuse_held(image: &Path, held: Held) -> Result<()> {
         Held::Data => "data",
     };
     Err(Failure::new(format!(
-        "{} holds {what} already; use --force to replace it and lose what is on it",
+        "{} already contains {what}; use --force to overwrite it",
         image.display()
     )))
 }
 
-/// Makes a file system on `image`, which holds nothing. If that or filling it fails, the path is as
-/// it was.
+/// Makes a file system on `image`, which contains nothing. If that or filling it fails, the path is
+/// unchanged.
 pub(super) fn make<T>(
     image: &Path,
     options: &MkfsOptions,

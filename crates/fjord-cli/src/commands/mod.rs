@@ -25,7 +25,7 @@ pub(crate) mod umount;
 
 use crate::{cli::Command, failure::Result};
 
-/// Runs a command to its end.
+/// Runs a command.
 pub(crate) fn run(command: Command) -> Result<()> {
     match command {
         Command::Mount(args) => mount::run(args),

@@ -77,9 +77,9 @@ Mount options of fjord:
   fsync=POLICY       the same as --fsync
   cache_size=SIZE    the same as --cache-size
   inline_data_max=SIZE
-                     largest data that an ijournal fsync logs (default: 32K)
-  writeback=SECONDS  age at which dirty data is written
-  scheduler=NAME     epoch, direct or auto: how writes are kept in order
+                     most file data in an i-transaction (default: 32K)
+  writeback=SECONDS  age at which dirty data is written back
+  scheduler=NAME     write ordering: epoch, direct or auto
 
 Examples:
   fjord mount disk.img /mnt
@@ -95,31 +95,30 @@ Example of an entry in /etc/fstab:
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Directory to mount it on
+    /// Mount point
     dir: PathBuf,
-    /// Make the image first, of this size; it must not exist
+    /// Create the image first, with this size; it must not exist
     #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with = "read_only")]
     new: Option<u64>,
     /// Return when it is mounted, and serve in the background
     #[arg(long)]
     daemon: bool,
-    /// What an fsync commits: auto (what the image is made for), compound, group, fast-commit,
-    /// ijournal
+    /// Fsync policy: auto (by the image's features), compound, group, fast-commit, ijournal
     #[arg(long, value_name = "POLICY", value_parser = mount_options::fsync_policy)]
     fsync: Option<FsyncPolicyKind>,
-    /// Memory for file pages and metadata together
+    /// Memory for the page cache and the metadata cache together
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cache_size: Option<u64>,
-    /// Let the kernel collect writes; faster for small ones, full images show at fsync only
+    /// Use the kernel's writeback cache: faster small writes; ENOSPC is reported by fsync only
     #[arg(long)]
     writeback_cache: bool,
-    /// Change nothing; a dirty journal is replayed first, unless -o noload is given
+    /// Mount read-only; a dirty journal is replayed first, unless -o noload is given
     #[arg(long)]
     read_only: bool,
-    /// Check the arguments and the directory, and mount nothing; for the mount helper
+    /// Check the arguments and the directory, but do not mount; for the mount helper
     #[arg(long, hide = true)]
     fake: bool,
-    /// Mount options, parted by commas: a,b=c
+    /// Mount options, separated by commas: a,b=c
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
 }
@@ -143,7 +142,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         options.engine.cache_size_bytes = bytes;
     }
     mount_options::settle(&mut options);
-    // The daemon changes its directory, and the mount table should show a whole path.
+    // The daemon changes its directory, and the mount table should show an absolute path.
     let image = std::path::absolute(&args.image)?;
     let ready = match args.daemon {
         false => None,
@@ -167,12 +166,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     outcome?;
     let (Some(fs), Some(server)) = (fs, server) else { return Ok(()) };
     let served = server.run().context("unmounting");
-    // Not before the image is closed may anything else open it.
+    // Nothing else may open the image before it is closed.
     drop(fs);
     served
 }
 
-/// An image that `--new` made; removed again when dropped, unless it was kept.
+/// An image that `--new` made; removed on drop, unless it was kept.
 struct NewImage<'a> {
     image: &'a Path,
     signals: &'a Signals,
@@ -186,7 +185,7 @@ impl NewImage<'_> {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Failure::new(format!(
-                    "{} exists already; mount it without --new, or give another name",
+                    "{} already exists; mount it without --new, or give another name",
                     image.display()
                 )));
             }
@@ -209,7 +208,7 @@ impl Drop for NewImage<'_> {
     fn drop(&mut self) {
         self.signals.forget();
         if !self.kept {
-            // The message of the failure is the one that counts.
+            // The original failure is reported.
             let _ = fs::remove_file(self.image);
         }
     }
@@ -221,7 +220,7 @@ fn start(
     options: &mut mount_options::Options,
     signals: &Signals,
 ) -> Result<(Fs, Server)> {
-    // The cheap checks first: an image is not to be recovered for a mount that cannot be.
+    // The cheap checks first: a mount that must fail does not recover the image.
     mount::check_mountpoint(&args.dir)?;
     let new = args.new.map(|bytes| NewImage::make(image, bytes, signals)).transpose()?;
     let fs = image::open_for_mount(image, options)?;
@@ -229,7 +228,7 @@ fn start(
     let server = match signals.watch(mount, Server::handle) {
         Ok(server) => server,
         Err(ServeError::Mount(e @ MountError::Engine(_))) => {
-            // Fails in any case, and says the same.
+            // Fails again, with the same error.
             let _ = fs.unmount();
             return Err(e.into());
         }

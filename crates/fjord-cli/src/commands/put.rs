@@ -21,9 +21,9 @@ use crate::{
 #[command(
     after_help = "Kept as cp -a keeps it: modes, owners, times, hard links, holes, extended \
 attributes, access control lists, capabilities, devices, pipes and sockets. What cannot be kept is \
-listed, and the exit code is 6. A file that is in the image already is replaced when the new one is \
-complete and durable; if that fails, it stays. Directories are merged. `-` as the source reads \
-standard input.\n\n\
+listed, and the exit code is 6. An existing file in the image is replaced when the new one is \
+complete and durable; on failure it stays as it was. Directories are merged. `-` as the source \
+reads standard input.\n\n\
 Examples:\n  fjord put disk.img hello.txt /srv/\n  fjord put -r disk.img ./site /srv/www\n  \
 tar c . | fjord put disk.img - /backup.tar"
 )]
@@ -32,12 +32,13 @@ pub(crate) struct Args {
     image: PathBuf,
     /// File or directory to copy, or - for standard input
     source: PathBuf,
-    /// Where to put it; a directory (or a path that ends in a slash) gets it under its own name
+    /// Destination; an existing directory (or a path that ends in a slash) receives it under its
+    /// own name
     path: String,
-    /// Copy a directory with all that is in it
+    /// Copy a directory and its contents
     #[arg(short, long)]
     recursive: bool,
-    /// Owner of all that is copied, instead of its own
+    /// Owner of all copied files, instead of their own
     #[arg(long, value_name = "USER:GROUP", value_parser = users::owner)]
     #[arg(conflicts_with_all = ["owner_map", "squash_owner"])]
     owner: Option<(u32, u32)>,
@@ -73,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     output::unkept(&copied?.unkept)
 }
 
-/// Refuses before the image is opened what would be refused later.
+/// Checks the source before the image is opened.
 fn check_source(args: &Args) -> Result<()> {
     let meta = fs::symlink_metadata(&args.source).context(args.source.display())?;
     if meta.is_dir() && !args.recursive {
@@ -83,7 +84,7 @@ fn check_source(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Where the copy goes.
+/// Destination of the copy.
 fn destination(fs: &Fs, args: &Args) -> Result<Destination> {
     let found = paths::find(fs, &args.path, Last::Follow);
     let is_dir = found.as_ref().is_ok_and(|found| found.attr().kind() == FileKind::Directory);

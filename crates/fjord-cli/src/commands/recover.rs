@@ -1,4 +1,4 @@
-//! `fjord recover`: bring an image that was in use when the power went to a clean state.
+//! `fjord recover`: make a dirty image clean.
 
 use std::path::PathBuf;
 
@@ -13,14 +13,14 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Replays the journal, completes interrupted deletions and truncations, and \
-marks the image clean. Running it again changes nothing.\n\nExample:\n  \
+marks the image clean. A second run changes nothing.\n\nExample:\n  \
 fjord recover disk.img && e2fsck -fn disk.img"
 )]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Discard what was fsynced since the last commit (policy ijournal) if it is damaged and cannot
-    /// be read; afterwards e2fsck can be run
+    /// Discard the i-transactions (fsynced changes since the last commit) if they are damaged;
+    /// e2fsck can then run
     #[arg(long)]
     drop_fsyncs: bool,
     /// Print the outcome as JSON
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let dropped_fsyncs = args.drop_fsyncs && image::drop_fsyncs(&args.image)?;
     if dropped_fsyncs && !args.json {
         let name = args.image.display();
-        output::print(format!("{name}: discarded what was fsynced since the last commit\n"))?;
+        output::print(format!("{name}: discarded the fsynced changes since the last commit\n"))?;
     }
     let found = image::log(&args.image)?;
     let report = found.as_ref().map(|plan| plan.report());

@@ -26,31 +26,46 @@ use crate::{
     size, syslog,
 };
 
-/// Size of a device when neither --size nor an image says otherwise.
+/// Size of a device without --size and without an image.
 const SIZE_BYTES: u64 = 1 << 30;
 
-const HELP: &str = "\
-Profiles:
-  ufs           mobile storage: queue of 16, 1 channel, barriers by in-order recovery
-  plain-ssd     SATA: queue of 32, 8 channels, barriers by transactional writeback
-  supercap-ssd  SATA: queue of 32, 8 channels, power-loss protection
-  nvme          PCIe: queue of 64, 8 channels, barriers by transactional writeback
-  disk          7,200 rpm, write cache, no queue, no barriers
+const HELP: &str = "Profiles:
+  ufs           mobile storage: queue of 16, 1 channel, barriers by \
+                    in-order recovery
+  plain-ssd     SATA: queue of 32, 8 channels, barriers by \
+                    transactional writeback
+  supercap-ssd  SATA: queue of 32, 8 channels, \
+                    power-loss protection
+  nvme          PCIe: queue of 64, 8 channels, barriers \
+                    by transactional writeback
+  disk          7,200 rpm, write cache, no queue, \
+                    no barriers
 
-DIR then contains `disk`, the device: give it to mkfs, fjord mount or losetup. Its contents are in
-memory; an fsync of it is a flush command. With --image FILE it starts with the contents of FILE,
-which are replaced when DIR is unmounted with the power on.
+DIR then contains `disk`, the device: give it to mkfs, fjord \
+                    mount or losetup. Its contents are in
+memory; an fsync of it is a flush \
+                    command. With --image FILE it starts with the contents of FILE,
+which are \
+                    replaced when DIR is unmounted with the power on.
 
-After --cut every request fails. It writes an image that a power cut at that moment may have left:
-everything flushed, and of the rest what the device may have kept, chosen by the seed. Cutting
-again with another seed gives another image of the same moment.
+After --cut every request \
+                    fails. It writes an image that a power cut at that moment may have \
+                    left:
+everything flushed, and a subset of the rest that the device may have \
+                    kept, chosen by the seed. Cutting
+again with another seed gives another image \
+                    of the same moment.
 
 Examples:
-  fjord sim --profile ufs --size 512M --daemon /tmp/ufs
-  fjord mkfs /tmp/ufs/disk && fjord mount --daemon /tmp/ufs/disk /mnt
+  fjord sim --profile ufs --size 512M --daemon \
+                    /tmp/ufs
+  fjord mkfs /tmp/ufs/disk && fjord mount --daemon /tmp/ufs/disk \
+                    /mnt
   losetup --direct-io=on --find --show /tmp/ufs/disk
-  fjord sim --stats /tmp/ufs
-  fjord sim --cut /tmp/ufs --out after.img --seed 7 && fjord recover after.img
+  fjord sim --stats \
+                    /tmp/ufs
+  fjord sim --cut /tmp/ufs --out after.img --seed 7 && fjord recover \
+                    after.img
   fjord umount /tmp/ufs";
 
 #[derive(Debug, clap::Args)]
@@ -69,19 +84,19 @@ pub(crate) struct Args {
     /// File with the contents, read at the start and replaced at unmount
     #[arg(short, long, value_name = "FILE", requires = "dir")]
     image: Option<PathBuf>,
-    /// Return when it is mounted, and serve in the background
+    /// Return once it is mounted, and serve in the background
     #[arg(long, requires = "dir")]
     daemon: bool,
     /// Cut the power of the device served in this directory
     #[arg(long, value_name = "DIR", requires = "out", conflicts_with = "stats")]
     cut: Option<PathBuf>,
-    /// Where to write the image
+    /// File for the image
     #[arg(long, value_name = "FILE", requires = "cut")]
     out: Option<PathBuf>,
     /// Seed that chooses one of the images that the cut may leave
     #[arg(long, value_name = "NUMBER", requires = "cut")]
     seed: Option<u64>,
-    /// Show what the device in this directory did
+    /// Show the counters of the device served in this directory
     #[arg(long, value_name = "DIR")]
     stats: Option<PathBuf>,
     /// Print JSON
@@ -164,7 +179,7 @@ fn start(
     Ok(Started { server, device, kept })
 }
 
-/// What is mounted, in the mount table and in messages.
+/// Name in the mount table and in messages.
 fn source(image: Option<&Path>, profile: &Profile) -> String {
     image.map_or_else(|| profile.name.to_owned(), |path| path.display().to_string())
 }
@@ -179,7 +194,7 @@ fn checked_size(bytes: u64) -> Result<u64> {
     Ok(bytes)
 }
 
-/// The file behind --image, locked as long as the device runs.
+/// The file of --image, locked as long as the device runs.
 struct Kept {
     path: PathBuf,
     _lock: File,
@@ -232,7 +247,7 @@ impl Kept {
     }
 }
 
-/// Takes away what is not whole, as far as that works.
+/// Removes the incomplete file; errors are ignored.
 fn discard(path: &Path) {
     let _ = fs::remove_file(path);
 }
@@ -260,7 +275,7 @@ fn served(dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Makes the file for an image of so many bytes, all zero, or empties the one that is there.
+/// Creates the file for an image of this size, all zero, or empties an existing one.
 fn new_image(path: &Path, len: u64) -> Result<File> {
     let file = File::options().write(true).create(true).truncate(false).open(path);
     let file = file.context(path.display())?;
@@ -278,7 +293,7 @@ fn cut(dir: &Path, out: &Path, seed: u64) -> Result<()> {
     let dir = served(dir)?;
     let disk = dir.join(DISK);
     let len = fs::metadata(&disk).context(disk.display())?.len();
-    // Before the power goes: a bad path must not cost the moment.
+    // Before the power cut: with a bad path the device keeps running.
     let file = new_image(out, len)?;
     let control = File::options().write(true).open(dir.join(CONTROL));
     control

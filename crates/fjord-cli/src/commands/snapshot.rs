@@ -1,7 +1,7 @@
 //! `fjord snapshot`: a copy of an image as it is at one moment, whether it is mounted or not.
 //!
-//! The copy is made in a file without a place, by the process that serves the mount or by this one,
-//! recovered here, and takes its place when it is durable.
+//! The process that serves the mount, or this one, copies to an unnamed file; this process recovers
+//! the copy and gives it its name when it is durable.
 
 use std::{
     fs::{self, File},
@@ -16,14 +16,15 @@ use rustix::process::umask;
 use serde::Serialize;
 
 use crate::{
-    beside::Beside,
     failure::{self, Context, Failure, Result},
-    image, in_use, output, size,
+    image, in_use, output,
+    pending_file::PendingFile,
+    size,
 };
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The copy has all that was written to the mount before the call. It is recovered, so that Linux,
+The copy includes everything written to the mount before the call. It is recovered, so that Linux,
 e2fsck and fjord find it clean. Writes pause for milliseconds; where blocks are not shared, the
 first write to each 64 KiB of the image also waits until these have been read. Holes stay holes.
 UUID and label are those of the image.
@@ -36,14 +37,14 @@ Examples:
   fjord snapshot --force disk.img /srv/backup/disk.img
   fjord snapshot --reflink=never /mnt /srv/images/monday.img")]
 pub(crate) struct Args {
-    /// Directory that a fjord mount stands on, or an image file or block device, mounted or not
+    /// Directory on a fjord mount, or an image file or block device, mounted or not
     source: PathBuf,
     /// File for the copy
     out: PathBuf,
     /// Replace OUT if it exists
     #[arg(short, long)]
     force: bool,
-    /// Share blocks with the image, as cp --reflink does: auto, always (or fail), never
+    /// Share blocks with the image, as cp --reflink does: auto, always (fail if unsupported), never
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = reflink)]
     reflink: Reflink,
     /// Print the outcome as JSON
@@ -67,9 +68,9 @@ struct Outcome<'a> {
     held_writes: u64,
 }
 
-/// What is to be copied.
+/// Source of the copy.
 enum Source {
-    /// A mount, by any directory of it.
+    /// A mount, by any directory on it.
     Mount(File),
     /// An image that is not mounted.
     Image,
@@ -78,10 +79,10 @@ enum Source {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let source = find(&args.source)?;
     check_out(args, &source)?;
-    let new = Beside::create(&args.out, args.force)?;
+    let new = PendingFile::create(&args.out, args.force)?;
     let report = match &source {
         Source::Mount(dir) => {
-            // What the kernel holds back; an error of it shows again in the daemon's own sync.
+            // Dirty pages of the kernel; the daemon's own sync reports an error of this one.
             let _ = rustix::fs::syncfs(dir);
             fjord_fuse::snapshot::ask(dir, new.file(), args.reflink)
                 .context(args.source.display())?
@@ -90,13 +91,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     check_is_other(args, &report)?;
     snapshot::settle(new.path()).map_err(|e| {
-        // The path is one of this process only.
+        // The path exists in this process only.
         Failure::from(e).context(format!("recovering the copy {}", args.out.display()))
     })?;
     if matches!(source, Source::Mount(_)) && report.reflinked {
         warn_of_room(&args.source, new.file())?;
     }
-    // As cp(1): the image's bits, less those of the umask. Nobody runs an image.
+    // As cp(1): the image's bits, less those of the umask. No execute bits.
     let masked = umask(rustix::fs::Mode::empty());
     umask(masked);
     new.take_place(report.mode & 0o666 & !masked.bits())?;
@@ -113,7 +114,7 @@ fn find(source: &Path) -> Result<Source> {
         Some(mount) => match File::open(&mount.mountpoint) {
             Ok(dir) => Ok(Source::Mount(dir)),
             Err(error) => {
-                // Says what to do about a dead one.
+                // Fails with advice if the server has died.
                 in_use::check(source, true)?;
                 Err(Failure::from(error).context(mount.mountpoint.display()))
             }
@@ -125,8 +126,8 @@ fn find(source: &Path) -> Result<Source> {
     }
 }
 
-/// Refuses a place on the mount itself, where the copy would wait for its own end, and one that
-/// somebody uses as an image.
+/// Refuses an output file on the mount itself, which would deadlock, and one that is an image in
+/// use.
 fn check_out(args: &Args, source: &Source) -> Result<()> {
     let out = args.out.display();
     let parent = match args.out.parent() {
@@ -138,12 +139,12 @@ fn check_out(args: &Args, source: &Source) -> Result<()> {
         && dir.metadata().context(args.source.display())?.dev() == parent.dev()
     {
         return Err(Failure::usage(format!(
-            "{out} lies on the mount that is to be copied; give a place on another file system"
+            "{out} is on the mount that it would copy; give a path on another file system"
         )));
     }
     let Ok(found) = fs::metadata(&args.out) else { return Ok(()) };
     if !found.is_file() || !args.force {
-        // Told by who makes the file.
+        // Reported when the file is created.
         return Ok(());
     }
     let image = fs::metadata(&args.source).context(args.source.display())?;
@@ -157,7 +158,7 @@ fn check_out(args: &Args, source: &Source) -> Result<()> {
     }
 }
 
-/// The image of a mount is known for certain only to who serves it.
+/// Only the serving process knows the image of a mount for certain.
 fn check_is_other(args: &Args, report: &SnapshotReport) -> Result<()> {
     match fs::metadata(&args.out) {
         Ok(found) if (found.dev(), found.ino()) == report.image => Err(Failure::usage(format!(
@@ -169,22 +170,22 @@ fn check_is_other(args: &Args, report: &SnapshotReport) -> Result<()> {
 }
 
 /// Copies an image that is not mounted.
-fn copy(args: &Args, new: &Beside) -> Result<SnapshotReport> {
+fn copy(args: &Args, new: &PendingFile) -> Result<SnapshotReport> {
     let options = SnapshotOptions { reflink: args.reflink, ..SnapshotOptions::default() };
     let copied =
         image::patiently(&args.source, || snapshot::copy_image(&args.source, new.file(), &options));
     copied.map_err(|e| failure::open_failed(&args.source, e))
 }
 
-/// Blocks that are shared need room when they are overwritten.
+/// Shared blocks need space when they are overwritten.
 fn warn_of_room(source: &Path, copy: &File) -> Result<()> {
     let stat = rustix::fs::fstatvfs(copy).map_err(std::io::Error::from)?;
     let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
     let shared_bytes = copy.metadata()?.blocks().saturating_mul(512);
     if free_bytes < shared_bytes {
         tracing::warn!(
-            "the copy shares {} with the image: each block that {} overwrites needs room on that \
-             file system, which has {} left; make room there, or the mount may turn read-only",
+            "the copy shares {} with the image: each block that {} overwrites needs space on that \
+             file system, which has {} left; free space there, or the mount may turn read-only",
             size::show(shared_bytes),
             source.display(),
             size::show(free_bytes)

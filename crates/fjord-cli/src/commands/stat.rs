@@ -1,4 +1,4 @@
-//! `fjord stat`: all there is to know about a file.
+//! `fjord stat`: the attributes and extents of a file.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `fjord stats`: what a mount has done.
+//! `fjord stats`: the counters of a mount.
 
 use std::{
     fmt::Write as _,
@@ -26,7 +26,7 @@ Examples:
 pub(crate) struct Args {
     /// Mount point of fjord, or a directory below it
     dir: PathBuf,
-    /// Print a line every so many seconds with what was done since the last one
+    /// Print a line every SECONDS seconds with the changes since the last one
     #[arg(
         short,
         long,
@@ -36,7 +36,7 @@ pub(crate) struct Args {
         default_missing_value = "1"
     )]
     watch: Option<f64>,
-    /// Print JSON; with --watch a document per line
+    /// Print JSON; with --watch one document per line
     #[arg(long)]
     json: bool,
 }
@@ -71,7 +71,7 @@ fn read(dir: &Path) -> Result<MountStats> {
     })
 }
 
-/// Prints what each pause brought, until the mount or the reader goes.
+/// Prints the changes of each interval, until the mount or the reader is gone.
 fn watch(args: &Args, pause: Duration) -> Result<()> {
     let mut before = read(&args.dir)?;
     for line in 0_u64.. {
@@ -79,7 +79,7 @@ fn watch(args: &Args, pause: Duration) -> Result<()> {
         let now = read(&args.dir)?;
         let text = match args.json {
             true => serde_json::to_string(&now).map_err(std::io::Error::from)? + "\n",
-            // As a terminal is high.
+            // Lines of a terminal.
             false if line.is_multiple_of(20) => heading() + &difference(&before, &now, pause),
             false => difference(&before, &now, pause),
         };
@@ -208,14 +208,14 @@ fn table(stats: &MountStats) -> String {
     text
 }
 
-/// Whether the file system can be changed, and if not, since when and why.
+/// Whether the file system is writable, and if not, since when and why.
 fn state(health: &HealthReport) -> String {
     match &health.failure {
         Some(failure) => {
             let since = output::seconds(failure.time);
             format!("read-only since {since} UTC: {}", failure.error)
         }
-        None if health.read_only => "read-only, as it was mounted".into(),
+        None if health.read_only => "mounted read-only".into(),
         None => "read-write".into(),
     }
 }
@@ -224,7 +224,7 @@ fn percent(count: u64, all: u64) -> f64 {
     count as f64 / all.max(1) as f64 * 100.0
 }
 
-/// A sum and its mean.
+/// A sum and a mean.
 fn per(sum: u64, count: u64) -> String {
     match count {
         0 => sum.to_string(),

@@ -12,7 +12,7 @@ use crate::{
     paths::{self, Last},
 };
 
-/// Deeper trees are taken for damage: a path has at most 4096 bytes.
+/// A deeper tree is damage: PATH_MAX is 4096 bytes.
 const DEPTH_MAX: usize = 2048;
 
 #[derive(Debug, clap::Args)]

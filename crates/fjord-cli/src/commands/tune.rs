@@ -12,9 +12,10 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Areas hold the i-transactions that fsync writes under --fsync ijournal. They \
-lie in the journal after the log, where Linux and e2fsck do not look, and take space in the \
-image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img\n  fjord tune --fast-commit on disk.img"
+    after_help = "Areas hold the i-transactions that fsync writes under --fsync ijournal. They are \
+                  in the journal after the log, where Linux and e2fsck ignore them, and take space \
+                  in the image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune \
+                  --ijournal 0 disk.img\n  fjord tune --fast-commit on disk.img"
 )]
 pub(crate) struct Args {
     /// Number and size of the areas for i-transactions, such as 4x2M; 0 removes them
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--ijournal` asks for.
+/// Argument of `--ijournal`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Areas {
     None,

@@ -27,7 +27,7 @@ use crate::{
     in_use, size,
 };
 
-/// How long the daemon of a plain `fuse` mount may take to write everything.
+/// Timeout for the daemon of a `fuse` mount to write everything.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ by Linux.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umou
 pub(crate) struct Args {
     /// Mount point of fjord, or the mounted image or device
     dir: PathBuf,
-    /// Detach it even if it is in use; fjord continues until the last user is gone
+    /// Detach it even if it is in use; fjord serves it until the last user is gone
     #[arg(short, long)]
     lazy: bool,
 }
@@ -68,8 +68,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if before.died {
         return Err(Failure::new(format!(
-            "the fjord process that served {} had died; everything fsynced is safe, but the image is \
-             not clean: run `fjord recover {}`, or mount it again",
+            "the fjord process that served {} had died; everything fsynced is safe, but the image \
+             is not clean: run `fjord recover {}`, or mount it again",
             dir.display(),
             image.display()
         )));
@@ -82,8 +82,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match before.without_room_bytes {
         0 => Ok(()),
         bytes => Err(Failure::new(format!(
-            "{} is unmounted and clean, but {} of file data that no fsync had made durable found no \
-             room and are lost: the file system that holds the image is full; make room there \
+            "{} is unmounted and clean, but {} of file data that no fsync had made durable found \
+             no space and are lost: the file system that holds the image is full; free space there \
              before the next mount",
             image.display(),
             size::show(bytes)
@@ -91,28 +91,28 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What the mount says of itself before it is unmounted.
+/// State that the mount reports before it is unmounted.
 #[derive(Default)]
 struct Before {
     /// Its server has ended.
     died: bool,
-    /// It was read-only from the start, so that the image is as it was before.
+    /// It was mounted read-only, so the image is unchanged.
     was_left_alone: bool,
-    /// File data that waits for room in the file system that holds the image.
+    /// File data that waits for space in the file system that holds the image.
     without_room_bytes: u64,
 }
 
 impl Before {
-    /// Has the mount write everything, and asks it how that went.
+    /// Syncs the mount, then reads its state.
     fn look(dir: &Path) -> Before {
         if in_use::is_dead(dir) {
             return Before { died: true, ..Before::default() };
         }
         let Ok(open) = File::open(dir) else { return Before::default() };
-        // Its error is found in the counters, too.
+        // The counters include its error.
         let _ = rustix::fs::syncfs(&open);
         drop(open);
-        // A mount that does not answer is unmounted all the same.
+        // A mount that does not answer is still unmounted.
         let Ok(stats) = MountStats::read(dir) else { return Before::default() };
         let is_full = stats.cache.full_below_since.is_some();
         Before {
@@ -123,7 +123,7 @@ impl Before {
     }
 }
 
-/// Unmounts a modelled device; with `image`, waits until its contents are there.
+/// Unmounts a modelled device; with `image`, waits until its contents are written there.
 fn switch_off(dir: &Path, image: Option<PathBuf>, lazy: bool) -> Result<()> {
     // With the power cut, or a server that has died, there is nothing to write back.
     let powered = sim::is_powered(dir).unwrap_or(false);
@@ -132,19 +132,19 @@ fn switch_off(dir: &Path, image: Option<PathBuf>, lazy: bool) -> Result<()> {
     mount::unmount_dir(dir, lazy)?;
     let Some(image) = image else { return Ok(()) };
     wait_for_daemon(&image)?;
-    // A new file takes the place of the old one when it is whole.
+    // The new file replaces the old one when it is complete.
     if powered && inode(&image).ok() == before {
         return Err(Failure::new(format!(
             "the contents of the device could not be written to {}, which is unchanged; free space \
-             there, or use another place for --image",
+             there, or give another path to --image",
             image.display()
         )));
     }
     Ok(())
 }
 
-/// The directory as the mount table names it. The last component is not looked at: with a dead
-/// server that would fail.
+/// The directory as the mount table names it. The last component is not resolved: that would fail
+/// if the server has died.
 fn resolve(dir: &Path) -> Result<PathBuf> {
     let absolute = std::path::absolute(dir)?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
@@ -162,7 +162,7 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The image behind a mount, where it can be told.
+/// The image of a mount, if it is known.
 fn image_of(entry: &MountEntry) -> Option<PathBuf> {
     if entry.fs_type == "fuse.fjord" || entry.is_sim() {
         return Some(entry.source.clone()).filter(|p| p.is_absolute() && p.exists());
@@ -172,8 +172,8 @@ fn image_of(entry: &MountEntry) -> Option<PathBuf> {
     Some(backing.map_or_else(|| entry.source.clone(), |b| b.file)).filter(|p| p.exists())
 }
 
-/// Waits until the daemon has let go of the image's lock. A `fuseblk` mount has gone only after
-/// that much, so there the wait is short.
+/// Waits until the daemon has released the image's lock. A `fuseblk` mount ends only after the
+/// image is clean, so there the wait is short.
 fn wait_for_daemon(image: &Path) -> Result<()> {
     let Ok(file) = File::open(image) else { return Ok(()) };
     let is_device = file.metadata().is_ok_and(|m| m.file_type().is_block_device());
@@ -192,13 +192,13 @@ fn wait_for_daemon(image: &Path) -> Result<()> {
     )))
 }
 
-/// Whether somebody holds the lock of an image file.
+/// Whether another process holds the lock of an image file.
 fn is_locked(file: &File) -> bool {
     let lock = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
     lock == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-/// Whether somebody holds a block device for himself alone, as fjord does.
+/// Whether another process has a block device open exclusively, as fjord does.
 fn is_claimed(device: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     let claim = rustix::fs::open(device, flags, rustix::fs::Mode::empty());
@@ -225,14 +225,14 @@ fn check_clean(image: &Path) -> Result<()> {
     let read = File::open(image).and_then(|mut f| f.read_exact(&mut bytes));
     match read {
         Ok(()) => {}
-        // Not readable for this user; the daemon has ended, and that was the promise.
+        // Not readable for this user; but the daemon has ended.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(()),
         Err(error) => {
             return Err(Failure {
                 code: EXIT_DAMAGED,
                 message: format!(
-                    "{} is unmounted, but cannot be read ({error}), so it may not be clean; check the \
-                     device, then run fjord recover",
+                    "{} is unmounted, but cannot be read ({error}), so it may not be clean; check \
+                     the device, then run fjord recover",
                     image.display()
                 ),
             });
@@ -246,7 +246,7 @@ fn check_clean(image: &Path) -> Result<()> {
     Err(Failure {
         code: EXIT_DAMAGED,
         message: format!(
-            "{} was not left clean: fjord met an error; run `fjord recover {0}`, then e2fsck -f",
+            "{} is not clean: fjord encountered an error; run `fjord recover {0}`, then e2fsck -f",
             image.display()
         ),
     })

@@ -1,8 +1,7 @@
 //! Manual pages: one in section 1 for each command, made from its arguments and its help text, and
-//! those of the helpers in section 8.
+//! pages for the helpers in section 8.
 //!
-//! Owns the list of pages and what they have in common. Invariant: the same program makes the same
-//! bytes.
+//! Owns the list of pages and their common parts. Invariant: the output is reproducible.
 
 mod mount_helper;
 mod text;
@@ -15,11 +14,11 @@ use clap_mangen::{
 
 use crate::cli::Cli;
 
-/// When the texts last changed in substance; shown at the foot of each page.
+/// Date of the last change in substance; shown at the foot of each page.
 const DATE: &str = "2026-11-23";
 const MANUAL: &str = "fjord manual";
 
-/// Pages that are another's by a further name: the page and what it is.
+/// Aliases: a page and the page that it refers to.
 const ALIASES: [(&str, &str); 3] = [
     ("fsck.fjord.8", "man1/fjord-fsck.1"),
     ("fsck.fuse.fjord.8", "man1/fjord-fsck.1"),
@@ -79,8 +78,8 @@ fn page(command: &Command) -> Page {
     Page { name: format!("{name}.1"), content: tidy(&content) }
 }
 
-/// The page without requests that do nothing: a paragraph that begins with its section, and line
-/// breaks beside an empty line.
+/// The page without redundant requests: a paragraph at the start of a section, line breaks next to
+/// an empty line.
 fn tidy(page: &str) -> String {
     let mut out = String::with_capacity(page.len());
     let mut before = "";
@@ -111,7 +110,7 @@ fn head(title: &str, section: &str, names: &str, about: &str) -> Roff {
     roff
 }
 
-/// The names of a page: its own, and those of its aliases.
+/// The names of a page, including its aliases.
 fn names(name: &str) -> String {
     let file = format!("man1/{name}.1");
     let aliases = ALIASES.iter().filter(|(_, page)| *page == file);
@@ -119,7 +118,7 @@ fn names(name: &str) -> String {
     std::iter::once(name).chain(aliases).collect::<Vec<_>>().join(", ")
 }
 
-/// The one line about a page begins with a small letter, as is the custom there.
+/// By convention the NAME line begins with a small letter.
 fn uncapitalized(text: &str) -> String {
     let mut chars = text.chars();
     match chars.next() {
@@ -165,7 +164,7 @@ fn options(command: &Command) -> String {
     let man = Man::new(command.clone()).section("1");
     let mut out = Vec::new();
     let subcommands = command.get_subcommands().any(|sub| sub.get_name() != "help");
-    // Writing into memory does not fail.
+    // Writing to memory does not fail.
     let _ = man.render_options_section(&mut out);
     if subcommands {
         let visible = command.clone().mut_subcommands(|sub| {
@@ -175,7 +174,7 @@ fn options(command: &Command) -> String {
         let _ = Man::new(visible).section("1").render_subcommands_section(&mut out);
     }
     let text = String::from_utf8_lossy(&out).into_owned();
-    // What a whole page has once at its head.
+    // The header, once per page.
     text.lines()
         .filter(|line| !line.starts_with(".ie ") && !line.starts_with(".el "))
         .map(|line| format!("{line}\n"))

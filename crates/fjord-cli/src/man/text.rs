@@ -1,10 +1,10 @@
 //! Help texts as parts of manual pages.
 //!
-//! Owns the form that the help texts of commands have, and its way to roff:
+//! Owns the format of the help texts of commands, and its translation to roff:
 //!
-//! - paragraphs, parted by empty lines; they go where they stand;
+//! - paragraphs, separated by empty lines, keep their position;
 //! - `Heading:` with indented lines below becomes a section. Lines with two blanks between a term and
-//!   its meaning become a list, deeper lines go on with the meaning; all others stay as they are;
+//!   its meaning become a list, deeper lines continue the meaning; all others are kept verbatim;
 //! - `Example:` and `Examples:` become the section of examples, line by line;
 //! - words between backquotes are bold.
 
@@ -16,13 +16,13 @@ const INDENT: &str = "  ";
 /// One part of a help text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Block<'a> {
-    /// Lines to be filled.
+    /// Lines that roff fills.
     Paragraph(Vec<&'a str>),
-    /// What stands below a heading, which is given without its colon.
+    /// The lines below a heading; the heading is given without its colon.
     Section(&'a str, Vec<&'a str>),
 }
 
-/// The parts of a help text, in its order.
+/// The parts of a help text, in order.
 pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
     let mut out: Vec<Block<'_>> = Vec::new();
     for part in text.split("\n\n") {
@@ -38,7 +38,7 @@ pub(super) fn blocks(text: &str) -> Vec<Block<'_>> {
     out
 }
 
-/// Appends what a part becomes.
+/// Appends the roff of a part.
 pub(super) fn render(roff: &mut Roff, block: &Block<'_>) {
     match block {
         Block::Paragraph(lines) => {
@@ -68,12 +68,12 @@ pub(super) fn render(roff: &mut Roff, block: &Block<'_>) {
     }
 }
 
-/// Whether lines below this heading are commands to be tried.
+/// Whether lines below this heading are example commands.
 fn is_examples(heading: &str) -> bool {
     matches!(heading, "Example" | "Examples")
 }
 
-/// Lines that are not to be filled.
+/// Lines that roff does not fill.
 fn as_it_is(roff: &mut Roff, lines: &[&str]) {
     roff.control("PP", []);
     roff.control("nf", []);
@@ -84,7 +84,7 @@ fn as_it_is(roff: &mut Roff, lines: &[&str]) {
     roff.control("fi", []);
 }
 
-/// A list of terms with their meanings; lines without such stay as they are.
+/// A list of terms with their meanings; other lines are kept verbatim.
 fn list(roff: &mut Roff, lines: &[&str]) {
     let deeper = |line: &str| line.starts_with("   ");
     let mut rest = lines.iter().copied().peekable();
@@ -108,7 +108,7 @@ fn list(roff: &mut Roff, lines: &[&str]) {
     }
 }
 
-/// A text with what is between backquotes in bold.
+/// A text, with words between backquotes in bold.
 fn inlines(text: &str) -> Vec<Inline> {
     let parts = text.split('`').enumerate().filter(|(_, part)| !part.is_empty());
     parts.map(|(i, part)| if i % 2 == 1 { bold(part) } else { roman(part) }).collect()

@@ -1,17 +1,17 @@
-//! Areas behind the log, to which callers of fsync write i-transactions by themselves.
+//! The areas after the log, to which callers of fsync write i-transactions themselves.
 //!
 //! An area is a ring of blocks. An i-transaction in it is *live* until the transaction that it
-//! names has committed; then its space may be used again, and nothing is written for that:
-//! recovery counts only i-transactions newer than the last commit.
+//! names has committed. Its space is then reused without any write: recovery ignores i-transactions
+//! that are not newer than the last commit.
 //!
-//! Before the first one the journal is *marked* on disk ([`IjournalMark`]); the mark goes when
+//! Before the first one, the ijournal mark is set on disk ([`IjournalMark`]). It is cleared when
 //! the log has been emptied and no i-transaction is live ([`Journal::quiesce`],
 //! [`Journal::close`]).
 //!
-//! Invariants: the mark is durable before anything is written to an area; a live
-//! i-transaction, or one whose write is under way, is never overwritten; an i-transaction lies
-//! in one piece. The lock of an area is held for a few instructions, `mark` is held shared
-//! while an i-transaction is written, so that the mark is not taken off meanwhile.
+//! Invariants: the mark is durable before anything is written to an area; an i-transaction that is
+//! live or in flight is never overwritten; an i-transaction is contiguous. The lock of an area is
+//! held for a few instructions; `mark` is held shared while an i-transaction is written, so that
+//! the mark is not cleared meanwhile.
 
 mod ring;
 mod scan;
@@ -42,12 +42,12 @@ pub(crate) struct Areas {
     block_size: usize,
     uuid: [u8; 16],
     areas: Vec<Mutex<Ring>>,
-    /// The nonce of the mark on disk, if the journal is marked. Held shared while an
-    /// i-transaction is written, exclusively over the I/O that changes the mark.
+    /// The nonce of the mark on disk, if it is set. Held shared while an i-transaction is written,
+    /// exclusively during the I/O that changes the mark.
     mark: RwLock<Option<u64>>,
-    /// The mark is that of i-transactions which recovery still has to apply.
+    /// The mark on disk is from before a crash: recovery is not complete.
     recovering: AtomicBool,
-    /// What it has to apply, until it takes them.
+    /// I-transactions for recovery, until the caller takes them.
     pending: Mutex<Vec<ITransaction>>,
     /// The last sub-transaction ID given out.
     sub_id: AtomicU64,
@@ -61,43 +61,43 @@ struct Counters {
     full: AtomicU64,
 }
 
-/// What the areas are and what was done with them.
+/// Geometry and counters of the areas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AreaStats {
     /// How many areas there are.
     pub area_count: u32,
     /// Blocks of each.
     pub area_blocks: u32,
-    /// Blocks of i-transactions that count as live (some may have committed since).
+    /// Blocks of live i-transactions (some may have committed since).
     pub live_blocks: u64,
     /// I-transactions written.
     pub transactions: u64,
     /// Blocks written.
     pub blocks: u64,
-    /// I-transactions for which no area had room.
+    /// I-transactions for which no area had space.
     pub full: u64,
 }
 
 /// Outcome of [`AreaWriter::submit`].
 #[derive(Debug)]
 pub enum Submitted {
-    /// On its way.
+    /// In flight.
     Written(AreaWrite),
-    /// No area has room for it until a commit.
+    /// No area has space for it until a commit.
     Full,
 }
 
-/// An i-transaction on its way to an area. To be waited for.
+/// An i-transaction in flight; wait for it.
 #[derive(Debug)]
 pub struct AreaWrite {
     tickets: Vec<Ticket>,
     area: usize,
     start: u32,
-    /// More than half of the area is live: a commit soon would be good.
+    /// More than half of the area is live: a commit should follow soon.
     pub wants_commit: bool,
 }
 
-/// The right to write i-transactions: while it exists the journal stays marked.
+/// The right to write i-transactions: while it exists the mark stays set.
 pub struct AreaWriter<'a> {
     journal: &'a Journal,
     areas: &'a Areas,
@@ -106,7 +106,7 @@ pub struct AreaWriter<'a> {
 }
 
 impl Areas {
-    /// Takes over the areas that the table describes. `mark` is that of the superblock.
+    /// Opens the areas that the table describes. `mark` is that of the superblock.
     pub(crate) fn new(
         table: AreaTable,
         superblock: &Superblock,
@@ -154,7 +154,7 @@ impl Journal {
         self.inner.areas.is_some()
     }
 
-    /// The i-transactions that a crash left, by sub-transaction ID, once. The caller applies
+    /// Takes the i-transactions that a crash left, by sub-transaction ID. The caller applies
     /// them in one transaction, the first of this journal, then calls [`Journal::quiesce`],
     /// which ends the recovery; until then there is no [`AreaWriter`].
     pub fn take_pending(&self) -> Vec<ITransaction> {
@@ -162,7 +162,7 @@ impl Journal {
         areas.map_or_else(Vec::new, |areas| std::mem::take(&mut *areas.pending.lock()))
     }
 
-    /// Whether a recovery is to be ended by [`Journal::quiesce`].
+    /// Whether a recovery is in progress, until [`Journal::quiesce`] ends it.
     pub fn is_recovering(&self) -> bool {
         let areas = self.inner.areas.as_ref();
         areas.is_some_and(|areas| areas.recovering.load(Ordering::Acquire))
@@ -182,15 +182,15 @@ impl Journal {
         })
     }
 
-    /// Gets ready to write i-transactions: marks the journal if it is not, durably. `None`
-    /// without areas. To be dropped soon, and before the caller waits for a commit.
+    /// Starts writing i-transactions: sets the mark durably if it is not set. `None` without areas.
+    /// Drop it soon, and before waiting for a commit.
     pub fn area_writer(&self) -> Result<Option<AreaWriter<'_>>> {
         let (Some(areas), Some(log)) = (&self.inner.areas, &self.inner.log) else {
             return Ok(None);
         };
         loop {
             self.check_running()?;
-            // Where parts commit alone, the IDs of transactions are not those in the log.
+            // With partial commits, transaction IDs differ from the sequences in the log.
             if areas.recovering.load(Ordering::Acquire) || self.parts().is_some() {
                 return Ok(None);
             }
@@ -226,9 +226,9 @@ impl Journal {
         Ok(())
     }
 
-    /// The log is empty on disk or is about to be marked so, and nobody commits: changes the
-    /// superblock by `change` and takes the mark of the areas off, if the journal has it.
-    /// `false`, and nothing done, when an i-transaction is newer than the last commit.
+    /// Applies `change` to the superblock and clears the ijournal mark, if it is set. The log must
+    /// be empty, or `change` marks it empty, and the caller holds the commit lock. Does nothing and
+    /// returns `false` if an i-transaction is newer than the last commit.
     pub(crate) fn write_rest(
         &self,
         log: &Log,
@@ -261,7 +261,7 @@ impl Journal {
 }
 
 impl AreaWriter<'_> {
-    /// How i-transactions are built now.
+    /// Parameters for building i-transactions.
     pub fn format(&self) -> &AreaFormat {
         &self.format
     }
@@ -271,15 +271,15 @@ impl AreaWriter<'_> {
         self.areas.table.area_blocks / 2
     }
 
-    /// The next sub-transaction ID. To be taken while the state that the i-transaction records
-    /// cannot change, so that the order of the IDs is that of the states.
+    /// Takes the next sub-transaction ID. Call it while the recorded state cannot change, so that
+    /// IDs are in the order of the states.
     pub fn next_sub_id(&self) -> u64 {
         self.areas.sub_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Submits an i-transaction of `blocks`, header first, that is live until `tid` has
-    /// committed: to the area that `hint` (a CPU) stands for, or to another with room. With
-    /// `fua` it is durable when it has been waited for.
+    /// Submits an i-transaction of `blocks`, header first, that is live until `tid` has committed:
+    /// to the area of CPU `hint`, or to another with space. With `fua` it is durable when the wait
+    /// returns.
     pub fn submit(&self, hint: usize, tid: Tid, blocks: Vec<Buf>, fua: bool) -> Result<Submitted> {
         self.journal.check_running()?;
         let areas = self.areas;
@@ -303,8 +303,8 @@ impl AreaWriter<'_> {
         Ok(Submitted::Full)
     }
 
-    /// Waits until an i-transaction has been written. A failed write stops the journal: what
-    /// a later scan makes of it is unknown.
+    /// Waits until an i-transaction has been written. A failed write stops the journal: whether a
+    /// later scan accepts it is unknown.
     pub fn wait(&self, write: AreaWrite) -> Result<()> {
         let result = Ticket::wait_all(&write.tickets);
         self.areas.areas[write.area].lock().written(write.start);
@@ -316,20 +316,19 @@ impl AreaWriter<'_> {
     fn requests(&self, at: u32, blocks: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
         let journal = &self.journal.inner;
         let fua = fua && journal.barrier && !planted(Bug::ItransactionNotDurable);
-        journal.log_or_usage()?.straight_requests(at, blocks, fua)
+        journal.log_or_usage()?.contiguous_requests(at, blocks, fua)
     }
 }
 
 impl Drop for AreaWrite {
     fn drop(&mut self) {
-        // Not waited for: the space stays taken. The write must still end by itself.
+        // Not waited for: the space stays allocated until the write ends.
         self.tickets.iter().filter(|ticket| !ticket.is_done()).for_each(Ticket::start);
     }
 }
 
-/// Writes the table and so makes areas of the blocks behind the log, durably. For the tool
-/// that grows the journal inode: the blocks must be the journal's own already or become so
-/// after this.
+/// Writes the table, durably, and so turns the blocks after the log into areas. For the tool that
+/// grows the journal inode: the blocks must belong to the journal, or be added to it afterwards.
 pub fn write_table(
     device: &Arc<dyn Device>,
     map: &JournalMap,

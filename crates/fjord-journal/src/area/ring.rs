@@ -1,7 +1,7 @@
-//! One area: which of its blocks are taken.
+//! Allocation of the blocks of one area.
 //!
-//! Invariants: live pieces lie in the order of `live` round the ring, without overlap; a piece
-//! leaves when its transaction has committed and its write has ended, oldest first.
+//! Invariants: live pieces are in the order of `live` around the ring, without overlap; a piece is
+//! freed when its transaction has committed and its write has ended, oldest first.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ struct Piece {
 #[derive(Debug)]
 pub(super) struct Ring {
     blocks: u32,
-    /// Where the next piece goes if it fits there.
+    /// Start of the next piece, if it fits there.
     head: u32,
     /// Oldest first.
     live: VecDeque<Piece>,
@@ -32,13 +32,13 @@ impl Ring {
         Ring { blocks, head: 0, live: VecDeque::new(), live_blocks: 0 }
     }
 
-    /// Blocks of pieces that have not left.
+    /// Blocks of pieces that are not freed.
     pub(super) fn live_blocks(&self) -> u32 {
         self.live_blocks
     }
 
-    /// Takes `len` blocks in one piece for an i-transaction of `tid`. `None` when there is no
-    /// room until more transactions have committed.
+    /// Allocates `len` contiguous blocks for an i-transaction of `tid`. `None` if there is no space
+    /// until more transactions have committed.
     pub(super) fn reserve(
         &mut self,
         len: u32,
@@ -77,7 +77,7 @@ impl Ring {
         }
     }
 
-    /// Lets pieces go whose transactions have committed.
+    /// Frees pieces whose transactions have committed.
     pub(super) fn reclaim(&mut self, is_committed: impl Fn(Tid) -> bool) {
         while let Some(oldest) = self.live.front()
             && oldest.written

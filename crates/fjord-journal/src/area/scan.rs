@@ -1,10 +1,9 @@
-//! Finds the i-transactions that count after a crash.
+//! Finds the valid i-transactions after a crash.
 //!
-//! An area is searched from its first block to its last, whatever the head was: where a
-//! block starts an i-transaction of this use of the areas, and all checksums match, it counts
-//! if it is newer than the last commit. Where they do not match a power cut tore the write,
-//! or a later one went over a part of it; nobody was promised anything for the former, and
-//! the latter was dead.
+//! An area is searched from its first block to its last, without a head pointer. An i-transaction
+//! is valid if it has the nonce of the mark, all its checksums match, and it is newer than the last
+//! commit. A mismatch means a torn write, for which no fsync had returned, or a partly overwritten
+//! i-transaction that had committed.
 
 use std::sync::Arc;
 
@@ -18,8 +17,8 @@ use fjord_format::types::Tid;
 use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
 
-/// Reads the table behind the log. `None` when the journal ends with the log or something
-/// else lies there.
+/// Reads the table after the log. `None` if the journal ends with the log or the block is not a
+/// table.
 pub(crate) fn read_table(
     device: &Arc<dyn Device>,
     map: &JournalMap,
@@ -36,8 +35,8 @@ pub(crate) fn read_table(
         .map_err(JournalError::io("reading the area table"))?;
     let table = match AreaTable::decode(&block, &superblock.s_uuid) {
         Ok(table) => table,
-        // Without the mark nothing in the areas counts, so a table that cannot be read only
-        // means that there are none to use.
+        // Without the mark the areas hold nothing valid, so an unreadable table only means that
+        // they are not used.
         Err(error) if superblock.ijournal().is_none() => {
             if AreaTable::is_table(&block) {
                 tracing::warn!(%error, "the journal's areas are not used");

@@ -14,7 +14,7 @@ use fjord_format::types::{BlockNo, Tid};
 use crate::error::{JournalError, Result};
 use crate::transaction::Version;
 
-/// How many log blocks a transaction takes, without its commit block.
+/// Number of log blocks of a transaction, without its commit block.
 pub(super) struct LogShape {
     pub(super) revoke_blocks: usize,
     pub(super) descriptors: usize,
@@ -115,7 +115,7 @@ impl LogBlocks {
     }
 }
 
-/// The contents as they go to the log, and whether they had to be escaped.
+/// The contents for the log, and whether they had to be escaped.
 fn log_copy(version: &Buf) -> (Buf, bool) {
     let mut copy = version.clone();
     let escaped = jbd2::needs_escape(version);

@@ -1,21 +1,21 @@
-//! The compound commit: makes the running transaction durable.
+//! Full commit: makes the running transaction durable.
 //!
-//! Steps, with what a crash after each leaves:
+//! Steps, and in parentheses the effect of a crash after each:
 //!
-//! 1. lock the transaction, wait for its handles, freeze its buffers (nothing on disk);
+//! 1. lock the transaction, wait for its handles, freeze its buffers (the transaction is lost);
 //! 2. write revoke, descriptor and data blocks to the log, and wait for the file data
 //!    attached to the transaction (a torn log tail that recovery ignores);
 //! 3. flush (the same);
 //! 4. write the commit block with FUA (all of the transaction);
-//! 5. hand the versions to the checkpoint, run the callbacks, wake the waiters.
+//! 5. queue the versions for checkpoints, run the callbacks, wake the waiters.
 //!
-//! Over a device that keeps order ([`ordered`]), 2 to 4 are submitted at once, and only the end
-//! is waited for: file data and log blocks as ordered writes, the last one a barrier, the commit
-//! block in the next epoch. Without a log, steps 2 to 4 write the blocks home and flush.
+//! Over a device that keeps order ([`ordered`]), 2 to 4 are submitted at once, with one wait at the
+//! end: file data and log blocks as ordered writes, the last one a barrier, the commit block in the
+//! next epoch. Without a log, steps 2 to 4 write the blocks to their home locations and flush.
 //!
-//! The next transaction runs from the end of step 1. A commit of parts ([`partial`]) differs in step 1 only: it freezes
-//! what those parts hold, and the transaction runs on. A commit that has to take the place of fast
-//! commits ([`switch`]) differs from 2 on.
+//! The next transaction runs from the end of step 1. A partial commit ([`partial`]) differs in step
+//! 1 only: it freezes only its parts, and the transaction keeps running. A full commit that ends a
+//! stream of fast commits ([`switch`]) differs from step 2 on.
 //!
 //! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of sequences.
 //!
@@ -49,21 +49,21 @@ use crate::transaction::{
 
 use build::{LogBlocks, LogShape};
 
-pub(crate) use ordered::Flying;
+pub(crate) use ordered::InFlight;
 pub use partial::{PartialCommit, WholeReason};
 
-/// A running transaction that takes no handles and has no open one.
+/// A locked running transaction: no new handles, none open.
 struct Locked {
     transaction: Arc<Transaction>,
-    /// What the commit will bear in the log.
+    /// The commit's sequence in the log.
     sequence: Sequence,
-    /// Parts that somebody waits for.
+    /// Parts that threads wait for.
     wanted: Vec<Part>,
 }
 
 impl Journal {
-    /// Commits the running transaction, and those before it. The caller has the committer's
-    /// place. On failure the journal is stopped and every callback told.
+    /// Commits the running transaction and those before it. The caller holds the commit lock. On
+    /// failure the journal stops and every callback is called with the error.
     pub(crate) fn commit_one(&self) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
@@ -75,8 +75,8 @@ impl Journal {
         self.commit_batch(locked.transaction.freeze(locked.sequence), began).map(drop)
     }
 
-    /// Lets the file system add to a transaction, which is locked and about to be frozen as a
-    /// whole, what it must have. On failure the journal is stopped.
+    /// Lets the file system add its last changes to a locked transaction before a full freeze. On
+    /// failure the journal stops.
     fn complete_whole(&self, locked: &Locked) -> Result<()> {
         let Some(parts) = self.parts() else { return Ok(()) };
         let generation = {
@@ -94,12 +94,12 @@ impl Journal {
         done.inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// Writes what is frozen. Returns how many log blocks that took.
+    /// Writes the frozen blocks. Returns the number of log blocks.
     fn commit_batch(&self, mut batch: Batch, began: Instant) -> Result<u32> {
         let stream = self.live_area();
         if self.inner.ordered && stream.is_none() {
             let log_blocks = self.begin_batch(batch, began, true)?;
-            self.finish_flying()?;
+            self.finish_in_flight()?;
             return Ok(log_blocks);
         }
         let whole = batch.whole();
@@ -120,7 +120,7 @@ impl Journal {
         outcome.and(result)
     }
 
-    /// Tells the callbacks the outcome of a commit, and then everybody; `whole` is the
+    /// Calls the callbacks with the outcome of a commit, then wakes all waiters; `whole` is the
     /// transaction that it ends.
     fn conclude(
         &self,
@@ -155,7 +155,7 @@ impl Journal {
             };
             running.phase = Phase::Locked;
             if running.handles == 0 {
-                // Together: who comes from here on is served by a later generation.
+                // Atomically: later callers are served by a later generation.
                 running.generation += 1;
                 let wanted = std::mem::take(&mut running.wanted);
                 return Ok(Locked { transaction: running.transaction.clone(), sequence, wanted });
@@ -164,8 +164,8 @@ impl Journal {
         }
     }
 
-    /// All is frozen: gives the batch `log_blocks` and lets the next transaction, or the rest
-    /// of this one, run.
+    /// After freezing: reserves `log_blocks` for the batch and lets the next transaction, or the
+    /// rest of this one, run.
     fn start_flushing(&self, batch: &Batch, log_blocks: u32) -> u32 {
         let mut state = self.inner.state.lock();
         let log_start = state.head;
@@ -205,7 +205,7 @@ impl Journal {
     fn commit_to_log(&self, log: &Log, batch: Batch) -> Result<u32> {
         let sequence = batch.sequence;
         let body_blocks = self.count_body(log, &batch);
-        self.check_straight(log, body_blocks + 1)?;
+        self.check_no_wrap(log, body_blocks + 1)?;
         let log_start = self.start_flushing(&batch, body_blocks + 1);
         // From here on handles start again and modify the same buffers.
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
@@ -222,7 +222,7 @@ impl Journal {
         if !planted(Bug::NoFlushBeforeCommit) {
             self.inner.flush("flushing before the commit block")?;
         }
-        // A shutdown that came in between must not find the transaction committed.
+        // After a shutdown meanwhile, the transaction must not be committed.
         self.check_running()?;
         if !planted(Bug::CommitBeforeBlocks) {
             self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
@@ -233,9 +233,9 @@ impl Journal {
         Ok(body_blocks + 1)
     }
 
-    /// Errs when a commit of so many blocks would go on at the front of a log that must not
-    /// ([`Journal::keep_log_straight`] has seen to it): recovery would look for it elsewhere.
-    fn check_straight(&self, log: &Log, log_blocks: u32) -> Result<()> {
+    /// Errs if a commit of so many blocks would wrap in a log that must not wrap
+    /// ([`Journal::avoid_log_wrap`] has ensured it): recovery would look for the rest elsewhere.
+    fn check_no_wrap(&self, log: &Log, log_blocks: u32) -> Result<()> {
         let room = log.end.saturating_sub(self.inner.state.lock().head);
         if self.inner.area.is_none() || log_blocks < room || planted(Bug::LogGoesRound) {
             return Ok(());
@@ -244,7 +244,7 @@ impl Journal {
         Err(JournalError::Usage(message))
     }
 
-    /// How many log blocks the batch takes without its commit block; counts them.
+    /// Number of log blocks of the batch without its commit block; adds them to the statistics.
     fn count_body(&self, log: &Log, batch: &Batch) -> u32 {
         let shape = LogShape::new(&log.format, batch.versions.len(), batch.revoked.len());
         stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
@@ -253,7 +253,7 @@ impl Journal {
         shape.blocks() as u32
     }
 
-    /// What was frozen is durable in the log: its versions wait for a checkpoint.
+    /// The frozen versions are durable in the log: they wait for a checkpoint.
     fn logged(
         &self,
         whole: Option<Tid>,
@@ -276,8 +276,8 @@ impl Journal {
         });
     }
 
-    /// Before the first commit into an empty log: says on disk where it starts. The
-    /// flush before the commit block covers this write.
+    /// Before the first commit to an empty log: writes its start (`s_start`). The flush before the
+    /// commit block covers this write.
     fn mark_log_in_use(
         &self,
         log: &Log,
@@ -324,7 +324,7 @@ impl Journal {
         Ok(Request::Write {
             offset: log.offset(home),
             bufs: vec![block],
-            // Without barriers the user gave up order too.
+            // Without barriers there is no order either.
             order: if self.inner.barrier { Order::Barrier } else { Order::Orderless },
             fua: fua && !planted(Bug::CommitNotDurable),
             class: Class::Sync,
@@ -345,7 +345,7 @@ impl Journal {
         Ok(block)
     }
 
-    /// Without a log: blocks go home, then a flush.
+    /// Without a log: home writes, then a flush.
     fn commit_home(&self, batch: Batch) -> Result<()> {
         let sequence = batch.sequence;
         self.start_flushing(&batch, 0);
@@ -371,21 +371,21 @@ impl Journal {
         Ok(())
     }
 
-    /// Turns frozen versions into committed ones.
+    /// Marks frozen versions as committed.
     fn publish(&self, sequence: Sequence, buffers: &[Arc<Buffer>], home: bool) {
         for buffer in buffers {
             buffer.committed(sequence, home);
         }
     }
 
-    /// Blocks that were freed must not be written home any more: their next owner may write
-    /// them as soon as the callbacks have run. Waits for home writes under way.
+    /// Excludes freed blocks from checkpoints: their next owner may write them as soon as the
+    /// callbacks have run. Waits for home writes in flight.
     fn discard_forgotten(&self, sequence: Sequence, forgotten: &[Arc<Buffer>]) {
         for buffer in forgotten {
             if buffer.discard_up_to(sequence) {
                 continue;
             }
-            let _hurry = self.inner.home_writes.hurry();
+            let _promoted = self.inner.home_writes.promote();
             let mut idle = self.inner.home_lock.lock();
             while !buffer.discard_up_to(sequence) {
                 self.inner.home_idle.wait(&mut idle);
@@ -402,13 +402,13 @@ impl Journal {
     }
 }
 
-/// Waits for the transaction's own blocks and for the file data attached to it.
+/// Waits for the transaction's log blocks and for the file data attached to it.
 fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result<()> {
     if planted(Bug::DataAfterCommit) {
         return wait_all(own, what);
     }
     if !data.is_empty() {
-        // Side by side: a ticket may leave its work to whoever waits for it.
+        // In parallel: a ticket may do its work in the waiting thread.
         own.iter().for_each(Ticket::start);
     }
     let data = wait_all(data, "writing file data that a transaction refers to");

@@ -1,17 +1,16 @@
-//! Commits over a device that keeps order: all of a transaction is submitted at once, in two
-//! epochs, {data, log blocks} and {commit block}, and nobody waits in between.
+//! Commits over a device that keeps order: a transaction is submitted at once, in two epochs,
+//! {data, log blocks} and {commit block}, without a wait in between.
 //!
-//! Owns [`Flying`]: what was submitted and whose outcome is not known. A caller that wants
-//! durability asks FUA of the commit block (the device makes a write and a flush of it where it
-//! has none) and waits for it. One that wants order only (`fbarrier`) leaves the transaction
-//! flying; one flush ends all that fly.
+//! Owns [`InFlight`]: commits whose outcome is not known. For durability, the commit block is
+//! written with FUA (a device without FUA makes it a write and a flush) and waited for. For order
+//! alone (`fbarrier`), the commit stays in flight; one flush later ends all commits in flight.
 //!
-//! A device with native barriers may have the commit block by the time that something before it
-//! turns out to have failed. The commit block is then overwritten, so that recovery does not take
-//! the transaction for whole.
+//! A device with native barriers may have written the commit block before the failure of an earlier
+//! write is known. The commit block is then overwritten, so that recovery does not accept the
+//! transaction.
 //!
-//! Invariants: transactions fly in order and end in order, in the committer's place; none is
-//! handed to the checkpoint, and no callback told of success, before its commit block is durable.
+//! Invariants: commits are submitted and ended in order, under the commit lock; versions are queued
+//! for checkpoints, and callbacks called with success, only when the commit block is durable.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,10 +27,10 @@ use crate::journal::Journal;
 use crate::log::{Log, wait_all};
 use crate::transaction::{Batch, Callback, Phase, Sequence};
 
-/// A transaction, or parts of one, whose log blocks are with the device.
-pub(crate) struct Flying {
+/// A transaction, or parts of one, whose log blocks have been submitted.
+pub(crate) struct InFlight {
     tid: Tid,
-    /// The transaction, if this is all that was left of it.
+    /// The transaction, if this commit ends it.
     whole: Option<Tid>,
     sequence: Sequence,
     began: Instant,
@@ -44,17 +43,17 @@ pub(crate) struct Flying {
     commit: Ticket,
     /// Byte offset of the commit block.
     commit_offset: u64,
-    /// The commit block is durable when its ticket is done.
+    /// The commit block was submitted with FUA.
     fua: bool,
 }
 
-impl Flying {
+impl InFlight {
     pub(crate) fn tid(&self) -> Tid {
         self.tid
     }
 }
 
-/// What [`Journal::send`] submitted.
+/// Tickets of [`Journal::send`].
 struct Sent {
     log_start: u32,
     log_blocks: u32,
@@ -64,8 +63,9 @@ struct Sent {
 }
 
 impl Journal {
-    /// Submits the running transaction, which there is. Nobody waits for it, unless it has to take
-    /// the place of fast commits. The caller has the committer's place. On failure the journal is stopped and every callback told.
+    /// Submits the running transaction, which must exist, without waiting, unless it ends a stream
+    /// of fast commits. The caller holds the commit lock. On failure the journal stops and every
+    /// callback is called with the error.
     pub(crate) fn begin_commit(&self) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
@@ -77,8 +77,8 @@ impl Journal {
         self.begin_batch(batch, began, false).map(drop)
     }
 
-    /// Submits what is frozen; with `durable` somebody waits for it. Returns how many log blocks
-    /// it takes.
+    /// Submits the frozen blocks; with `durable` the caller waits for them. Returns the number of
+    /// log blocks.
     pub(super) fn begin_batch(
         &self,
         mut batch: Batch,
@@ -95,7 +95,7 @@ impl Journal {
                 return self.conclude(None, began, callbacks, Err(&error)).map(|()| 0);
             }
         };
-        self.inner.flying.lock().push_back(Flying {
+        self.inner.in_flight.lock().push_back(InFlight {
             tid: batch.tid,
             whole: batch.whole(),
             sequence: batch.sequence,
@@ -117,7 +117,7 @@ impl Journal {
         let sequence = batch.sequence;
         let body_blocks = self.count_body(log, batch);
         let log_blocks = body_blocks + 1;
-        self.check_straight(log, log_blocks)?;
+        self.check_no_wrap(log, log_blocks)?;
         let log_start = self.start_flushing(batch, log_blocks);
         // From here on handles start again and modify the same buffers.
         let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
@@ -132,7 +132,7 @@ impl Journal {
         match body.last_mut() {
             Some(_) if planted(Bug::NoFlushBeforeCommit) || planted(Bug::CommitBeforeBlocks) => {}
             Some(last) => end_epoch(last),
-            // Nothing that could end the data's epoch.
+            // There is no ordered write that could end the data's epoch.
             None if !batch.data.is_empty() => {
                 wait_all(&batch.data, DATA)?;
                 self.inner.flush("flushing before the commit block")?;
@@ -140,7 +140,7 @@ impl Journal {
             None => {}
         }
         self.check_running()?;
-        // Those that i-transactions carry may be in nobody's hands yet, and belong into this epoch.
+        // Deferred writes of carried data may not be submitted yet, and belong in this epoch.
         batch.data.iter().for_each(Ticket::start);
         let (body, commit) = self.submit(log, body, commit)?;
         self.set_phase(sequence, Phase::Committing);
@@ -155,9 +155,9 @@ impl Journal {
         commit: Request,
     ) -> Result<(Vec<Ticket>, Ticket)> {
         if log.format.checksum == ChecksumVersion::None {
-            // Without checksums recovery would take what lies in the place of a block that could
-            // not be written; a device with native barriers may have the commit block by the time
-            // that shows.
+            // Without checksums, recovery would accept stale contents in place of a failed block; a
+            // device with native barriers may have written the commit block before the failure is
+            // known.
             let body = self.inner.device.submit(body);
             wait_all(&body, BODY)?;
             return Ok((body, self.inner.device.submit_one(commit)));
@@ -169,60 +169,61 @@ impl Journal {
         Ok((tickets, commit))
     }
 
-    /// Waits for all transactions that fly and ends them. The caller has the committer's place.
-    /// On failure the journal is stopped and every callback told.
-    pub(crate) fn finish_flying(&self) -> Result<()> {
-        let flying = std::mem::take(&mut *self.inner.flying.lock());
-        let Some(last) = flying.back() else { return Ok(()) };
+    /// Waits for all commits in flight and ends them. The caller holds the commit lock. On failure
+    /// the journal stops and every callback is called with the error.
+    pub(crate) fn finish_in_flight(&self) -> Result<()> {
+        let in_flight = std::mem::take(&mut *self.inner.in_flight.lock());
+        let Some(last) = in_flight.back() else { return Ok(()) };
         let end = if last.fua {
             last.commit.wait().map_err(JournalError::io(COMMIT))
         } else {
             self.inner.flush("flushing commits")
         };
-        // The failure of what was needed first says more than that of the end.
-        let parts: Vec<_> = flying.iter().map(wait_parts).collect();
-        if let Some(first) = flying.iter().zip(&parts).find(|(_, part)| part.is_err()) {
-            self.take_back(first.0);
+        // The earliest failure is the most informative.
+        let parts: Vec<_> = in_flight.iter().map(wait_parts).collect();
+        if let Some(first) = in_flight.iter().zip(&parts).find(|(_, part)| part.is_err()) {
+            self.invalidate_commit(first.0);
         }
         let result = parts.into_iter().chain([end]).fold(Ok(()), Result::and);
         if let Err(error) = &result {
             self.abort(error.clone());
         }
         let mut outcome = Ok(());
-        for flying in flying {
-            let Flying { whole, sequence, log_start, buffers, forgotten, .. } = flying;
+        for in_flight in in_flight {
+            let InFlight { whole, sequence, log_start, buffers, forgotten, .. } = in_flight;
             if result.is_ok() {
                 self.logged(whole, sequence, log_start, buffers, &forgotten);
             }
             let result = result.as_ref().map(drop);
-            let told = self.conclude(whole, flying.began, flying.callbacks, result);
+            let told = self.conclude(whole, in_flight.began, in_flight.callbacks, result);
             outcome = outcome.and(told);
         }
         outcome
     }
 
-    /// Overwrites the commit block of a transaction of which something failed; its own failure
-    /// does not say whether the device has it. With it goes all that follows in the log.
-    fn take_back(&self, flying: &Flying) {
+    /// Overwrites the commit block of a transaction after a failed write; even if the commit block
+    /// failed, the device may have it. All later commits in the log become invalid with it.
+    fn invalidate_commit(&self, in_flight: &InFlight) {
         let request = Request::Write {
-            offset: flying.commit_offset,
+            offset: in_flight.commit_offset,
             bufs: vec![Buf::zeroed(self.inner.block_size)],
-            // Order is broken; this need not wait for anything.
+            // Order is already broken: no ordered write.
             order: Order::Orderless,
             fua: true,
             class: Class::Sync,
         };
         if let Err(error) = self.inner.device.submit_one(request).wait() {
-            tracing::warn!(%error, "cannot take back a commit; recovery may refuse the log");
+            tracing::warn!(%error, "cannot invalidate a commit block after a failed write; \
+                                    recovery may refuse the log");
         }
     }
 
-    /// The journal has stopped: nobody will wait for what flies. Tells its callbacks, unless the
-    /// thread that commits right now is about to.
-    pub(crate) fn fail_flying(&self, error: &JournalError) {
+    /// The journal has stopped: calls the callbacks of commits in flight with the error, unless the
+    /// committing thread is about to.
+    pub(crate) fn fail_in_flight(&self, error: &JournalError) {
         let Some(_place) = self.inner.try_lock_committer() else { return };
-        let flying = std::mem::take(&mut *self.inner.flying.lock());
-        for callback in flying.into_iter().flat_map(|flying| flying.callbacks) {
+        let in_flight = std::mem::take(&mut *self.inner.in_flight.lock());
+        for callback in in_flight.into_iter().flat_map(|in_flight| in_flight.callbacks) {
             callback(Err(error.clone()));
         }
     }
@@ -233,13 +234,13 @@ const BODY: &str = "writing the log";
 const COMMIT: &str = "writing the commit block";
 
 /// Waits for the data, the log blocks and the commit block of one transaction.
-fn wait_parts(flying: &Flying) -> Result<()> {
+fn wait_parts(in_flight: &InFlight) -> Result<()> {
     let data = match planted(Bug::DataAfterCommit) {
         true => Ok(()),
-        false => wait_all(&flying.data, DATA),
+        false => wait_all(&in_flight.data, DATA),
     };
-    let body = wait_all(&flying.body, BODY);
-    let commit = flying.commit.wait().map_err(JournalError::io(COMMIT));
+    let body = wait_all(&in_flight.body, BODY);
+    let commit = in_flight.commit.wait().map_err(JournalError::io(COMMIT));
     data.and(body).and(commit)
 }
 

@@ -1,20 +1,19 @@
-//! The commit of parts: what some parts of the running transaction hold becomes a transaction
-//! of the log by itself; the rest runs on.
+//! Partial commit: the changes of some parts of the running transaction become a transaction in the
+//! log; the rest keeps running.
 //!
-//! 1. lock the transaction and wait for its handles, as a compound commit does;
-//! 2. close the wanted parts over the handles ([`crate::part`]); if that is nearly everything,
-//!    or holds what is of no single part, or the log is too full for two transactions instead
-//!    of one, commit all;
-//! 3. freeze the closure: its buffers; of shared blocks the last committed version with the
-//!    closure's entries; its revokes, its data tickets, its callbacks. The transaction takes
-//!    handles again;
-//! 4. the rest as in a compound commit. In the log, and to recovery, it is a transaction like
-//!    any other.
+//! 1. lock the transaction and wait for its handles, as in a full commit;
+//! 2. compute the closure of the wanted parts ([`crate::part`]); if it is nearly everything, or
+//!    includes a block of no single part, or the log is too full for two transactions, make a full
+//!    commit;
+//! 3. freeze the closure: its buffers, revokes, data tickets and callbacks; of shared blocks the
+//!    last committed version with the closure's entries. The transaction accepts handles again;
+//! 4. continue as in a full commit. For recovery it is an ordinary transaction.
 //!
-//! Threads that want parts while a commit is under way leave word ([`Running::wanted`]), and
-//! the next commit of parts takes them all along.
+//! Threads that want parts during a commit register them ([`Running::wanted`]); the next partial
+//! commit includes them all.
 //!
-//! Invariant: what is logged and what is left share no handle, so either may be lost.
+//! Invariant: no handle is split between the logged parts and the rest, so a crash may lose the
+//! rest.
 //!
 //! [`Running::wanted`]: crate::transaction::Running
 
@@ -35,83 +34,82 @@ use crate::part::{Part, PartSet, Parts};
 use crate::stats;
 use crate::transaction::{Batch, Committing, Contents, Phase, Version};
 
-/// When no more than one in so many blocks would be left behind, the whole transaction commits:
-/// it costs hardly more, and the next one starts afresh.
+/// If the rest would be at most this fraction (1/N) of the blocks, the whole transaction commits:
+/// it costs hardly more, and the next one starts empty.
 const NEARLY_ALL: usize = 8;
 
-/// What [`Journal::commit_parts`] did.
+/// Outcome of [`Journal::commit_parts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartialCommit {
-    /// Nothing: what the parts held was durable, or on its way, and has been waited for. No
-    /// flush needs to have started since the call.
+    /// Nothing to commit: the parts were durable, or in flight and have been waited for. There may
+    /// have been no flush since the call.
     Durable,
-    /// Committed the parts and what has to commit with them, by a flush that started since the
-    /// call.
+    /// Committed the closure of the parts, with a flush that started after the call.
     Parts {
-        /// Blocks of the log it took; 0 when another caller's commit took the parts along.
+        /// Log blocks; 0 if another caller's commit included the parts.
         log_blocks: u32,
     },
     /// Committed the whole transaction.
     Whole(WholeReason),
 }
 
-/// Why a whole transaction was committed although only parts of it were wanted.
+/// Why a full commit was made instead of a partial commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WholeReason {
-    /// There is no log, or nobody said what the parts are.
+    /// There is no log, or no parts are defined.
     NoParts,
-    /// What has to commit with the wanted parts holds something that is of no single part.
+    /// The closure includes a block of no single part.
     WholePart,
-    /// It is everything there is.
+    /// The closure is the whole transaction.
     Everything,
-    /// It is nearly everything.
+    /// The closure is nearly the whole transaction.
     NearlyAll,
     /// The log has no room for two transactions instead of one.
     LogSpace,
-    /// The commit of the whole transaction was under way.
+    /// A full commit was in progress.
     UnderWay,
 }
 
-/// How often, and how long, a commit of parts that are not ready waits for them.
+/// How often, and how long, a partial commit waits for parts that are not ready.
 const TRIES_MAX: u32 = 8;
 const TRY_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Why parts cannot commit.
+/// Why a partial commit is not possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unplanned {
+enum NotPartial {
     Whole(WholeReason),
-    /// See [`Parts::is_ready`]; that may pass.
+    /// See [`Parts::is_ready`]; may succeed later.
     NotReady,
 }
 
-impl From<WholeReason> for Unplanned {
-    fn from(reason: WholeReason) -> Unplanned {
-        Unplanned::Whole(reason)
+impl From<WholeReason> for NotPartial {
+    fn from(reason: WholeReason) -> NotPartial {
+        NotPartial::Whole(reason)
     }
 }
 
-/// What a commit of parts takes.
+/// The contents of a partial commit.
 struct Plan {
     closure: PartSet,
-    /// Revoke blocks that the rest of the transaction needs no more.
+    /// Reserved revoke blocks that the rest of the transaction no longer needs.
     revoke_blocks: u32,
 }
 
-/// What there is to do for a caller.
+/// What a caller has to do.
 #[derive(Clone, Copy)]
 enum Need {
     Nothing,
     /// Wait until the commits up to this generation are durable.
     InFlight(u32),
-    /// The same; and do the last of them if nobody else does.
+    /// The same; and do the last of them if no other thread does.
     Commit(u32),
     Whole(WholeReason),
 }
 
 impl Journal {
-    /// Makes durable what transaction `tid` holds of `seeds`, and of the parts that share
-    /// handles with those. As [`Journal::commit`] where parts cannot commit alone. Returns at
-    /// once when it is durable already.
+    /// Makes durable the changes of transaction `tid` to the closure of `seeds`. Same as
+    /// [`Journal::commit`] if a partial commit is not possible. Returns at once if they are
+    /// durable.
     pub fn commit_parts(&self, tid: Tid, seeds: &[Part]) -> Result<PartialCommit> {
         check_no_open_handle(self, "a commit")?;
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
@@ -153,9 +151,9 @@ impl Journal {
             }
             state.committer_busy = true;
             drop(state);
-            // Given up also when a callback panics, so that nobody waits for ever.
+            // Released also when a callback panics, so that no thread waits forever.
             let place = CommitterGuard::of(&self.inner);
-            self.keep_log_straight()?;
+            self.avoid_log_wrap()?;
             let done = self.commit_wanted(log, parts);
             drop(place);
             return done;
@@ -169,14 +167,13 @@ impl Journal {
         self.commit(tid).map(|()| PartialCommit::Whole(reason))
     }
 
-    /// Commits what somebody wants of the running transaction. The caller has the committer's
-    /// place.
+    /// Commits the wanted parts of the running transaction. The caller holds the commit lock.
     fn commit_wanted(&self, log: &Log, parts: &Arc<dyn Parts>) -> Result<PartialCommit> {
         let began = Instant::now();
         let mut locked = self.lock_running()?;
         let mut plan = self.plan(log, parts, &locked);
         for _ in 0..TRIES_MAX {
-            if plan.as_ref().err() != Some(&Unplanned::NotReady) {
+            if plan.as_ref().err() != Some(&NotPartial::NotReady) {
                 break;
             }
             self.unlock_for_now(&locked);
@@ -192,12 +189,12 @@ impl Journal {
                 stats::add(&self.inner.counters.partial_commits, 1);
                 log_blocks
             }
-            // An earlier commit took what was wanted.
+            // An earlier commit included the wanted parts.
             Ok(None) => 0,
             Err(unplanned) => {
                 let reason = match unplanned {
-                    Unplanned::Whole(reason) => reason,
-                    Unplanned::NotReady => WholeReason::WholePart,
+                    NotPartial::Whole(reason) => reason,
+                    NotPartial::NotReady => WholeReason::WholePart,
                 };
                 self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
                 self.commit_whole(&locked, began)?;
@@ -213,7 +210,7 @@ impl Journal {
         Ok(PartialCommit::Parts { log_blocks })
     }
 
-    /// Lets handles go on for a moment, for those who wait as before.
+    /// Unlocks the transaction for a moment, so that handles can start and stop.
     fn unlock_for_now(&self, locked: &Locked) {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
@@ -223,13 +220,13 @@ impl Journal {
         self.inner.unlocked.notify_all();
     }
 
-    /// What to take for those who wait; `None` if that is nothing.
+    /// The closure of the wanted parts; `None` if it is empty.
     fn plan(
         &self,
         log: &Log,
         parts: &Arc<dyn Parts>,
         locked: &Locked,
-    ) -> Result<Option<Plan>, Unplanned> {
+    ) -> Result<Option<Plan>, NotPartial> {
         let mut contents = locked.transaction.contents.lock();
         let mut closure = contents.parts.closure(&locked.wanted);
         if planted(Bug::PartsNotClosed) {
@@ -242,7 +239,7 @@ impl Journal {
             return Err(WholeReason::WholePart.into());
         }
         if !parts.is_ready(&closure) {
-            return Err(Unplanned::NotReady);
+            return Err(NotPartial::NotReady);
         }
         let counts = Counts::of(&contents, parts, &closure);
         drop(contents);
@@ -265,7 +262,7 @@ impl Journal {
     }
 }
 
-/// What a caller needs of the running transaction, of which there is one.
+/// What a caller needs of the running transaction, which must exist.
 fn need(state: &mut State, seeds: &[Part]) -> Need {
     let in_flight = |slot: &Committing| {
         slot.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
@@ -279,7 +276,7 @@ fn need(state: &mut State, seeds: &[Part]) -> Need {
         running.wanted.extend_from_slice(seeds);
         Need::Commit(running.generation + 1)
     } else if in_flight || running.phase == Phase::Locked {
-        // Taken by the last generation, or perhaps being taken just now.
+        // Committed by the last generation, or by a commit in progress.
         Need::InFlight(running.generation)
     } else {
         Need::Nothing
@@ -287,24 +284,24 @@ fn need(state: &mut State, seeds: &[Part]) -> Need {
 }
 
 impl State {
-    /// Why the commit of a whole transaction served somebody who wanted parts of it: if it was
-    /// begun for the sake of parts, what that found holds for all who waited with it.
+    /// Why a full commit served a caller who wanted parts: if it began as a partial commit, its
+    /// reason applies to all callers that waited for it.
     fn why_whole(&self, tid: Tid) -> WholeReason {
         self.whole.filter(|(other, _)| *other == tid).map_or(WholeReason::UnderWay, |(_, why)| why)
     }
 }
 
-/// How much of a transaction a closure is.
+/// Share of a transaction that a closure has.
 struct Counts {
-    /// Blocks of the closure; a block that left the transaction and came back counts twice.
+    /// Blocks of the closure; a block that left and rejoined the transaction counts twice.
     blocks: usize,
-    /// The same of all parts.
+    /// Blocks of all parts, counted likewise.
     all_blocks: usize,
     /// Blocks that parts share.
     shared_blocks: usize,
     revokes: usize,
     all_revokes: usize,
-    /// Data that only other parts wait for.
+    /// Ordered data of other parts only.
     other_data: usize,
 }
 
@@ -331,7 +328,8 @@ impl Counts {
     }
 }
 
-/// Freezes what the plan says and takes it out of the transaction, of which no handle is open.
+/// Freezes the contents of the plan and removes them from the transaction, which has no open
+/// handle.
 fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Batch> {
     let Plan { closure, revoke_blocks } = plan;
     let (tid, sequence) = (locked.transaction.tid, locked.sequence);

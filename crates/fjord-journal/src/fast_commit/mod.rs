@@ -1,29 +1,28 @@
 //! The fast-commit area of an open journal: a stream of records that follows the last full commit.
 //!
-//! A caller queues what it wants logged ([`Journal::queue_fast_commit`]) and waits; whoever gets
-//! the committer's place writes all that is queued as one fast commit, so concurrent callers share
-//! a write and a flush ([`queue`] tells how long it waits for them). A full commit ends the stream:
-//! recovery takes only fast commits that bear the ID of the transaction that would have come next.
+//! A caller queues its records ([`Journal::queue_fast_commit`]) and waits. The thread that gets the
+//! commit lock writes all queued records as one fast commit, so concurrent callers share a write
+//! and a flush ([`queue`]: how long it waits for more). A full commit ends the stream: recovery
+//! accepts only fast commits with the ID of the next transaction in the log.
 //!
-//! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if some of it
-//! must not be missing behind what is logged; 3. write the blocks **with FUA** (or write and
-//! **flush**, when data wants one anyway); 4. the first of a stream sets the journal's feature bit
-//! FAST_COMMIT **with FUA**. The checksum covers all blocks, so no order is needed among them. A
-//! crash before 3 or 4 is complete leaves the fast commits before.
+//! Steps of a fast commit: 1. callers have waited for their file data; 2. ***flush**, if the
+//! records refer to data that must be durable first; 3. write the blocks **with FUA** (or write and
+//! **flush**, if file data needs a flush anyway); 4. the first of a stream sets the journal's
+//! feature bit FAST_COMMIT **with FUA**. The checksum covers all blocks, so no order is needed
+//! among them. A crash before 3 or 4 is complete leaves the earlier fast commits.
 //!
-//! The bit says that the area counts. e2fsck 1.47 drops the whole log when it finds the head of
-//! another transaction's stream in an area that counts, so one write must both make the full commit
-//! valid and the stream invalid: see the commit's module `switch`.
+//! The bit makes the area valid. e2fsck 1.47 drops the whole log if a valid area starts with the
+//! head of another transaction's stream, so one write must make the full commit valid and the
+//! stream invalid: see the commit's module `switch`.
 //!
 //! Invariants:
-//! - a fast commit is written under the committer's place, with its transaction running, so the
-//!   full commit that ends the stream is neither under way nor done;
-//! - the bit is set on disk only while the area begins with the head of the transaction that would
-//!   come next in the log;
+//! - a fast commit is written under the commit lock, with its transaction running, so the full
+//!   commit that ends the stream has not begun;
+//! - the bit is set on disk only while the area begins with the head of the next transaction in the
+//!   log;
 //! - the area's last block stays unused: Linux and e2fsck look one block further than the last
 //!   one in use, and fail past the end;
-//! - an area is left without a head when the journal is closed, for Linux, which sets the bit
-//!   when it mounts.
+//! - on close the head of the area is wiped, because Linux sets the bit when it mounts.
 
 mod queue;
 
@@ -47,104 +46,103 @@ use crate::stats;
 
 use queue::Queue;
 
-/// The area takes one block in so many of the journal, as with mke2fs.
+/// The area has 1/N of the journal's blocks, as with mke2fs.
 const AREA_SHARE: u32 = 64;
-/// Least length of an area that is worth having, in blocks.
+/// Minimum length of an area, in blocks.
 const AREA_BLOCKS_MIN: u32 = 4;
 
-/// What the file data of a request asks of the fast commit.
+/// Durability of the file data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DataNeeds {
-    /// All of it is durable, or there is none.
+    /// All file data is durable, or there is none.
     Nothing,
-    /// Complete writes are to be durable when the fast commit is.
+    /// Transferred data must be durable when the fast commit is.
     FlushAfter,
-    /// Complete writes must be durable before the fast commit counts.
+    /// Transferred data must be durable before the fast commit is valid.
     FlushBefore,
 }
 
-/// What a caller wants logged.
+/// A caller's request.
 #[derive(Clone, Debug)]
 pub struct FastCommitRequest {
-    /// The newest transaction that holds what the records say.
+    /// The newest transaction with the recorded changes.
     pub tid: Tid,
-    /// The records, in the order in which they are to be replayed. None: to be told when the
-    /// requests before are durable.
+    /// The records, in replay order. Empty: only wait for the requests before it.
     pub records: Vec<Record>,
-    /// What the file data asks.
+    /// Durability of the file data.
     pub data: DataNeeds,
-    /// Whom the blocks belong to that the records add.
+    /// Owner of the blocks that the records add.
     pub owner: u32,
     /// The records add blocks to their owner.
     pub adds_blocks: bool,
-    /// Replay will allocate blocks of its own choice for the owner; nobody may add blocks behind
-    /// that, for replay could have chosen them.
+    /// Replay will allocate blocks for the owner; no later record may add blocks, because replay
+    /// might already have chosen them.
     pub allocates: bool,
-    /// The log must hold nothing that replay has to bring home first; it is emptied.
+    /// Replay must not write log blocks before the records, so the log is emptied first.
     pub needs_empty_log: bool,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FastCommitOutcome {
     /// It is durable by a fast commit.
     Logged {
-        /// Blocks that it took; those of a fast commit for several requests are the first one's.
+        /// Blocks written; a fast commit of several requests counts them for the first.
         blocks: u32,
     },
     /// A full commit made its transaction durable meanwhile.
     Committed,
     /// The area is full: a full commit is needed.
     Full,
-    /// The records could not be replayed behind those that are in the area.
+    /// The records cannot be replayed after those in the area.
     Conflict,
     /// There is no area.
     Unavailable,
 }
 
-/// A request in the queue, to be waited for.
-#[must_use = "what is queued is durable only after the wait"]
+/// A queued request; wait for it.
+#[must_use = "a queued request is durable only after the wait"]
 pub struct FastCommitTicket(Arc<Waiting>);
 
 /// A request that waits.
 pub(crate) struct Waiting {
     request: FastCommitRequest,
-    /// Set once, by whoever wrote it; a leaf lock.
+    /// Set once, by the thread that wrote it; a leaf lock.
     outcome: Mutex<Option<Result<FastCommitOutcome>>>,
 }
 
 /// The area.
 pub(crate) struct Area {
-    /// Journal blocks that can be used.
+    /// Usable journal blocks.
     blocks: Range<u32>,
-    /// Requests that nobody has taken yet, oldest first.
+    /// Requests that no writer has taken, oldest first.
     queue: Queue<Arc<Waiting>>,
-    /// Changed by the holder of the committer's place.
+    /// Changed under the commit lock.
     stream: Mutex<Stream>,
-    /// Blocks used, for whoever does not hold that place.
+    /// Blocks used; readable without the commit lock.
     used_hint: AtomicU32,
 }
 
-/// The fast commits of the transaction that would come next.
+/// The fast commits of the next transaction in the log.
 #[derive(Default)]
 struct Stream {
     /// Blocks written.
     used: u32,
-    /// The area counts: the bit is set on disk.
+    /// The area is valid: the bit is set on disk.
     is_live: bool,
-    /// A crash left it, and the first full commit holds what it says.
+    /// A crash left the stream; the first full commit includes its changes.
     is_inherited: bool,
-    /// The area begins with a head on disk, of this transaction or an earlier one.
+    /// The area begins with a head on disk, of this or an earlier transaction.
     has_head: bool,
     /// Replay will allocate blocks for this owner.
     allocates: Option<u32>,
-    /// A request was refused ahead of this transaction, and why: those behind it may build on it,
-    /// so they are refused too.
+    /// A request was refused until this transaction commits, and why: later requests may depend on
+    /// it, so they are refused too.
     closed: Option<(Tid, FastCommitOutcome)>,
 }
 
 impl Area {
-    /// The area of a journal that has one. It counts if recovery left it so.
+    /// The area of a journal that has one. It is valid if recovery left it valid.
     pub(crate) fn new(log: &Log) -> Option<Area> {
         let pending = log.superblock.lock().0.s_feature_incompat.contains(Incompat::FAST_COMMIT);
         let blocks = log.area.start..log.area.end.saturating_sub(1);
@@ -160,7 +158,7 @@ impl Area {
         self.stream.lock().is_inherited
     }
 
-    /// A full commit has taken the place of the stream. The caller has the committer's place.
+    /// A full commit has ended the stream. The caller holds the commit lock.
     pub(crate) fn end_stream(&self) {
         let mut stream = self.stream.lock();
         (stream.is_live, stream.is_inherited) = (false, false);
@@ -173,19 +171,18 @@ impl Area {
 }
 
 impl Journal {
-    /// How many blocks of fast commits the area takes between two full commits; 0 without one.
+    /// Capacity of the area between two full commits, in blocks; 0 without an area.
     pub fn fast_commit_blocks(&self) -> u32 {
         self.inner.area.as_ref().map_or(0, |area| area.blocks.len() as u32)
     }
 
-    /// Whether more than half of the area is used, so that a full commit in the background keeps
-    /// requests from being refused. A hint.
+    /// Whether more than half of the area is used: a background commit then avoids refusals. A
+    /// hint.
     pub fn fast_commits_fill_area(&self) -> bool {
         self.is_area_used_beyond(1, 2)
     }
 
-    /// Whether little of the area is left: whoever used it last had better see to a full commit
-    /// than leave the next one without. A hint.
+    /// Whether little of the area is left: its last user should start a full commit. A hint.
     pub fn fast_commits_exhaust_area(&self) -> bool {
         self.is_area_used_beyond(3, 4)
     }
@@ -196,15 +193,15 @@ impl Journal {
         })
     }
 
-    /// Whether the full commit that ends the fast commits would have to bring older transactions
-    /// home, so that a checkpoint in the background spares it that. A hint.
+    /// Whether the full commit that ends the stream would have to checkpoint older transactions: a
+    /// background checkpoint then saves it that. A hint.
     pub fn fast_commits_follow_others(&self) -> bool {
         self.is_area_used_beyond(0, 1) && !self.inner.state.lock().checkpoints.is_empty()
     }
 
     /// Sets the size of the fast-commit area of later mounts (`s_num_fc_blks`): a 64th of the
-    /// journal as mke2fs takes, as far as a log of the least length is left. Returns it; 0 when
-    /// there is no room.
+    /// journal as in mke2fs, if a log of the minimum length is left. Returns the size; 0 if there
+    /// is no space.
     ///
     /// # Errors
     /// I/O errors; the journal has an area now.
@@ -216,7 +213,7 @@ impl Journal {
         let maxlen = log.superblock.lock().0.s_maxlen;
         let room = maxlen.saturating_sub(MIN_JOURNAL_BLOCKS);
         let blocks = (maxlen / AREA_SHARE).min(room);
-        // One block belongs to nobody, and the last is not used.
+        // One block is unused, and so is the last.
         if blocks < AREA_BLOCKS_MIN {
             return Ok(0);
         }
@@ -226,8 +223,8 @@ impl Journal {
         Ok(blocks)
     }
 
-    /// Puts a request behind those of all threads, in the order of the calls. `None` without an
-    /// area. Takes a leaf lock, so the caller may hold what its records were made under.
+    /// Appends a request to the queue of all threads. `None` without an area. Takes a leaf lock
+    /// only, so the caller may hold the locks under which it made its records.
     pub fn queue_fast_commit(&self, request: FastCommitRequest) -> Option<FastCommitTicket> {
         let area = self.inner.area.as_ref()?;
         let waiting = Arc::new(Waiting { request, outcome: Mutex::default() });
@@ -236,10 +233,10 @@ impl Journal {
     }
 
     /// Makes a queued request durable by a fast commit, together with those of other threads, or
-    /// says why a full commit is needed.
+    /// returns why a full commit is needed.
     ///
     /// # Errors
-    /// I/O errors, which stop the journal; the call from a thread with an open handle.
+    /// I/O errors, which stop the journal; a call from a thread with an open handle.
     pub fn wait_fast_commit(&self, ticket: FastCommitTicket) -> Result<FastCommitOutcome> {
         check_no_open_handle(self, "a fast commit")?;
         let (Some(area), Some(log)) = (&self.inner.area, &self.inner.log) else {
@@ -253,7 +250,7 @@ impl Journal {
             }
             self.check_running()?;
             if state.committed.at_least(mine.request.tid) {
-                // The next one to write finds it in the queue, and passes over it.
+                // The next writer finds it in the queue and skips it.
                 return Ok(FastCommitOutcome::Committed);
             }
             if state.committer_busy || state.commits_waiting > 0 {
@@ -263,8 +260,8 @@ impl Journal {
             state.committer_busy = true;
             drop(state);
             let place = CommitterGuard::of(&self.inner);
-            // What was committed in order only comes before it; a failure shows above.
-            if self.finish_flying().is_ok() {
+            // Commits in flight precede it; their failure is reported above.
+            if self.finish_in_flight().is_ok() {
                 let batch = area.queue.gather();
                 let began = Instant::now();
                 self.write_batch(log, area, &batch);
@@ -273,19 +270,21 @@ impl Journal {
             drop(place);
             state = self.inner.state.lock();
             if mine.outcome.lock().is_none() && self.check_running().is_ok() {
-                // Whoever had taken it has panicked.
-                return Err(JournalError::Usage("a fast commit was given up".into()));
+                // The thread that had taken it has panicked.
+                return Err(JournalError::Usage(
+                    "the thread that wrote the fast commit panicked".into(),
+                ));
             }
         }
     }
 
-    /// Decides about each request and writes those that can be logged. The caller has the
-    /// committer's place.
+    /// Decides about each request and writes those that can be logged. The caller holds the commit
+    /// lock.
     fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) {
         if batch.iter().any(|waiting| waiting.request.needs_empty_log)
             && self.empty_log(log).is_err()
         {
-            // The journal has stopped, and every waiter learns that.
+            // The journal has stopped; every waiter gets the error.
             return;
         }
         let (committed, next) = {
@@ -301,7 +300,7 @@ impl Journal {
         for waiting in batch {
             let request = &waiting.request;
             let other = allocates.is_some_and(|owner| owner != request.owner);
-            // e2fsck does not look ahead: its nodes may take what any later record adds.
+            // e2fsck does not look ahead: its tree nodes may use blocks that a later record adds.
             let taken = allocates.is_some() && request.adds_blocks;
             let outcome = if committed.at_least(request.tid) {
                 FastCommitOutcome::Committed
@@ -351,8 +350,8 @@ impl Journal {
         data: DataNeeds,
     ) -> Result<FastCommitOutcome> {
         if logged.iter().all(|waiting| waiting.request.records.is_empty()) {
-            // Nothing to write; what came before is durable, for whoever had the place before
-            // has left it.
+            // Nothing to write; earlier requests are durable, because their writer has released the
+            // lock.
             if data != DataNeeds::Nothing {
                 self.inner.flush("flushing file data")?;
             }
@@ -372,7 +371,7 @@ impl Journal {
         }
         let flush_after = data == DataNeeds::FlushAfter;
         let fua = self.inner.barrier && !flush_after && !planted(Bug::FastCommitNotDurable);
-        let requests = log.straight_requests(area.blocks.start + stream.used, bufs, fua)?;
+        let requests = log.contiguous_requests(area.blocks.start + stream.used, bufs, fua)?;
         if planted(Bug::StreamMarkedEarly) {
             self.mark_stream(log, stream)?;
         }
@@ -383,7 +382,7 @@ impl Journal {
             self.inner.flush("flushing a fast commit")?;
         }
         self.mark_stream(log, stream)?;
-        // A shutdown in between: whether it counts is for recovery to find out.
+        // A shutdown meanwhile: recovery decides whether the fast commit is valid.
         self.check_running()?;
         stream.used += count;
         area.used_hint.store(stream.used, Ordering::Relaxed);
@@ -393,8 +392,8 @@ impl Journal {
         Ok(FastCommitOutcome::Logged { blocks: count })
     }
 
-    /// Makes the area count, durably, if it does not yet; and says where recovery looks for the
-    /// full commit that comes next, if the superblock does not.
+    /// Makes the area valid, durably, if it is not; and records where recovery looks for the next
+    /// full commit, if the superblock does not have it.
     fn mark_stream(&self, log: &Log, stream: &mut Stream) -> Result<()> {
         if stream.is_live {
             return Ok(());
@@ -416,34 +415,34 @@ impl Journal {
         Ok(())
     }
 
-    /// A full commit waits for the place that the writer of a fast commit may hold longer than it must.
-    pub(crate) fn hurry_fast_commit(&self) {
+    /// A full commit waits for the commit lock: ends the wait of a fast commit for more requests.
+    pub(crate) fn stop_fast_commit_wait(&self) {
         if let Some(area) = &self.inner.area {
-            area.queue.hurry();
+            area.queue.stop_wait();
         }
     }
 
-    /// The area, if it counts, so that a full commit has to take the place of its stream. For the
-    /// holder of the committer's place; a hint for others.
+    /// The area, if it is valid, so that a full commit must end its stream. Exact under the commit
+    /// lock; else a hint.
     pub(crate) fn live_area(&self) -> Option<&Area> {
         self.inner.area.as_ref().filter(|area| area.stream.lock().is_live)
     }
 
-    /// Wipes the first block of an area that does not count, if it holds a head. The caller has the
-    /// committer's place.
+    /// Wipes the first block of an invalid area, if it holds a head. The caller holds the commit
+    /// lock.
     pub(crate) fn wipe_area(&self, log: &Log) -> Result<()> {
         let Some(area) = &self.inner.area else { return Ok(()) };
         if !std::mem::take(&mut area.stream.lock().has_head) {
             return Ok(());
         }
         let zeros = vec![Buf::zeroed(self.inner.block_size)];
-        let requests = log.straight_requests(area.blocks.start, zeros, self.inner.barrier)?;
+        let requests = log.contiguous_requests(area.blocks.start, zeros, self.inner.barrier)?;
         wait_all(&log.device.submit(requests), WIPING)
     }
 
-    /// Lets one transaction use the whole log, and makes a handle that does not fit an error
-    /// rather than a reason to commit: what is done until this is switched off again is one
-    /// transaction. For a caller that is alone, such as one that applies
+    /// While on, one transaction may use the whole log, and a handle that does not fit is an error
+    /// instead of a reason to commit: all changes are one transaction. For a single-threaded
+    /// caller, such as one that applies
     /// [`RecoveryReport::fast_commit_records`](crate::RecoveryReport::fast_commit_records).
     pub fn whole_log(&self, on: bool) {
         self.inner.whole_log.store(on, Ordering::Release);
@@ -452,7 +451,7 @@ impl Journal {
 
 const WIPING: &str = "wiping the fast-commit area";
 
-/// Wipes the first block of the area, which does not count, if it holds a head.
+/// Wipes the first block of the invalid area, if it holds a head.
 pub(crate) fn wipe_stale_head(log: &Log) -> Result<()> {
     if log.area.is_empty() {
         return Ok(());
@@ -464,12 +463,12 @@ pub(crate) fn wipe_stale_head(log: &Log) -> Result<()> {
     if !starts_with_head(&block) {
         return Ok(());
     }
-    let requests = log.straight_requests(log.area.start, vec![Buf::zeroed(size)], false)?;
+    let requests = log.contiguous_requests(log.area.start, vec![Buf::zeroed(size)], false)?;
     wait_all(&log.device.submit(requests), WIPING)?;
     log.device.flush().map_err(JournalError::io("flushing the fast-commit area"))
 }
 
-/// Adds all records or none that fits.
+/// Adds all records, or none if they do not fit.
 fn push_all(writer: &mut FastCommitWriter, records: &[Record]) -> bool {
     let before = writer.clone();
     let pushed = records.iter().all(|record| writer.push(record).is_ok());

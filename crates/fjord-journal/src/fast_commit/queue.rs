@@ -1,57 +1,56 @@
-//! Requests that wait for a fast commit, and how long whoever writes it waits for more.
+//! Queue of requests for fast commits, and the time that a writer waits for more of them.
 //!
-//! A fast commit of new data takes two flushes, so threads that fsync one file after the other do best
-//! in step: all of them in each fast commit. Left alone they fall into two groups, each of which waits
-//! for the other's flushes. So whoever is about to write one waits for those whom the last one served:
-//! they come back soon or not at all. (jbd2 sleeps for a commit's time when the caller of fsync is
-//! another one than last time.)
+//! A fast commit of new data takes two flushes, so threads that fsync repeatedly are fastest if
+//! each fast commit serves all of them. Otherwise they split into two groups, each of which waits
+//! for the other's flushes. So a writer waits for the threads that the last fast commit served:
+//! they return soon or not at all. (jbd2 sleeps for a commit's time if another thread than last
+//! time calls fsync.)
 //!
-//! Invariants: nobody waits for longer than a fast commit takes, counted from the end of
-//! the last one, nor while a full commit waits; waits that do not pay are given up for ever longer.
+//! Invariants: no wait lasts longer than a fast commit takes, counted from the end of the last one,
+//! or while a full commit waits; waits that do not pay back off exponentially.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The longest wait, whatever fast commits take.
+/// Upper bound of a wait.
 const WAIT_MAX: Duration = Duration::from_millis(15);
-/// A fast commit that took longer than so many times the average counts as that.
+/// Durations are clipped at this multiple of the average.
 const OUTLIER: u32 = 4;
-/// How many fast commits go by at most, after waits in vain, before another one is tried, as a
-/// power of two.
+/// Upper bound of the backoff: after useless waits, at most 2^N fast commits without a wait.
 const PATIENCE_LOST_MAX: u32 = 8;
 
-/// Requests of type `R` in the order in which they came.
+/// Requests of type `R`, in order of arrival.
 pub(super) struct Queue<R> {
     /// A leaf lock.
     inner: Mutex<Inner<R>>,
-    /// Signalled when as many requests wait as are wanted.
+    /// Signalled when the wanted number of requests is queued.
     enough: Condvar,
 }
 
 struct Inner<R> {
     waiting: Vec<R>,
-    /// With so many the one who gathers is woken; 0 when nobody does.
+    /// Number of requests that wakes the gathering thread; 0 if none gathers.
     wanted: usize,
     pace: Pace,
 }
 
-/// When to expect how many.
+/// Expected number of requests, and when.
 struct Pace {
-    /// Served by the last fast commit, or come while it was written.
+    /// Requests served by the last fast commit, or queued while it was written.
     expected: usize,
-    /// When that ended; `None` before the first.
+    /// End of the last fast commit; `None` before the first.
     ended: Option<Instant>,
-    /// What a fast commit takes, smoothed.
+    /// Duration of a fast commit, smoothed.
     average: Duration,
-    /// Waits in a row that did not pay.
+    /// Consecutive waits that did not pay.
     vain: u32,
-    /// Fast commits that go by without a wait.
+    /// Fast commits to write without a wait (backoff).
     skip: u32,
 }
 
 impl Pace {
-    /// Until when to wait for more than `count` requests, if at all.
+    /// Deadline of a wait for more than `count` requests; `None` for no wait.
     fn deadline(&mut self, count: usize, now: Instant) -> Option<Instant> {
         let deadline = self.ended? + self.average.min(WAIT_MAX);
         if count >= self.expected || deadline <= now {
@@ -64,8 +63,8 @@ impl Pace {
         Some(deadline)
     }
 
-    /// After a wait there are `count` requests. It paid if more are served in a given time than
-    /// without: all who are expected in two fast commits.
+    /// Records the result of a wait: `count` requests. It paid if the throughput is higher than
+    /// without: all expected requests in two fast commits.
     fn waited(&mut self, count: usize, waited: Duration) {
         let factor = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let with = (self.average * 2).saturating_mul(factor(count));
@@ -94,7 +93,7 @@ impl<R> Queue<R> {
         Queue { inner, enough: Condvar::new() }
     }
 
-    /// Puts a request behind the others.
+    /// Appends a request.
     pub(super) fn push(&self, request: R) {
         let mut inner = self.inner.lock();
         inner.waiting.push(request);
@@ -103,7 +102,7 @@ impl<R> Queue<R> {
         }
     }
 
-    /// Takes all requests, after a wait for more if that is likely to pay. One caller at a time.
+    /// Takes all requests, after a wait for more if that is likely to pay. Single caller.
     pub(super) fn gather(&self) -> Vec<R> {
         let mut inner = self.inner.lock();
         let (count, began) = (inner.waiting.len(), Instant::now());
@@ -121,15 +120,15 @@ impl<R> Queue<R> {
         std::mem::take(&mut inner.waiting)
     }
 
-    /// Ends a wait for more: a full commit wants the place.
-    pub(super) fn hurry(&self) {
+    /// Ends a wait for more: a full commit wants the commit lock.
+    pub(super) fn stop_wait(&self) {
         let mut inner = self.inner.lock();
         if std::mem::take(&mut inner.wanted) > 0 {
             self.enough.notify_one();
         }
     }
 
-    /// A fast commit, begun at `began`, has served `count` requests.
+    /// Records a fast commit that began at `began` and served `count` requests.
     pub(super) fn served(&self, count: usize, began: Instant) {
         let mut inner = self.inner.lock();
         let expected = count + inner.waiting.len();
@@ -209,7 +208,7 @@ mod tests {
             scope.spawn(|| {
                 // Before the wait begins it means nothing.
                 for _ in 0..100 {
-                    queue.hurry();
+                    queue.stop_wait();
                     std::thread::sleep(MS / 10);
                 }
             });

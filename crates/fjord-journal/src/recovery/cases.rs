@@ -1,16 +1,16 @@
 //! The decision table of recovery, as code: one [`Case`] per row.
 //!
-//! Invariant: every branch of the scan that decides something names its row, and the test of
-//! the table fails when a row is never reached.
+//! Invariant: every branch of the scan names its row, and the test of the table fails if a row is
+//! never reached.
 
 use crate::error::JournalError;
 
-/// What follows from a case.
+/// Consequence of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Nothing to replay.
     Nothing,
-    /// Goes on with the log.
+    /// The scan continues.
     Continue,
     /// The log ends here; complete transactions before it are replayed.
     End,
@@ -41,14 +41,14 @@ macro_rules! cases {
                 self as u8
             }
 
-            /// What follows from it.
+            /// Its consequence.
             pub fn outcome(self) -> Outcome {
                 match self {
                     $(Case::$name => Outcome::$outcome,)*
                 }
             }
 
-            /// What was found, and why that follows.
+            /// Finding, and reason for the consequence.
             pub fn reason(self) -> &'static str {
                 match self {
                     $(Case::$name => $reason,)*
@@ -131,7 +131,7 @@ cases! {
     "Fast commits of the transaction that would come next bear unknown features: dropping them would lose fsynced changes.";
 }
 
-/// A refusal and the row it follows from.
+/// A refusal and its row.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) case: Case,

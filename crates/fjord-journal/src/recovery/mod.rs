@@ -1,16 +1,15 @@
-//! Recovery: what a crash left in the log is replayed, or refused with a reason.
+//! Recovery: replays the log after a crash, or refuses it with a reason.
 //!
-//! Three steps: [`scan`] reads the whole log and decides, writing nothing; [`Plan::apply`]
-//! writes the surviving blocks home, flushes, and marks the log empty. A crash in between
-//! changes nothing, for the log stays until the mark is durable.
+//! [`scan`] reads the whole log and decides, without a write; [`Plan::apply`] writes the surviving
+//! blocks to their home locations, flushes, and marks the log empty. This can be repeated after a
+//! crash, because the log stays valid until that mark is durable.
 //!
-//! Where the fast-commit area holds something to apply, only the caller can: the log is then
-//! left without transactions, but not marked clean, so that the area stays valid until the
-//! transaction that applies it has committed.
+//! Only the caller can apply fast commits: the log is then left without transactions but not marked
+//! clean, so that the area stays valid until the transaction that applies it has committed.
 //!
-//! Every decision is a row of the table in [`Case`]; `recovery/tests.rs` walks all rows.
-//! Where fjord is stricter than Linux (it refuses before it has written anything, where Linux
-//! replays a part and then refuses), the row says so.
+//! Every decision is a row of the table in [`Case`]; `recovery/tests.rs` walks all rows. A row also
+//! says where fjord is stricter than Linux: fjord refuses before any write, where Linux replays a
+//! part and then refuses.
 
 mod cases;
 mod plan;
@@ -37,7 +36,7 @@ pub use plan::{LoggedBlock, LoggedTransaction, Plan};
 
 use cases::Refusal;
 
-/// What recovery found and did.
+/// Report of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
     /// Whether the log was dirty at all (`s_start` was not 0).
@@ -46,20 +45,20 @@ pub struct RecoveryReport {
     pub transactions: u32,
     /// The last of them, if any: later fine-grained commits must be newer.
     pub last_tid: Option<Tid>,
-    /// The newest transaction of which everything is home after the replay, now or earlier.
+    /// The newest transaction that is fully checkpointed after the replay.
     pub committed: Tid,
     /// ID that the next transaction gets.
     pub next_tid: Tid,
     /// I-transactions newer than `committed`, which the engine applies.
     pub i_transactions: usize,
-    /// Blocks to write home (each once, the newest copy).
+    /// Blocks to replay (each once, the newest copy).
     pub replayed_blocks: usize,
     /// Complete fast commits that follow the last transaction.
     pub fast_commits: u32,
-    /// What these fast commits say, in order. Unless it is empty, the caller must apply it in the
-    /// first transaction that it commits, and in no other.
+    /// Records of these fast commits, in order. Unless empty, the caller must apply them all in the
+    /// first transaction that it commits.
     pub fast_commit_records: Vec<Record>,
-    /// Copies in the log that a revoke kept from being replayed.
+    /// Copies in the log that a revoke excluded.
     pub revoked_blocks: usize,
     /// Revoke records read.
     pub revoke_records: usize,
@@ -71,8 +70,8 @@ pub struct RecoveryReport {
     pub cases: Vec<Case>,
 }
 
-/// Reads the log and decides what to replay; writes nothing. For a read-only mount the plan
-/// serves as an overlay ([`Plan::read`]).
+/// Reads the log and decides what to replay; writes nothing. A read-only mount uses the plan as an
+/// overlay ([`Plan::read`]).
 pub fn scan(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<Plan> {
     scan_cases(device, map, block_size).map_err(|refusal| {
         let case = refusal.case;
@@ -81,8 +80,8 @@ pub fn scan(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Re
     })
 }
 
-/// Replays the log if it is dirty and leaves it empty and durable. Writes nothing when there
-/// is nothing to do or when it refuses.
+/// Replays the log if it is dirty and leaves it empty and durable. Writes nothing if the log is
+/// clean or refused.
 pub fn recover(
     device: &Arc<dyn Device>,
     map: &JournalMap,
@@ -91,7 +90,7 @@ pub fn recover(
     scan(device, map, block_size)?.apply()
 }
 
-/// [`scan`] with the row of the table that made it refuse.
+/// [`scan`], with the row of the table for a refusal.
 pub(crate) fn scan_cases(
     device: &Arc<dyn Device>,
     map: &JournalMap,
@@ -105,11 +104,11 @@ pub(crate) fn scan_cases(
     })
 }
 
-/// Gives up what the areas hold: takes the mark of i-transactions off the journal, durably, so
-/// that e2fsck, Linux and fjord treat it as one of the log alone. Returns whether it bore it.
+/// Discards all i-transactions: clears the ijournal mark, durably, so that e2fsck, Linux and fjord
+/// use the log alone. Returns whether the mark was set.
 ///
 /// # Errors
-/// `Format` for a superblock that makes no sense, `BadMap`, and those of the device.
+/// `Format` for an invalid superblock, `BadMap`, and those of the device.
 pub fn drop_i_transactions(
     device: &Arc<dyn Device>,
     map: &JournalMap,
@@ -126,8 +125,7 @@ pub fn drop_i_transactions(
     Ok(true)
 }
 
-/// Whether the journal bears the mark of i-transactions, with which e2fsck and Linux refuse the image.
-/// Writes nothing.
+/// Whether the ijournal mark is set, with which e2fsck and Linux refuse the image. Writes nothing.
 ///
 /// # Errors
 /// As [`drop_i_transactions`].
@@ -168,7 +166,7 @@ fn load_superblock(
     Ok((superblock, block.into()))
 }
 
-/// The journal must lie on the device, and blocks must be of a size that it can have.
+/// Checks that the journal lies on the device and that the block size is valid.
 fn check_map(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<()> {
     if !(1024..=65536).contains(&block_size) || !block_size.is_power_of_two() {
         return Err(JournalError::Usage(format!("block size {block_size}")));
@@ -177,16 +175,16 @@ fn check_map(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> R
     match map.last_block() {
         Some(last) if last.0 < device_blocks => Ok(()),
         Some(last) => {
-            let detail = format!("its block {last} lies past the end of the device");
+            let detail = format!("its block {last} is past the end of the device");
             Err(JournalError::BadMap(detail))
         }
         None => Err(JournalError::BadMap("it has no blocks".into())),
     }
 }
 
-/// What opening changes in the superblock of an empty log: version 2, the features that the
-/// caller wants, and none that only recovery has to understand. `pending`: fast commits of the
-/// area have not been applied, so that they go on counting.
+/// Changes to the superblock of an empty log on open: version 2, the requested features, no feature
+/// that only recovery must understand. `pending`: fast commits have not been applied, so that they
+/// stay valid.
 pub(crate) fn apply_features(superblock: &mut Superblock, options: &JournalOptions, pending: bool) {
     superblock.upgrade_to_v2();
     if options.bit64 {

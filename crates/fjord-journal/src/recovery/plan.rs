@@ -1,6 +1,6 @@
-//! What a scan decided to replay, and doing it.
+//! The replay plan of a scan, and its execution.
 //!
-//! Invariants: each block is written once, with its newest copy that no revoke concerns;
+//! Invariants: each block is written once, with its newest copy that is not revoked;
 //! the superblock is written only after all of them are durable.
 
 use std::collections::BTreeMap;
@@ -21,17 +21,17 @@ use crate::log::{Log, home_requests, wait_all};
 use crate::map::JournalMap;
 use crate::stats::Counters;
 
-/// How many blocks are held in memory at once while they are written home, in bytes.
+/// Memory for blocks while they are replayed, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
 /// A copy of a block in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoggedBlock {
-    /// Where it belongs.
+    /// Its home location.
     pub home: BlockNo,
     /// Journal block that holds the copy.
     pub at: u32,
-    /// Its first word was replaced by zero.
+    /// Its first word was escaped.
     pub escaped: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct LoggedTransaction {
     pub committed_at: (u64, u32),
 }
 
-/// What to replay. Made by [`scan`](super::scan).
+/// A replay plan. Made by [`scan`](super::scan).
 #[derive(Debug)]
 pub struct Plan {
     pub(super) device: Arc<dyn Device>,
@@ -65,7 +65,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What was found; `replayed_blocks` is what [`Plan::apply`] is going to write.
+    /// The report; `replayed_blocks` is the number of blocks that [`Plan::apply`] will write.
     pub fn report(&self) -> &RecoveryReport {
         &self.report
     }
@@ -80,26 +80,26 @@ impl Plan {
         &self.superblock
     }
 
-    /// Journal block behind the last complete transaction; less than where the log starts, if it
-    /// goes on at the front of the journal.
+    /// Journal block behind the last complete transaction; less than the start of the log if the
+    /// log wraps.
     pub fn log_end(&self) -> u32 {
         self.log_end
     }
 
-    /// The areas behind the log, if there are any. Reads the device.
+    /// The areas after the log, if any. Reads the device.
     pub fn area_table(&self) -> Result<Option<AreaTable>> {
         area::read_table(&self.device, &self.map, &self.superblock)
             .map_err(|error| error.under_mark_of(&self.superblock))
     }
 
-    /// The i-transactions newer than the last commit, by sub-transaction ID. Reads the device
-    /// if the journal has the mark of such.
+    /// The i-transactions newer than the last commit, by sub-transaction ID. Reads the device if
+    /// the ijournal mark is set.
     pub fn i_transactions(&self) -> Result<Vec<ITransaction>> {
         if self.superblock.ijournal().is_none() {
             return Ok(Vec::new());
         }
         let Some(table) = self.area_table()? else {
-            let detail = "its superblock tells of i-transactions, but there are no areas for them";
+            let detail = "its superblock has the ijournal mark, but there is no area table";
             return Err(JournalError::BadMap(detail.into()).under_mark_of(&self.superblock));
         };
         let committed = self.report.committed;
@@ -107,26 +107,26 @@ impl Plan {
             .map_err(|error| error.under_mark_of(&self.superblock))
     }
 
-    /// The contents that replay would give a block, if it would write it. Read-only mounts
-    /// ask this before they read the device.
+    /// The contents that replay would write to a block, if any. Read-only mounts call this before
+    /// they read the device.
     pub fn read(&self, home: BlockNo) -> Result<Option<Buf>> {
         let Some(source) = self.replay.get(&home) else { return Ok(None) };
         let mut reader = self.reader();
         load(&mut reader, source).map(Some)
     }
 
-    /// Writes the blocks home and marks the log empty, both durably. Can be repeated after a
-    /// failure or a crash at any point. With fast commits to be applied the log is not marked
-    /// clean: it then starts where the transaction that applies them will stand.
+    /// Writes the blocks to their home locations and marks the log empty, both durably. Can be
+    /// repeated after a failure or a crash at any point. With pending fast commits the log is not
+    /// marked clean: its start is then the block of the transaction that will apply them.
     pub fn apply(self) -> Result<RecoveryReport> {
         self.apply_fitted(None)
     }
 
-    /// As [`Plan::apply`]; `fit` may change what is written.
+    /// As [`Plan::apply`]; `fit` may change the blocks before they are written.
     pub(crate) fn apply_fitted(self, fit: Option<FitHome>) -> Result<RecoveryReport> {
         let committed = self.report.committed;
-        // Beginning the recovery of i-transactions is written down: its own transaction gets a
-        // later ID, and without it in the log what counts is what had committed before.
+        // The start of the recovery of i-transactions is recorded: its own transaction gets a later
+        // ID, and unless that is in the log, validity is judged by the commits before.
         let mark = self
             .superblock
             .ijournal()

@@ -9,7 +9,7 @@ use fjord_block::{AlignedBuf, Class, Device};
 use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
 
-/// How much is read at once, in bytes.
+/// Size of a read, in bytes.
 const WINDOW_BYTES: usize = 256 << 10;
 
 /// A window that slides over the log.

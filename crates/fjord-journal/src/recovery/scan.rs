@@ -1,4 +1,4 @@
-//! Walks the log and decides; see the table in [`Case`].
+//! Scans the log and decides; see the table in [`Case`].
 //!
 //! Invariants: writes nothing; reads each log block at most twice; memory is bounded by the
 //! log's own length.
@@ -24,7 +24,7 @@ use crate::map::JournalMap;
 
 type Step<T> = Result<T, Refusal>;
 
-/// A walk over one log.
+/// A scan of one log.
 pub(super) struct Scan<'a> {
     device: &'a Arc<dyn Device>,
     map: &'a JournalMap,
@@ -34,11 +34,11 @@ pub(super) struct Scan<'a> {
     reader: LogReader<'a>,
     /// Next journal block to read.
     at: u32,
-    /// How many blocks the walk has passed.
+    /// Number of blocks scanned.
     passed: u32,
-    /// The transaction that must come next.
+    /// Expected transaction.
     tid: Tid,
-    /// Complete transactions, and for each the blocks whose checksum is wrong.
+    /// Complete transactions, each with its blocks that have a wrong checksum.
     complete: Vec<(LoggedTransaction, HashSet<u32>)>,
     /// A transaction whose checksum was wrong under async commit.
     async_failed: Option<Tid>,
@@ -125,15 +125,15 @@ impl<'a> Scan<'a> {
         self.check_fast_commits()?;
         self.report.committed = self.committed();
         let replay = self.resolve()?;
-        // Linux leaves the ID of the torn transaction unused, so that none of its blocks can
-        // pass for a part of the next. The transaction that applies fast commits must bear it.
+        // Linux skips the ID of the torn transaction, so that none of its blocks is taken for the
+        // next one's. The transaction that applies fast commits must have that ID.
         let pending = !self.report.fast_commit_records.is_empty();
         self.report.next_tid = if pending { self.tid } else { self.tid.next() };
         Ok(self.into_plan(replay))
     }
 
-    /// The newest transaction that needs no i-transaction any more. While a recovery of those
-    /// is under way, an empty log starts with the recovery's own transaction.
+    /// The newest transaction that supersedes i-transactions. While their recovery is in progress,
+    /// an empty log starts with the recovery's own transaction.
     fn committed(&self) -> Tid {
         let before_recovery = self.superblock.ijournal().and_then(|mark| mark.recovering_after);
         match before_recovery {
@@ -186,8 +186,8 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Whether a whole commit block of the expected transaction is anywhere in the log: a wrong
-    /// descriptor may have led the walk past it.
+    /// Whether a valid commit block of the expected transaction is anywhere in the log: a wrong
+    /// descriptor may have led the scan past it.
     fn finds_commit(&mut self) -> Step<bool> {
         let last_sec = self.complete.last().map_or(0, |(last, _)| last.committed_at.0);
         for at in self.superblock.s_first..self.superblock.log_end() {
@@ -287,7 +287,7 @@ impl<'a> Scan<'a> {
         Ok(true)
     }
 
-    /// Names the row when the commit block was good only by a special rule.
+    /// Records the row if the commit block was valid only by a special rule.
     fn note_lenient_commit(&mut self, block: &[u8]) {
         const FIELDS_END: usize = 60;
         match self.format.checksum {
@@ -415,7 +415,7 @@ impl<'a> Scan<'a> {
         }
         let device_blocks = self.device.size_bytes() / self.format.block_size as u64;
         if block.home.0 >= device_blocks {
-            let detail = format!("block {} lies past the end of the device", block.home);
+            let detail = format!("block {} is past the end of the device", block.home);
             return refuse(Case::OutsideDevice, detail);
         }
         if self.map.contains(block.home) {
@@ -428,17 +428,17 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Reads the next block of the log and moves on.
+    /// Reads the next block of the log and advances.
     fn next_block(&mut self) -> Step<Vec<u8>> {
         let at = self.at;
         self.step()?;
         self.reader.block(at).map(<[u8]>::to_vec).map_err(read_error)
     }
 
-    /// Moves on by a block, round the end of the log.
+    /// Advances by a block, wrapping at the end of the log.
     fn step(&mut self) -> Step<()> {
         let (first, end) = (self.superblock.s_first, self.superblock.log_end());
-        // One more than the log has: the first block again ends a log that is quite full.
+        // One more than the length of the log: in a full log, the first block, seen again, ends it.
         if self.passed > end - first {
             let detail = "the log has no end".to_owned();
             return Err(self.corrupt(Case::WholeLap, self.at, detail));
@@ -484,7 +484,7 @@ fn read_error(error: JournalError) -> Refusal {
     Refusal { case: Case::ReadError, error }
 }
 
-/// The header of a log block, or the row that says why the log ends without one.
+/// The header of a log block, or the row for the end of the log.
 fn header_of(block: &[u8]) -> Result<BlockHeader, Case> {
     match BlockHeader::decode(block) {
         Some(header) => Ok(header),

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use fjord_block::{Boost, Ticket};
+use fjord_block::{QuasiAsyncWrites, Ticket};
 use fjord_format::inode::{DiskInode, InodeFlags};
 use fjord_format::{BlockNo, InodeNo, Tid};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -50,7 +50,7 @@ pub(crate) struct Inode {
     pub(crate) writeback: Mutex<InFlight>,
     /// Data writes of background writeback under way: whoever waits for `writeback` hurries
     /// them, see [`Inode::lock_writeback`].
-    pub(crate) quasi_async: Boost,
+    pub(crate) quasi_async: QuasiAsyncWrites,
     /// The file's cached blocks.
     pub(crate) pages: Arc<PageMap>,
     /// References from outside the engine (open files, front ends); see [`table`].
@@ -273,7 +273,7 @@ impl Inode {
                 dead: false,
             }),
             writeback: Mutex::default(),
-            quasi_async: Boost::default(),
+            quasi_async: QuasiAsyncWrites::default(),
             pages,
             refs: AtomicUsize::new(0),
             sync_tid: TidCell::default(),
@@ -293,7 +293,7 @@ impl Inode {
     /// urgent from now on.
     pub(crate) fn lock_writeback(&self) -> MutexGuard<'_, InFlight> {
         self.writeback.try_lock().unwrap_or_else(|| {
-            let _hurry = self.quasi_async.hurry();
+            let _promoted = self.quasi_async.promote();
             self.writeback.lock()
         })
     }

@@ -51,7 +51,7 @@ impl Flood {
 
 /// A command with the device.
 #[derive(Clone, Copy, Hash)]
-struct Flying {
+struct InFlight {
     id: CommandId,
     /// Completions since it was sent.
     age: u32,
@@ -70,7 +70,7 @@ struct State {
     /// Requests of the flood that have not left.
     waiting: Vec<RequestId>,
     next_offset: u64,
-    flying: Vec<Flying>,
+    in_flight: Vec<InFlight>,
 }
 
 /// What a search saw.
@@ -91,7 +91,7 @@ pub(crate) fn search(case: &Flood) -> Seen {
         ids: BTreeMap::new(),
         waiting: Vec::new(),
         next_offset: FLOOD_OFFSET,
-        flying: Vec::new(),
+        in_flight: Vec::new(),
     };
     let mut seen = Seen::default();
     let mut visited = HashSet::new();
@@ -129,7 +129,7 @@ impl State {
     fn sent(&mut self, command: &Command) {
         let has = |id: &RequestId| command.parts.iter().any(|part| part.request == *id);
         self.waiting.retain(|id| !has(id));
-        self.flying.push(Flying { id: command.id, age: 0 });
+        self.in_flight.push(InFlight { id: command.id, age: 0 });
     }
 
     /// Adds all that can happen next.
@@ -139,7 +139,7 @@ impl State {
         todo: &mut Vec<State>,
         ticks_max: &mut u64,
     ) -> Result<(), String> {
-        if self.flying.is_empty() {
+        if self.in_flight.is_empty() {
             return Err("nothing is sent".into());
         }
         let is_whole = self.pushed_ns.len() == case.script.len();
@@ -155,9 +155,9 @@ impl State {
                 return Ok(());
             }
         }
-        let oldest = self.flying.iter().map(|flying| flying.age).max().unwrap_or(0);
-        for (at, flying) in self.flying.iter().enumerate() {
-            if oldest + 1 >= case.patience() && flying.age < oldest {
+        let oldest = self.in_flight.iter().map(|in_flight| in_flight.age).max().unwrap_or(0);
+        for (at, in_flight) in self.in_flight.iter().enumerate() {
+            if oldest + 1 >= case.patience() && in_flight.age < oldest {
                 continue;
             }
             let mut state = self.clone();
@@ -170,8 +170,8 @@ impl State {
     }
 
     fn complete(&mut self, at: usize, case: &Flood, ticks_max: &mut u64) -> Result<(), String> {
-        let Flying { id, .. } = self.flying.remove(at);
-        self.flying.iter_mut().for_each(|other| other.age += 1);
+        let InFlight { id, .. } = self.in_flight.remove(at);
+        self.in_flight.iter_mut().for_each(|other| other.age += 1);
         self.now_ns += case.tick_ns;
         self.gap += u32::from(self.pushed_ns.len() < case.script.len());
         self.queue.completed(id, Ok(()), self.now_ns);

@@ -31,7 +31,7 @@ pub(crate) struct Model {
     script: Vec<Io>,
     pub(crate) pushed_count: usize,
     pieces: Vec<Piece>,
-    pub(crate) flying: Vec<Command>,
+    pub(crate) in_flight: Vec<Command>,
     /// Flushes under way, and the pieces transferred when each began.
     flushing: Vec<(CommandId, Vec<usize>)>,
     /// Results by place in the script.
@@ -63,7 +63,7 @@ impl Model {
             script: script.to_vec(),
             pushed_count: 0,
             pieces: Vec::new(),
-            flying: Vec::new(),
+            in_flight: Vec::new(),
             flushing: Vec::new(),
             results: vec![None; script.len()],
             done_before: vec![Vec::new(); script.len()],
@@ -106,7 +106,7 @@ impl Model {
             let transferred =
                 (0..self.pieces.len()).filter(|i| self.pieces[*i].transferred).collect();
             self.flushing.push((command.id, transferred));
-            self.flying.push(command);
+            self.in_flight.push(command);
             return Ok(());
         }
         let mut offset = command.offset;
@@ -140,7 +140,7 @@ impl Model {
                 piece.fenced |= piece.transferred || is_ordered(&self.script[piece.owner]);
             }
         }
-        self.flying.push(command);
+        self.in_flight.push(command);
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl Model {
 
     /// The device reports a command.
     pub(crate) fn complete(&mut self, at: usize, well: bool) -> Command {
-        let command = self.flying.remove(at);
+        let command = self.in_flight.remove(at);
         if !well {
             self.failures_left -= 1;
             self.broken |=

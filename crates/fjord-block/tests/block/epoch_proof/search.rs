@@ -120,10 +120,10 @@ impl<R: Rules> State<R> {
         if self.model.pushed_count < self.model.results.len() {
             steps.push(Step::Push);
         }
-        if self.model.flying.len() < depth {
+        if self.model.in_flight.len() < depth {
             steps.extend(choices.into_iter().map(Step::Dispatch));
         }
-        for at in 0..self.model.flying.len() {
+        for at in 0..self.model.in_flight.len() {
             steps.push(Step::Complete(at, true));
             if self.model.failures_left > 0 {
                 steps.push(Step::Complete(at, false));
@@ -170,7 +170,7 @@ impl<R: Rules> State<R> {
     fn check_discipline(&self, choices: &[Choice]) -> Result<(), String> {
         match self.queue.choose(0) {
             Some(choice) if !choices.contains(&choice) => Err(format!("{choice:?} is not legal")),
-            None if self.model.flying.is_empty() && !choices.is_empty() => {
+            None if self.model.in_flight.is_empty() && !choices.is_empty() => {
                 Err(format!("nothing is sent although {choices:?} may leave"))
             }
             _ => Ok(()),
@@ -188,7 +188,7 @@ impl<R: Rules> State<R> {
             let is_apart =
                 |c: &Command| c.kind == IoKind::Flush || c.kind.order() != Order::Orderless;
             let choice = state.queue.choices().into_iter().find(|choice| ordered(&state, choice));
-            let step = match state.model.flying.iter().position(is_apart) {
+            let step = match state.model.in_flight.iter().position(is_apart) {
                 Some(at) => Step::Complete(at, true),
                 None if state.model.pushed_count < state.model.results.len() => Step::Push,
                 None => match choice {

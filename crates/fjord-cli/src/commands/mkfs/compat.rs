@@ -1,14 +1,14 @@
-//! Options of mke2fs, where they mean something here.
+//! Options of mke2fs that apply here.
 //!
-//! Invariant: what means nothing is refused by name, or passed over with a word about it where the
-//! image is a good one without it.
+//! Invariant: an option without effect is refused by name, or ignored with a warning if the image
+//! is valid without it.
 
 use crate::{output, size, users};
 
-/// What is common to ext2, ext3 and ext4, as mke2fs.conf has it.
+/// Features common to ext2, ext3 and ext4, as in mke2fs.conf.
 const BASE_FEATURES: &str = "none,sparse_super,large_file,filetype,resize_inode,dir_index,ext_attr";
 
-/// The kinds of file systems that mke2fs makes.
+/// The file system types of mke2fs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum FsType {
     Ext2,
@@ -27,7 +27,7 @@ impl FsType {
         }
     }
 
-    /// The features that it stands for, and `more`.
+    /// The features of the type, and `more`.
     pub(super) fn features(self, more: &str) -> String {
         match self {
             FsType::Ext2 => format!("{BASE_FEATURES},{more}"),
@@ -37,13 +37,13 @@ impl FsType {
     }
 }
 
-/// What `-E` asks for.
+/// Options given with `-E`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extended {
     pub(super) hash_seed: Option<[u8; 16]>,
     pub(super) root_owner: Option<(u32, u32)>,
     pub(super) no_copy_xattrs: bool,
-    /// Hints for storage that change nothing here.
+    /// Hints about the storage, without effect here.
     without_effect: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Extended {
             ("root_owner", Some(value)) => self.root_owner = Some(users::owner(value)?),
             ("root_owner", None) => self.root_owner = Some(users::caller()),
             ("no_copy_xattrs", _) => self.no_copy_xattrs = true,
-            // Images are made so in any case.
+            // Always the case here.
             ("lazy_itable_init" | "lazy_journal_init" | "assume_storage_prezeroed", _) => {}
             ("discard" | "nodiscard", _) => {}
             ("stride" | "stripe_width" | "stripe-width" | "resize" | "packed_meta_blocks", _) => {
@@ -75,20 +75,18 @@ impl Extended {
             }
             _ => {
                 return Err(format!(
-                    "{name:?} is not supported; of mke2fs's extended options there are hash_seed, \
-                     root_owner and no_copy_xattrs"
+                    "{name:?} is not supported; supported extended options: hash_seed, root_owner, \
+                     no_copy_xattrs"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Tells of what was passed over.
+    /// Warns of ignored options.
     pub(super) fn warn(&self) {
         for name in &self.without_effect {
-            output::complain(format_args!(
-                "-E {name} has no effect: fjord lays the image out alike"
-            ));
+            output::complain(format_args!("-E {name} has no effect"));
         }
     }
 }
@@ -102,8 +100,8 @@ pub(super) fn parse_uuid(text: &str) -> Result<[u8; 16], String> {
     u128::from_str_radix(&hex, 16).map(u128::to_be_bytes).map_err(|e| e.to_string())
 }
 
-/// The size behind the image, as mke2fs takes it: a number without a unit counts blocks, of 1 KiB
-/// where no block size is given; `s` stands for sectors of 512 bytes.
+/// The size after the image, in the syntax of mke2fs: a number without a unit counts blocks (1 KiB
+/// if no block size is given); `s` means sectors of 512 bytes.
 pub(super) fn parse_blocks(text: &str, block_size: Option<u32>) -> Result<u64, String> {
     let too_large = || format!("{text:?} is larger than any image");
     if let Ok(count) = text.parse::<u64>() {

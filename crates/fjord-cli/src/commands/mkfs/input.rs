@@ -1,4 +1,4 @@
-//! Where the contents of a new image come from.
+//! Sources of the contents of a new image.
 
 use std::{
     io::{self, IsTerminal},
@@ -16,14 +16,14 @@ use crate::{
     output,
 };
 
-/// Where the contents of a new image come from.
+/// Source of the contents of a new image.
 pub(super) enum Input {
     Directory(PathBuf),
     Tars(Vec<TarInput>, TarOptions),
 }
 
 impl Input {
-    /// What the arguments name, opened as far as that can be done before an image is made.
+    /// The source that the arguments name, opened as far as possible before the image is made.
     pub(super) fn of(args: &ContentsArgs, ask_host: bool) -> Result<Option<Input>> {
         let mut tars = args.from_tar.clone();
         let mut dir = args.from_dir.clone();
@@ -40,12 +40,12 @@ impl Input {
         }
         let is_stdin = |path: &&PathBuf| path.as_os_str() == "-";
         if tars.iter().filter(is_stdin).count() > 1 {
-            return Err(Failure::usage("standard input (-) can be given once only"));
+            return Err(Failure::usage("standard input (-) can be given only once"));
         }
         let open = |path: &PathBuf| match is_stdin(&path) {
             false => Ok(TarInput::open(path)?),
             true if io::stdin().is_terminal() => {
-                Err(Failure::usage("standard input is a terminal; a tar stream is expected"))
+                Err(Failure::usage("standard input is a terminal; pipe a tar stream into it"))
             }
             true => Ok(TarInput::stdin()?),
         };
@@ -54,8 +54,8 @@ impl Input {
         Ok(Some(Input::Tars(inputs, TarOptions { layers, ask_host })))
     }
 
-    /// What is there to put in; `None` where finding that out would cost more than it gives: a pipe
-    /// is kept in a temporary file only when the image depends on it.
+    /// Number and size of the entries; `None` if not worth the cost: a pipe is stored in a
+    /// temporary file only if parameters of the image depend on it.
     pub(super) fn measure(
         &mut self,
         needs_no_look: bool,
@@ -70,7 +70,7 @@ impl Input {
         }
     }
 
-    /// Puts the contents into the new image on the device.
+    /// Copies the contents into the new image on the device.
     pub(super) fn put_in(
         &self,
         device: &Arc<FileDevice>,

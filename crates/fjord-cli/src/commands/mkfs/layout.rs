@@ -5,7 +5,7 @@ use fjord_mkfs::{IjournalAreas, JournalSize, MkfsOptions};
 use super::compat::{self, Extended, FsType};
 use crate::{commands::tune, failure::Result, size, users};
 
-/// Percentage of blocks kept for root, as mke2fs has it.
+/// Percentage of reserved blocks, as in mke2fs.
 const RESERVED_PERCENT: f64 = 5.0;
 
 /// The parameters of the file system.
@@ -18,38 +18,38 @@ pub(super) struct Layout {
     /// Volume name, at most 16 bytes
     #[arg(short = 'L', long, value_name = "NAME")]
     label: Option<String>,
-    /// Features to add, or with ^ to leave out
+    /// Features to set, or with ^ to clear
     #[arg(short = 'O', long, value_name = "LIST", allow_hyphen_values = true)]
     features: Option<String>,
-    /// UUID instead of a random one
+    /// UUID [default: random]
     #[arg(short = 'U', long, value_parser = compat::parse_uuid)]
     uuid: Option<[u8; 16]>,
-    /// Seed of the hashes of directories, a UUID, instead of a random one
+    /// Seed of the directory hashes, a UUID [default: random]
     #[arg(long, value_name = "UUID", value_parser = compat::parse_uuid)]
     hash_seed: Option<[u8; 16]>,
     /// Number of inodes
     #[arg(short = 'N', long, value_name = "COUNT")]
     inodes: Option<u32>,
-    /// One inode for this many bytes
+    /// Bytes per inode
     #[arg(short = 'i', long, value_name = "BYTES", conflicts_with = "inodes")]
     inode_ratio: Option<u32>,
     /// Size of an inode in bytes
     #[arg(short = 'I', long, value_name = "BYTES")]
     inode_size: Option<u16>,
-    /// Percentage of blocks kept for root [default: 5, of a shrunken image 0]
+    /// Percentage of blocks reserved for root [default: 5; 0 with --shrink]
     #[arg(short = 'm', long, value_name = "PERCENT")]
     reserved: Option<f64>,
     /// Size of the journal, or none
     #[arg(short = 'J', long, value_name = "SIZE|none", value_parser = parse_journal)]
     journal: Option<JournalSize>,
-    /// Number and size of the areas for i-transactions, such as 4x2M, or none; when not given,
-    /// one for each core, of a size that goes with the journal's
+    /// Number and size of the areas for i-transactions, such as 4x2M, or none [default: one per
+    /// core, of a size in proportion to the journal]
     #[arg(long, value_name = "NxSIZE|none", value_parser = tune::parse_areas)]
     ijournal: Option<tune::Areas>,
     /// Owner of the root directory
     #[arg(long, value_name = "USER:GROUP", value_parser = users::owner)]
     owner: Option<(u32, u32)>,
-    /// Kind of file system: ext4, ext3 or ext2
+    /// File system type: ext4, ext3 or ext2
     #[arg(short = 't', value_name = "TYPE", value_parser = FsType::parse)]
     #[arg(default_value = "ext4", hide_default_value = true)]
     fs_type: FsType,
@@ -67,7 +67,7 @@ impl Layout {
         self.block_size
     }
 
-    /// Who is to own the root directory.
+    /// Owner of the root directory.
     pub(super) fn root_owner(&self) -> Option<(u32, u32)> {
         self.owner.or_else(|| self.extended.as_ref()?.root_owner)
     }
@@ -76,7 +76,7 @@ impl Layout {
         self.extended.as_ref().is_some_and(|extended| extended.no_copy_xattrs)
     }
 
-    /// Tells of options that change nothing.
+    /// Warns of options without effect.
     pub(super) fn warn(&self) {
         if let Some(extended) = &self.extended {
             extended.warn();

@@ -1,4 +1,4 @@
-//! What came of it, for people and scripts.
+//! The report of mkfs, as text or JSON.
 
 use fjord_mkfs::Report;
 use fjord_tree::Populated;
@@ -23,7 +23,7 @@ struct Made {
     contents: Option<PutIn>,
 }
 
-/// The contents that a new image got.
+/// Contents of the new image.
 #[derive(Debug, Serialize)]
 struct PutIn {
     entries: u64,
@@ -32,10 +32,10 @@ struct PutIn {
     not_kept: Vec<String>,
 }
 
-/// Skipped things that are named one by one for people; scripts get all.
+/// Limit of the list of skipped entries in text output; JSON has all.
 const SKIPPED_SHOWN: usize = 20;
 
-/// Prints what was made and lists what could not be kept.
+/// Prints the parameters of the image and lists entries and attributes that were skipped.
 pub(super) fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()> {
     let made = Made {
         block_size: report.block_size,

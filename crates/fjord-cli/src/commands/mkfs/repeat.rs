@@ -1,5 +1,5 @@
-//! Images that come out the same each time: what they take from the environment and from their
-//! contents instead of the clock and of chance.
+//! Reproducible images: times from the environment or the contents instead of the clock,
+//! identifiers derived from the contents instead of random ones.
 
 use std::env;
 
@@ -10,22 +10,22 @@ use fjord_tree::{Contents, Rules};
 use super::layout::Layout;
 use crate::failure::{Failure, Result};
 
-/// The latest time in the image, in seconds since 1970.
+/// The latest permitted time in the image, in seconds since 1970.
 const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
-/// Cores that the image is made for, in place of those of the machine.
+/// Core count that the image is made for, instead of the machine's.
 const CORES: u32 = 4;
 
-/// What makes an image repeatable.
+/// State of a reproducible build.
 pub(super) struct Repeat {
-    /// The latest time, if it is given.
+    /// The latest permitted time, if given.
     epoch: Option<Timespec>,
 }
 
 impl Repeat {
-    /// Whether, and how, the image is to be repeatable.
+    /// Whether the image is reproducible, and with which times.
     ///
     /// # Errors
-    /// The environment names no time.
+    /// The variable is not a time.
     pub(super) fn wanted(by_option: bool) -> Result<Option<Repeat>> {
         let Some(value) = env::var_os(EPOCH_VARIABLE).filter(|value| !value.is_empty()) else {
             return Ok(by_option.then_some(Repeat { epoch: None }));
@@ -39,13 +39,13 @@ impl Repeat {
         Ok(Some(Repeat { epoch: Some(Timespec { sec, nsec: 0 }) }))
     }
 
-    /// What the look at the contents must find out.
+    /// What the first pass over the contents must compute.
     pub(super) fn ask(&self, layout: &Layout, rules: &mut Rules) {
         rules.latest = self.epoch;
         rules.digest = layout.uuid().is_none();
     }
 
-    /// Fixes all that else the clock or chance decides.
+    /// Fixes all values that would come from the clock or be random.
     pub(super) fn fix(
         &self,
         contents: Option<&Contents>,
@@ -70,7 +70,7 @@ fn digest_of(parts: &[&[u8]]) -> [u8; 16] {
     xxhash_rust::xxh3::xxh3_128(&parts.concat()).to_le_bytes()
 }
 
-/// A UUID of version 8: made as its maker likes.
+/// A UUID of version 8 (vendor-specific).
 fn as_uuid(mut bytes: [u8; 16]) -> [u8; 16] {
     bytes[6] = bytes[6] & 0x0f | 0x80;
     bytes[8] = bytes[8] & 0x3f | 0x80;

@@ -1,8 +1,8 @@
-//! Where a new image is built: beside the file that it is to replace, or in place.
+//! Where a new image is built: in a temporary file in the same directory, or in place.
 //!
-//! Invariants: a regular file that holds something stays as it is, byte for byte, until the new
-//! image is complete and durable; one that fails leaves nothing behind, and so does one that is
-//! killed, where the file system has unnamed files. Meanwhile the old image is locked.
+//! Invariants: a regular file that contains data is unchanged until the new image is complete and
+//! durable. A failed build leaves no file; nor does a killed one, if the file system supports
+//! O_TMPFILE. The old image is locked meanwhile.
 
 use std::{
     fs::{self, File},
@@ -28,43 +28,43 @@ use crate::{
     image, output,
 };
 
-/// As many symbolic links as Linux follows.
+/// Linux's limit of symbolic links in a path.
 const LINKS_MAX: u32 = 40;
 
-/// What is to become of the image's path.
+/// How the path of the image is replaced.
 pub(super) struct Target {
-    /// The path, links followed.
+    /// The path, with symbolic links resolved.
     path: PathBuf,
     place: Place,
 }
 
 enum Place {
-    /// A block device, or a blank file.
+    /// Build in place: a block device, or an empty file.
     Here(FileDevice),
-    /// A file that holds something, in a directory where no other can be made.
+    /// Build in place: a file with data, in a directory where no file can be created.
     Over(FileDevice, fs::Metadata),
-    /// A new file, which takes the path at the end.
-    Beside { new: NewFile, old: Option<Old> },
+    /// Build a new file, which gets the path at the end.
+    NewFile { new: NewFile, old: Option<Old> },
 }
 
-/// The image that is to be replaced, locked.
+/// The old image, locked.
 struct Old {
     _lock: FileDevice,
     metadata: fs::Metadata,
 }
 
-/// A file that has no name yet, or one of its own.
+/// A file that is unnamed or has a temporary name.
 struct NewFile {
     file: OwnedFd,
     dir: PathBuf,
-    /// Its name, where unnamed files are not supported. Removed unless it is renamed.
+    /// Its temporary name, if unnamed files are not supported. Removed unless the file is renamed.
     name: Option<PathBuf>,
 }
 
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            // There is nobody to tell, and nothing else to do.
+            // Drop cannot report errors.
             let _ = fs::remove_file(name);
         }
     }
@@ -78,7 +78,7 @@ fn open_device(path: &Path) -> Result<FileDevice> {
     image::patiently(path, open).map_err(|e| failure::open_failed(path, e))
 }
 
-/// The path that symbolic links at the end of `image` lead to, if there is anything or not.
+/// `image` with symbolic links in the last component resolved; the target may be missing.
 fn followed(image: &Path) -> PathBuf {
     let mut path = image.to_owned();
     for _ in 0..LINKS_MAX {
@@ -89,11 +89,10 @@ fn followed(image: &Path) -> PathBuf {
 }
 
 impl Target {
-    /// Finds out how the image is to be built. `is_blank` says that the path, if there is anything,
-    /// holds nothing that would be lost.
+    /// Decides how the image is built. `is_blank`: nothing would be lost by overwriting the path.
     ///
     /// # Errors
-    /// The image is in use, or cannot be made there.
+    /// The image is in use, or cannot be created there.
     pub(super) fn new(image: &Path, is_blank: bool) -> Result<Target> {
         let path = followed(image);
         let metadata = match fs::metadata(&path) {
@@ -104,7 +103,7 @@ impl Target {
         let Some(metadata) = metadata else {
             let new = NewFile::create(&path, 0o666);
             let new = new.context(format_args!("making {}", image.display()))?;
-            return Ok(Target { path, place: Place::Beside { new, old: None } });
+            return Ok(Target { path, place: Place::NewFile { new, old: None } });
         };
         let device = open_device(&path)?;
         if metadata.file_type().is_block_device() || is_blank {
@@ -113,12 +112,12 @@ impl Target {
         match NewFile::create(&path, 0o600) {
             Ok(new) => {
                 let old = Some(Old { _lock: device, metadata });
-                Ok(Target { path, place: Place::Beside { new, old } })
+                Ok(Target { path, place: Place::NewFile { new, old } })
             }
             Err(error) => {
                 output::complain(format_args!(
-                    "no file can be made beside {} ({error}): the image is built in its place, and \
-                     what it holds is lost even if that fails",
+                    "no file can be created in the directory of {} ({error}): the image is built \
+                     in place, and the old contents are lost even if that fails",
                     image.display()
                 ));
                 Ok(Target { path, place: Place::Over(device, metadata) })
@@ -126,7 +125,7 @@ impl Target {
         }
     }
 
-    /// Bytes of a block device, which is as large as it is.
+    /// Size of a block device in bytes; it is fixed.
     pub(super) fn device_bytes(&self) -> Option<u64> {
         match &self.place {
             Place::Here(device) if device.is_block_device() => Some(device.size_bytes()),
@@ -134,23 +133,23 @@ impl Target {
         }
     }
 
-    /// The size in bytes that an image has when nobody says: that of a device, or of a blank file
-    /// that was made as large as this; without contents also that of the image before.
+    /// Default size of the image in bytes: that of a device or of an empty file with a length;
+    /// without contents also that of the old image.
     pub(super) fn usual_bytes(&self, has_contents: bool) -> Option<u64> {
         let bytes = match &self.place {
             Place::Here(device) => device.size_bytes(),
             Place::Over(_, metadata) if !has_contents => metadata.len(),
-            Place::Beside { old: Some(old), .. } if !has_contents => old.metadata.len(),
-            Place::Over(..) | Place::Beside { .. } => 0,
+            Place::NewFile { old: Some(old), .. } if !has_contents => old.metadata.len(),
+            Place::Over(..) | Place::NewFile { .. } => 0,
         };
         Some(bytes).filter(|bytes| *bytes > 0)
     }
 
-    /// Builds the image by `build` and puts it at the path. `size_bytes` is what it will have.
+    /// Builds the image with `build` and gives it the path. `size_bytes` is its size.
     ///
     /// # Errors
-    /// What `build` gives; the path then holds what it held before, but for a block device. Failures
-    /// of the directory.
+    /// Those of `build`, and of the directory. The path is then unchanged, except for a block
+    /// device.
     pub(super) fn build<T>(
         self,
         size_bytes: Option<u64>,
@@ -163,9 +162,9 @@ impl Target {
                 let size_before = device.size_bytes();
                 build(device).inspect_err(|_| blank(&self.path, size_before))
             }
-            Place::Beside { mut new, old } => {
+            Place::NewFile { mut new, old } => {
                 if let Some(size_bytes) = size_bytes {
-                    // The device has a map of its size.
+                    // The device caches its size.
                     rustix::fs::ftruncate(&new.file, size_bytes).map_err(io::Error::from)?;
                 }
                 let built = build(open_device(&new.path())?)?;
@@ -176,14 +175,14 @@ impl Target {
     }
 }
 
-/// Makes a file that was blank before a failure blank again.
+/// Empties a file again that was empty before a failed build.
 fn blank(path: &Path, size_bytes: u64) {
     let emptied = File::options().write(true).open(path).and_then(|file| {
         file.set_len(0)?;
         file.set_len(size_bytes)
     });
     if let Err(error) = emptied {
-        output::complain(format_args!("{} holds a part of an image: {error}", path.display()));
+        output::complain(format_args!("{} contains an incomplete image: {error}", path.display()));
     }
 }
 
@@ -196,7 +195,7 @@ impl NewFile {
         let mode = Mode::from_raw_mode(mode);
         match rustix::fs::open(&dir, flags | OFlags::TMPFILE, mode) {
             Ok(file) => return Ok(NewFile { file, dir, name: None }),
-            // Not supported here; ISDIR is what a kernel says that does not know the flag.
+            // Not supported here; kernels that do not know the flag say EISDIR.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -205,7 +204,7 @@ impl NewFile {
         Ok(NewFile { file, dir, name: Some(name) })
     }
 
-    /// A path that leads to it.
+    /// A path by which this process can open it.
     fn path(&self) -> PathBuf {
         match &self.name {
             Some(name) => name.clone(),
@@ -217,7 +216,7 @@ impl NewFile {
     fn take(&mut self, path: &Path, old: Option<Old>) -> io::Result<()> {
         if let Some(old) = &old {
             let (uid, gid) = (old.metadata.uid(), old.metadata.gid());
-            // Another's file cannot be given to its owner without privilege.
+            // chown needs privilege.
             let _ = std::os::unix::fs::fchown(&self.file, Some(uid), Some(gid));
             let mode = Mode::from_raw_mode(old.metadata.permissions().mode() & 0o7777);
             rustix::fs::fchmod(&self.file, mode)?;
@@ -249,11 +248,11 @@ impl NewFile {
     }
 }
 
-/// A name in the directory that no other process takes.
+/// A name in the directory that no other process uses.
 fn beside(path: &Path, dir: &Path) -> PathBuf {
     let mut name = b".".to_vec();
     let own = path.file_name().unwrap_or_default().as_bytes();
-    // Names have 255 bytes at most.
+    // NAME_MAX is 255 bytes.
     name.extend_from_slice(&own[..own.len().min(200)]);
     name.extend_from_slice(format!(".fjord-{}", std::process::id()).as_bytes());
     dir.join(std::ffi::OsStr::from_bytes(&name))

@@ -1,9 +1,9 @@
-//! A new file that takes its place only when it is whole and durable.
+//! An output file that appears under its name only when it is complete and durable.
 //!
-//! Owns the file until then. It has no name where the file system can do that (O_TMPFILE), so that
-//! nothing is left of it however the process ends; elsewhere a hidden name beside its place, which goes
-//! when the value is dropped and on signals, but not on SIGKILL. Invariant: what was in the place before
-//! stays there, whole, until the new file takes it.
+//! Owns the file until then. It is unnamed where the file system supports O_TMPFILE, so nothing is
+//! left of it however the process ends. Elsewhere it has a hidden name in the same directory, which
+//! is removed on drop and on signals, but not on SIGKILL. Invariant: a file that exists under the
+//! name stays complete until the new one replaces it.
 
 use std::{
     ffi::OsString,
@@ -27,8 +27,8 @@ use crate::{
     signals,
 };
 
-/// A file that has not taken its place yet.
-pub(crate) struct Beside {
+/// A file that does not have its final name yet.
+pub(crate) struct PendingFile {
     file: File,
     /// The directory, for the name and to make it durable.
     dir: File,
@@ -40,42 +40,43 @@ pub(crate) struct Beside {
     hidden: Hidden,
 }
 
-/// A name to be removed; shared with the thread that waits for signals.
+/// A name to remove; shared with the thread that waits for signals.
 #[derive(Clone, Default)]
 struct Hidden(Arc<Mutex<Option<PathBuf>>>);
 
 impl Hidden {
     fn set(&self, path: Option<PathBuf>) -> Option<PathBuf> {
-        // A path is whole whatever happened to another thread.
+        // The path is valid even after a panic of another thread.
         std::mem::replace(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), path)
     }
 
     fn remove(&self) {
         if let Some(path) = self.set(None) {
-            // Whoever looks finds a hidden file; nothing depends on it.
+            // At worst a hidden file is left; nothing depends on it.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-impl Drop for Beside {
+impl Drop for PendingFile {
     fn drop(&mut self) {
         self.hidden.remove();
     }
 }
 
-impl Beside {
-    /// A new file, for its owner alone, that is to be at `place`. With `replaces` it may replace a file
-    /// there. Call it before any thread is started.
+impl PendingFile {
+    /// Creates a file, mode 0600, that will be named `place`. With `replaces` it may replace a file
+    /// of that name. Call it before any thread is started.
     ///
     /// # Errors
-    /// Something is there that is not to be replaced, or is no file; no file can be made beside it.
-    pub(crate) fn create(place: &Path, replaces: bool) -> Result<Beside> {
+    /// The name exists and must not be replaced, or is not a regular file; no file can be created
+    /// in its directory.
+    pub(crate) fn create(place: &Path, replaces: bool) -> Result<PendingFile> {
         let place = resolve(place, replaces)?;
         let shown = place.display();
         let absolute = std::path::absolute(&place)?;
         let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-            return Err(Failure::usage(format!("{shown}: a name of a file is needed")));
+            return Err(Failure::usage(format!("{shown}: give the name of a file")));
         };
         let dir = File::open(parent).context(parent.display())?;
         let name = name.to_owned();
@@ -84,7 +85,7 @@ impl Beside {
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => hide(parent, &hidden)?,
             other => File::from(other.map_err(io::Error::from).context(parent.display())?),
         };
-        Ok(Beside { file, dir, name, place, replaces, hidden })
+        Ok(PendingFile { file, dir, name, place, replaces, hidden })
     }
 
     /// The file, open for reading and writing.
@@ -97,10 +98,10 @@ impl Beside {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
 
-    /// Gives the file these permission bits and its place, durably.
+    /// Sets the permission bits and gives the file its name, durably.
     ///
     /// # Errors
-    /// It cannot be made durable; something has come to the place that is not to be replaced.
+    /// It cannot be made durable; a file that must not be replaced has got the name meanwhile.
     pub(crate) fn take_place(self, mode: u32) -> Result<()> {
         let doing = self.place.display();
         self.file.set_permissions(Permissions::from_mode(mode)).context(&doing)?;
@@ -131,7 +132,7 @@ impl Beside {
         let Some(hidden) = self.hidden.set(None) else { return Err(Errno::NOENT) };
         let flags = if self.replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let moved = match rustix::fs::renameat_with(CWD, &hidden, &self.dir, &self.name, flags) {
-            // A file system without the flag: a link replaces nothing either.
+            // A file system without the flag; link(2) does not replace a file either.
             Err(Errno::INVAL) if !self.replaces => {
                 rustix::fs::linkat(CWD, &hidden, &self.dir, &self.name, AtFlags::empty())
                     .and_then(|()| rustix::fs::unlink(&hidden))
@@ -145,7 +146,7 @@ impl Beside {
     }
 }
 
-/// The file that a place stands for; a symbolic link to a file is followed.
+/// The path to replace; a symbolic link to a file is followed.
 fn resolve(place: &Path, replaces: bool) -> Result<PathBuf> {
     let found = match fs::symlink_metadata(place) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(place.to_owned()),
@@ -155,18 +156,19 @@ fn resolve(place: &Path, replaces: bool) -> Result<PathBuf> {
         return Err(exists(place));
     }
     let target = match found.is_symlink() {
-        // A dangling one is replaced itself.
+        // A dangling link is itself replaced.
         true => fs::canonicalize(place).unwrap_or_else(|_| place.to_owned()),
         false => place.to_owned(),
     };
     match fs::metadata(&target) {
         Ok(found) if found.is_dir() => Err(Failure::usage(format!(
-            "{} is a directory; name the file that is to be made in it",
+            "{} is a directory; give the name of a file in it",
             place.display()
         ))),
-        Ok(found) if !found.is_file() => {
-            Err(Failure::usage(format!("{} is no regular file; name a file", place.display())))
-        }
+        Ok(found) if !found.is_file() => Err(Failure::usage(format!(
+            "{} is not a regular file; give the name of a file",
+            place.display()
+        ))),
         _ => Ok(target),
     }
 }
@@ -223,18 +225,18 @@ mod tests {
     fn a_file_takes_its_place_when_it_is_whole() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("place");
-        let new = Beside::create(&place, false).unwrap();
+        let new = PendingFile::create(&place, false).unwrap();
         new.file().write_all(b"new").unwrap();
         assert_eq!(names(dir.path()).len(), 0, "a name before it is whole");
         fs::write(&place, "other").unwrap();
         assert!(new.take_place(0o640).unwrap_err().message.contains("--force"));
-        assert!(Beside::create(&place, false).is_err_and(|e| e.message.contains("--force")));
-        drop(Beside::create(&place, true).unwrap());
+        assert!(PendingFile::create(&place, false).is_err_and(|e| e.message.contains("--force")));
+        drop(PendingFile::create(&place, true).unwrap());
         assert_eq!(fs::read(&place).unwrap(), b"other");
         // By a link, which stays one.
         let link = dir.path().join("link");
         symlink("place", &link).unwrap();
-        let new = Beside::create(&link, true).unwrap();
+        let new = PendingFile::create(&link, true).unwrap();
         new.file().write_all(b"new").unwrap();
         assert_eq!(fs::read(new.path()).unwrap(), b"new");
         new.take_place(0o640).unwrap();
@@ -248,9 +250,9 @@ mod tests {
     fn what_is_no_file_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         for place in [dir.path(), Path::new("/dev/null"), Path::new("/")] {
-            let failed = Beside::create(place, true).map(drop).unwrap_err();
+            let failed = PendingFile::create(place, true).map(drop).unwrap_err();
             assert_eq!(failed.code, crate::failure::EXIT_USAGE, "{failed}");
         }
-        assert!(Beside::create(&dir.path().join("none/such"), false).is_err());
+        assert!(PendingFile::create(&dir.path().join("none/such"), false).is_err());
     }
 }
