@@ -11,6 +11,7 @@ mod failure;
 mod helper;
 mod image;
 mod in_use;
+mod mode_change;
 mod mount_options;
 mod output;
 mod paths;
@@ -18,6 +19,7 @@ mod remount;
 mod signals;
 mod size;
 mod syslog;
+mod targets;
 mod tree_rules;
 mod users;
 

@@ -38,3 +38,50 @@ pub(crate) fn owner(text: &str) -> Result<(u32, u32), String> {
 pub(crate) fn caller() -> (u32, u32) {
     (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw())
 }
+
+/// The permission bits that this process leaves out of new files.
+pub(crate) fn umask() -> u16 {
+    use nix::sys::stat::{Mode, umask};
+    // There is no way to ask without setting it; no other thread makes files meanwhile.
+    let found = umask(Mode::empty());
+    umask(found);
+    (found.bits() & 0o777) as u16
+}
+
+/// A new owner, a new group, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnerChange {
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+}
+
+impl OwnerChange {
+    /// Reads `USER`, `USER:GROUP`, `:GROUP`, or `USER:` for the user and its own group.
+    pub(crate) fn parse(text: &str) -> Result<OwnerChange, String> {
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        if user.is_empty() && group.is_none_or(str::is_empty) {
+            return Err("an owner, a group or both are expected, such as 0:0".to_owned());
+        }
+        let uid = if user.is_empty() { None } else { Some(id(IdKind::User, user)?) };
+        let gid = match group {
+            None => None,
+            Some("") => Some(own_group(user)?),
+            Some(group) => Some(id(IdKind::Group, group)?),
+        };
+        Ok(OwnerChange { uid, gid })
+    }
+}
+
+fn own_group(user: &str) -> Result<u32, String> {
+    let found = match user.parse::<u32>() {
+        Ok(uid) => User::from_uid(nix::unistd::Uid::from_raw(uid)),
+        Err(_) => User::from_name(user),
+    };
+    let found = found.ok().flatten();
+    found.map(|user| user.gid.as_raw()).ok_or_else(|| {
+        format!("the own group of user {user:?} is not known on this machine; give its number")
+    })
+}
