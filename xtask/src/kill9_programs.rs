@@ -58,7 +58,8 @@ pub(crate) fn run(args: &Kill9ProgramsArgs) -> Result<()> {
     let set = |name: &str| features::by_name(name).with_context(|| format!("no set {name}"));
     if args.kernel {
         for name in ["default", "fast_commit"] {
-            let summary = programs::on_linux(set(name)?, args.rounds, args.seed)?;
+            let summary = programs::on_linux(set(name)?, args.rounds, args.seed)
+                .with_context(|| format!("Linux itself, {name}, seed {}", args.seed))?;
             report(&format!("Linux, {name}"), &summary);
         }
         return Ok(());

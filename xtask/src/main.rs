@@ -1,15 +1,17 @@
 //! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `kill9-programs`, `bench`.
+//! `kill9`, `kill9-programs`, `bench`, `packages`, `deb`.
 //!
 //! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
 
 mod bench;
 mod crash;
+mod deb;
 mod hostile;
 mod images;
 mod kill9_programs;
 mod mounted;
 mod namespace;
+mod packages;
 mod stages;
 
 use anyhow::Result;
@@ -42,6 +44,10 @@ enum Task {
     Kill9(mounted::Kill9Args),
     /// Kill the daemon under SQLite and under the usual ways of making files durable
     Kill9Programs(kill9_programs::Kill9ProgramsArgs),
+    /// Check that the library crates can be published: metadata, documentation, cargo publish --dry-run
+    Packages(packages::PackagesArgs),
+    /// Build the Debian package
+    Deb(deb::DebArgs),
 }
 
 fn main() -> Result<()> {
@@ -57,6 +63,8 @@ fn main() -> Result<()> {
         Task::Bench(args) => bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
         Task::Kill9Programs(args) => kill9_programs::run(&args),
+        Task::Packages(args) => packages::run(&args),
+        Task::Deb(args) => deb::run(&args),
     }
 }
 

@@ -173,13 +173,13 @@ struct TestProgram {
     rank: usize,
 }
 
-/// Layers from the bottom up: a fault shows first where it is.
+/// Folders of the packages, from the bottom layer up: a fault shows first where it is.
 const LAYERS: [&str; 12] = [
     "fjord-format",
     "fjord-block",
     "fjord-journal",
     "fjord-mkfs",
-    "fjord-fs",
+    "fjord",
     "fjord-tree",
     "fjord-bench",
     "fjord-fuse",
@@ -264,7 +264,7 @@ fn build_tests(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
         if let Some(text) = message["message"]["rendered"].as_str().filter(|_| error) {
             eprint!("{text}");
         }
-        if message["profile"]["test"] != true {
+        if message["profile"]["test"] != true || message["target"]["kind"][0] == "example" {
             continue;
         }
         let Some(program) = message["executable"].as_str() else { continue };

@@ -15,10 +15,12 @@
 //!   have requests not aligned to `logical_block_size` with others in the same 4096-byte page.
 
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 
 use crate::buf::{AlignedBuf, Buf};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
+use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::ticket::{IoResult, ReadTicket, Ticket};
 
@@ -210,6 +212,23 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn claim(&self, _alone: bool) -> Result<(), OpenError> {
         Ok(())
     }
+
+    /// Copies the device into `out`, an empty regular file open for writing, as it is at one moment
+    /// during this call: it has every change that completed before the call, and none without
+    /// those that completed before that one was submitted, as after a power cut that loses nothing
+    /// that had completed. The copy is not durable. Meanwhile the device is in use as ever, but for
+    /// a pause. Where blocks are not shared, holes and zeroes of 4096 bytes become holes.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]; `out` holds anything then. `Unsupported` where the device is no file.
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        let _ = (out, options);
+        Err(SnapshotError::Unsupported)
+    }
 }
 
 impl<D: Device + ?Sized> Device for Arc<D> {
@@ -245,6 +264,13 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn claim(&self, alone: bool) -> Result<(), OpenError> {
         (**self).claim(alone)
+    }
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        (**self).snapshot_to(out, options)
     }
 }
 

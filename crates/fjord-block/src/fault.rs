@@ -10,6 +10,7 @@
 //!   that `a` was done before `b` was submitted, and `a` is covered by `b` when `b` is a flush.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use parking_lot::Mutex;
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Request};
 use crate::error::{IoError, IoOp, OpenError};
+use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore};
@@ -466,5 +468,13 @@ impl Device for FaultDevice {
 
     fn claim(&self, alone: bool) -> Result<(), OpenError> {
         self.inner.claim(alone)
+    }
+
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        self.inner.snapshot_to(out, options)
     }
 }

@@ -21,6 +21,7 @@ mod mem;
 pub mod plant;
 mod pool;
 pub mod sim;
+mod snapshot;
 mod stats;
 mod sticky;
 mod ticket;
@@ -31,9 +32,10 @@ pub use deferred::DeferredWrites;
 pub use device::{Capabilities, Class, Device, DeviceExt, Order, Request};
 pub use error::{IoError, IoErrorKind, IoOp, OpenError};
 pub use fault::{FaultAction, FaultDevice, FaultMatch, FaultPlan, FaultRule, Record, SparseRoom};
-pub use file::{Engine, FileDevice, FileOptions};
+pub use file::{Engine, FileDevice, FileOptions, LOCK_TIMEOUT};
 pub use mem::{MemDevice, MemImage};
 pub use pool::{PoolStats, pool_stats};
+pub use snapshot::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 pub use stats::{DeviceStats, OpStats, StatCounters};
 pub use ticket::{
     Completer, Driver, ErrorSink, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore,

@@ -28,7 +28,25 @@ const SHARD_COUNT: u64 = 64;
 
 type Pieces = HashMap<u64, Buf>;
 
-/// A device in memory.
+/// A device in memory: what an image for a test, or one that is written out later, lies on.
+///
+/// Only what was written takes memory. Clones of an `Arc` of it share the contents;
+/// [`MemDevice::snapshot`] keeps what it holds at one moment.
+///
+/// ```
+/// use fjord_block::{Buf, DeviceExt, MemDevice, Request};
+///
+/// let device = MemDevice::new(1 << 40);
+/// device.submit_one(Request::write(4096, vec![Buf::from_slice(&[7; 512])])).wait()?;
+/// assert_eq!(device.allocated_bytes(), 4096);
+///
+/// let before = device.snapshot();
+/// device.submit_one(Request::WriteZeroes { offset: 4096, len: 512 }).wait()?;
+/// let mut bytes = [0; 512];
+/// before.read_at(4096, &mut bytes)?;
+/// assert_eq!(bytes, [7; 512]);
+/// # Ok::<(), fjord_block::IoError>(())
+/// ```
 #[derive(Debug)]
 pub struct MemDevice {
     capabilities: Capabilities,
@@ -62,6 +80,9 @@ impl MemDevice {
     }
 
     /// A device with the contents of a file; its holes stay unallocated as far as they read zero.
+    ///
+    /// # Errors
+    /// Those of opening and reading the file.
     pub fn from_file(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let size_bytes = file.metadata()?.len();
@@ -266,6 +287,16 @@ impl Device for MemDevice {
 }
 
 /// The contents of a [`MemDevice`] at one moment.
+///
+/// ```
+/// use fjord_block::{MemDevice, MemImage};
+///
+/// let mut image = MemImage::new(1 << 20);
+/// image.write_at(100, b"bytes")?;
+/// let device = MemDevice::from_image(&image); // shares the memory until either changes
+/// assert!(device.snapshot() == image);
+/// # Ok::<(), fjord_block::IoError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemImage {
     size_bytes: u64,
@@ -279,6 +310,9 @@ impl MemImage {
     }
 
     /// The contents of a file.
+    ///
+    /// # Errors
+    /// As [`MemDevice::from_file`].
     pub fn from_file(path: &Path) -> io::Result<Self> {
         MemDevice::from_file(path).map(|device| device.snapshot())
     }
@@ -349,6 +383,9 @@ impl MemImage {
     }
 
     /// Writes the image to a new sparse file (an existing one is replaced).
+    ///
+    /// # Errors
+    /// Those of making and writing the file.
     pub fn write_to_file(&self, path: &Path) -> io::Result<()> {
         let file = File::create(path)?;
         file.set_len(self.size_bytes)?;

@@ -4,7 +4,7 @@
 //! constant, and so is every branch that asks it. The names of all layers are here, in the lowest
 //! crate with a bug, so that there is one switch.
 //!
-//! Invariant: one bug at a time in a process; a [`Planting`] owns the switch while it lives.
+//! Invariant: one bug at a time in a process; a `Planting` owns the switch while it lives.
 
 /// A mistake in the order of storage or in recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    bench, cat, chmod, chown, completions, cp, get, info, journal, ln, ls, mkdir, mkfs, mount, mv,
-    put, recover, rm, sim, stat, stats, tree, tune, umount,
+    bench, cat, chmod, chown, completions, cp, fsck, get, info, journal, ln, ls, man, mkdir, mkfs,
+    mount, mv, put, recover, rm, sim, snapshot, stat, stats, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -14,13 +14,13 @@ Exit codes:
   2  wrong arguments
   3  the image or the mount point is in use
   4  the image is damaged; run e2fsck
-  5  the image has a feature that fjord does not support in this way
+  5  the image has a feature that fjord does not support for this operation
   6  done, but some things could not be kept (they are listed)
 
 Environment:
-  FJORD_LOG    what to log to standard error, as tracing's EnvFilter (fjord_fuse=debug)
-  FJORD_SYSLOG the socket to which daemons send warnings and errors (/dev/log)
-  FJORD_FSYNC  the fsync policy of mounts that are not told which (auto)";
+  FJORD_LOG     what to log to standard error (tracing EnvFilter, such as fjord_fuse=debug)
+  FJORD_SYSLOG  the socket to which daemons send warnings and errors (/dev/log)
+  FJORD_FSYNC   the fsync policy of mounts without --fsync (auto)";
 
 /// A crash-safe ext4 in user space: make, mount, inspect, edit and repair images
 #[derive(Debug, Parser)]
@@ -28,7 +28,8 @@ Environment:
 #[command(propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Log more (twice: debug, three times: every request)
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    // Below what a command has of its own, and below --help and --version.
+    #[arg(short, long, global = true, display_order = 2000, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
     #[command(subcommand)]
@@ -43,10 +44,14 @@ pub(crate) enum Command {
     Umount(umount::Args),
     /// Make a new image
     Mkfs(Box<mkfs::Args>),
-    /// Show what a mount has done: fsyncs by policy, fallbacks, latency, commits, blocks
+    /// Show statistics of a mount: fsyncs by policy, fallbacks, latency, commits, blocks
     Stats(stats::Args),
+    /// Copy an image as it is at one moment, while it is mounted and in use
+    Snapshot(snapshot::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
+    /// Check and repair an image: recover its journal, then run e2fsck
+    Fsck(fsck::Args),
     /// Change the parameters of an unmounted image
     Tune(tune::Args),
     /// Show superblock, features and journal, as dumpe2fs -h does
@@ -55,7 +60,7 @@ pub(crate) enum Command {
     Ls(ls::Args),
     /// Write files of an unmounted image to standard output
     Cat(cat::Args),
-    /// Show all there is to know about a file of an unmounted image
+    /// Show attributes and extents of a file of an unmounted image
     Stat(stat::Args),
     /// List an unmounted image as a tree
     Tree(tree::Args),
@@ -77,12 +82,77 @@ pub(crate) enum Command {
     Rm(rm::Args),
     /// Make directories in an unmounted image
     Mkdir(mkdir::Args),
-    /// Show what is in the journal's log
+    /// Show the transactions in the journal
     Journal(journal::Args),
-    /// Measure fjord beside the raw device, the kernel's ext4 and fuse2fs
+    /// Compare fjord with the raw device, the kernel's ext4 and fuse2fs
     Bench(bench::Args),
-    /// Serve a modelled device, slow as the real ones are, and cut its power
+    /// Simulate a storage device with realistic timing, and cut its power
     Sim(sim::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man(man::Args),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::Cli;
+
+    /// The options of a help text, in its order: `-v, --verbose`.
+    fn options(help: &str) -> Vec<&str> {
+        let lines = help.lines().skip_while(|line| *line != "Options:").skip(1);
+        let lines = lines.take_while(|line| line.is_empty() || line.starts_with(' '));
+        lines.map(str::trim_start).filter(|line| line.starts_with('-')).collect()
+    }
+
+    /// Commands of the examples in a help text.
+    fn examples(help: &str) -> Vec<Vec<&str>> {
+        let lines = help.lines().skip_while(|line| !matches!(*line, "Example:" | "Examples:"));
+        let lines = lines.skip(1).take_while(|line| line.starts_with("  "));
+        let commands =
+            lines.flat_map(|line| line.split([';', '|', '>']).flat_map(|part| part.split("&&")));
+        let words = commands.map(|command| command.split_whitespace().collect::<Vec<_>>());
+        words.filter(|words| words.first() == Some(&"fjord")).collect()
+    }
+
+    #[test]
+    fn the_examples_of_every_help_are_well_formed() {
+        let mut tried = 0;
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{} has no example", command.get_name());
+            for example in examples(&help) {
+                let parsed = Cli::try_parse_from(&example);
+                assert!(parsed.is_ok(), "{example:?}: {}", parsed.unwrap_err());
+                tried += 1;
+            }
+        }
+        assert!(tried > 40, "{tried} examples");
+    }
+
+    #[test]
+    fn verbose_is_the_last_option_of_every_help() {
+        let mut cli = Cli::command();
+        cli.build();
+        let names: Vec<String> =
+            cli.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+        let names = names.into_iter().filter(|name| name != "help");
+        let mut seen = 0;
+        for name in names {
+            let command = cli.find_subcommand_mut(&name).expect("a name of the list");
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let shown = options(&help);
+                let last = shown.last().expect("every command has options");
+                assert!(last.starts_with("-v"), "{name}: {shown:?}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 30, "{seen} help texts");
+        let top = cli.render_help().to_string();
+        assert!(options(&top).last().expect("options").starts_with("-v"), "{top}");
+    }
 }

@@ -3,10 +3,11 @@
 use std::{fmt, path::Path};
 
 use fjord::Error;
-use fjord_block::OpenError;
+use fjord_block::{OpenError, SnapshotError};
 use fjord_fuse::{
     ServeError,
     mount::{MountError, OptionError},
+    snapshot::AskError,
 };
 
 /// Failed.
@@ -84,10 +85,11 @@ impl From<Error> for Failure {
                 OpenError::NotADevice { .. } => EXIT_USAGE,
                 _ => EXIT_FAILURE,
             },
+            Error::Snapshot(failed) if matches!(**failed, SnapshotError::Busy) => EXIT_IN_USE,
             _ => EXIT_FAILURE,
         };
         let hint = match e.errno() {
-            _ if matches!(e, Error::NoRoom(_)) => "",
+            _ if matches!(e, Error::NoRoom(_) | Error::Snapshot(_)) => "",
             libc::ENOSPC => {
                 "; the image, or the file system that holds it, is full: free space or use a larger one"
             }
@@ -125,6 +127,17 @@ impl From<MountError> for Failure {
 impl From<OptionError> for Failure {
     fn from(e: OptionError) -> Failure {
         Failure::usage(e.to_string())
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(e: AskError) -> Failure {
+        let code = match &e {
+            AskError::Busy => EXIT_IN_USE,
+            AskError::Failed { errno, .. } if *errno == libc::EBUSY => EXIT_IN_USE,
+            _ => EXIT_FAILURE,
+        };
+        Failure { code, message: e.to_string() }
     }
 }
 

@@ -1,26 +1,52 @@
-//! fjord as a mount helper.
+//! fjord under other names: as the helper of mount(8), fsck(8) and mkfs(8).
 //!
-//! `mount -t fuse.fjord IMAGE DIR` looks for `mount.fuse.fjord` (a link to fjord) and runs it as
+//! Owns the way from a program's name to a command; the names are links to fjord.
+//!
+//! `mount -t fuse.fjord IMAGE DIR` looks for `mount.fuse.fjord` and runs it as
 //! `mount.fuse.fjord IMAGE DIR [-sfnv] [-o LIST] [-t TYPE]`. Without that link it runs
 //! `mount.fuse3`, which runs `fjord IMAGE DIR -o LIST`. Both become
-//! `fjord mount --daemon -o LIST IMAGE DIR`.
+//! `fjord mount --daemon -o LIST IMAGE DIR`. `fsck.fjord` is `fjord fsck`, `mkfs.fjord` is `fjord mkfs`.
 
 use std::{ffi::OsString, path::Path};
 
 use clap::CommandFactory;
 
-use crate::cli::Cli;
+use crate::{cli::Cli, commands::fsck, failure::EXIT_USAGE};
 
 /// Names under which mount(8) runs a helper.
-const HELPER_NAMES: [&str; 3] = ["mount.fuse.fjord", "mount.fuseblk.fjord", "mount.fjord"];
+const MOUNT_NAMES: [&str; 3] = ["mount.fuse.fjord", "mount.fuseblk.fjord", "mount.fjord"];
+/// Names under which fsck(8) does, by the type in fstab.
+const FSCK_NAMES: [&str; 3] = ["fsck.fuse.fjord", "fsck.fuseblk.fjord", "fsck.fjord"];
+/// The name under which mkfs(8) does.
+const MKFS_NAME: &str = "mkfs.fjord";
 
-/// Turns a helper's arguments into those of `fjord mount`; leaves all others alone.
+/// Turns a helper's arguments into those of a command; leaves all others alone.
 pub(crate) fn translate(args: Vec<OsString>) -> Vec<OsString> {
     let Some((program, rest)) = args.split_first() else { return args };
     let name = Path::new(program).file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    if !HELPER_NAMES.contains(&name) && !looks_like_mount(rest) {
-        return args;
+    let command = |command: &str| {
+        let start = ["fjord", command].map(OsString::from);
+        start.into_iter().chain(rest.iter().cloned()).collect()
+    };
+    match name {
+        MKFS_NAME => command("mkfs"),
+        _ if FSCK_NAMES.contains(&name) => command("fsck"),
+        _ if MOUNT_NAMES.contains(&name) || looks_like_mount(rest) => mount(rest),
+        _ => args,
     }
+}
+
+/// What a process ends with whose arguments, as [`translate`] gives them, are wrong.
+pub(crate) fn usage_code(args: &[OsString]) -> u8 {
+    let flag = |arg: &&OsString| arg.to_str().is_some_and(|arg| arg.starts_with('-'));
+    match args.iter().skip(1).find(|arg| !flag(arg)) {
+        Some(command) if command == "fsck" => fsck::EXIT_USAGE,
+        _ => EXIT_USAGE,
+    }
+}
+
+/// The arguments of `fjord mount` for those of a mount helper.
+fn mount(rest: &[OsString]) -> Vec<OsString> {
     let mut out: Vec<OsString> = ["fjord", "mount", "--daemon"].map(OsString::from).to_vec();
     let mut rest = rest.iter();
     while let Some(arg) = rest.next() {
@@ -34,8 +60,9 @@ pub(crate) fn translate(args: Vec<OsString>) -> Vec<OsString> {
                 out.extend(rest.next().cloned());
             }
             Some("-r") => out.push("--read-only".into()),
-            // sloppy, fake, no mtab, verbose, read-write
-            Some("-s" | "-f" | "-n" | "-v" | "-w") => {}
+            Some("-f") => out.push("--fake".into()),
+            // sloppy, no mtab, verbose, read-write
+            Some("-s" | "-n" | "-v" | "-w") => {}
             _ => out.push(arg.clone()),
         }
     }
@@ -70,6 +97,21 @@ mod tests {
             wanted
         );
         assert_eq!(translated(&["mount.fuse.fjord", "a", "b"])[2..], ["--daemon", "a", "b"]);
+    }
+
+    #[test]
+    fn other_names_are_commands() {
+        for name in ["fsck.fjord", "/usr/sbin/fsck.fuse.fjord"] {
+            assert_eq!(translated(&[name, "-a", "x.img"]), ["fjord", "fsck", "-a", "x.img"]);
+        }
+        assert_eq!(
+            translated(&["mkfs.fjord", "-s", "1G", "x"]),
+            ["fjord", "mkfs", "-s", "1G", "x"]
+        );
+        let code = |args: &[&str]| usage_code(&args.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(code(&["fjord", "-v", "fsck", "-q"]), 16);
+        assert_eq!(code(&["fjord", "mount", "fsck"]), 2);
+        assert_eq!(code(&["fjord"]), 2);
     }
 
     #[test]

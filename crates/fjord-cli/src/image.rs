@@ -20,8 +20,6 @@ use crate::{
     mount_options::{self, Options},
 };
 
-/// How long an image that is locked, but not mounted, is waited for.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the loop device of a mount that was detached is waited for.
 const DETACHED_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -80,15 +78,20 @@ pub(crate) fn log(image: &Path) -> Result<Option<Plan>> {
     patiently(image, || fjord::inspect::log(image)).map_err(|e| failure::open_failed(image, e))
 }
 
+/// Whether the journal bears the mark of i-transactions; see [`fjord::inspect::is_marked`].
+pub(crate) fn is_marked(image: &Path) -> Result<bool, Error> {
+    patiently(image, || fjord::inspect::is_marked(image))
+}
+
 /// Gives up what was fsynced since the last commit; see [`fjord::inspect::drop_fsyncs`].
 pub(crate) fn drop_fsyncs(image: &Path) -> Result<bool> {
     patiently(image, || fjord::inspect::drop_fsyncs(image))
         .map_err(|e| failure::open_failed(image, e))
 }
 
-/// Tries again for a moment while the image is in use: a daemon whose mount has just gone still
-/// holds the lock until its process has ended, and a mount that was detached (`umount -l`) its loop
-/// device until the last program has left it.
+/// Tries again for a while when the image is in use by a mount that was detached (`umount -l`),
+/// which keeps its loop device until the last program has left it. Any other user is waited for by
+/// the library, for a shorter time ([`MountOptions::lock_timeout`]).
 pub(crate) fn patiently<T>(image: &Path, open: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let started = Instant::now();
     loop {
@@ -96,16 +99,14 @@ pub(crate) fn patiently<T>(image: &Path, open: impl Fn() -> Result<T, Error>) ->
             Err(Error::Open(e)) if matches!(*e, OpenError::InUse { .. }) => e,
             done => return done,
         };
-        let detached = in_use::detached_loop(image);
-        let patience = if detached.is_some() { DETACHED_PATIENCE } else { LOCK_PATIENCE };
-        if started.elapsed() < patience {
+        let Some(device) = in_use::detached_loop(image) else { return Err(Error::Open(refused)) };
+        if started.elapsed() < DETACHED_PATIENCE {
             thread::sleep(Duration::from_millis(10));
             continue;
         }
-        let Some(device) = detached else { return Err(Error::Open(refused)) };
         let by = format!(
-            "{}, the loop device of a mount that was detached (umount -l) and is still used by \
-             programs, which have files open there or stand in its directories",
+            "{}, the loop device of a detached mount (umount -l), which programs still use: they have \
+             open files or their working directory there",
             device.display()
         );
         return Err(Error::Open(Arc::new(OpenError::InUse { path: image.to_owned(), by })));
@@ -122,6 +123,6 @@ pub(crate) fn change<T>(image: &Path, work: impl FnOnce(&Fs) -> Result<T>) -> Re
         (Ok(value), Ok(())) => Ok(value),
         (Err(e), Ok(())) => Err(e),
         (Ok(_), Err(e)) => Err(e),
-        (Err(e), Err(closing)) => Err(Failure { message: format!("{e}; moreover {closing}"), ..e }),
+        (Err(e), Err(closing)) => Err(Failure { message: format!("{e}; also, {closing}"), ..e }),
     }
 }

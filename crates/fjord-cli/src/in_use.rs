@@ -39,20 +39,27 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
         .find(|device| mounts.iter().all(|m| m.source != *device))
 }
 
+/// Whether the process that serves a mount has died. Asks by statfs(2), which always reaches the
+/// server; the kernel answers the opening of a directory by itself once fjord has told it to.
+pub(crate) fn is_dead(mountpoint: &Path) -> bool {
+    matches!(rustix::fs::statfs(mountpoint), Err(rustix::io::Errno::NOTCONN))
+}
+
 /// Fails with a message that says where, if the image is mounted.
 pub(crate) fn check(image: &Path, read_only: bool) -> Result<()> {
     let Some(m) = mount_of(image) else { return Ok(()) };
     let (image, dir) = (image.display(), m.mountpoint.display());
     if m.is_fjord() {
-        return Err(Failure::in_use(match fs::read_dir(&m.mountpoint) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => format!(
+        return Err(Failure::in_use(if is_dead(&m.mountpoint) {
+            format!(
                 "{image} is held by the mount on {dir}, whose fjord process has died; run `fjord \
                  umount {dir}` first"
-            ),
-            _ => format!(
+            )
+        } else {
+            format!(
                 "{image} is mounted by fjord on {dir}; use it there, or run `fjord umount {dir}` \
                  first"
-            ),
+            )
         }));
     }
     // The kernel's own mounts change the image at any time; even reading would mislead.

@@ -4,6 +4,7 @@
 //! they share lies beside this file. Invariant: the process starts no thread before a command runs,
 //! because `mount --daemon` forks.
 
+mod beside;
 mod cli;
 mod commands;
 mod daemon;
@@ -11,6 +12,7 @@ mod failure;
 mod helper;
 mod image;
 mod in_use;
+mod man;
 mod mode_change;
 mod mount_options;
 mod output;
@@ -32,13 +34,13 @@ use tracing_subscriber::{
 
 fn main() -> ExitCode {
     let args = helper::translate(std::env::args_os().collect());
+    let usage_code = helper::usage_code(&args);
     let cli = match cli::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) => {
             // Help and version go to standard output and are no failure.
             let _ = e.print();
-            let usage = e.use_stderr();
-            return ExitCode::from(if usage { failure::EXIT_USAGE } else { 0 });
+            return ExitCode::from(if e.use_stderr() { usage_code } else { 0 });
         }
     };
     start_log(cli.verbose);

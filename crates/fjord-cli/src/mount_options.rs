@@ -49,7 +49,7 @@ pub(crate) fn settle(options: &mut Options) {
 pub(crate) fn fsync_policy(name: &str) -> Result<FsyncPolicyKind, String> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
-        format!("{name:?} is no fsync policy; there are: auto, {}", known.join(", "))
+        format!("unknown fsync policy {name:?}; known: auto, {}", known.join(", "))
     })
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn parent(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
     let trimmed = path.trim_end_matches('/');
     let (dir, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
     if name.is_empty() || name == "." || name == ".." {
-        return Err(Failure::new(format!("{path}: a name is needed at the end of the path")));
+        return Err(Failure::new(format!("{path}: the path must end in a name")));
     }
     let dir = find(fs, dir, Last::Follow)?;
     if dir.attr().kind() != FileKind::Directory {

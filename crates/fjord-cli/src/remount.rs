@@ -30,7 +30,7 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<()> {
     let dir = std::fs::canonicalize(dir).context(dir.display())?;
     let entry = mount::mount_at(&dir).context("/proc/self/mountinfo")?;
     if !entry.is_some_and(|entry| entry.is_fjord()) {
-        return Err(Failure::new(format!("{} is not a mount of fjord", dir.display())));
+        return Err(Failure::new(format!("{} is not a fjord mount", dir.display())));
     }
     let now = mount::flags_of(&dir)?;
     let mut wanted = FuseOptions { flags: now, ..FuseOptions::default() };
@@ -40,16 +40,16 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<()> {
         kept.extend(unclaimed.filter(|name| !OF_THE_TABLE.contains(&name.as_str())));
     }
     if atime(wanted.flags) != atime(now) || (wanted.flags ^ now).intersects(OF_FJORD) {
-        return Err(fixed(&dir, "access times and sync stay as they are"));
+        return Err(fixed(&dir, "a remount cannot change access times and sync"));
     }
     let read_only = MountStats::read(&dir).context(dir.display())?.health.read_only;
     if read_only && !wanted.flags.contains(MountFlags::RDONLY) {
-        return Err(fixed(&dir, "fjord serves it read-only"));
+        return Err(fixed(&dir, "it was mounted read-only"));
     }
     mount::remount(&dir, wanted.flags - ATIME)?;
     if !kept.is_empty() {
         tracing::warn!(
-            "a remount changes ro, rw and what is allowed on the mount; left as at the mount: {}",
+            "a remount changes only ro, rw, nosuid, nodev and noexec; unchanged: {}",
             kept.join(", ")
         );
     }
@@ -58,8 +58,8 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<()> {
 
 fn fixed(dir: &Path, what: &str) -> Failure {
     Failure::usage(format!(
-        "{} cannot be remounted so: {what} while it is mounted; run `umount {0}`, then mount it \
-         again with the new options",
+        "{} cannot be remounted with these options: {what}; run `umount {0}`, then mount it again \
+         with the new options",
         dir.display()
     ))
 }

@@ -7,6 +7,9 @@
 //! Owns the signals' mask and the thread that takes them.
 
 use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,30 +24,84 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The signals that unmount, taken by a thread of their own.
 pub(crate) struct Signals {
+    state: Arc<Mutex<State>>,
+}
+
+/// What a signal finds.
+#[derive(Default)]
+struct State {
     /// What to unmount; nothing yet while the image is being opened.
-    mount: Arc<Mutex<Option<MountHandle>>>,
+    mount: Option<MountHandle>,
+    /// A new image, to be removed if the process ends before it is mounted.
+    new_image: Option<PathBuf>,
 }
 
 impl Signals {
     /// Starts to listen. Call it before any other thread is started: they inherit the mask.
     pub(crate) fn listen() -> Result<Signals> {
-        let set = signal_set();
-        // SAFETY: the set is initialised; the old mask is not asked for.
-        let rc =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-        if rc != 0 {
-            return Err(std::io::Error::from_raw_os_error(rc).into());
-        }
-        let mount = Arc::new(Mutex::new(None));
-        let watched = Arc::clone(&mount);
+        block()?;
+        let state = Arc::new(Mutex::new(State::default()));
+        let watched = Arc::clone(&state);
         std::thread::Builder::new().name("fjord-signals".into()).spawn(move || serve(&watched))?;
-        Ok(Signals { mount })
+        Ok(Signals { state })
     }
 
-    /// From now on a signal takes this mount down.
-    pub(crate) fn watch(&self, handle: MountHandle) {
-        *self.mount.lock() = Some(handle);
+    /// Mounts; from then on a signal takes the mount down. A signal that comes meanwhile waits, so
+    /// that no mount is left behind without its process.
+    ///
+    /// # Errors
+    /// Those of `mount`.
+    pub(crate) fn watch<S, E>(
+        &self,
+        mount: impl FnOnce() -> Result<S, E>,
+        handle: impl FnOnce(&S) -> MountHandle,
+    ) -> Result<S, E> {
+        let mut state = self.state.lock();
+        let server = mount()?;
+        state.mount = Some(handle(&server));
+        Ok(server)
     }
+
+    /// Creates a file. Until [`Signals::forget`], a signal that ends the process removes it.
+    ///
+    /// # Errors
+    /// Those of [`File::create_new`].
+    pub(crate) fn create_removable(&self, image: &Path) -> io::Result<()> {
+        // No signal is served between the two.
+        let mut state = self.state.lock();
+        File::create_new(image)?;
+        state.new_image = Some(image.to_owned());
+        Ok(())
+    }
+
+    /// No file is removed any more.
+    pub(crate) fn forget(&self) {
+        self.state.lock().new_image = None;
+    }
+}
+
+/// Has `act` run when a signal of these is to end the process, which ends then. Call it before any
+/// other thread is started.
+pub(crate) fn before_end(act: impl FnOnce() + Send + 'static) -> Result<()> {
+    block()?;
+    std::thread::Builder::new().name("fjord-signals".into()).spawn(move || {
+        while !wait_for_signal(None) {}
+        act();
+        std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
+    })?;
+    Ok(())
+}
+
+/// Keeps the signals for who waits for them.
+fn block() -> Result<()> {
+    let set = signal_set();
+    // SAFETY: the set is initialised; the old mask is not asked for.
+    let rc =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+    if rc != 0 {
+        return Err(io::Error::from_raw_os_error(rc).into());
+    }
+    Ok(())
 }
 
 fn signal_set() -> libc::sigset_t {
@@ -86,15 +143,21 @@ fn wait_for_signal(patience: Option<Duration>) -> bool {
     unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), timeout) > 0 }
 }
 
-fn serve(mount: &Mutex<Option<MountHandle>>) {
+fn serve(state: &Mutex<State>) {
     loop {
         if !wait_for_signal(None) {
             continue;
         }
-        let Some(handle) = mount.lock().clone() else {
+        let found = state.lock();
+        let Some(handle) = found.mount.clone() else {
+            if let Some(image) = &found.new_image {
+                // What is left behind is a file that can be removed by hand.
+                let _ = fs::remove_file(image);
+            }
             // Nothing is served yet, and whatever is on its way to the image is journaled.
             std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
         };
+        drop(found);
         if let Err(e) = take_down(&handle).and_then(|()| end_elsewhere(&handle)) {
             tracing::error!("{}", Failure::from(e));
         }
@@ -106,8 +169,8 @@ fn serve(mount: &Mutex<Option<MountHandle>>) {
 fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
     wait_for_signal(Some(BUSY_PATIENCE));
     tracing::warn!(
-        "{} is unmounted here, and still in use in another mount namespace or being \
-         written; cutting it loose",
+        "{} is unmounted here, but still in use in another mount namespace or being \
+         written; detaching it",
         handle.mountpoint().display()
     );
     handle.cut_copies(BUSY_PATIENCE)
@@ -119,8 +182,8 @@ fn take_down(handle: &MountHandle) -> Result<(), MountError> {
         done => return done,
     };
     tracing::warn!(
-        "{} is in use; waiting {} seconds for it, then cutting it loose (signal again to \
-         cut now)",
+        "{} is in use; waiting {} seconds for it, then detaching it (signal again to \
+         detach now)",
         busy.display(),
         BUSY_PATIENCE.as_secs()
     );

@@ -402,7 +402,7 @@ fn bad_use_is_named() -> Result<()> {
         (&["--quick"], 2, "--figure"),
         (&["--workloads=nap"], 2, "append-fsync"),
         (&["--threads=0"], 2, "at least 1"),
-        (&["--seconds=-1"], 2, "no time"),
+        (&["--seconds=-1"], 2, "length of a turn"),
         (&["--rounds=0"], 2, "one round"),
         (&["--size=1M"], 2, "64 MiB"),
         (&["--size=64M", "--workloads=seq-read"], 2, "must fit"),
@@ -455,7 +455,7 @@ fn options_without_effect_are_named() -> Result<()> {
         .current_dir(scratch.path())
         .output()?;
     let (_, err) = ended(&output, 2)?;
-    ensure!(err.contains("no use for --rounds, --seconds"), "{err}");
+    ensure!(err.contains("does not accept --rounds, --seconds"), "{err}");
     for (args, name) in [
         (&["--figure=pbg-2", "--files=3"][..], "--files"),
         (&["--figure=pbg-2", "--file-size=1M"], "--file-size"),

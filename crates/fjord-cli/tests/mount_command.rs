@@ -145,6 +145,68 @@ fn new_makes_the_image() -> Result<()> {
     Ok(())
 }
 
+/// What `--new` made goes again with the mount that failed; what was there before stays.
+#[test]
+fn a_failed_new_leaves_no_image() -> Result<()> {
+    let scratch = Scratch::new("new")?;
+    let (img, dir) = (scratch.join("image"), scratch.join("mnt"));
+    fs::create_dir(&dir)?;
+    let file = scratch.join("file");
+    fs::write(&file, b"kept")?;
+    let new = |daemon: bool, options: &str, img: &Path, dir: &Path| {
+        let mut command = Command::new(program());
+        command.args(["mount", "--new", "32M", "-o", options]);
+        if daemon {
+            command.arg("--daemon");
+        }
+        tools::run(command.args([img, dir]))
+    };
+    for daemon in [false, true] {
+        // A policy that a new image is not made for, and a mount point that is no directory.
+        for (options, dir) in [("fsync=fast-commit", &dir), ("rw", &file)] {
+            let failed = new(daemon, options, &img, dir)?.expect_code(&[1])?;
+            ensure!(!img.exists(), "{options}: the image is left behind: {failed:?}");
+        }
+        let refused = new(daemon, "rw", &file, &dir)?.expect_code(&[1])?;
+        ensure!(refused.stderr.contains("exists already"), "{refused:?}");
+        ensure!(fs::read(&file)? == b"kept");
+    }
+    Ok(())
+}
+
+/// SIGTERM while the image is being made, opened and mounted: neither an image nor a mount without its
+/// process is left behind.
+#[test]
+fn a_signal_while_new_is_at_work_leaves_nothing() -> Result<()> {
+    let scratch = Scratch::new("new")?;
+    let (img, dir) = (scratch.join("image"), scratch.join("mnt"));
+    fs::create_dir(&dir)?;
+    let mut ended_early = 0;
+    for delay_ms in (0..10).chain([15]).cycle().take(33) {
+        let mut child = Command::new(program())
+            .args(["mount", "--new", "4G"])
+            .args([&img, &dir])
+            .stderr(Stdio::null())
+            .spawn()?;
+        while !img.exists() {
+            ensure!(child.try_wait()?.is_none(), "ended before it had begun");
+        }
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        signal(&child, libc::SIGTERM)?;
+        // One that was mounted by then is unmounted, and stays.
+        match ends_within(&mut child, Duration::from_secs(30))? {
+            0 => fs::remove_file(&img)?,
+            _ => {
+                ensure!(!img.exists(), "after {delay_ms} ms the image is left behind");
+                ended_early += 1;
+            }
+        }
+        ensure!(!is_mounted(&dir)?, "after {delay_ms} ms a mount is left behind");
+    }
+    ensure!(ended_early > 0, "no signal came in time");
+    Ok(())
+}
+
 #[test]
 fn signals_unmount() -> Result<()> {
     for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
@@ -288,6 +350,11 @@ fn as_a_mount_helper() -> Result<()> {
     run(Command::new(&helper).arg(&img).arg(&dir).args(["-o", "rw,noatime,nofail,x-a.b"]))?;
     ensure!(is_mounted(&dir)?);
     run(Command::new(program()).arg("umount").arg(&dir))?;
+    // As `mount --fake` runs it.
+    run(Command::new(&helper).arg(&img).arg(&dir).args(["-f", "-o", "rw"]))?;
+    ensure!(!is_mounted(&dir)?, "mounted although it was told not to");
+    tools::run(Command::new(&helper).args([&img, &dir]).args(["-f", "-o", "frob"]))?
+        .expect_code(&[2])?;
     // As mount.fuse3 runs it for the type fuse.fjord.
     run(Command::new(program()).arg(&img).arg(&dir).args(["-o", "ro,dev,suid"]))?;
     let denied = fs::write(dir.join("a"), b"a").unwrap_err();
@@ -297,33 +364,66 @@ fn as_a_mount_helper() -> Result<()> {
     Ok(())
 }
 
+/// Runs a script in a mount namespace whose /usr/sbin has the helper, so that nothing of the system
+/// changes. $1 is a directory of its own, $2 the program, $3 the image, $4 the mount point.
+fn with_helper_installed(script: &str, img: &Path, dir: &Path) -> Result<Output> {
+    let bin = Path::new("/usr/sbin/mount.fuse.fjord");
+    ensure!(!bin.exists(), "the helper is installed on this machine");
+    let prelude = "set -e\nmount -t tmpfs none $1\nmkdir $1/up $1/work\nmount -t overlay -o \
+                   lowerdir=/usr/sbin,upperdir=$1/up,workdir=$1/work o /usr/sbin\nln -s $2 \
+                   /usr/sbin/mount.fuse.fjord\n";
+    let tmp = img.with_file_name("tmp");
+    fs::create_dir(&tmp)?;
+    run(tools::command("unshare")?
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .arg(format!("{prelude}{script}"))
+        .args([Path::new("sh"), &tmp, program(), img, dir]))
+}
+
 #[test]
 fn mount_8_by_type() -> Result<()> {
-    let (scratch, img, dir) = place("mount8")?;
-    let bin = Path::new("/usr/sbin/mount.fuse.fjord");
-    // In a mount namespace whose /usr/sbin has the helper: nothing of the system changes.
-    let script = "set -e\nmount -t overlay -o lowerdir=/usr/sbin,upperdir=$0/up,workdir=$0/work o \
-                  /usr/sbin\nln -s $1 /usr/sbin/mount.fuse.fjord\nmount -t fuse.fjord $2 $3 -o \
-                  noatime\ntouch $3/made\numount $3\n";
-    ensure!(!bin.exists(), "the helper is installed on this machine");
-    for sub in ["tmp", "tmp/up", "tmp/work"] {
-        fs::create_dir_all(scratch.join(sub))?;
-    }
-    let tmp = scratch.join("tmp");
-    let mut tmpfs = tools::command("mount")?;
-    run(tmpfs.args(["-t", "tmpfs", "none"]).arg(&tmp))?;
-    fs::create_dir_all(tmp.join("up"))?;
-    fs::create_dir_all(tmp.join("work"))?;
-    let done = run(Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sh", "-c", script])
-        .arg(&tmp)
-        .arg(program())
-        .arg(&img)
-        .arg(&dir));
-    run(tools::command("umount")?.arg("-l").arg(&tmp))?;
-    done?;
+    let (_scratch, img, dir) = place("mount8")?;
+    let script = "mount -t fuse.fjord $3 $4 -o noatime\ntouch $4/made\numount $4\n";
+    with_helper_installed(script, &img, &dir)?;
     let ls = run(Command::new(program()).arg("ls").arg(&img))?;
     ensure!(ls.stdout.contains("made"), "{ls:?}");
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+/// What an entry of fstab says about access times is what /proc/mounts shows, also after a remount by
+/// the entry, and `mount -a` knows a mount that is there.
+#[test]
+fn options_of_fstab_show_and_can_be_remounted() -> Result<()> {
+    let (_scratch, img, dir) = place("fstab")?;
+    let script = r#"
+        shown() { grep " $1 fuseblk.fjord " /proc/mounts | cut -d" " -f4; }
+        for options in noatime relatime strictatime nodiratime noatime,nodiratime; do
+            echo "$3 $4 fuse.fjord $options,nofail 0 0" >$1/fstab
+            mount -T $1/fstab $4; shown $4
+            mount -T $1/fstab -a; [ "$(shown $4 | wc -l)" = 1 ]
+            mount -T $1/fstab -o remount,ro $4; shown $4
+            mount -T $1/fstab -o remount,rw,nosuid $4; shown $4
+            umount $4
+        done
+    "#;
+    let done = with_helper_installed(script, &img, &dir)?;
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    ensure!(lines.len() == 15, "{done:?}");
+    let wanted: [(&[&str], &[&str]); 5] = [
+        (&["noatime"], &["relatime", "nodiratime"]),
+        (&["relatime"], &["noatime", "nodiratime"]),
+        (&[], &["relatime", "noatime", "nodiratime"]),
+        (&["relatime", "nodiratime"], &["noatime"]),
+        (&["noatime", "nodiratime"], &["relatime"]),
+    ];
+    for (shown, (there, absent)) in lines.chunks(3).zip(wanted) {
+        for (line, state) in shown.iter().zip([&["rw"][..], &["ro"], &["rw", "nosuid"]]) {
+            let has = |option: &&str| line.split(',').any(|shown| shown == *option);
+            ensure!(there.iter().chain(state).all(has), "{there:?} {state:?}: {line}");
+            ensure!(!absent.iter().any(has), "{absent:?}: {line}");
+        }
+    }
     image::e2fsck_clean(&img)?;
     Ok(())
 }
@@ -468,7 +568,7 @@ fn remount_changes_what_it_can_and_names_the_rest() -> Result<()> {
     // What libmount hands over from the mount table and fstab.
     let table = "rw,noatime,user_id=0,group_id=0,default_permissions,allow_other,blksize=4096";
     let said = by_helper(&format!("{table},commit=7,remount,nosuid"))?.ok()?;
-    ensure!(said.stderr.contains("left as at the mount: commit"), "{said:?}");
+    ensure!(said.stderr.contains("unchanged: commit"), "{said:?}");
     ensure!(has("nosuid")? && has("rw")?, "{:?}", shown_options(&dir)?);
     for options in ["remount,relatime", "remount,strictatime", "remount,nodiratime", "remount,sync"]
     {
@@ -478,7 +578,7 @@ fn remount_changes_what_it_can_and_names_the_rest() -> Result<()> {
     }
     run(tools::command("umount")?.arg(&dir))?;
     let refused = by_helper("remount,ro")?;
-    ensure!(refused.stderr.contains("is not a mount of fjord"), "{refused:?}");
+    ensure!(refused.stderr.contains("is not a fjord mount"), "{refused:?}");
     run(Command::new(&helper).args([&img, &dir]).args(["-o", "ro"]))?;
     let refused = by_helper("remount,rw")?;
     ensure!(refused.code == Some(2) && refused.stderr.contains("read-only"), "{refused:?}");

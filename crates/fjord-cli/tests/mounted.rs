@@ -239,17 +239,17 @@ fn kills_of(set_name: &str, tune_args: &[&str], rounds: u64, mount_args: &[&str]
 
 #[test]
 fn kill_9_keeps_every_promise() -> Result<()> {
-    kills("default", 100, &[])
+    kills("default", 36, &[])
 }
 
 #[test]
 fn kill_9_keeps_every_promise_on_1k_blocks() -> Result<()> {
-    kills("block-1k", 25, &[])
+    kills("block-1k", 12, &[])
 }
 
 #[test]
 fn kill_9_keeps_every_promise_on_ext3() -> Result<()> {
-    kills("ext3", 25, &[])
+    kills("ext3", 12, &[])
 }
 
 /// The policies other than the default one, with both keepers of order.
@@ -262,7 +262,7 @@ fn each_fsync_policy_keeps_its_promises_when_killed() -> Result<()> {
     ] {
         for scheduler in ["direct", "epoch"] {
             let options = format!("{policy},scheduler={scheduler}");
-            kills_of(set, tune_args, 8, &["-o", &options])?;
+            kills_of(set, tune_args, 5, &["-o", &options])?;
         }
     }
     Ok(())

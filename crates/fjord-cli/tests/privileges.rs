@@ -90,6 +90,26 @@ fn owners_and_lists() -> Result<()> {
     same(&[], |dir| each_change(dir, "same-owner group nothing acl"))
 }
 
+/// New files with set-group-ID in a directory with set-group-ID, by members of its group and others.
+#[test]
+fn new_files() -> Result<()> {
+    same(&[], |dir| {
+        shell(
+            dir,
+            r#"
+            umask 0; mkdir d; chown 1000:50 d; chmod 2777 d
+            for who in "as 1000 50" "as 1000 1000" "as 50 50" ""; do
+                for mode in 2777 2767 2666; do
+                    rm -f d/f; echo "$who $mode"
+                    $who xfs_io -f -m 0$mode -c quit d/f
+                    stat -c "%a %u:%g" d/f
+                done
+            done
+            "#,
+        )
+    })
+}
+
 /// No program that starts after a write has returned has the owner's rights, while further
 /// writes go on.
 #[test]

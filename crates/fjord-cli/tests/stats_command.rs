@@ -183,11 +183,11 @@ fn watching_shows_what_was_done_meanwhile() -> Result<()> {
 fn what_is_no_mount_of_fjord_is_named() -> Result<()> {
     let scratch = Scratch::new("stats-bad")?;
     for (args, dir, code, words) in [
-        (&["stats"][..], Path::new("/proc"), 1, "not on a mount of fjord"),
-        (&["stats"], scratch.path(), 1, "not on a mount of fjord"),
+        (&["stats"][..], Path::new("/proc"), 1, "not on a fjord mount"),
+        (&["stats"], scratch.path(), 1, "not on a fjord mount"),
         (&["stats"], Path::new("/nonexistent"), 1, "/nonexistent"),
-        (&["stats", "--watch=0"], scratch.path(), 2, "no time"),
-        (&["stats", "--watch=-1"], scratch.path(), 2, "no time"),
+        (&["stats", "--watch=0"], scratch.path(), 2, "invalid interval"),
+        (&["stats", "--watch=-1"], scratch.path(), 2, "invalid interval"),
     ] {
         let out = fjord(args, dir)?;
         ensure!(out.code == Some(code) && out.stderr.contains(words), "{args:?}: {out:?}");

@@ -27,6 +27,13 @@ mknod -m 666 "$0.d/dev/fuse" c 10 229
 mount --bind "$0.d/dev/fuse" /dev/fuse
 "#;
 
+/// Everybody may write to the directory of the image in a test of new images: `$3`.
+fn as_nobody_making_images(script: &str) -> Result<Option<Output>> {
+    as_nobody(&format!(
+        "install -d -o 65534 -g 65534 \"$0.d/own\"; set -- \"$1\" \"$2\" \"$0.d/own\"\n{script}"
+    ))
+}
+
 /// Runs the script on a new image that is nobody's; the image must be clean after it. `None` where
 /// the machine cannot do such mounts.
 fn as_nobody(script: &str) -> Result<Option<Output>> {
@@ -87,6 +94,31 @@ fn nobody_mounts_works_and_unmounts() -> Result<()> {
 }
 
 #[test]
+fn nobody_takes_a_snapshot_of_their_own_mount() -> Result<()> {
+    let script = r#"
+        mkdir -m 777 "$0.d/open"
+        fjord mount --daemon "$1" "$2"
+        nobody sh -c 'echo kept > "$1/f"; sync "$1/f"' sh "$2"
+        fjord snapshot "$2" "$0.d/open/copy"
+        fails fjord snapshot "$2" "$0.d/copy"
+        # Not even root looks in; the image is as good a name, for them.
+        fails "$0.d/fjord" snapshot "$2" "$0.d/open/roots"
+        fjord snapshot --force "$1" "$0.d/open/copy" > /dev/null
+        fjord umount "$2"
+        e2fsck -fn "$0.d/open/copy" > /dev/null
+        fjord cat "$0.d/open/copy" /f
+        stat -c "%u %h" "$0.d/open/copy"
+        ls -A "$0.d/open"
+    "#;
+    let Some(done) = as_nobody(script)? else { return Ok(()) };
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    let [told, kept, stat, listed] = lines[..] else { anyhow::bail!("{done:?}") };
+    ensure!(told.contains("snapshot of") && told.contains("writes paused for"), "{done:?}");
+    ensure!((kept, stat, listed) == ("kept", "65534 1", "copy"), "{done:?}");
+    Ok(())
+}
+
+#[test]
 fn signals_and_options_work_for_nobody_too() -> Result<()> {
     let script = r#"
         fjord mount --daemon -o ro,noexec "$1" "$2"
@@ -110,5 +142,53 @@ fn signals_and_options_work_for_nobody_too() -> Result<()> {
     for words in ["Read-only file system", "fuseblk mount needs root", "allow_other"] {
         ensure!(done.stderr.contains(words), "{words}: {done:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_new_image_belongs_to_who_mounts_it() -> Result<()> {
+    let script = r#"
+        fjord mount --daemon --new 32M "$3/new.img" "$2"
+        nobody sh -e -c 'stat -c "%u:%g" "$1"; mkdir "$1/d"; echo made >"$1/d/f"' sh "$2"
+        fjord umount "$2"
+        e2fsck -fn "$3/new.img" >/dev/null
+        fjord cat "$3/new.img" /d/f
+        # One that cannot be mounted is not left behind.
+        fails fjord mount --new 32M -o fuseblk "$3/failed.img" "$2"
+        fails fjord mount --daemon --new 32M -o fuseblk "$3/failed.img" "$2"
+        fails fjord mount --new 32M -o allow_other "$3/failed.img" "$2"
+        ls "$3"
+    "#;
+    let Some(done) = as_nobody_making_images(script)? else { return Ok(()) };
+    ensure!(done.stdout == "65534:65534\nmade\nnew.img\n", "{done:?}");
+    Ok(())
+}
+
+/// fusermount3 sets the flags; what it does not know is told, and the mount stands.
+#[test]
+fn nobody_mounts_with_the_access_times_of_fstab() -> Result<()> {
+    let script = r#"
+        for options in noatime relatime noatime,nodiratime nodiratime; do
+            fjord mount --daemon -o "$options,nofail,x-test" "$1" "$2"
+            grep " $2 " /proc/self/mounts | cut -d" " -f4
+            fjord umount "$2"
+        done
+        # In effect, whatever the table shows.
+        fjord mount --daemon -o strictatime,nodiratime "$1" "$2"
+        nobody sh -e -c 'mkdir -p "$1/d"; echo >"$1/f"; before=$(stat -c %x "$1/d" "$1/f")
+            sleep 0.1; ls "$1/d"; cat "$1/f" >/dev/null
+            [ "$(stat -c %x "$1/d")" = "$(echo "$before" | head -1)" ]
+            [ "$(stat -c %x "$1/f")" != "$(echo "$before" | tail -1)" ]' sh "$2"
+        fjord umount "$2"
+    "#;
+    let Some(done) = as_nobody(script)? else { return Ok(()) };
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    let [noatime, relatime, both, nodiratime] = lines[..] else { anyhow::bail!("{done:?}") };
+    let has = |line: &str, option: &str| line.split(',').any(|shown| shown == option);
+    ensure!(has(noatime, "noatime") && !has(noatime, "relatime"), "{noatime}");
+    ensure!(has(relatime, "relatime") && !has(relatime, "noatime"), "{relatime}");
+    ensure!(has(both, "noatime"), "{both}");
+    let told = done.stderr.contains("nodiratime, which this fusermount3 does not support");
+    ensure!(has(nodiratime, "nodiratime") != told, "{nodiratime} {}", done.stderr);
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! The only place of the workspace that knows an on-disk offset. Raw structures bear the
 //! kernel's field names; decoders return validated domain types or a typed
-//! [`FormatError`](error::FormatError), whatever the bytes. One definition serves reading
+//! [`FormatError`], whatever the bytes. One definition serves reading
 //! and writing: what was decoded encodes to the same bytes.
 
 #![forbid(unsafe_code)]

@@ -150,11 +150,11 @@ pub struct RawSuperblock {
     pub s_inode_size: U16,
     /// Group that this copy of the superblock lies in.
     pub s_block_group_nr: U16,
-    /// [`Compat`](crate::features::Compat) bits.
+    /// [`Compat`] bits.
     pub s_feature_compat: U32,
-    /// [`Incompat`](crate::features::Incompat) bits.
+    /// [`Incompat`] bits.
     pub s_feature_incompat: U32,
-    /// [`RoCompat`](crate::features::RoCompat) bits.
+    /// [`RoCompat`] bits.
     pub s_feature_ro_compat: U32,
     /// UUID of the file system.
     pub s_uuid: [u8; 16],

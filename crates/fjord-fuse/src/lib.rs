@@ -8,6 +8,7 @@
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
 //! - [`Server`]: all of it together;
 //! - [`stats`]: what a mount has done, asked for from outside;
+//! - [`snapshot`]: a copy of the image of a mount, asked for from outside;
 //! - [`sim`]: a modelled device as a file, over the same protocol and session.
 //!
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
@@ -19,6 +20,7 @@ pub mod reply;
 pub mod request;
 pub mod session;
 pub mod sim;
+pub mod snapshot;
 mod standstill;
 pub mod stats;
 pub mod transport;

@@ -1,6 +1,6 @@
 //! The formatter: ext4 images as mke2fs makes them, without root.
 //!
-//! [`format`] plans the whole image in memory (layout, space, special files) and then writes
+//! [`format()`] plans the whole image in memory (layout, space, special files) and then writes
 //! the few blocks that are not zero. Invariant: until the last write, of the superblock, the
 //! device holds no valid file system.
 //!
@@ -176,3 +176,7 @@ fn count_free(
     // Zero makes Linux count for itself.
     sb.s_overhead_clusters.set(u32::try_from(overhead).unwrap_or(0));
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -15,7 +15,7 @@ const DEFAULT_FEATURES: &str = "has_journal ext_attr resize_inode dir_index file
 const OPTIONAL_FEATURES: &str = "sparse_super2 fast_commit stable_inodes orphan_file meta_bg \
      mmp ea_inode metadata_csum_seed large_dir inline_data uninit_bg project";
 
-/// How long the journal is to be.
+/// How long the journal is to be; [`MkfsOptions`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JournalSize {
     /// As long as mke2fs makes it for this size; none where that is too small for one.
@@ -29,6 +29,10 @@ pub enum JournalSize {
 
 /// The areas of the i-journal, behind the log in the journal inode. Other tools than fjord do
 /// not look there.
+///
+/// An image with areas is mounted by fjord with the fsync policy of that name unless the mount says
+/// otherwise, and after a crash must be recovered by fjord before Linux or e2fsck take it.
+/// [`IjournalAreas::None`] makes an image as mke2fs does. [`MkfsOptions`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IjournalAreas {
     /// One for each core of this machine, of a size that goes with the journal's.
@@ -46,7 +50,26 @@ pub enum IjournalAreas {
 }
 
 /// What to make. [`MkfsOptions::default`] is what `mke2fs -t ext4` makes, and areas for
-/// fsync by i-transactions.
+/// fsync by i-transactions ([`IjournalAreas`] says what these mean after a crash).
+///
+/// ```
+/// use fjord_block::MemDevice;
+/// use fjord_mkfs::{IjournalAreas, JournalSize, MkfsOptions, format};
+///
+/// let options = MkfsOptions {
+///     size_bytes: Some(64 << 20),
+///     block_size: Some(4096),
+///     label: b"data".to_vec(),
+///     features: "^resize_inode,orphan_file".into(),
+///     journal: JournalSize::Bytes(8 << 20),
+///     ijournal: IjournalAreas::None,
+///     reserved_percent: 0.0,
+///     ..MkfsOptions::default()
+/// };
+/// let report = format(&MemDevice::new(64 << 20), &options)?;
+/// assert_eq!((report.block_count, report.journal_blocks), (16384, 2048));
+/// # Ok::<(), fjord_mkfs::MkfsError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct MkfsOptions {
     /// Size in bytes; `None` takes the device as it is. A file is set to this size.

@@ -210,6 +210,23 @@ pub fn damage_log(from: &Path, to: &Path, seed: u64) -> Result<()> {
     Ok(())
 }
 
+/// The transaction IDs of all commit blocks in the log, those of earlier laps included.
+pub fn committed(image: &Path) -> Result<Vec<u32>> {
+    const COMMIT_BLOCK: [u8; 8] = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2];
+    let (block_bytes, blocks) = journal_blocks(image)?;
+    let file = std::fs::File::open(image)?;
+    let mut tids = Vec::new();
+    for block in blocks {
+        let mut header = [0; 12];
+        file.read_exact_at(&mut header, block * block_bytes)?;
+        let (kind, tid) = header.split_at(8);
+        if kind == COMMIT_BLOCK {
+            tids.push(u32::from_be_bytes(tid.try_into().context("four bytes")?));
+        }
+    }
+    Ok(tids)
+}
+
 /// Block size and physical blocks of the journal inode, in logical order.
 fn journal_blocks(image: &Path) -> Result<(u64, Vec<u64>)> {
     let stats = image::debugfs(image, "show_super_stats -h")?;

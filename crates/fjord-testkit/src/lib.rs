@@ -10,6 +10,7 @@
 //! - [`fast_commits`]: images with fast commits, left by the kernel.
 //! - [`hostile`]: damaged images and what the engine does with them.
 //! - [`programs`]: SQLite and the usual ways of making files durable, killed and judged.
+//! - [`numbered`]: writers whose fsyncs a copy of one moment must hold.
 //! - [`model`], [`stress`]: a file system in memory, and many threads compared with it.
 //!
 //! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
@@ -25,6 +26,7 @@ pub mod image;
 pub mod kill9;
 pub mod manifest;
 pub mod model;
+pub mod numbered;
 pub mod programs;
 pub mod promise;
 pub mod rng;
@@ -33,3 +35,8 @@ pub mod side_by_side;
 pub mod stress;
 pub mod tools;
 pub mod workloads;
+
+/// The programs of the library's guide must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+struct LibraryGuide;

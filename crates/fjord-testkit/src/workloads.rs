@@ -130,7 +130,9 @@ pub fn tar_tree(dir: &Path, archive: &Path) -> Result<()> {
     packages.sort();
     packages.retain(|path| mix(path.as_os_str().len() as u64).is_multiple_of(3));
     packages.truncate(60);
+    // Names of cargo's directories may begin with a dash, which tar would take for options.
     let relative = packages.iter().filter_map(|path| path.strip_prefix(&tree).ok());
+    let relative = relative.map(|path| Path::new(".").join(path));
     run(command("tar")?.arg("-cf").arg(archive).arg("-C").arg(&tree).args(relative))?.ok()?;
     run(command("tar")?.arg("-xpf").arg(archive).arg("-C").arg(dir))?.ok()?;
     tar_compare(dir, archive)

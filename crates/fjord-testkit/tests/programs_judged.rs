@@ -20,15 +20,15 @@ use fjord_testkit::{
     tools::{self, run},
 };
 
+/// Without fast commits: about one in four of such series ends with a damaged image on Linux 6.18
+/// itself (a size of 0, a wrong link count, a malformed database, a mount that fails).
 #[test]
 fn linux_keeps_all_that_is_asked() -> Result<()> {
     let seed = rng::seed_from_env("programs on Linux", 1);
-    for set in ["default", "fast_commit"] {
-        let set = features::by_name(set).context("a set of the table")?;
-        let summary = programs::on_linux(set, 8, seed)?;
-        println!("{}: {summary:?}", set.name);
-        ensure!(summary.counts.acknowledged > 0, "nothing was acknowledged");
-    }
+    let set = features::by_name("default").context("a set of the table")?;
+    let summary = programs::on_linux(set, 16, seed)?;
+    println!("{summary:?}");
+    ensure!(summary.counts.acknowledged > 0, "nothing was acknowledged");
     Ok(())
 }
 

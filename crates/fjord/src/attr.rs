@@ -5,7 +5,18 @@
 
 use fjord_format::InodeNo;
 
-/// Seconds and nanoseconds since the epoch; seconds may be negative.
+/// Seconds and nanoseconds since the epoch; seconds may be negative. Converts from and to
+/// `std::time::SystemTime`.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use fjord::Timespec;
+///
+/// let half_before = SystemTime::UNIX_EPOCH - Duration::from_millis(500);
+/// let time = Timespec::from(half_before);
+/// assert_eq!(time, Timespec { sec: -1, nsec: 500_000_000 });
+/// assert_eq!(SystemTime::from(time), half_before);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timespec {
     /// Seconds since 1970-01-01 UTC.
@@ -22,7 +33,15 @@ impl Timespec {
     }
 }
 
-/// What kind of file an inode is.
+/// What kind of file an inode is, as `std::fs::FileType`.
+///
+/// ```
+/// use fjord::FileKind;
+///
+/// let kind = FileKind::from_mode(0o040_755);
+/// assert_eq!(kind, Some(FileKind::Directory));
+/// assert!(kind.is_some_and(|kind| kind.is_dir()));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// Regular file.
@@ -93,7 +112,23 @@ pub const S_ISGID: u16 = 0o2000;
 /// Group execute bit.
 pub const S_IXGRP: u16 = 0o0010;
 
-/// What `stat(2)` and `statx(2)` tell of a file.
+/// What `stat(2)` and `statx(2)` tell of a file; its methods are those of `std::fs::Metadata`.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.write("/report", "twelve bytes")?;
+/// let report = fs.metadata("/report")?;
+/// assert!(report.is_file() && !report.is_dir());
+/// assert_eq!(report.len(), 12);
+/// assert_eq!(report.permissions().mode(), 0o644);
+/// assert!(report.modified()?.elapsed().is_ok());
+/// assert_eq!((report.uid(), report.nlink()), (0, 1));
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.
@@ -137,7 +172,7 @@ impl Attr {
     }
 }
 
-/// A time to set.
+/// A time to set; [`SetAttr`] has an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
     /// This time.
@@ -146,7 +181,30 @@ pub enum SetTime {
     Now,
 }
 
-/// Changes that [`crate::InodeRef::set_attr`] makes; `None` leaves a field as it is.
+/// Changes that [`crate::InodeRef::set_attr`] makes, several in one transaction; `None` leaves a field
+/// as it is. The calls by path ([`crate::Fs::set_permissions`], [`crate::Fs::chown`],
+/// [`crate::Fs::set_times`]) make one change each.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::{Cred, SetAttr, SetTime};
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.write("/log", "old entries")?;
+/// let change = SetAttr {
+///     size: Some(0),
+///     mode: Some(0o640),
+///     gid: Some(4),
+///     mtime: Some(SetTime::Now),
+///     ..SetAttr::default()
+/// };
+/// let log = fs.resolve("/log")?.set_attr(&change, &Cred::root())?;
+/// assert_eq!((log.len(), log.permissions().mode(), log.gid()), (0, 0o640, 4));
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// New permission bits (type bits are ignored).
@@ -170,7 +228,23 @@ pub struct SetAttr {
     pub outside_group: bool,
 }
 
-/// Who makes a call: for ownership of new files and the rules of set-group-ID.
+/// Who makes a call: for ownership of new files and the rules of set-group-ID. Rights are not checked;
+/// a program that acts for others does that itself. The calls by path act for root.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::Cred;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// let alice = Cred { uid: 1000, gid: 1000, umask: 0o027, ..Cred::default() };
+/// fs.root()?.mkdir(b"home", 0o777, &alice)?;
+/// let home = fs.metadata("/home")?;
+/// assert_eq!((home.uid(), home.permissions().mode()), (1000, 0o750));
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cred {
     /// File-system user ID.
@@ -191,6 +265,18 @@ impl Cred {
 }
 
 /// Figures of `statfs(2)`.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// let space = fs.statfs();
+/// let free_bytes = space.blocks_available * u64::from(space.block_size);
+/// assert!(free_bytes > 8 << 20);
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
     /// Block size in bytes.

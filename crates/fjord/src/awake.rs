@@ -9,7 +9,7 @@
 //! the hold begins only where many calls came in a short time and ends when they do.
 //!
 //! Owns the descriptor and the thread that lets go of it. Invariant: the hold ends within two
-//! [`PERIOD`]s of the last busy one, and with the [`Awake`]; while nothing is held, nothing runs.
+//! `PERIOD`s of the last busy one, and with the [`Awake`]; while nothing is held, nothing runs.
 
 use std::fs::File;
 use std::io::{self, Write};

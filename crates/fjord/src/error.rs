@@ -2,23 +2,44 @@
 //!
 //! Owns the split that every caller sees: the device failed (`Io`), the image is
 //! damaged (`Corrupt`), the image needs something this build does not write
-//! (`Incompatible`), the call was wrong (`Usage`), or the operation ended as POSIX
-//! says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
+//! (`Incompatible`), a file does not hold what the call expects (`InvalidData`), the call was wrong (`Usage`) or came after the unmount (`Closed`), or the
+//! operation ended as POSIX says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
 //! error to the number that ext4 gives for it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use fjord_block::{IoError, OpenError};
+use fjord_block::{IoError, OpenError, SnapshotError};
 use fjord_format::FormatError;
 use fjord_journal::JournalError;
+use fjord_mkfs::MkfsError;
 use rustix::io::Errno;
 use thiserror::Error;
 
 /// Result of an engine call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong in an engine call.
+/// What went wrong in an engine call. It converts to [`std::io::Error`], with the kind that
+/// `std::fs` gives for the same failure.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::Error;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// match fs.read("/missing") {
+///     Err(Error::Posix(errno)) => assert_eq!(errno.raw_os_error(), 2), // ENOENT
+///     other => panic!("{other:?}"),
+/// }
+/// let error = std::io::Error::from(fs.read("/missing").unwrap_err());
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+///
+/// fs.unmount()?;
+/// assert!(matches!(fs.read("/missing"), Err(Error::Closed)));
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -47,12 +68,21 @@ pub enum Error {
     /// The file system that holds the image is full, and the image needs room there.
     #[error("{0}")]
     NoRoom(String),
+    /// A file does not hold what the call expects of it, such as text in UTF-8.
+    #[error("{0}")]
+    InvalidData(String),
     /// The call or its options make no sense.
     #[error("{0}")]
     Usage(String),
+    /// A snapshot could not be taken; the file system is as it was.
+    #[error("{0}")]
+    Snapshot(Arc<SnapshotError>),
     /// The outcome that POSIX and Linux define for this call.
     #[error("{}", posix_message(*.0))]
     Posix(Errno),
+    /// The file system was unmounted ([`crate::Fs::unmount`]); the call came too late.
+    #[error("the file system is closed: it was unmounted before this call; open the image again")]
+    Closed,
     /// The journal failed or was aborted; nothing more can be written.
     #[error("journal: {0}")]
     Journal(JournalError),
@@ -80,9 +110,13 @@ impl Error {
             Error::Corrupt { .. } => Errno::UCLEAN,
             Error::Incompatible { .. } => Errno::OPNOTSUPP,
             Error::NoRoom(_) => Errno::NOSPC,
+            Error::InvalidData(_) => Errno::ILSEQ,
             Error::Usage(_) => Errno::INVAL,
+            // As a call on a file descriptor that was closed.
+            Error::Closed => Errno::BADF,
             Error::Posix(errno) => *errno,
             Error::Open(open) => Errno::from_raw_os_error(open.errno()),
+            Error::Snapshot(error) => Errno::from_raw_os_error(error.errno()),
         }
     }
 
@@ -103,6 +137,12 @@ impl From<Errno> for Error {
     }
 }
 
+impl From<SnapshotError> for Error {
+    fn from(error: SnapshotError) -> Self {
+        Error::Snapshot(Arc::new(error))
+    }
+}
+
 impl From<FormatError> for Error {
     fn from(error: FormatError) -> Self {
         match error {
@@ -111,6 +151,15 @@ impl From<FormatError> for Error {
                 hint: "use a newer fjord or e2fsprogs on this image".into(),
             },
             other => Error::corrupt("structure", other.to_string()),
+        }
+    }
+}
+
+impl From<MkfsError> for Error {
+    fn from(error: MkfsError) -> Self {
+        match error {
+            MkfsError::Io(error) => Error::Io(error),
+            other => Error::Usage(other.to_string()),
         }
     }
 }
@@ -136,12 +185,19 @@ impl From<Error> for std::io::Error {
                 let kind = std::io::Error::from_raw_os_error(open.errno()).kind();
                 std::io::Error::new(kind, error)
             }
-            Error::Corrupt { .. } => std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+            Error::Corrupt { .. } | Error::InvalidData(_) => {
+                std::io::Error::new(std::io::ErrorKind::InvalidData, error)
+            }
+            Error::Snapshot(failed) => {
+                let kind = std::io::Error::from_raw_os_error(failed.errno()).kind();
+                std::io::Error::new(kind, error)
+            }
             Error::Incompatible { .. } => {
                 std::io::Error::new(std::io::ErrorKind::Unsupported, error)
             }
             Error::NoRoom(_) => std::io::Error::new(std::io::ErrorKind::StorageFull, error),
             Error::Usage(_) => std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
+            Error::Closed => std::io::Error::new(std::io::ErrorKind::NotConnected, error),
         }
     }
 }

@@ -23,6 +23,20 @@ pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
     Ok(Some(recovery::scan(&device, &map, block_size)?))
 }
 
+/// Whether the journal of the image at `path` bears the mark of i-transactions: e2fsck and Linux
+/// refuse the image until it is recovered. Writes nothing.
+///
+/// # Errors
+/// As [`log`].
+pub fn is_marked(path: impl AsRef<Path>) -> Result<bool> {
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    let device =
+        FileDevice::open(path.as_ref(), &options).map_err(|error| Error::Open(Arc::new(error)))?;
+    let device: Arc<dyn Device> = Arc::new(device);
+    let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(false) };
+    Ok(recovery::is_marked(&device, &map, block_size)?)
+}
+
 /// Gives up what was fsynced since the last commit of an image whose areas, or whose log under
 /// their mark, are damaged: see [`recovery::drop_i_transactions`]. Returns whether there was a mark.
 ///

@@ -22,7 +22,22 @@ pub enum DataMode {
     Journal,
 }
 
-/// Which blocks an fsync commits.
+/// Which blocks an fsync commits, and so who can recover the image after a crash: fjord alone for
+/// [`Ijournal`](Self::Ijournal), which images made with the defaults are mounted with; Linux and
+/// e2fsck too for the others.
+///
+/// ```
+/// use std::sync::Arc;
+/// use fjord::{Fs, FsyncPolicyKind, MemDevice, MkfsOptions, MountOptions};
+///
+/// let device = Arc::new(MemDevice::new(16 << 20));
+/// let options = MountOptions { fsync: FsyncPolicyKind::Compound, ..MountOptions::default() };
+/// let fs = Fs::create_on(device, &MkfsOptions::default(), &options)?;
+/// assert_eq!(fs.stats().fsync_policy, "compound");
+/// assert_eq!(FsyncPolicyKind::from_name("compound"), Some(FsyncPolicyKind::Compound));
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FsyncPolicyKind {
     /// As the environment variable `FJORD_FSYNC` says; without it the finest that the image is
@@ -30,14 +45,16 @@ pub enum FsyncPolicyKind {
     /// the feature of that name, else [`Compound`](Self::Compound). Decided when it is mounted.
     #[default]
     Auto,
-    /// The whole running transaction.
+    /// The whole running transaction, as ext4 does. Choose this if Linux or e2fsck are to recover the
+    /// image after a crash.
     Compound,
     /// The block groups that the file depends on.
     Group,
     /// The file's own changes, as ext4's fast commit logs them.
     FastCommit,
-    /// The file alone, by an i-transaction behind the log (iJournaling). Needs an image with
-    /// areas; only fjord recovers it.
+    /// The file alone, by an i-transaction behind the log (iJournaling): one write for a small file.
+    /// Needs an image with areas. After a crash only fjord recovers it; Linux and e2fsck refuse the
+    /// image until then.
     Ijournal,
 }
 
@@ -147,6 +164,21 @@ impl Scheduler {
 }
 
 /// When reading a file updates its access time.
+///
+/// ```
+/// use std::sync::Arc;
+/// use fjord::{AtimeMode, Fs, MemDevice, MkfsOptions, MountOptions};
+///
+/// let device = Arc::new(MemDevice::new(16 << 20));
+/// let options = MountOptions { atime: AtimeMode::Never, ..MountOptions::default() };
+/// let fs = Fs::create_on(device, &MkfsOptions::default(), &options)?;
+/// fs.write("/f", "content")?;
+/// let before = fs.metadata("/f")?.accessed()?;
+/// fs.read("/f")?;
+/// assert_eq!(fs.metadata("/f")?.accessed()?, before);
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimeMode {
     /// When it is older than mtime or ctime, or older than a day.
@@ -159,6 +191,35 @@ pub enum AtimeMode {
 }
 
 /// How to open an image.
+///
+/// **After a crash, an image with the default policy must be recovered by fjord before Linux or
+/// e2fsck take it:** by `fjord recover IMAGE`, or by opening it here. `fsync: Auto` stands for
+/// [`FsyncPolicyKind::Ijournal`] on images made with the defaults; see [`Fs::open`](crate::Fs::open).
+/// A program whose images Linux or e2fsck must be able to recover sets [`MountOptions::fsync`] to
+/// [`FsyncPolicyKind::Compound`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use fjord::{Fs, FsyncPolicyKind, MemDevice, MkfsOptions, MountOptions};
+///
+/// let device = Arc::new(MemDevice::new(16 << 20));
+/// Fs::create_on(device.clone(), &MkfsOptions::default(), &MountOptions::default())?.unmount()?;
+///
+/// // To write, with crashes that Linux and e2fsck can recover, and a small cache.
+/// let compound = MountOptions {
+///     fsync: FsyncPolicyKind::Compound,
+///     cache_size_bytes: 16 << 20,
+///     ..MountOptions::default()
+/// };
+/// Fs::open_device(device.clone(), &compound)?.unmount()?;
+///
+/// // To look at it only.
+/// let look = MountOptions { read_only: true, ..MountOptions::default() };
+/// let fs = Fs::open_device(device, &look)?;
+/// assert!(fs.write("/f", "").is_err());
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
     /// Write nothing, not even recovery; a dirty journal is then refused, unless
@@ -171,9 +232,14 @@ pub struct MountOptions {
     /// With `read_only`: ignore a dirty journal instead of refusing it or replaying it. Nothing is
     /// written at all then.
     pub no_load_journal: bool,
+    /// How long [`Fs::open`](crate::Fs::open) waits for an image that another process has locked,
+    /// before it counts as in use: 1 s by default, since the lock of a killed process or of a mount
+    /// that has just ended goes a moment later than they do. Zero does not wait.
+    pub lock_timeout: Duration,
     /// Data mode.
     pub data: DataMode,
-    /// Fsync policy; `Auto` is what the image is made for.
+    /// Fsync policy, and so who can recover the image after a crash; `Auto` is what the image is made
+    /// for.
     pub fsync: FsyncPolicyKind,
     /// Who keeps the order of writes. A device that keeps order by itself is used as it is.
     pub scheduler: Scheduler,
@@ -225,6 +291,7 @@ impl Default for MountOptions {
             read_only: false,
             recover_before_read_only: false,
             no_load_journal: false,
+            lock_timeout: fjord_block::LOCK_TIMEOUT,
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),
             scheduler: Scheduler::default(),

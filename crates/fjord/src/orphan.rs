@@ -235,8 +235,8 @@ pub(crate) struct Records {
 impl Records {
     /// As Linux: a wrong record is an error that the superblock gets a note of, but the mount goes
     /// on. `e2fsck -f` frees what is left over.
-    fn note(&mut self, error: Error) {
-        tracing::error!(%error, "a record of an orphan is left out");
+    fn note(&mut self, fs: &FsInner, error: Error) {
+        fs.error(format_args!("a record of an orphan is ignored: {error}"));
         self.damage.get_or_insert(error);
     }
 }
@@ -268,7 +268,7 @@ fn load_list(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
             Ok(inode) => inode,
             Err(error @ Error::Io(_)) => return Err(error),
             Err(error) => {
-                records.note(error);
+                records.note(fs, error);
                 break;
             }
         };
@@ -276,7 +276,7 @@ fn load_list(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
         if !seen.insert(ino) {
             // One with links has left the list by then; one without them has been deleted.
             if state.disk.links_count == 0 {
-                records.note(wrong(ino, "is on the orphan list twice"));
+                records.note(fs, wrong(ino, "is on the orphan list twice"));
             }
             break;
         }
@@ -302,14 +302,14 @@ fn load_slots(fs: &Arc<FsInner>, records: &mut Records) -> Result<()> {
             Ok(inode) => inode,
             Err(error @ Error::Io(_)) => return Err(error),
             Err(error) => {
-                records.note(error);
+                records.note(fs, error);
                 continue;
             }
         };
         let mut state = inode.state.write();
         if state.orphan.is_some() {
             if state.disk.links_count == 0 {
-                records.note(wrong(ino, "is recorded as an orphan twice"));
+                records.note(fs, wrong(ino, "is recorded as an orphan twice"));
             }
             continue;
         }

@@ -1,47 +1,79 @@
-//! The engine's interface for front ends: counted inodes and open files.
+//! The file system as a whole, for front ends and embedding programs.
 //!
-//! Owns [`Fs`], [`InodeRef`] and [`OpenFile`]. Names are bytes, all calls lock inside,
-//! permission checks are the caller's (FUSE `default_permissions`, or the path API's
-//! trust), ownership rules of new files are the engine's.
+//! Owns [`Fs`]: opening, creating, syncing, unmounting, figures. Inodes are [`InodeRef`]'s, paths
+//! those of [`crate::api`]. Permission checks are the caller's (FUSE `default_permissions`, or the
+//! path API's trust).
 //!
-//! Invariants: an [`InodeRef`] keeps its inode usable even when its last name goes; the
-//! blocks of a nameless inode are freed when its last reference goes; a writeback error
-//! is reported once to each file that was open when it happened.
+//! Invariant: every call but those that only read memory fails with [`Error::Closed`] after
+//! [`Fs::unmount`].
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use fjord_block::Device;
+use fjord_block::{Device, SnapshotOptions, SnapshotReport};
 use fjord_format::InodeNo;
-use fjord_format::inode::InodeFlags;
+use fjord_mkfs::MkfsOptions;
 use rustix::io::Errno;
 
-use crate::attr::{Attr, Cred, FileKind, SetAttr, StatFs};
+use crate::attr::{FileKind, StatFs};
 use crate::error::{Error, Result};
-use crate::file::fallocate::{self, FallocMode};
-use crate::file::seek::{self, FiemapExtent};
-use crate::file::write::WriteOptions;
-use crate::file::{read, truncate, write};
-use crate::fs::FsInner;
 use crate::fs::events::Event;
-use crate::fs::mount;
 use crate::fs::status::{Failure, ShutdownMode};
+use crate::fs::{FsInner, create, mount};
 use crate::fsync::stats::FsyncStats;
-use crate::inode::table::Users;
-use crate::inode::{Inode, attr, evict, flags, table};
+use crate::inode::table;
 use crate::options::MountOptions;
-use crate::{dir, fsync, namei, xattr};
 
-const CAPABILITY_XATTR: &[u8] = b"security.capability";
+pub use crate::inode_ref::{InodeRef, OpenFile};
 
-/// A mounted file system. Clones share it. End its use with [`Fs::unmount`]: an `Fs` that is
-/// only dropped leaves the image as a crash would, recoverable, but without what was not
-/// synced.
+/// A mounted file system. Clones share it, and threads may use it and its clones at the same time.
+///
+/// [`Fs::create`] makes an image, [`Fs::open`] opens one; the calls that take paths do what the
+/// functions of the same names in `std::fs` do.
+///
+/// **End its use with [`Fs::unmount`].** Dropping the last clone writes nothing: the image is left as
+/// a crash would leave it. It can be recovered, but all that no [`Fs::sync`] or fsync covered may be
+/// missing: the last seconds of work
+/// ([`MountOptions::commit_interval`], [`MountOptions::writeback_interval`]).
+///
+/// ```
+/// use std::sync::Arc;
+/// use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+///
+/// let device = Arc::new(MemDevice::new(16 << 20));
+/// let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.create_dir_all("/var/log")?;
+/// fs.write("/var/log/hello", "hello, world")?;
+/// assert_eq!(fs.read_to_string("/var/log/hello")?, "hello, world");
+/// fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Fs(pub(crate) Arc<FsInner>);
 
+impl std::fmt::Debug for Fs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fs = f.debug_struct("Fs");
+        fs.field("read_only", &self.is_read_only()).field("fsync", &self.0.fsync_policy.name());
+        fs.finish_non_exhaustive()
+    }
+}
+
 /// A range of the device for [`Fs::trim`], in bytes.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::TrimRange;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// let discarded_bytes = fs.trim(TrimRange { start: 0, len: u64::MAX, min_len: 0 })?;
+/// assert!(discarded_bytes > 8 << 20);
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrimRange {
     /// First byte.
@@ -67,6 +99,23 @@ pub struct DirEntry<'a> {
 
 bitflags::bitflags! {
     /// Flags of [`InodeRef::rename`], with the values of `renameat2(2)`.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::{Cred, RenameFlags};
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// fs.write("/a", "1")?;
+    /// fs.write("/b", "2")?;
+    /// let root = fs.root()?;
+    /// root.rename(b"a", &root, b"b", RenameFlags::EXCHANGE, &Cred::root())?;
+    /// assert_eq!(fs.read("/a")?, b"2");
+    /// # drop(root);
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct RenameFlags: u32 {
         /// Fail if the target exists.
@@ -77,7 +126,24 @@ bitflags::bitflags! {
         const WHITEOUT = 4;
     }
 
-    /// Flags of [`InodeRef::set_xattr`], with the values of `setxattr(2)`.
+    /// Flags of [`Fs::set_xattr`] and [`InodeRef::set_xattr`], with the values of `setxattr(2)`. None
+    /// of them sets the attribute whether or not it is there.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::XattrFlags;
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// fs.write("/f", "")?;
+    /// fs.set_xattr("/f", "user.owner", b"alice", XattrFlags::CREATE)?;
+    /// let again = fs.set_xattr("/f", "user.owner", b"bob", XattrFlags::CREATE);
+    /// assert!(again.is_err());
+    /// fs.set_xattr("/f", "user.owner", b"bob", XattrFlags::empty())?;
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct XattrFlags: u32 {
         /// Fail if the attribute exists.
@@ -88,18 +154,58 @@ bitflags::bitflags! {
 }
 
 impl Fs {
-    /// Opens an image file or a block device. Replays the journal and completes deletions
-    /// that a crash interrupted, unless `options` say read-only
-    /// ([`MountOptions::recover_before_read_only`] has that done before a read-only mount).
+    /// Opens an image file or a block device.
+    ///
+    /// **After a crash, recover the image with fjord before Linux or e2fsck get it.** An image made
+    /// with the defaults ([`FsyncPolicyKind::Ijournal`](crate::FsyncPolicyKind::Ijournal)) keeps what
+    /// was fsynced since the last commit in areas that only fjord knows. Until that is recovered, the
+    /// journal has a mark that makes Linux refuse to mount the image and e2fsck report an unsupported
+    /// journal; nothing is lost, and e2fsck must not be told to go on regardless. Opening
+    /// the image here for writing recovers it, and so does `fjord recover IMAGE`; after
+    /// [`Fs::unmount`] it is plain ext4. Programs whose images must be recoverable by Linux choose
+    /// [`FsyncPolicyKind::Compound`](crate::FsyncPolicyKind::Compound) for
+    /// [`MountOptions::fsync`], or make them with
+    /// [`IjournalAreas::None`](crate::IjournalAreas::None).
+    ///
+    /// Replays the journal and completes deletions that a crash interrupted, unless `options` say
+    /// read-only ([`MountOptions::recover_before_read_only`] has that done before a read-only mount).
+    /// An image that somebody else has locked is waited for ([`MountOptions::lock_timeout`]).
+    ///
+    /// ```no_run
+    /// use fjord::{Fs, MountOptions};
+    ///
+    /// let fs = Fs::open("disk.img", &MountOptions::default())?;
+    /// for entry in fs.read_dir("/")? {
+    ///     println!("{}", entry?.file_name().display());
+    /// }
+    /// fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// `Io`; `Corrupt` if this is no ext4 or a damaged one; `Incompatible` naming the
-    /// feature; `Usage` for options that do not fit the image, and when it is in use.
+    /// `Open` if there is no such image, it may not be opened, or is still in use after the wait;
+    /// `Io`; `Corrupt` if it is damaged; `Incompatible` naming the feature; `Usage` if it is no ext4,
+    /// and for options that do not fit the image.
     pub fn open(path: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         mount::open_path(path.as_ref(), options).map(Fs)
     }
 
     /// As [`Fs::open`], on any device.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    ///
+    /// let device = Arc::new(MemDevice::new(16 << 20));
+    /// let fs = Fs::create_on(device.clone(), &MkfsOptions::default(), &MountOptions::default())?;
+    /// fs.write("/kept", "by the device")?;
+    /// fs.unmount()?;
+    ///
+    /// let fs = Fs::open_device(device, &MountOptions::default())?;
+    /// assert_eq!(fs.read("/kept")?, b"by the device");
+    /// fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Fs::open`].
@@ -107,7 +213,53 @@ impl Fs {
         mount::open_device(device, options).map(Fs)
     }
 
-    /// Writes everything and marks the image clean. Calls after it fail with `EIO`; a
+    /// Makes an image file, formats it and opens it. The file must not exist yet, or be empty;
+    /// its size is [`MkfsOptions::size_bytes`], and it is sparse: it takes the space of what is
+    /// written to it. If this fails, the file is removed again.
+    ///
+    /// What [`Fs::open`] says about images after a crash holds from now on.
+    ///
+    /// ```
+    /// use fjord::{Fs, MkfsOptions, MountOptions};
+    ///
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("disk.img");
+    /// let image = MkfsOptions { size_bytes: Some(64 << 20), ..MkfsOptions::default() };
+    /// let fs = Fs::create(&path, &image, &MountOptions::default())?;
+    /// fs.write("/hello", "world")?;
+    /// fs.unmount()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Open` with `EEXIST` if `path` names something that is not an empty file
+    /// ([`Fs::create_on`] formats that), and if the file cannot be made; `Usage` without a size, and
+    /// for parameters that do not fit together; as [`Fs::open`].
+    pub fn create(
+        path: impl AsRef<Path>,
+        image: &MkfsOptions,
+        options: &MountOptions,
+    ) -> Result<Fs> {
+        create::at_path(path.as_ref(), image, options).map(Fs)
+    }
+
+    /// Formats a device, whatever it holds, and opens it. Without [`MkfsOptions::size_bytes`] the
+    /// file system takes all of the device.
+    ///
+    /// [`Fs`] has an example in memory; a block device or an existing file is a
+    /// [`FileDevice`](crate::FileDevice).
+    ///
+    /// # Errors
+    /// `Usage` for parameters that do not fit together or the device; `Io`; as [`Fs::open`].
+    pub fn create_on(
+        device: Arc<dyn Device>,
+        image: &MkfsOptions,
+        options: &MountOptions,
+    ) -> Result<Fs> {
+        create::on_device(device, image, options).map(Fs)
+    }
+
+    /// Writes everything and marks the image clean. Calls after it fail with [`Error::Closed`]; a
     /// second `unmount` does nothing.
     ///
     /// # Errors
@@ -134,6 +286,22 @@ impl Fs {
     /// it any more. Also what [`Fs::sync`] gives, before anything else is done.
     pub fn hand_over<T, E>(&self, take: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>> {
         self.0.hand_over(take)
+    }
+
+    /// Copies the image into `out`, an empty regular file open for writing, as it is at one moment:
+    /// all that was written before the call is in the copy, and the use of the file system goes on
+    /// meanwhile. The copy is what a crash at that moment would leave; [`crate::snapshot::settle`]
+    /// recovers it. It is not durable before its owner has called fsync(2).
+    ///
+    /// # Errors
+    /// `Snapshot`; what [`Fs::sync`] gives; `Usage` for an image without a journal that is open for
+    /// writing, as nothing could recover its copy. `out` holds anything then.
+    pub fn snapshot_to(
+        &self,
+        out: &std::fs::File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport> {
+        self.0.snapshot_to(out, options)
     }
 
     /// Waits a moment for removed files that nobody seems to use any more, and for the end of
@@ -242,7 +410,7 @@ impl Fs {
         }
         let reference = InodeRef::new(&self.0, inode);
         {
-            let state = reference.inode.state.read();
+            let state = reference.state().read();
             let other = generation.is_some_and(|g| g != state.disk.generation);
             if other || state.dead || state.disk.links_count == 0 && state.orphan.is_none() {
                 return Err(Errno::STALE.into());
@@ -285,7 +453,11 @@ impl Fs {
 
 /// Runs a call; damage that it meets makes the file system read-only, and so does a failed
 /// read in the middle of a change, whose first half must not commit.
-fn noting<T>(fs: &FsInner, changing: bool, call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn noting<T>(
+    fs: &FsInner,
+    changing: bool,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     if changing {
         fs.journal().take_abandoned();
     }
@@ -302,6 +474,19 @@ fn noting<T>(fs: &FsInner, changing: bool, call: impl FnOnce() -> Result<T>) -> 
 }
 
 /// Counters since the mount; see [`Fs::stats`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.create_file("/f")?.sync_all()?;
+/// let stats = fs.stats();
+/// assert_eq!(stats.fsync.policy, 1);
+/// assert!(stats.failure.is_none());
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Stats {
@@ -331,466 +516,4 @@ pub struct Stats {
     pub failure: Option<Failure>,
     /// The latest warnings and errors, oldest first; 16 at most.
     pub events: Vec<Event>,
-}
-
-/// A counted reference to an inode.
-pub struct InodeRef {
-    fs: Arc<FsInner>,
-    inode: Arc<Inode>,
-}
-
-impl Clone for InodeRef {
-    fn clone(&self) -> Self {
-        Self::new(&self.fs, self.inode.clone())
-    }
-}
-
-impl Drop for InodeRef {
-    fn drop(&mut self) {
-        let released = match self.fs.inodes.drop_ref(&self.inode) {
-            Users::References => Ok(()),
-            Users::Holders => {
-                evict::close(&self.fs, &self.inode);
-                Ok(())
-            }
-            Users::Nobody => noting(&self.fs, true, || evict::release(&self.fs, &self.inode)),
-        };
-        if let Err(error) = released {
-            // It stays on the orphan record; the next mount completes the deletion.
-            let ino = self.inode.ino.0;
-            self.fs.warn(format_args!("could not free the deleted inode {ino}: {error}"));
-        }
-    }
-}
-
-impl InodeRef {
-    pub(crate) fn new(fs: &Arc<FsInner>, inode: Arc<Inode>) -> Self {
-        fs.inodes.add_ref(&inode);
-        Self { fs: fs.clone(), inode }
-    }
-
-    fn reading<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.fs.check_alive()?;
-        noting(&self.fs, false, call)
-    }
-
-    /// Runs a call that changes something. If it finds no space while freed blocks or
-    /// generous reservations wait for a commit, that is done and the call tried again.
-    fn changing<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
-        self.fs.check_writable()?;
-        let result = noting(&self.fs, true, &call);
-        match result {
-            Err(error) if error.is(Errno::NOSPC) && self.fs.regain_space() => {
-                noting(&self.fs, true, call)
-            }
-            other => other,
-        }
-    }
-
-    /// Makes a change of content or attributes durable where the file asks for that (chattr +S).
-    fn settle(&self) -> Result<()> {
-        if flags::has(&self.inode, InodeFlags::SYNC) { self.fsync(false) } else { Ok(()) }
-    }
-
-    /// Makes a change of names durable where the directory asks for that (chattr +D, +S).
-    fn settle_names(&self) -> Result<()> {
-        if self.is_dirsync() { self.fsync(false) } else { Ok(()) }
-    }
-
-    fn is_dirsync(&self) -> bool {
-        flags::has(&self.inode, InodeFlags::SYNC | InodeFlags::DIRSYNC)
-    }
-
-    /// Holds the inode by number until [`Fs::unhold`]: the number is not given to another file,
-    /// and the blocks stay if the file is deleted. Unlike a reference it costs a few bytes and
-    /// no inode in memory; [`Fs::held_inode`] leads back to it.
-    pub fn hold(&self) {
-        self.fs.inodes.hold(self.inode.ino);
-    }
-
-    /// The file system it belongs to.
-    pub fn fs(&self) -> Fs {
-        Fs(self.fs.clone())
-    }
-
-    /// Its number.
-    pub fn ino(&self) -> InodeNo {
-        self.inode.ino
-    }
-
-    /// Its attributes.
-    pub fn attr(&self) -> Attr {
-        attr::attr(&self.fs, &self.inode)
-    }
-
-    /// Changes attributes; a new size truncates or extends.
-    ///
-    /// # Errors
-    /// `EPERM` for immutable files, `EFBIG`, `EISDIR`, `EINVAL`, `EROFS`, I/O errors.
-    pub fn set_attr(&self, change: &SetAttr, cred: &Cred) -> Result<Attr> {
-        let attr = self.changing(|| attr::set_attr(&self.fs, &self.inode, change, cred))?;
-        self.settle()?;
-        Ok(attr)
-    }
-
-    /// Looks `name` up in this directory.
-    ///
-    /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`.
-    pub fn lookup(&self, name: &[u8]) -> Result<InodeRef> {
-        self.reading(|| namei::lookup(&self.fs, &self.inode, name))
-    }
-
-    /// Creates a regular file; `mode` holds permission bits.
-    ///
-    /// # Errors
-    /// `EEXIST`, `ENOTDIR`, `ENOSPC`, `EROFS`, `ENAMETOOLONG`, `EPERM`.
-    pub fn create(&self, name: &[u8], mode: u16, cred: &Cred) -> Result<InodeRef> {
-        let inode = self.changing(|| namei::create(&self.fs, &self.inode, name, mode, cred))?;
-        self.settle_names()?;
-        Ok(inode)
-    }
-
-    /// Creates a special file (or a regular one); `mode` holds type and permission bits.
-    ///
-    /// # Errors
-    /// As [`InodeRef::create`]; `EINVAL` for an unknown type.
-    pub fn mknod(&self, name: &[u8], mode: u16, rdev: u32, cred: &Cred) -> Result<InodeRef> {
-        let inode =
-            self.changing(|| namei::mknod(&self.fs, &self.inode, name, mode, rdev, cred))?;
-        self.settle_names()?;
-        Ok(inode)
-    }
-
-    /// Creates a directory.
-    ///
-    /// # Errors
-    /// As [`InodeRef::create`]; `EMLINK`.
-    pub fn mkdir(&self, name: &[u8], mode: u16, cred: &Cred) -> Result<InodeRef> {
-        let inode = self.changing(|| namei::mkdir(&self.fs, &self.inode, name, mode, cred))?;
-        self.settle_names()?;
-        Ok(inode)
-    }
-
-    /// Creates a symbolic link to `target`.
-    ///
-    /// # Errors
-    /// As [`InodeRef::create`]; `ENAMETOOLONG` if the target does not fit a block.
-    pub fn symlink(&self, name: &[u8], target: &[u8], cred: &Cred) -> Result<InodeRef> {
-        let inode = self.changing(|| namei::symlink(&self.fs, &self.inode, name, target, cred))?;
-        self.settle_names()?;
-        Ok(inode)
-    }
-
-    /// Creates a file without a name in this directory (`O_TMPFILE`).
-    ///
-    /// # Errors
-    /// As [`InodeRef::create`].
-    pub fn tmpfile(&self, mode: u16, cred: &Cred) -> Result<InodeRef> {
-        self.changing(|| namei::tmpfile(&self.fs, &self.inode, mode, cred))
-    }
-
-    /// Gives `target` another name in this directory.
-    ///
-    /// # Errors
-    /// `EEXIST`, `EMLINK`, `EPERM` (directories, immutable files), `EXDEV`, `ENOSPC`.
-    pub fn link(&self, target: &InodeRef, name: &[u8]) -> Result<()> {
-        self.same_fs(target)?;
-        self.changing(|| namei::link(&self.fs, &target.inode, &self.inode, name))?;
-        self.settle_names()
-    }
-
-    /// Removes a name that is not a directory's.
-    ///
-    /// # Errors
-    /// `ENOENT`, `EISDIR`, `EPERM`.
-    pub fn unlink(&self, name: &[u8]) -> Result<()> {
-        // The reference that comes back frees the file if its last name is gone.
-        self.changing(|| namei::unlink(&self.fs, &self.inode, name)).map(drop)?;
-        self.settle_names()
-    }
-
-    /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EPERM`.
-    pub fn rmdir(&self, name: &[u8]) -> Result<()> {
-        self.changing(|| namei::rmdir(&self.fs, &self.inode, name)).map(drop)?;
-        self.settle_names()
-    }
-
-    /// Renames `name` in this directory to `new_name` in `new_dir`.
-    ///
-    /// # Errors
-    /// As `renameat2(2)`.
-    pub fn rename(
-        &self,
-        name: &[u8],
-        new_dir: &InodeRef,
-        new_name: &[u8],
-        flags: RenameFlags,
-        cred: &Cred,
-    ) -> Result<()> {
-        self.same_fs(new_dir)?;
-        self.changing(|| {
-            namei::rename(&self.fs, &self.inode, name, &new_dir.inode, new_name, flags, cred)
-        })
-        .map(drop)?;
-        if self.is_dirsync() || new_dir.is_dirsync() {
-            new_dir.fsync(false)?;
-            self.fsync(false)?;
-        }
-        Ok(())
-    }
-
-    fn same_fs(&self, other: &InodeRef) -> Result<()> {
-        if Arc::ptr_eq(&self.fs, &other.fs) { Ok(()) } else { Err(Errno::XDEV.into()) }
-    }
-
-    /// The target of a symbolic link.
-    ///
-    /// # Errors
-    /// `EINVAL` if this is none.
-    pub fn read_link(&self) -> Result<Vec<u8>> {
-        let target = self.reading(|| namei::read_link(&self.fs, &self.inode))?;
-        attr::accessed(&self.fs, &self.inode);
-        Ok(target)
-    }
-
-    /// Calls `emit` for each entry from `cookie` on (0: the start) until it returns false.
-    ///
-    /// # Errors
-    /// `ENOTDIR`, I/O errors, corruption.
-    pub fn read_dir(&self, cookie: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.reading(|| dir::read_dir(&self.fs, &self.inode, cookie, emit))?;
-        attr::accessed(&self.fs, &self.inode);
-        Ok(())
-    }
-
-    /// Reads up to `buf.len()` bytes at `offset`; 0 means the end of the file.
-    ///
-    /// # Errors
-    /// `EISDIR`, `EINVAL`, I/O errors, corruption.
-    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let count = self.reading(|| read::read(&self.fs, &self.inode, offset, buf))?;
-        attr::accessed(&self.fs, &self.inode);
-        Ok(count)
-    }
-
-    /// Writes `data` at `offset`; returns the count of bytes written.
-    ///
-    /// # Errors
-    /// See [`WriteOptions`]; `ENOSPC`, `EFBIG`, `EPERM`, `EROFS`, I/O errors.
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<usize> {
-        self.write_with(offset, data, WriteOptions::default())
-    }
-
-    /// As [`InodeRef::write`], with options.
-    ///
-    /// # Errors
-    /// As [`InodeRef::write`].
-    pub fn write_with(&self, offset: u64, data: &[u8], options: WriteOptions) -> Result<usize> {
-        let count = self.changing(|| write::write(&self.fs, &self.inode, offset, data, options))?;
-        if !options.from_cache {
-            self.settle()?;
-        }
-        Ok(count)
-    }
-
-    /// Preallocates, punches, zeroes, collapses or inserts a range of bytes.
-    ///
-    /// # Errors
-    /// As `fallocate(2)`.
-    pub fn fallocate(&self, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
-        self.changing(|| fallocate::fallocate(&self.fs, &self.inode, mode, offset, len))?;
-        self.settle()
-    }
-
-    /// The offset of the next data at or after `offset`.
-    ///
-    /// # Errors
-    /// `ENXIO` if there is none.
-    pub fn seek_data(&self, offset: u64) -> Result<u64> {
-        self.reading(|| seek::seek(&self.fs, &self.inode, offset, true))
-    }
-
-    /// The offset of the next hole at or after `offset`; the end of the file is one.
-    ///
-    /// # Errors
-    /// `ENXIO` behind the end of the file.
-    pub fn seek_hole(&self, offset: u64) -> Result<u64> {
-        self.reading(|| seek::seek(&self.fs, &self.inode, offset, false))
-    }
-
-    /// The extents of a byte range.
-    ///
-    /// # Errors
-    /// I/O errors and corruption.
-    pub fn fiemap(&self, offset: u64, len: u64) -> Result<Vec<FiemapExtent>> {
-        self.reading(|| seek::fiemap(&self.fs, &self.inode, offset, len))
-    }
-
-    /// The block of the device that holds block `lblk` of the file, as `FIBMAP` tells it. Data
-    /// without a place gets one first. `None` for a hole, a block that was never written, content
-    /// in the inode, and what is not a file or directory.
-    ///
-    /// # Errors
-    /// I/O errors and corruption.
-    pub fn bmap(&self, lblk: u64) -> Result<Option<u64>> {
-        self.reading(|| seek::bmap(&self.fs, &self.inode, lblk))
-    }
-
-    /// Makes the file durable; with `datasync` without times that are not needed.
-    ///
-    /// # Errors
-    /// I/O errors that the promise depends on.
-    pub fn fsync(&self, datasync: bool) -> Result<()> {
-        self.reading(|| fsync::fsync(&self.fs, &self.inode, datasync))
-    }
-
-    /// Order without durability (`fbarrier`; with `datasync`, `fdatabarrier`): whatever is
-    /// changed after the call, in this file or another, survives a power cut only together with
-    /// everything written to this file before the call. Cheap over the epoch scheduler, which
-    /// is not waited for; else as [`InodeRef::fsync`].
-    ///
-    /// # Errors
-    /// As for fsync, as far as they show before the device has answered.
-    pub fn barrier(&self, datasync: bool) -> Result<()> {
-        self.reading(|| fsync::barrier(&self.fs, &self.inode, datasync))
-    }
-
-    /// The value of an extended attribute (full name, as `user.mime_type`).
-    ///
-    /// # Errors
-    /// `ENODATA`, `EOPNOTSUPP` for unknown name spaces.
-    pub fn get_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.reading(|| xattr::get(&self.fs, &self.inode, name))
-    }
-
-    /// Sets an extended attribute.
-    ///
-    /// # Errors
-    /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `ERANGE`, `EPERM`, `EOPNOTSUPP`.
-    pub fn set_xattr(&self, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.changing(|| xattr::set(&self.fs, &self.inode, name, value, flags))?;
-        // After it is there, so that no write in between takes it for absent for good.
-        self.inode.no_capability.store(false, Ordering::Release);
-        self.settle()
-    }
-
-    /// Removes file capabilities, as every write to the content must; cheap when there are
-    /// none.
-    ///
-    /// # Errors
-    /// I/O errors and corruption.
-    pub fn drop_capability(&self) -> Result<()> {
-        let known_absent = &self.inode.no_capability;
-        if known_absent.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let removed = match self.get_xattr(CAPABILITY_XATTR) {
-            Ok(_) => self.remove_xattr(CAPABILITY_XATTR),
-            Err(error) => Err(error),
-        };
-        match removed {
-            Err(error) if !error.is(Errno::NODATA) && !error.is(Errno::OPNOTSUPP) => {
-                known_absent.store(false, Ordering::Release);
-                Err(error)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The names of all extended attributes.
-    ///
-    /// # Errors
-    /// I/O errors and corruption.
-    pub fn list_xattr(&self) -> Result<Vec<Vec<u8>>> {
-        self.reading(|| xattr::list(&self.fs, &self.inode))
-    }
-
-    /// Removes an extended attribute.
-    ///
-    /// # Errors
-    /// `ENODATA`, `EPERM`, `EOPNOTSUPP`.
-    pub fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        self.changing(|| xattr::remove(&self.fs, &self.inode, name))?;
-        self.settle()
-    }
-
-    /// Inode flags as FS_IOC_GETFLAGS gives them.
-    pub fn flags(&self) -> u32 {
-        flags::get(&self.inode)
-    }
-
-    /// Sets inode flags as FS_IOC_SETFLAGS does.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` for flags that cannot be changed, `EINVAL`.
-    pub fn set_flags(&self, new: u32) -> Result<()> {
-        self.changing(|| flags::set(&self.fs, &self.inode, new))?;
-        self.settle()
-    }
-
-    /// Sets the project ID.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` without the `project` feature.
-    pub fn set_project(&self, project: u32) -> Result<()> {
-        self.changing(|| flags::set_project(&self.fs, &self.inode, project))
-    }
-
-    /// Opens the file: an [`OpenFile`] reports each writeback error once.
-    pub fn open(&self) -> OpenFile {
-        let seen = self.inode.wb_errors.load(Ordering::Acquire);
-        OpenFile { inode: self.clone(), errors_seen: AtomicU32::new(seen) }
-    }
-}
-
-/// An open file: an inode with a memory of the errors it has reported.
-pub struct OpenFile {
-    inode: InodeRef,
-    /// Writeback errors already reported through this file.
-    errors_seen: AtomicU32,
-}
-
-impl OpenFile {
-    /// The inode that is open.
-    pub fn inode(&self) -> &InodeRef {
-        &self.inode
-    }
-
-    /// Makes the file durable.
-    ///
-    /// # Errors
-    /// `EIO` once for each failure of writeback since the file was opened, even when it
-    /// was the background that met it; errors of this call.
-    pub fn fsync(&self, datasync: bool) -> Result<()> {
-        self.reporting(|| self.inode.fsync(datasync))
-    }
-
-    /// Order without durability; see [`InodeRef::barrier`].
-    ///
-    /// # Errors
-    /// As [`OpenFile::fsync`], as far as they show before the device has answered.
-    pub fn barrier(&self, datasync: bool) -> Result<()> {
-        self.reporting(|| self.inode.barrier(datasync))
-    }
-
-    /// Adds the failures of writeback that this file has not reported yet.
-    fn reporting(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
-        let result = call();
-        let now = self.inode.inode.wb_errors.load(Ordering::Acquire);
-        let before = self.errors_seen.swap(now, Ordering::AcqRel);
-        match result {
-            Ok(()) if before != now => Err(Errno::IO.into()),
-            other => other,
-        }
-    }
-}
-
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        truncate::write_if_replaced(&self.inode.fs, &self.inode.inode);
-    }
 }

@@ -151,7 +151,7 @@ fn large_data_goes_to_its_place_first() {
 #[test]
 fn without_areas_it_is_refused() {
     let device = logged(&image(None));
-    let refused = Fs::open_device(device.clone(), &options()).err().expect("no areas, no ijournal");
+    let refused = Fs::open_device(device.clone(), &options()).expect_err("no areas, no ijournal");
     assert!(refused.to_string().contains("fjord tune --ijournal"), "{refused}");
     let looking = MountOptions { read_only: true, ..options() };
     assert!(Fs::open_device(device, &looking).is_ok(), "nobody calls fsync there");

@@ -16,6 +16,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,6 +29,7 @@ use super::types::{Command, CommandId, Io, IoKind, Part, RequestId, Tuning};
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Order, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
+use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::ticket::{
     Completer, Driver, ErrorSink, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore,
@@ -451,5 +453,13 @@ impl Device for EpochDevice {
 
     fn claim(&self, alone: bool) -> Result<(), OpenError> {
         self.shared.inner.claim(alone)
+    }
+
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        self.shared.inner.snapshot_to(out, options)
     }
 }

@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::gate::Pending;
 use super::raw::RawFile;
-use super::shared::{Pending, Shared};
+use super::shared::Shared;
 use crate::stats::StatCounters;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, Ticket, TicketCore};
@@ -96,7 +97,7 @@ impl Flusher {
         let mut state = shared.flusher.state.lock();
         let run_number = state.started_count + 1;
         completer.set_driver(Arc::new(FlushTurn { run_number, shared: shared.clone() }));
-        state.waiting.push((completer, shared.pending.enter()));
+        state.waiting.push((completer, shared.gate.enter()));
         ticket
     }
 

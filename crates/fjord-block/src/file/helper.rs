@@ -139,7 +139,7 @@ impl Helpers {
                 drop(queues);
                 run.run();
                 queues = helpers.queues.lock();
-            } else if queues.stopping && shared.pending.get() == 0 {
+            } else if queues.stopping && shared.gate.pending_count() == 0 {
                 return;
             } else {
                 queues.idle_worker_count += 1;
@@ -166,7 +166,7 @@ impl Helpers {
             let attendance = Ring::reap_unattended(shared, &mut turn_count, TICK);
             let mut queues = helpers.queues.lock();
             if queues.stopping {
-                if shared.pending.get() == 0 {
+                if shared.gate.pending_count() == 0 {
                     helpers.worker_wake.notify_all();
                     // Shells of jobs that waiters did, those younger than a tick too; they would
                     // keep the device alive.
@@ -180,7 +180,7 @@ impl Helpers {
                 helpers.ticker_wake.wait_for(&mut queues, Duration::from_millis(1));
             } else if attendance == Attendance::ByTicker {
                 // It has waited already.
-            } else if idle_tick_count < IDLE_TICK_COUNT_MAX || shared.pending.get() > 0 {
+            } else if idle_tick_count < IDLE_TICK_COUNT_MAX || shared.gate.pending_count() > 0 {
                 helpers.ticker_wake.wait_for(&mut queues, TICK);
             } else if queues.lazy.is_empty() {
                 queues.ticker_asleep = true;

@@ -3,12 +3,18 @@
 //! - `raw`: blocking system calls; `open`: how the file was opened, `lock`: against whom;
 //! - `shared`: a request and who may do it; `helper`: threads for what nobody waits for;
 //! - `ring`: io_uring for several transfers at a time; `flush`: flush combining;
-//! - `room`: which parts of a sparse file have blocks.
+//! - `room`: which parts of a sparse file have blocks;
+//! - `gate`: holds changes back for a snapshot; `copy`: the snapshot; `chunks`: how far it is.
 //!
 //! Invariant: the thread that waits does the work itself where that is fastest: a lone transfer
 //! and a flush are plain calls of the waiter, without a hand-over.
 
+mod chunks;
+mod copy;
 mod flush;
+mod gate;
+#[cfg(test)]
+mod gate_tests;
 mod helper;
 mod lock;
 mod open;
@@ -19,18 +25,23 @@ mod shared;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::buf::AlignedBuf;
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
+use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::{DeviceStats, StatCounters};
 use crate::ticket::{IoResult, ReadSlot, ReadTicket, Ticket};
 use flush::{DirtyClock, Flusher};
 use helper::Helpers;
+use raw::RawFile;
 use ring::Ring;
-use shared::{Job, PendingCount, Shared, Work};
+use shared::{Job, Shared, Work};
 
 /// How requests reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +56,23 @@ pub enum Engine {
     Plain,
 }
 
+/// How long [`FileOptions::default`] waits for the lock of an image that is in use. A process that
+/// was killed, and a mount that has just ended, hold it for a moment longer.
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the lock is tried meanwhile.
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
+
 /// How to open a file or block device.
+///
+/// ```
+/// use std::time::Duration;
+/// use fjord_block::FileOptions;
+///
+/// // To look at an image, and to give up at once if somebody writes to it.
+/// let options =
+///     FileOptions { read_only: true, lock_timeout: Duration::ZERO, ..FileOptions::default() };
+/// assert!(options.direct);
+/// ```
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// Refuse writes, and share the image with other readers.
@@ -55,17 +82,45 @@ pub struct FileOptions {
     /// Bypass the page cache where the file system allows it. The environment variable
     /// `FJORD_IO_DIRECT=0` overrides it.
     pub direct: bool,
+    /// How long to wait for an image that somebody else has locked, before it counts as in use.
+    /// Zero does not wait.
+    pub lock_timeout: Duration,
+    /// Give holes of a sparse file blocks where [`Device::ensure_room`] asks for it. Without, a
+    /// write may find the disk full.
+    pub takes_room: bool,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        FileOptions { read_only: false, engine: Engine::Auto, direct: true }
+        FileOptions {
+            read_only: false,
+            engine: Engine::Auto,
+            direct: true,
+            lock_timeout: LOCK_TIMEOUT,
+            takes_room: true,
+        }
     }
 }
 
 /// A file or block device, open and locked. Dropping it waits for every request under way.
 ///
 /// It has threads: open it after a fork, not before.
+///
+/// ```
+/// use std::time::Duration;
+/// use fjord_block::{Device, DeviceExt, FileDevice, FileOptions};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("image");
+/// std::fs::write(&path, vec![7; 1 << 20])?;
+/// let device = FileDevice::open(&path, &FileOptions::default())?;
+/// assert_eq!(device.size_bytes(), 1 << 20);
+/// assert_eq!(device.read_buf(0, 512)?[0], 7);
+/// // Locked: nobody else gets it meanwhile.
+/// let at_once = FileOptions { lock_timeout: Duration::ZERO, ..FileOptions::default() };
+/// assert!(FileDevice::open(&path, &at_once).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct FileDevice {
     capabilities: Capabilities,
     shared: Arc<Shared>,
@@ -76,8 +131,24 @@ impl fmt::Debug for FileDevice {
         f.debug_struct("FileDevice")
             .field("file", &self.shared.file)
             .field("engine", &self.engine())
-            .field("pending", &self.shared.pending.get())
+            .field("pending", &self.shared.gate.pending_count())
             .finish_non_exhaustive()
+    }
+}
+
+/// Opens the file, waiting for its lock as long as the options say.
+fn open_when_free(
+    path: &Path,
+    options: &FileOptions,
+) -> Result<(RawFile, Capabilities), OpenError> {
+    let started = Instant::now();
+    loop {
+        match open::open(path, options) {
+            Err(OpenError::InUse { .. }) if started.elapsed() < options.lock_timeout => {
+                thread::sleep(LOCK_INTERVAL);
+            }
+            done => return done,
+        }
     }
 }
 
@@ -88,6 +159,11 @@ thread_local! {
 
 impl FileDevice {
     /// Opens and locks `path`, which must exist.
+    ///
+    /// # Errors
+    /// `InUse` when it is still locked after [`FileOptions::lock_timeout`]; `NotADevice` for what is
+    /// neither a file nor a block device; `WriteProtected`; `Unavailable` without an engine that was
+    /// asked for; `Os` for the rest.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, OpenError> {
         let mut options = options.clone();
         options.direct &= std::env::var_os("FJORD_IO_DIRECT").is_none_or(|value| value != "0");
@@ -98,7 +174,7 @@ impl FileDevice {
                 _ => Engine::Auto,
             };
         }
-        let (file, capabilities) = open::open(path, &options)?;
+        let (file, capabilities) = open_when_free(path, &options)?;
         let ring = match options.engine {
             Engine::Plain => None,
             engine => match Ring::new(&file) {
@@ -124,7 +200,7 @@ impl FileDevice {
             dirty: DirtyClock::new(),
             sticky: Arc::default(),
             stats: StatCounters::default(),
-            pending: PendingCount::default(),
+            gate: Arc::default(),
         });
         Helpers::start(&shared)
             .map_err(|source| OpenError::Os { path: path.to_owned(), source })?;
@@ -237,6 +313,9 @@ impl Device for FileDevice {
         if self.capabilities.read_only {
             return Err(IoError::new(IoErrorKind::ReadOnly, IoOp::SetSize, 0, size_bytes));
         }
+        if size_bytes < self.size_bytes() {
+            self.shared.gate.fail(SnapshotError::Resized, &self.shared);
+        }
         let result = self.shared.file.set_size(size_bytes);
         self.shared.dirty.bump();
         result
@@ -261,8 +340,10 @@ impl Device for FileDevice {
             } else if let Request::Flush { class } = request {
                 tickets.push(self.submit_flush(class));
             } else if let Some((work, ticket, class)) = Work::new(request, &self.shared) {
-                jobs.push((Job::new(work, &self.shared), class));
                 tickets.push(ticket);
+                if let Some(work) = self.shared.gate.pass(work, class, &self.shared) {
+                    jobs.push((Job::new(work, &self.shared), class));
+                }
             }
         }
         self.enqueue(jobs);
@@ -287,7 +368,16 @@ impl Device for FileDevice {
     }
 
     fn release(&self) {
+        self.shared.gate.fail(SnapshotError::Closed, &self.shared);
         self.shared.file.unlock();
+    }
+
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        copy::snapshot(&self.shared, out, options)
     }
 
     fn claim(&self, alone: bool) -> Result<(), OpenError> {

@@ -91,7 +91,8 @@ pub(super) fn open(
         is_block_device,
         trusts_dsync,
         size_bytes: AtomicU64::new(size_bytes),
-        room: (!is_block_device && !options.read_only).then(|| Room::new(size_bytes)),
+        room: (options.takes_room && !is_block_device && !options.read_only)
+            .then(|| Room::new(size_bytes)),
         path: path.to_owned(),
         told_truncated: AtomicBool::new(false),
     };

@@ -47,7 +47,7 @@ pub(super) struct RawFile {
     /// A write with RWF_DSYNC is durable when it returns. Else FUA is a write and a flush.
     pub(super) trusts_dsync: bool,
     pub(super) size_bytes: AtomicU64,
-    /// Of a file that is open for writing.
+    /// Of a file that is open for writing, if it takes room.
     pub(super) room: Option<Room>,
     /// For messages.
     pub(super) path: PathBuf,

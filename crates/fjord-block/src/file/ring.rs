@@ -265,13 +265,21 @@ impl Ring {
             return Attendance::Idle;
         }
         let now = ring.lead.lock().turn_count;
-        if std::mem::replace(turn_count, now) != now || !ring.try_lead() {
+        if std::mem::replace(turn_count, now) != now || !ring.reap_for_all(shared, timeout) {
             return Attendance::ByWaiters;
         }
-        ring.enter_wait(Some(timeout));
-        ring.reap(shared);
-        ring.step_down();
         Attendance::ByTicker
+    }
+
+    /// Leads for one wait of at most `timeout`; `false` where somebody does, or nothing is under way.
+    pub(super) fn reap_for_all(&self, shared: &Shared, timeout: Duration) -> bool {
+        if self.inflight_count.load(Ordering::SeqCst) == 0 || !self.try_lead() {
+            return false;
+        }
+        self.enter_wait(Some(timeout));
+        self.reap(shared);
+        self.step_down();
+        true
     }
 }
 

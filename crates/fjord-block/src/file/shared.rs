@@ -8,14 +8,16 @@
 //!
 //! Invariants:
 //! - a job is claimed once, by taking its work out;
-//! - `dirty` is bumped before the ticket of a change completes, and [`Pending`] is left before, too.
+//! - `dirty` is bumped before the ticket of a change completes, and [`Pending`] is left before, too;
+//! - a job exists of a change only once it has passed the gate.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::flush::{DirtyClock, Flusher};
+use super::gate::{Gate, Pending};
 use super::helper::Helpers;
 use super::raw::{RawFile, Route};
 use super::ring::Ring;
@@ -35,31 +37,7 @@ pub(super) struct Shared {
     pub(super) dirty: DirtyClock,
     pub(super) sticky: Arc<Sticky>,
     pub(super) stats: StatCounters,
-    pub(super) pending: PendingCount,
-}
-
-/// Counts requests that are not done.
-#[derive(Clone, Default)]
-pub(super) struct PendingCount(Arc<AtomicUsize>);
-
-/// One request that is not done; dropped just before its ticket completes.
-pub(super) struct Pending(Arc<AtomicUsize>);
-
-impl PendingCount {
-    pub(super) fn enter(&self) -> Pending {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Pending(self.0.clone())
-    }
-
-    pub(super) fn get(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
+    pub(super) gate: Arc<Gate>,
 }
 
 /// What is to be done. Flushes are not here; see [`Flusher`].
@@ -76,11 +54,11 @@ pub(super) struct Work {
     pub(super) offset: u64,
     pub(super) len: u64,
     completer: Completer,
-    pending: Pending,
+    pub(super) pending: Pending,
 }
 
 impl Work {
-    /// Makes work of a request; flushes give None.
+    /// Makes work of a request, which [`Gate::pass`] must see before it starts; flushes give None.
     pub(super) fn new(request: Request, shared: &Shared) -> Option<(Work, Ticket, Class)> {
         let (_, offset, len) = request.extent();
         let (action, class) = match request {
@@ -91,7 +69,7 @@ impl Work {
         };
         let (ticket, completer) = Ticket::pending(Some(shared.sticky.clone()));
         Some((
-            Work { action, offset, len, completer, pending: shared.pending.enter() },
+            Work { action, offset, len, completer, pending: shared.gate.enter_change() },
             ticket,
             class,
         ))
@@ -106,7 +84,7 @@ impl Work {
         let (ticket, completer) = Ticket::pending(None);
         let len = bufs_len(&bufs);
         let action = Action::Read { bufs, slot };
-        (Work { action, offset, len, completer, pending: shared.pending.enter() }, ticket)
+        (Work { action, offset, len, completer, pending: shared.gate.enter() }, ticket)
     }
 
     fn op(&self) -> IoOp {
@@ -125,6 +103,10 @@ impl Work {
 
     pub(super) fn set_driver(&self, driver: Arc<dyn Driver>) {
         self.completer.set_driver(driver);
+    }
+
+    pub(super) fn is_discard(&self) -> bool {
+        matches!(self.action, Action::Discard)
     }
 
     /// Wakes a waiter that went to sleep before the driver was changed.
@@ -182,6 +164,11 @@ impl Work {
     /// Reports the result.
     pub(super) fn finish(self, shared: &Shared, result: IoResult) {
         let Work { action, completer, pending, .. } = self;
+        // FUA promises what a flush does, and no promise holds in a truncated file.
+        let result = match &action {
+            Action::Write { fua: true, .. } => result.and_then(|()| shared.file.check(IoOp::Write)),
+            _ => result,
+        };
         match action {
             Action::Write { fua: true, .. } if result.is_ok() => {}
             // A failed write may have changed a part.
@@ -263,6 +250,12 @@ impl Shared {
         if !for_ring.is_empty() {
             Ring::submit(self, for_ring);
         }
+    }
+
+    /// Takes completions for whoever waits for them, for a while at most. `false` where somebody
+    /// does, or nothing is in the ring.
+    pub(super) fn reap_for_all(&self, timeout: Duration) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.reap_for_all(self, timeout))
     }
 
     /// Gives up the lock of the image. Called when the device is dropped and nothing is pending.

@@ -8,10 +8,10 @@ use fjord_block::{
 };
 
 /// A loop device that goes away with this value.
-struct Loop(PathBuf);
+pub(crate) struct Loop(pub(crate) PathBuf);
 
 impl Loop {
-    fn new(image: &std::path::Path) -> Option<Loop> {
+    pub(crate) fn new(image: &std::path::Path) -> Option<Loop> {
         Loop::with(image, &[])
     }
 

@@ -16,3 +16,4 @@ mod sim_cut;
 mod sim_device;
 mod sim_latency;
 mod sim_timing;
+mod snapshot;

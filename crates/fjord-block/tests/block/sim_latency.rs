@@ -35,7 +35,7 @@ fn check(probe: Probe, writers: &[Writer]) {
         for writer in writers {
             for pause_ns in [0, 1_000_000] {
                 let writer = Some(*writer);
-                let both = Contention { probe, writer, pause_ns, round_count: 200, silence_ns: 0 };
+                let both = Contention { probe, writer, pause_ns, round_count: 100, silence_ns: 0 };
                 holds(profile, &both);
             }
         }
@@ -78,7 +78,7 @@ fn the_first_after_a_silence_waits_three_times_as_long_at_most() {
         for (probe, writer) in [Probe::WriteFlush, Probe::Commit].into_iter().zip(writers) {
             let (writer, silence_ns) = (Some(writer), 10_000_000);
             let both =
-                Contention { probe, writer, pause_ns: 1_000_000, round_count: 200, silence_ns };
+                Contention { probe, writer, pause_ns: 1_000_000, round_count: 100, silence_ns };
             holds(profile, &both);
         }
     }

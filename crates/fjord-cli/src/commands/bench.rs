@@ -22,26 +22,27 @@ use crate::{
 
 const HELP: &str = "\
 Targets:
-  raw            O_DIRECT pwrite and fdatasync on a preallocated file: the floor
+  raw            O_DIRECT pwrite and fdatasync on a preallocated file: the lower bound
   fjord-block    the same through fjord's block layer
-  fjord-library  fjord inside the program, on an image file
-  fjord-fuse     fjord mounted; both with an fsync policy where wanted: fjord-fuse:compound
-                 and options: fjord-library:epoch, fjord-fuse:ijournal:epoch:nolow_latency
+  fjord-library  fjord as a library, on an image file
+  fjord-fuse     fjord mounted
+                 both take an fsync policy and options: fjord-fuse:compound,
+                 fjord-library:epoch, fjord-fuse:ijournal:epoch:nolow_latency
   kernel         the kernel's ext4 on a loop device (root)
   kernel-fc      the same with fast_commit (root)
-  fuse2fs        where it is installed
+  fuse2fs        if installed
   /any/path      a directory of your choice, such as one on ext4 or xfs
 
 Workloads:
   append-fsync create-fsync overwrite-fdatasync seq-write seq-read untar create-unlink
   parallel-read open-huge
 
-Figures in virtual time on modelled devices, nothing of this machine is measured:
+Figures in virtual time on simulated devices, independent of this machine:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
   barrier-10     the same: queue depth over time (Fig. 10)
-  sync-latency   how long a thread waits beside a writer that saturates the device
+  sync-latency   latency of a thread beside a writer that saturates the device
 
-Figures that are measured, every fsync policy beside the kernel's ext4:
+Measured figures, every fsync policy beside the kernel's ext4:
   ijournaling-6     fsync latency beside a sequential writer (ATC '17, Fig. 6)
   ijournaling-7     … by the writer's bandwidth (Fig. 7)
   ijournaling-8     … with and without delayed allocation (Fig. 8)
@@ -49,13 +50,13 @@ Figures that are measured, every fsync policy beside the kernel's ext4:
   pbg-2, pbg-3      fsync beside a copy in another directory, mean and over time
   fastcommit-table  fs_mark with an fsync after every write
   neighbours        a probe alone and beside eight writers
-  fallbacks         how often programs make a policy commit everything
+  fallbacks         how often programs make a policy fall back to a full commit
 
-Devices of these: disk (an image file in DIR), zram (root), and the modelled ufs, plain-ssd,
-supercap-ssd and nvme, in real time. --targets fjord-library stands for all its policies.
+Their devices: disk (an image file in DIR), zram (root), and the simulated ufs, plain-ssd,
+supercap-ssd and nvme, in real time. --targets fjord-library includes all its policies.
 
 Images are made in a new directory in DIR, on the disk to be measured, and removed at the end.
-Targets take turns, so ratios of one run compare; absolute figures of two runs do not.
+Targets take turns, so ratios within one run are comparable; absolute figures of two runs are not.
 
 Examples:
   fjord bench
@@ -75,20 +76,20 @@ pub(crate) struct Args {
     /// Directory on the disk to be measured
     #[arg(default_value = ".")]
     dir: PathBuf,
-    /// Targets, in the order of the table; all that this machine has when not given
+    /// Targets, in the order of the table; by default all that this machine has
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = target)]
     targets: Vec<Target>,
-    /// What to measure [default: append-fsync,overwrite-fdatasync]
+    /// Workloads [default: append-fsync,overwrite-fdatasync]
     #[arg(short, long, value_name = "LIST", value_delimiter = ',')]
     workloads: Vec<String>,
     /// Thread counts of the fsync workloads and of parallel-read [default: 1; 1,2,4 for reads]
     #[arg(short = 'j', long, value_name = "LIST", value_delimiter = ',')]
     threads: Vec<usize>,
-    /// How often each target takes its turn; medians are shown [default: 5; 1 for figures]
+    /// Turns of each target; medians are shown [default: 5; 1 for figures]
     #[arg(short, long, value_name = "COUNT")]
     rounds: Option<u32>,
-    /// How long a turn of the fsync workloads lasts, or a point of a figure [default: 1; figures
-    /// have their own]
+    /// Length of a turn of the fsync workloads, or of a point of a figure [default: 1; figures have
+    /// their own]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<f64>,
     /// Size of each image; every target has one [default: 512M; 2G for figures, one per device]
@@ -97,7 +98,7 @@ pub(crate) struct Args {
     /// Size of the file of seq-write and seq-read [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     file_size: Option<u64>,
-    /// Files of untar and create-unlink [default: 20000]
+    /// Number of files of untar and create-unlink [default: 20000]
     #[arg(long, value_name = "COUNT")]
     files: Option<u32>,
     /// Options of fjord's mount, as in `fjord mount -o`
@@ -110,10 +111,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     devices: Vec<DeviceKind>,
     /// Memory for cached data in a figure: fjord's cache, and the kernel's dirty pages of the
-    /// device; 0 leaves both as they are by default [default: 256M]
+    /// device; 0 keeps the defaults of both [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     cache: Option<u64>,
-    /// Go through a figure in seconds, to see that it works; the numbers mean nothing
+    /// Run a figure in seconds, to test that it works; the numbers mean nothing
     #[arg(long)]
     quick: bool,
     /// Write all figures to this file; - for standard output, instead of the table
@@ -175,8 +176,11 @@ impl Args {
 
     fn turn(&self) -> Result<Option<Duration>> {
         let turn = |seconds: f64| {
-            Duration::try_from_secs_f64(seconds)
-                .map_err(|_| Failure::usage(format!("{seconds} is no time for a turn")))
+            Duration::try_from_secs_f64(seconds).map_err(|_| {
+                Failure::usage(format!(
+                    "invalid length of a turn: {seconds}; give a number of seconds"
+                ))
+            })
         };
         self.seconds.map(turn).transpose()
     }
@@ -193,12 +197,12 @@ impl Args {
         if given.is_empty() {
             return Ok(());
         }
-        Err(Failure::usage(format!("{what} and has no use for {}", given.join(", "))))
+        Err(Failure::usage(format!("{what} and does not accept {}", given.join(", "))))
     }
 
     fn options(&self, dir: &Path) -> Result<Options> {
         self.refuse(
-            "this is no figure (see --figure)",
+            "this is not a figure (see --figure)",
             &[
                 ("--devices", !self.devices.is_empty()),
                 ("--cache", self.cache.is_some()),
@@ -297,7 +301,7 @@ fn in_new_dir<T>(dir: &Path, measure: impl FnOnce(&Path) -> Result<T>) -> Result
     let dir = std::path::absolute(dir)?;
     if !dir.is_dir() {
         return Err(Failure::new(format!(
-            "{} is not a directory; name one on the disk to be measured",
+            "{} is not a directory; give one on the disk to be measured",
             dir.display()
         )));
     }

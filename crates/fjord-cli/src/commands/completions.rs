@@ -8,7 +8,7 @@ use crate::{cli::Cli, failure::Result, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  fjord completions bash > /etc/bash_completion.d/fjord")]
 pub(crate) struct Args {
-    /// Shell to make the script for
+    /// Shell
     shell: Shell,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Directory, or any other file
     #[arg(default_value = "/")]
     path: String,
-    /// With mode, owner, size and time
+    /// Show mode, owner, size and time too
     #[arg(short, long)]
     long: bool,
     /// Print JSON

@@ -15,10 +15,10 @@ use crate::{
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Directories to make
+    /// Directories to create
     #[arg(required = true)]
     paths: Vec<String>,
-    /// Make parents too; a directory that exists is no error
+    /// Create missing parents; accept directories that exist
     #[arg(short, long)]
     parents: bool,
     /// Permission bits, octal
@@ -30,7 +30,7 @@ pub(crate) struct Args {
 pub(super) fn parse_mode(text: &str) -> Result<u16, String> {
     match u16::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o7777 => Ok(mode),
-        _ => Err("permission bits in octal are expected, such as 755".into()),
+        _ => Err("expected permission bits in octal, such as 755".into()),
     }
 }
 

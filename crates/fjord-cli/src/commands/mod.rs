@@ -6,11 +6,13 @@ pub(crate) mod chmod;
 pub(crate) mod chown;
 pub(crate) mod completions;
 pub(crate) mod cp;
+pub(crate) mod fsck;
 pub(crate) mod get;
 pub(crate) mod info;
 pub(crate) mod journal;
 pub(crate) mod ln;
 pub(crate) mod ls;
+pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
@@ -19,6 +21,7 @@ pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
 pub(crate) mod sim;
+pub(crate) mod snapshot;
 pub(crate) mod stat;
 pub(crate) mod stats;
 pub(crate) mod tree;
@@ -33,6 +36,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),
+        Command::Fsck(args) => fsck::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Ls(args) => ls::run(&args),
@@ -52,7 +56,9 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Stats(args) => stats::run(&args),
+        Command::Man(args) => man::run(&args),
         Command::Completions(args) => completions::run(&args),
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! SIGTERM, SIGINT and SIGHUP unmount: see [`crate::signals`].
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use fjord::{Fs, FsyncPolicyKind};
 use fjord_fuse::{
@@ -22,31 +25,70 @@ use crate::{
 };
 
 const HELP: &str = "\
-Mount options (-o a,b=c):
-  of every file system  ro rw nosuid nodev noexec sync dirsync noatime relatime strictatime
-                        nodiratime lazytime; those of fstab (defaults, noauto, user, x-..., ...)
-                        are accepted; remount changes ro, rw, nosuid, nodev and noexec
-  of FUSE               allow_other noallow_other max_read=N blksize=N max_threads=N fsname=NAME
-                        (shown by nofuseblk) fuseblk (or fail) nofuseblk writeback_cache nolow_latency (let
-                        idle processors halt while the mount is busy: slower, but saves
-                        power) low_latency (fail where they cannot be kept from it)
-  of ext4               data=ordered|writeback|journal commit=SECONDS acl noacl discard nodiscard
-                        barrier nobarrier delalloc nodelalloc grpid nogrpid resuid=N resgid=N
-                        noload errors=remount-ro
-  of fjord              fsync=POLICY inline_data_max=SIZE (ijournal) cache_size=SIZE
-                        writeback=SECONDS scheduler=epoch|direct|auto
+As root the mount type is fuseblk and other users may use the mount: sync, syncfs and umount
+wait until the image is clean. Otherwise the type is fuse; `fjord umount` waits.
 
-As root, users other than root may use the mount (noallow_other forbids it), and the mount is of type
-fuseblk: sync, syncfs and umount wait until fjord is done. Otherwise use `fjord umount`.
+With --new the root directory belongs to the user who mounts. If the mount fails, the new image
+is removed.
 
-A daemon sends warnings and errors to syslog, or else to the kernel's log; `fjord stats` has them too.
+With --daemon, warnings and errors go to syslog, or else to the kernel's log; `fjord stats`
+shows the latest of them.
+
+Mount options of every file system:
+  ro, rw             read-only, read-write
+  nosuid nodev noexec sync dirsync lazytime
+                     as mount(8) describes them
+  noatime, relatime, strictatime, nodiratime
+                     when access times are updated (default: relatime)
+  remount            change ro, rw, nosuid, nodev and noexec of a mounted image
+  defaults, noauto, nofail, user, _netdev, x-...
+                     accepted, for fstab
+
+Mount options of FUSE:
+  allow_other        let other users in (default for root)
+  noallow_other      let only the user who mounts in
+  fuseblk            mount as type fuseblk, fail if unavailable (needs root)
+  nofuseblk          mount as type fuse, also as root
+  fsname=NAME        source shown in /proc/mounts (only with nofuseblk)
+  writeback_cache    the same as --writeback-cache
+  max_read=BYTES     largest read request
+  blksize=BYTES      block size of a fuseblk mount: 512, 1024, 2048 or 4096
+  max_threads=N      maximum number of worker threads
+  low_latency        keep processors awake while requests come, fail if unavailable
+  nolow_latency      let idle processors halt: slower, but saves power
+
+Mount options of ext4:
+  data=MODE          ordered (default), writeback or journal
+  commit=SECONDS     commit interval (default: 5)
+  noload             do not replay the journal (with ro)
+  acl, noacl         POSIX access lists (default: acl)
+  discard, nodiscard
+                     discard freed blocks in the image (default: nodiscard)
+  barrier, nobarrier
+                     flush the device's cache at commits (default: barrier)
+  delalloc, nodelalloc
+                     delayed allocation (default: delalloc)
+  grpid, nogrpid     new files get the group of their directory (default: nogrpid)
+  resuid=N, resgid=N
+                     who may use the reserved blocks besides root
+  errors=remount-ro  the only mode: an error makes the mount read-only
+
+Mount options of fjord:
+  fsync=POLICY       the same as --fsync
+  cache_size=SIZE    the same as --cache-size
+  inline_data_max=SIZE
+                     largest data that an ijournal fsync logs (default: 32K)
+  writeback=SECONDS  age at which dirty data is written
+  scheduler=NAME     epoch, direct or auto: how writes are kept in order
 
 Examples:
   fjord mount disk.img /mnt
-  fjord mount --new 1G disk.img /mnt
+  fjord mount --new 1G new.img /mnt
   fjord mount --daemon -o ro,noatime disk.img /mnt
   mount -t fuse.fjord disk.img /mnt -o commit=30
-  /etc/fstab:  /srv/disk.img  /mnt  fuse.fjord  noatime,nofail  0 0";
+
+Example of an entry in /etc/fstab:
+  /srv/disk.img  /mnt  fuse.fjord  noatime  0  2";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
@@ -74,7 +116,10 @@ pub(crate) struct Args {
     /// Change nothing; a dirty journal is replayed first, unless -o noload is given
     #[arg(long)]
     read_only: bool,
-    /// Mount options
+    /// Check the arguments and the directory, and mount nothing; for the mount helper
+    #[arg(long, hide = true)]
+    fake: bool,
+    /// Mount options, parted by commas: a,b=c
     #[arg(short, value_name = "LIST")]
     options: Vec<String>,
 }
@@ -83,6 +128,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut options = mount_options::parse(&args.options)?;
     if options.fuse.remount {
         return remount::run(&args.dir, &args.options);
+    }
+    if args.fake {
+        return mount::check_mountpoint(&args.dir).map(drop).map_err(Failure::from);
     }
     if args.read_only {
         options.fuse.flags.insert(MountFlags::RDONLY);
@@ -124,15 +172,47 @@ pub(crate) fn run(args: Args) -> Result<()> {
     served
 }
 
-fn make_new(image: &Path, bytes: u64) -> Result<()> {
-    if image.exists() {
-        return Err(Failure::new(format!(
-            "{} exists already; mount it without --new, or give another name",
-            image.display()
-        )));
+/// An image that `--new` made; removed again when dropped, unless it was kept.
+struct NewImage<'a> {
+    image: &'a Path,
+    signals: &'a Signals,
+    kept: bool,
+}
+
+impl NewImage<'_> {
+    /// Makes the image. Its root directory belongs to the user who mounts it.
+    fn make<'a>(image: &'a Path, bytes: u64, signals: &'a Signals) -> Result<NewImage<'a>> {
+        match signals.create_removable(image) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Failure::new(format!(
+                    "{} exists already; mount it without --new, or give another name",
+                    image.display()
+                )));
+            }
+            Err(e) => return Err(Failure::from(e).context(format!("making {}", image.display()))),
+        }
+        let new = NewImage { image, signals, kept: false };
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let options =
+            MkfsOptions { size_bytes: Some(bytes), root_owner: owner, ..MkfsOptions::default() };
+        mkfs::make(image, &options, |_| Ok(()))?;
+        Ok(new)
     }
-    let options = MkfsOptions { size_bytes: Some(bytes), ..MkfsOptions::default() };
-    mkfs::make(image, &options, |_| Ok(())).map(drop)
+
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for NewImage<'_> {
+    fn drop(&mut self) {
+        self.signals.forget();
+        if !self.kept {
+            // The message of the failure is the one that counts.
+            let _ = fs::remove_file(self.image);
+        }
+    }
 }
 
 fn start(
@@ -143,11 +223,10 @@ fn start(
 ) -> Result<(Fs, Server)> {
     // The cheap checks first: an image is not to be recovered for a mount that cannot be.
     mount::check_mountpoint(&args.dir)?;
-    if let Some(bytes) = args.new {
-        make_new(image, bytes)?;
-    }
+    let new = args.new.map(|bytes| NewImage::make(image, bytes, signals)).transpose()?;
     let fs = image::open_for_mount(image, options)?;
-    let server = match Server::mount(&fs, image, &args.dir, &options.fuse) {
+    let mount = || Server::mount(&fs, image, &args.dir, &options.fuse);
+    let server = match signals.watch(mount, Server::handle) {
         Ok(server) => server,
         Err(ServeError::Mount(e @ MountError::Engine(_))) => {
             // Fails in any case, and says the same.
@@ -159,6 +238,42 @@ fn start(
             return Err(e.into());
         }
     };
-    signals.watch(server.handle());
+    if let Some(new) = new {
+        new.keep();
+    }
     Ok((fs, server))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of options in the help: what stands left of the meanings.
+    fn options() -> Vec<String> {
+        let blocks = HELP.split("\n\n").filter(|block| block.starts_with("Mount options of "));
+        let lines = blocks.flat_map(|block| block.lines().skip(1));
+        let terms = lines.filter(|line| !line.starts_with("   ")).map(|line| {
+            let line = line.trim_start();
+            line.split_once("  ").map_or(line, |(term, _)| term)
+        });
+        terms.flat_map(|term| term.split([',', ' '])).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_options_of_the_help_are_known() {
+        let named: Vec<String> = options().into_iter().filter(|name| !name.is_empty()).collect();
+        assert!(named.len() > 50, "{named:?}");
+        for name in named {
+            let option = match name.split_once('=') {
+                None => name.replace("x-...", "x-systemd.automount"),
+                Some((name, "POLICY")) => format!("{name}=group"),
+                Some((name, "MODE")) => format!("{name}=ordered"),
+                Some((name, "NAME")) if name == "scheduler" => format!("{name}=direct"),
+                Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
+                Some((name, "SECONDS" | "N")) => format!("{name}=7"),
+                Some(_) => name,
+            };
+            assert!(mount_options::parse(&[option.clone()]).is_ok(), "{option}");
+        }
+    }
 }

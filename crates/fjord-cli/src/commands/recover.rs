@@ -11,14 +11,16 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Replays the journal, completes deletions and truncations that were under \
-way, and marks the image clean. What recover has done once it need not do again.\n\nExample:\n  \
-fjord recover disk.img && e2fsck -fn disk.img")]
+#[command(
+    after_help = "Replays the journal, completes interrupted deletions and truncations, and \
+marks the image clean. Running it again changes nothing.\n\nExample:\n  \
+fjord recover disk.img && e2fsck -fn disk.img"
+)]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Give up what was fsynced since the last commit (fsync=ijournal), where damage keeps it from
-    /// being read; e2fsck can be run then
+    /// Discard what was fsynced since the last commit (policy ijournal) if it is damaged and cannot
+    /// be read; afterwards e2fsck can be run
     #[arg(long)]
     drop_fsyncs: bool,
     /// Print the outcome as JSON
@@ -42,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let dropped_fsyncs = args.drop_fsyncs && image::drop_fsyncs(&args.image)?;
     if dropped_fsyncs && !args.json {
         let name = args.image.display();
-        output::print(format!("{name}: what was fsynced since the last commit is given up\n"))?;
+        output::print(format!("{name}: discarded what was fsynced since the last commit\n"))?;
     }
     let found = image::log(&args.image)?;
     let report = found.as_ref().map(|plan| plan.report());

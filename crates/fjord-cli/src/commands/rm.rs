@@ -18,10 +18,10 @@ pub(crate) struct Args {
     /// Files to remove
     #[arg(required = true)]
     paths: Vec<String>,
-    /// Remove directories with all that is in them
+    /// Remove directories and their contents
     #[arg(short, long)]
     recursive: bool,
-    /// A file that does not exist is no error
+    /// Ignore files that do not exist
     #[arg(short, long)]
     force: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 found => found.context(path)?,
             };
             if file.attr().kind() == FileKind::Directory && !args.recursive {
-                return Err(Failure::new(format!("{path}: is a directory; remove it with -r")));
+                return Err(Failure::new(format!("{path}: is a directory; use -r to remove it")));
             }
             remove(&dir, &name, &file).context(path)?;
         }

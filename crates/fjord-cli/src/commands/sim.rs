@@ -35,15 +35,15 @@ Profiles:
   plain-ssd     SATA: queue of 32, 8 channels, barriers by transactional writeback
   supercap-ssd  SATA: queue of 32, 8 channels, power-loss protection
   nvme          PCIe: queue of 64, 8 channels, barriers by transactional writeback
-  disk          7,200 turns a minute, write cache, no queue, no barriers
+  disk          7,200 rpm, write cache, no queue, no barriers
 
-DIR then holds `disk`, which is the device: give it to mkfs, fjord mount or losetup. Its contents
-are in memory; an fsync of it is a flush command. With --image FILE it starts with the contents of
-FILE, which are replaced when DIR is unmounted with the power on.
+DIR then contains `disk`, the device: give it to mkfs, fjord mount or losetup. Its contents are in
+memory; an fsync of it is a flush command. With --image FILE it starts with the contents of FILE,
+which are replaced when DIR is unmounted with the power on.
 
---cut fails every request from then on, and writes an image that a power cut at that moment may
-have left: everything flushed is there, of the rest what the device's kind allows, chosen by the
-seed. Cutting again gives other images of the same moment.
+After --cut every request fails. It writes an image that a power cut at that moment may have left:
+everything flushed, and of the rest what the device may have kept, chosen by the seed. Cutting
+again with another seed gives another image of the same moment.
 
 Examples:
   fjord sim --profile ufs --size 512M --daemon /tmp/ufs
@@ -59,14 +59,14 @@ pub(crate) struct Args {
     /// Directory to serve the device in
     #[arg(required_unless_present_any = ["cut", "stats"], conflicts_with_all = ["cut", "stats"])]
     dir: Option<PathBuf>,
-    /// Which device
+    /// Device to simulate
     #[arg(short, long, value_name = "NAME", value_parser = profile)]
     #[arg(required_unless_present_any = ["cut", "stats"], conflicts_with_all = ["cut", "stats"])]
     profile: Option<&'static Profile>,
     /// Size of the device [default: that of the image, or 1G]
     #[arg(short, long, value_name = "SIZE", value_parser = size::parse, requires = "dir")]
     size: Option<u64>,
-    /// Start with the contents of this file, and keep them there
+    /// File with the contents, read at the start and replaced at unmount
     #[arg(short, long, value_name = "FILE", requires = "dir")]
     image: Option<PathBuf>,
     /// Return when it is mounted, and serve in the background
@@ -78,13 +78,13 @@ pub(crate) struct Args {
     /// Where to write the image
     #[arg(long, value_name = "FILE", requires = "cut")]
     out: Option<PathBuf>,
-    /// Which of the images that the cut may leave
+    /// Seed that chooses one of the images that the cut may leave
     #[arg(long, value_name = "NUMBER", requires = "cut")]
     seed: Option<u64>,
     /// Show what the device in this directory did
     #[arg(long, value_name = "DIR")]
     stats: Option<PathBuf>,
-    /// Show it as JSON
+    /// Print JSON
     #[arg(long, requires = "stats")]
     json: bool,
 }
@@ -92,7 +92,7 @@ pub(crate) struct Args {
 fn profile(name: &str) -> Result<&'static Profile, String> {
     Profile::from_name(name).ok_or_else(|| {
         let known = Profile::ALL.map(|profile| profile.name).join(", ");
-        format!("no profile {name:?}; known: {known}")
+        format!("unknown profile {name:?}; known: {known}")
     })
 }
 
@@ -159,8 +159,8 @@ fn start(
         None => (None, MemImage::new(checked_size(args.size.unwrap_or(SIZE_BYTES))?)),
     };
     let device = Arc::new(SimDevice::with_contents(profile, contents));
-    let server = SimServer::mount(Arc::clone(&device), &source(image, profile), dir)?;
-    signals.watch(server.handle());
+    let mount = || SimServer::mount(Arc::clone(&device), &source(image, profile), dir);
+    let server = signals.watch(mount, SimServer::handle)?;
     Ok(Started { server, device, kept })
 }
 
@@ -173,7 +173,7 @@ fn checked_size(bytes: u64) -> Result<u64> {
     // Larger files cannot be addressed by read(2) and write(2).
     if bytes == 0 || !bytes.is_multiple_of(4096) || i64::try_from(bytes).is_err() {
         return Err(Failure::usage(format!(
-            "a device cannot have {bytes} bytes; give a multiple of 4K, such as 512M"
+            "invalid size of {bytes} bytes; give a multiple of 4K, such as 512M"
         )));
     }
     Ok(bytes)
@@ -208,7 +208,7 @@ impl Kept {
             file.set_len(checked_size(size.unwrap_or(SIZE_BYTES))?)?;
         } else if let Some(size) = size.filter(|size| *size != len) {
             return Err(Failure::usage(format!(
-                "{} has {len} bytes, not {size}; leave --size out",
+                "{} has {len} bytes, not {size}; omit --size",
                 path.display()
             )));
         } else {
@@ -253,7 +253,7 @@ fn served(dir: &Path) -> Result<PathBuf> {
     match mount::mount_at(&dir).context("/proc/self/mountinfo")? {
         Some(entry) if entry.is_sim() => Ok(dir),
         Some(_) => Err(Failure::new(format!(
-            "{} is no modelled device but another mount; name the directory given to fjord sim",
+            "{} is not a simulated device but another mount; give the directory named to fjord sim",
             dir.display()
         ))),
         None => Err(MountError::NotMounted(dir).into()),
@@ -266,7 +266,7 @@ fn new_image(path: &Path, len: u64) -> Result<File> {
     let file = file.context(path.display())?;
     if !file.metadata().context(path.display())?.is_file() {
         return Err(Failure::new(format!(
-            "{} is not a regular file; name one for the image, or a new path",
+            "{} is not a regular file; give a regular file or a new path for the image",
             path.display()
         )));
     }

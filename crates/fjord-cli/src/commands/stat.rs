@@ -18,7 +18,7 @@ pub(crate) struct Args {
     image: PathBuf,
     /// File in the image
     path: String,
-    /// List where the content lies
+    /// List the extents of the content
     #[arg(short, long)]
     extents: bool,
     /// Follow a symbolic link

@@ -15,8 +15,8 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-An fsync is served by the mount's policy, by data alone (nothing but contents changed), or falls back
-to a commit of everything, for the reasons shown. At the end come the latest warnings and errors.
+An fsync is served by the mount's policy, by data alone (only contents changed), or falls back to a
+full commit for the reasons shown. The latest warnings and errors follow at the end.
 
 Examples:
   fjord stats /mnt
@@ -24,9 +24,9 @@ Examples:
   fjord stats --watch=0.2 /mnt
   fjord stats --json /mnt | jq .fsync.fallbacks")]
 pub(crate) struct Args {
-    /// Directory that a fjord mount stands on, or one below
+    /// Mount point of fjord, or a directory below it
     dir: PathBuf,
-    /// Print a line every so many seconds: what was done since the last one
+    /// Print a line every so many seconds with what was done since the last one
     #[arg(
         short,
         long,
@@ -51,7 +51,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let pause = Duration::try_from_secs_f64(seconds)
                 .ok()
                 .filter(|pause| !pause.is_zero())
-                .ok_or_else(|| Failure::usage(format!("{seconds} is no time between lines")))?;
+                .ok_or_else(|| {
+                    Failure::usage(format!(
+                        "invalid interval {seconds}; give a positive number of seconds"
+                    ))
+                })?;
             watch(args, pause)
         }
     }
@@ -60,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn read(dir: &Path) -> Result<MountStats> {
     MountStats::read(dir).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOTTY | libc::ENOSYS | libc::EINVAL) => Failure::new(format!(
-            "{} is not on a mount of fjord; name the directory given to fjord mount",
+            "{} is not on a fjord mount; give the directory named to fjord mount",
             dir.display()
         )),
         _ => Failure::from(e).context(dir.display()),
@@ -187,8 +191,8 @@ fn table(stats: &MountStats) -> String {
     if let Some(since) = stats.cache.full_below_since {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let (ago, waiting) = (now.saturating_sub(since), size::show(stats.cache.dirty_bytes));
-        let state = format!("since {since} ({ago} s ago), {waiting} wait for room");
-        lines.push(("disk below full".into(), state));
+        let state = format!("since {since} ({ago} s ago), {waiting} waiting for space");
+        lines.push(("host disk full".into(), state));
     }
     if device.error_count > 0 {
         lines.push(("device errors".into(), device.error_count.to_string()));

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// Directory to start at
     #[arg(default_value = "/")]
     path: String,
-    /// Levels to go down
+    /// Maximum depth
     #[arg(short = 'L', long, value_name = "N", default_value_t = DEPTH_MAX)]
     depth: usize,
     /// Print JSON
@@ -61,7 +61,7 @@ fn collect(name: &[u8], file: &InodeRef, depth: usize) -> Result<Node> {
             let child = file.lookup(&name).context(output::name(&name))?;
             if child.ino() == file.ino() {
                 return Err(Failure::new(format!(
-                    "{}: a directory inside itself; run e2fsck -f on the image",
+                    "{}: the directory contains itself; run e2fsck -f on the image",
                     output::name(&name)
                 )));
             }

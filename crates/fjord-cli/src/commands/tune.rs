@@ -12,15 +12,15 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Areas hold the i-transactions that fsync writes with --fsync ijournal. They \
-lie in the journal behind the log, where Linux and e2fsck do not look, and take space of the \
+    after_help = "Areas hold the i-transactions that fsync writes under --fsync ijournal. They \
+lie in the journal after the log, where Linux and e2fsck do not look, and take space in the \
 image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune --ijournal 0 disk.img\n  fjord tune --fast-commit on disk.img"
 )]
 pub(crate) struct Args {
-    /// Number and size of the i-journal's areas, such as 4x2M; 0 removes them
+    /// Number and size of the areas for i-transactions, such as 4x2M; 0 removes them
     #[arg(long, value_name = "NxSIZE|0", value_parser = parse_areas)]
     ijournal: Option<Areas>,
-    /// Set or clear the feature fast_commit, which fsync needs with --fsync fast-commit
+    /// Set or clear the feature fast_commit, which the policy --fsync fast-commit needs
     #[arg(long, value_name = "on|off", value_parser = parse_switch)]
     fast_commit: Option<bool>,
     /// Image file or block device
@@ -42,7 +42,8 @@ pub(super) fn parse_areas(text: &str) -> Result<Areas, String> {
     if matches!(text, "0" | "none") {
         return Ok(Areas::None);
     }
-    let wrong = || "the number of areas and the size of each, such as 4x2M, or 0".to_owned();
+    let wrong =
+        || "expected the number of areas and the size of each, such as 4x2M, or 0".to_owned();
     let (count, bytes) = text.split_once(['x', 'X', '×']).ok_or_else(wrong)?;
     let count = count.parse().map_err(|_| wrong())?;
     Ok(Areas::Some { count, area_bytes: size::parse(bytes)? })
@@ -60,13 +61,13 @@ fn parse_switch(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err("on or off".into()),
+        _ => Err("expected on or off".into()),
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.ijournal.is_none() && args.fast_commit.is_none() {
-        return Err(Failure::usage("say what to change, such as --ijournal 4x2M"));
+        return Err(Failure::usage("nothing to change; give --ijournal or --fast-commit"));
     }
     if let Some(areas) = args.ijournal {
         let layout = match areas {

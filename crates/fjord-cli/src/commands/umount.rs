@@ -15,13 +15,16 @@ use fjord_format::{
     features::Incompat,
     superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
 };
-use fjord_fuse::mount::{self, LoopBacking, MountEntry, MountError};
+use fjord_fuse::{
+    mount::{self, LoopBacking, MountEntry, MountError},
+    stats::MountStats,
+};
 use rustix::fs::{FlockOperation, OFlags};
 
 use super::sim;
 use crate::{
     failure::{Context, EXIT_DAMAGED, Failure, Result},
-    in_use,
+    in_use, size,
 };
 
 /// How long the daemon of a plain `fuse` mount may take to write everything.
@@ -29,13 +32,13 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Returns when the image is clean on disk: it may be copied, moved or mounted \
-by Linux then.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umount disk.img"
+    after_help = "Returns when the image is clean on disk. It may then be copied, moved or mounted \
+by Linux.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umount disk.img"
 )]
 pub(crate) struct Args {
-    /// Directory that a fjord mount stands on, or the image or device that is mounted
+    /// Mount point of fjord, or the mounted image or device
     dir: PathBuf,
-    /// Detach it although it is in use; fjord goes on until the last user has left
+    /// Detach it even if it is in use; fjord continues until the last user is gone
     #[arg(short, long)]
     lazy: bool,
 }
@@ -51,31 +54,73 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if !entry.is_fjord() {
         return Err(Failure::new(format!(
-            "{} is a mount of type {}, not one of fjord's; use umount",
+            "{} is a mount of type {}, not of fjord; use umount",
             dir.display(),
             entry.fs_type
         )));
     }
     let image = image_of(&entry);
-    let died = matches!(
-        fs::read_dir(&dir),
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN)
-    );
+    let before = Before::look(&dir);
     mount::unmount_dir(&dir, args.lazy)?;
     let Some(image) = image else { return Ok(()) };
     if args.lazy {
         return Ok(());
     }
-    if died {
+    if before.died {
         return Err(Failure::new(format!(
-            "the fjord process that served {} had died; the image {} is safe but not clean: run \
-             `fjord recover {1}`, or mount it again",
+            "the fjord process that served {} had died; everything fsynced is safe, but the image is \
+             not clean: run `fjord recover {}`, or mount it again",
             dir.display(),
             image.display()
         )));
     }
     wait_for_daemon(&image)?;
-    check_clean(&image)
+    // A mount that was read-only by choice leaves the image as it found it.
+    if !before.was_left_alone {
+        check_clean(&image)?;
+    }
+    match before.without_room_bytes {
+        0 => Ok(()),
+        bytes => Err(Failure::new(format!(
+            "{} is unmounted and clean, but {} of file data that no fsync had made durable found no \
+             room and are lost: the file system that holds the image is full; make room there \
+             before the next mount",
+            image.display(),
+            size::show(bytes)
+        ))),
+    }
+}
+
+/// What the mount says of itself before it is unmounted.
+#[derive(Default)]
+struct Before {
+    /// Its server has ended.
+    died: bool,
+    /// It was read-only from the start, so that the image is as it was before.
+    was_left_alone: bool,
+    /// File data that waits for room in the file system that holds the image.
+    without_room_bytes: u64,
+}
+
+impl Before {
+    /// Has the mount write everything, and asks it how that went.
+    fn look(dir: &Path) -> Before {
+        if in_use::is_dead(dir) {
+            return Before { died: true, ..Before::default() };
+        }
+        let Ok(open) = File::open(dir) else { return Before::default() };
+        // Its error is found in the counters, too.
+        let _ = rustix::fs::syncfs(&open);
+        drop(open);
+        // A mount that does not answer is unmounted all the same.
+        let Ok(stats) = MountStats::read(dir) else { return Before::default() };
+        let is_full = stats.cache.full_below_since.is_some();
+        Before {
+            died: false,
+            was_left_alone: stats.health.read_only && stats.health.failure.is_none(),
+            without_room_bytes: if is_full { stats.cache.dirty_bytes } else { 0 },
+        }
+    }
 }
 
 /// Unmounts a modelled device; with `image`, waits until its contents are there.
@@ -90,8 +135,8 @@ fn switch_off(dir: &Path, image: Option<PathBuf>, lazy: bool) -> Result<()> {
     // A new file takes the place of the old one when it is whole.
     if powered && inode(&image).ok() == before {
         return Err(Failure::new(format!(
-            "the contents of the device could not be written to {}, which is as it was before; \
-             make room there, or use another place for --image",
+            "the contents of the device could not be written to {}, which is unchanged; free space \
+             there, or use another place for --image",
             image.display()
         )));
     }
@@ -141,7 +186,7 @@ fn wait_for_daemon(image: &Path) -> Result<()> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Err(Failure::new(format!(
-        "unmounted, but fjord still writes to {} after {} seconds; wait before you use it",
+        "unmounted, but fjord is still writing to {} after {} seconds; wait before you use it",
         image.display(),
         PATIENCE.as_secs()
     )))
@@ -186,8 +231,8 @@ fn check_clean(image: &Path) -> Result<()> {
             return Err(Failure {
                 code: EXIT_DAMAGED,
                 message: format!(
-                    "{} is unmounted, but cannot be read ({error}), so nobody knows whether it is \
-                     clean; look at the device, then run fjord recover",
+                    "{} is unmounted, but cannot be read ({error}), so it may not be clean; check the \
+                     device, then run fjord recover",
                     image.display()
                 ),
             });

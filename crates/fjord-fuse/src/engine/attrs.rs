@@ -166,7 +166,7 @@ impl EngineHandler {
         }
         // The groups matter only where set-group-ID is being given.
         let cred = match change.mode {
-            Some(mode) if mode & 0o2000 != 0 => caller::cred_with_groups(request.header),
+            Some(mode) if mode & 0o2000 != 0 => caller::cred_with_groups(request.header, 0),
             _ => caller::cred(request.header, 0),
         };
         let attr = node.set_attr(&change, &cred)?;
@@ -207,7 +207,7 @@ pub(super) fn outside_group(header: &InHeader, attr: &Attr, new_gid: Option<u32>
     if attr.mode & (S_ISGID | S_IXGRP) != S_ISGID || caller::keeps_set_ids(header) {
         return false;
     }
-    let caller = caller::cred_with_groups(header);
+    let caller = caller::cred_with_groups(header, 0);
     let outside = |gid| caller.gid != gid && !caller.groups.contains(&gid);
     outside(attr.gid) || attr.mode & S_ISUID != 0 && new_gid.is_some_and(outside)
 }

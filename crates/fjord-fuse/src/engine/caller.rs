@@ -18,17 +18,22 @@ pub(super) fn cred(header: &InHeader, umask: u32) -> Cred {
     Cred { uid: header.uid, gid: header.gid, groups: Vec::new(), umask: (umask & 0o777) as u16 }
 }
 
-/// As [`cred`], with the supplementary groups: for the rules of set-group-ID in chmod(2).
-pub(super) fn cred_with_groups(header: &InHeader) -> Cred {
+/// As [`cred`], with the supplementary groups: for the rules of set-group-ID.
+pub(super) fn cred_with_groups(header: &InHeader, umask: u32) -> Cred {
     let groups = status_field(header.pid, "Groups:")
         .map(|list| list.split_whitespace().filter_map(|g| g.parse().ok()).collect())
         .unwrap_or_default();
-    Cred { groups, ..cred(header, 0) }
+    Cred { groups, ..cred(header, umask) }
 }
 
 /// Whether the caller may administer the system: has CAP_SYS_ADMIN in this user namespace.
 pub(super) fn is_admin(header: &InHeader) -> bool {
     has_capability(header, CAP_SYS_ADMIN).unwrap_or(false)
+}
+
+/// Whether the caller is the user who serves the mount.
+pub(super) fn is_owner(header: &InHeader) -> bool {
+    header.uid == rustix::process::geteuid().as_raw()
 }
 
 /// Whether set-user-ID and set-group-ID stay when the caller changes a file: with CAP_FSETID in

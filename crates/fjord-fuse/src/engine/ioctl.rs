@@ -1,4 +1,4 @@
-//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label, counters.
+//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label, counters, snapshots.
 //!
 //! The kernel passes on only well-formed ioctls: the direction and size in the number tell which
 //! bytes come with the request and how many may go back.
@@ -11,6 +11,7 @@ use crate::{
     abi::*,
     reply::{Errno, Responder},
     request::Request,
+    snapshot::FJORD_IOC_SNAPSHOT,
     stats::{FJORD_IOC_STATS, MountStats},
 };
 
@@ -145,7 +146,7 @@ impl EngineHandler {
                 Ok(Vec::new())
             }
             FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),
-            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL => {
+            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL | FJORD_IOC_SNAPSHOT => {
                 self.ioctl_on_fs(request, args, input)
             }
             _ => Err(Errno(libc::ENOTTY)),
@@ -159,6 +160,13 @@ impl EngineHandler {
             let name = self.fs.superblock().s_volume_name;
             label[..name.len()].copy_from_slice(&name);
             return Ok(label.to_vec());
+        }
+        if args.cmd == FJORD_IOC_SNAPSHOT {
+            if !caller::is_owner(request.header) && !caller::is_admin(request.header) {
+                return Err(Errno(libc::EPERM));
+            }
+            self.desk.begin(&self.fs, &parse(input)?)?;
+            return Ok(Vec::new());
         }
         if !caller::is_admin(request.header) {
             return Err(Errno(libc::EPERM));

@@ -1,7 +1,7 @@
 //! From requests to the engine and back: no policy of its own, only the protocol's demands.
 //!
 //! Invariants: each engine error leaves as the errno that ext4 gives; replies that name a node are
-//! counted in [`nodes`] before they leave; attributes and names are handed out with long timeouts,
+//! counted in `nodes` before they leave; attributes and names are handed out with long timeouts,
 //! because every change comes through the kernel that caches them; no lock is held across an
 //! engine call.
 
@@ -17,6 +17,7 @@ use crate::{
     reply::{Errno, Responder},
     request::{Op, Request},
     session::{Handler, Negotiated, Scratch, SessionConfig},
+    snapshot::Desk,
 };
 
 mod attrs;
@@ -55,6 +56,7 @@ pub struct EngineHandler {
     sync_names: bool,
     /// Mounted with `sync`: attributes and reserved space too.
     sync_attrs: bool,
+    desk: Desk,
     /// INVAL_INODE notifications being sent; bounded, because each holds a worker.
     notifying: AtomicU32,
     /// How closing the file system ended; set by the first [`Handler::destroy`].
@@ -78,6 +80,7 @@ impl EngineHandler {
             writeback_cache: options.writeback_cache,
             sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
             sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),
+            desk: Desk::default(),
             notifying: AtomicU32::new(0),
             closed: Mutex::new(None),
         })
@@ -255,6 +258,7 @@ impl Handler for EngineHandler {
         if closed.is_some() {
             return;
         }
+        self.desk.close();
         self.handles.clear();
         self.nodes.clear();
         let result = self.fs.unmount();

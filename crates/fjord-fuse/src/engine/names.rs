@@ -15,6 +15,9 @@ use crate::{
 
 const PERMISSION_BITS: u32 = 0o7777;
 
+/// Set-group-ID of a file that its group may execute.
+const SET_GROUP_ID: u32 = libc::S_ISGID | libc::S_IXGRP;
+
 impl EngineHandler {
     /// Counts a lookup and makes the entry that hands the inode over.
     fn hand_over(&self, inode: InodeRef) -> EntryOut {
@@ -23,9 +26,15 @@ impl EngineHandler {
         entry
     }
 
-    fn new_file_cred(&self, request: &Request<'_>, umask: u32) -> Cred {
+    fn new_file_cred(&self, request: &Request<'_>, mode: u32, umask: u32) -> Cred {
         // Without ACLs the kernel has applied the umask already.
-        caller::cred(request.header, if self.acl { umask } else { 0 })
+        let umask = if self.acl { umask } else { 0 };
+        // Only these bits depend on the supplementary groups, which are costly to find out.
+        let is_set_gid = mode & SET_GROUP_ID == SET_GROUP_ID;
+        match is_set_gid {
+            true => caller::cred_with_groups(request.header, umask),
+            false => caller::cred(request.header, umask),
+        }
     }
 
     pub(super) fn lookup(&self, request: &Request<'_>, name: &[u8]) -> Outcome<EntryOut> {
@@ -61,7 +70,7 @@ impl EngineHandler {
         name: &[u8],
         target: &[u8],
     ) -> Outcome<EntryOut> {
-        let cred = self.new_file_cred(request, 0);
+        let cred = self.new_file_cred(request, 0, 0);
         let dir = self.node(request)?;
         let inode = dir.symlink(name, target, &cred)?;
         self.names_changed(&dir)?;
@@ -74,7 +83,7 @@ impl EngineHandler {
         args: &MknodIn,
         name: &[u8],
     ) -> Outcome<EntryOut> {
-        let cred = self.new_file_cred(request, args.umask);
+        let cred = self.new_file_cred(request, args.mode, args.umask);
         let dir = self.node(request)?;
         let inode = dir.mknod(name, args.mode as u16, args.rdev, &cred)?;
         self.names_changed(&dir)?;
@@ -87,7 +96,7 @@ impl EngineHandler {
         args: &MkdirIn,
         name: &[u8],
     ) -> Outcome<EntryOut> {
-        let cred = self.new_file_cred(request, args.umask);
+        let cred = self.new_file_cred(request, args.mode, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
         let dir = self.node(request)?;
         let inode = dir.mkdir(name, mode, &cred)?;
@@ -144,7 +153,7 @@ impl EngineHandler {
         name: &[u8],
         reply: Responder<'_>,
     ) -> Outcome<()> {
-        let cred = self.new_file_cred(request, args.umask);
+        let cred = self.new_file_cred(request, args.mode, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
         let created = self.node(request).and_then(|dir| {
             let inode = dir.create(name, mode, &cred)?;
@@ -160,7 +169,7 @@ impl EngineHandler {
         args: &CreateIn,
         reply: Responder<'_>,
     ) -> Outcome<()> {
-        let cred = self.new_file_cred(request, args.umask);
+        let cred = self.new_file_cred(request, args.mode, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
         let created = self.node(request).and_then(|dir| Ok(dir.tmpfile(mode, &cred)?));
         self.created(request, created, args.flags, reply)

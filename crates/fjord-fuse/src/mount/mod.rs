@@ -403,6 +403,29 @@ fn mount_unprivileged(
     mountpoint: &Path,
     options: &FuseOptions,
 ) -> Result<DevFuse, MountError> {
+    let list = unprivileged_list(subtype, source, options);
+    let mounted = match fusermount::mount(mountpoint, &list) {
+        // Older ones do not know it. fjord keeps those access times itself.
+        Err(e) if e.to_string().contains("nodiratime") => {
+            tracing::warn!(
+                "/proc/mounts will not show nodiratime, which this fusermount3 does not support; \
+                 it is in effect nevertheless"
+            );
+            let flags = options.flags - MountFlags::NODIRATIME;
+            let options = FuseOptions { flags, ..options.clone() };
+            fusermount::mount(mountpoint, &unprivileged_list(subtype, source, &options))
+        }
+        mounted => mounted,
+    };
+    let fd: OwnedFd = mounted.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => MountError::NoFusermount,
+        _ => MountError::Fusermount(e.to_string()),
+    })?;
+    Ok(DevFuse::new(fd))
+}
+
+/// The `-o` list for fusermount3.
+fn unprivileged_list(subtype: &str, source: &str, options: &FuseOptions) -> String {
     let mut list =
         format!("default_permissions,subtype={subtype},fsname={}", options::quote(source));
     for (flag, name) in [
@@ -424,11 +447,7 @@ fn mount_unprivileged(
     if let Some(max_read) = options.max_read {
         list.push_str(&format!(",max_read={max_read}"));
     }
-    let fd: OwnedFd = fusermount::mount(mountpoint, &list).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => MountError::NoFusermount,
-        _ => MountError::Fusermount(e.to_string()),
-    })?;
-    Ok(DevFuse::new(fd))
+    list
 }
 
 /// Takes a mount down from outside the session, for instance on SIGTERM.

@@ -126,6 +126,15 @@ pub fn drop_i_transactions(
     Ok(true)
 }
 
+/// Whether the journal bears the mark of i-transactions, with which e2fsck and Linux refuse the image.
+/// Writes nothing.
+///
+/// # Errors
+/// As [`drop_i_transactions`].
+pub fn is_marked(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<bool> {
+    read_superblock(device, map, block_size).map(|(superblock, _)| superblock.ijournal().is_some())
+}
+
 /// Reads and checks the journal superblock; returns it with the block it lies in.
 pub(crate) fn read_superblock(
     device: &Arc<dyn Device>,

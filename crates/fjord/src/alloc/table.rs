@@ -326,7 +326,6 @@ impl Scan<'_> {
             Ok(desc) => desc,
             Err(error) => {
                 let error = Error::corrupt("group descriptor", format!("group {group}: {error}"));
-                tracing::error!(%error, "the group will not be used");
                 cell.flags.fetch_or(DAMAGED, Ordering::AcqRel);
                 self.damage.get_or_insert(error);
                 return;

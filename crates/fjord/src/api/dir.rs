@@ -1,51 +1,76 @@
 //! Directory listings of the path interface.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fjord_format::InodeNo;
 
 use crate::attr::{Attr, FileKind};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::vfs::InodeRef;
 
 /// Entries fetched in one go.
 const BATCH: usize = 512;
 
 /// Iterates over the entries of a directory; see [`crate::Fs::read_dir`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.create_dir("/etc")?;
+/// fs.write("/etc/hosts", "127.0.0.1 localhost")?;
+/// for entry in fs.read_dir("/etc")? {
+///     let entry = entry?;
+///     assert_eq!(entry.path(), std::path::Path::new("/etc/hosts"));
+///     assert_eq!(entry.metadata()?.len(), 19);
+/// }
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 pub struct ReadDir {
     dir: InodeRef,
+    /// The path that was given.
+    path: Arc<Path>,
     cookie: u64,
     fetched: VecDeque<OwnedDirEntry>,
     done: bool,
 }
 
-/// One entry of [`ReadDir`].
+/// One entry of [`ReadDir`], which has an example.
 #[derive(Clone)]
 pub struct OwnedDirEntry {
     dir: InodeRef,
+    /// That of the directory.
+    path: Arc<Path>,
     ino: InodeNo,
     kind: Option<FileKind>,
     name: OsString,
 }
 
 impl ReadDir {
-    pub(super) fn new(dir: InodeRef) -> Result<Self> {
-        let mut listing = Self { dir, cookie: 0, fetched: VecDeque::new(), done: false };
+    pub(super) fn new(dir: InodeRef, path: &Path) -> Result<Self> {
+        let (path, fetched) = (Arc::from(path), VecDeque::new());
+        let mut listing = Self { dir, path, cookie: 0, fetched, done: false };
         listing.fetch()?;
         Ok(listing)
     }
 
     fn fetch(&mut self) -> Result<()> {
         let mut count = 0;
-        let (dir, fetched, cookie) = (&self.dir, &mut self.fetched, &mut self.cookie);
+        let Self { dir, path, fetched, cookie, .. } = self;
         dir.read_dir(*cookie, &mut |entry| {
             *cookie = entry.next_cookie;
             count += 1;
             if entry.name != b"." && entry.name != b".." {
                 fetched.push_back(OwnedDirEntry {
                     dir: dir.clone(),
+                    path: path.clone(),
                     ino: entry.ino,
                     kind: entry.kind,
                     name: OsString::from_vec(entry.name.to_vec()),
@@ -83,6 +108,23 @@ impl OwnedDirEntry {
         self.kind
     }
 
+    /// Kind of file, from the inode where the directory does not record it; a symbolic link is not
+    /// followed.
+    ///
+    /// # Errors
+    /// `ENOENT` if the name has gone since.
+    pub fn file_type(&self) -> Result<FileKind> {
+        match self.kind {
+            Some(kind) => Ok(kind),
+            None => Ok(self.metadata()?.kind()),
+        }
+    }
+
+    /// The path that was given to [`crate::Fs::read_dir`], and the name.
+    pub fn path(&self) -> PathBuf {
+        self.path.join(&self.name)
+    }
+
     /// Name.
     pub fn file_name(&self) -> &OsStr {
         &self.name
@@ -105,25 +147,57 @@ impl OwnedDirEntry {
     }
 }
 
+impl fmt::Debug for ReadDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReadDir").field(&self.path).finish()
+    }
+}
+
+impl fmt::Debug for OwnedDirEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnedDirEntry").field(&self.path()).finish()
+    }
+}
+
+/// A directory that is being emptied.
+struct Emptied {
+    dir: InodeRef,
+    listing: ReadDir,
+    /// Where it is to be removed from afterwards.
+    entry: Option<OwnedDirEntry>,
+}
+
+impl Emptied {
+    fn new(dir: InodeRef, entry: Option<OwnedDirEntry>) -> Result<Self> {
+        let listing = ReadDir::new(dir.clone(), Path::new(""))?;
+        Ok(Self { dir, listing, entry })
+    }
+}
+
 /// Removes everything in a directory, depth first, without recursion on the stack.
 pub(super) fn empty(dir: &InodeRef) -> Result<()> {
-    let mut stack: Vec<(InodeRef, ReadDir, Option<OwnedDirEntry>)> =
-        vec![(dir.clone(), ReadDir::new(dir.clone())?, None)];
-    while let Some((here, listing, _)) = stack.last_mut() {
-        match listing.next() {
+    let mut stack = vec![Emptied::new(dir.clone(), None)?];
+    let mut inside = HashSet::from([dir.ino()]);
+    while let Some(here) = stack.last_mut() {
+        match here.listing.next() {
             Some(entry) => {
                 let entry = entry?;
                 let inode = entry.inode()?;
                 if inode.attr().kind() == FileKind::Directory {
-                    stack.push((inode.clone(), ReadDir::new(inode)?, Some(entry)));
+                    if !inside.insert(inode.ino()) {
+                        let detail = format!("inode {} is within itself", inode.ino());
+                        return Err(Error::corrupt("directory", detail));
+                    }
+                    stack.push(Emptied::new(inode, Some(entry))?);
                 } else {
                     drop(inode);
-                    here.unlink(entry.name.as_bytes())?;
+                    here.dir.unlink(entry.name.as_bytes())?;
                 }
             }
             None => {
-                let Some((inode, _, entry)) = stack.pop() else { break };
-                drop(inode);
+                let Some(Emptied { dir, entry, .. }) = stack.pop() else { break };
+                inside.remove(&dir.ino());
+                drop(dir);
                 if let Some(entry) = entry {
                     entry.dir.rmdir(entry.name.as_bytes())?;
                 }

@@ -1,11 +1,14 @@
 //! Open files with a position, as `std::fs::File`.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::path;
+use super::metadata::{self, FileTimes, Permissions};
+use super::path::{self, Located};
 use crate::attr::{Attr, Cred, FileKind, SetAttr};
 use crate::error::Result;
 use crate::file::write::WriteOptions;
@@ -16,14 +19,19 @@ const FILE_MODE: u16 = 0o644;
 
 /// How to open a file; as `std::fs::OpenOptions`.
 ///
-/// ```no_run
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
 /// use std::io::Write;
-/// use fjord::{Fs, MountOptions, OpenOptions};
+/// use fjord::OpenOptions;
 ///
-/// let fs = Fs::open("disk.img", &MountOptions::default())?;
-/// let mut log = OpenOptions::new().append(true).create(true).open(&fs, "/var/log/app")?;
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// let mut log = OpenOptions::new().append(true).create(true).open(&fs, "/log")?;
 /// log.write_all(b"started\n")?;
 /// log.sync_data()?;
+/// # drop(log);
+/// # fs.unmount()?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -103,57 +111,98 @@ impl OpenOptions {
     ///
     /// # Errors
     /// `EINVAL` for options that make no sense together, `ENOENT`, `EEXIST`, `EISDIR`
-    /// when a directory is to be written, `EROFS`, `ENOSPC`.
+    /// when a directory is to be written, `EROFS`, `ENOSPC`; as [`Fs::resolve`].
     pub fn open(&self, fs: &Fs, path: impl AsRef<Path>) -> Result<File> {
         let writes = self.write || self.append;
-        let creates = self.create || self.create_new;
-        let changes = self.truncate || creates;
-        if !writes && (changes || !self.read) {
-            return Err(Errno::INVAL.into());
-        }
+        self.check()?;
         let path = path.as_ref();
+        if (self.create || self.create_new) && path::wants_dir(path) {
+            path::parent(fs, path, Errno::ISDIR)?;
+            return Err(Errno::ISDIR.into());
+        }
         let inode = if self.create_new {
-            let (parent, name) = path::parent(fs, path)?;
+            let (parent, name) = path::parent(fs, path, Errno::EXIST)?;
             parent.create(&name, self.mode, &Cred::root())?
         } else {
             self.open_or_create(fs, path)?
         };
-        if writes && inode.attr().kind() == FileKind::Directory {
+        let attr = inode.attr();
+        if (writes || self.create) && attr.kind() == FileKind::Directory {
             return Err(Errno::ISDIR.into());
         }
-        if self.truncate && inode.attr().size > 0 {
+        if self.truncate && attr.size > 0 {
             inode.set_attr(&SetAttr { size: Some(0), ..SetAttr::default() }, &Cred::root())?;
         }
-        Ok(File {
-            open: inode.open(),
-            position: 0,
-            read: self.read,
-            write: writes,
-            append: self.append,
-        })
+        let position = Mutex::new(0);
+        let open = inode.open();
+        Ok(File { open, position, read: self.read, write: writes, append: self.append })
+    }
+
+    /// The rules of `std::fs::OpenOptions` for what goes together.
+    fn check(&self) -> Result<()> {
+        let creates = self.create || self.create_new;
+        let is_sensible = match (self.write, self.append) {
+            (_, true) => !self.truncate || self.create_new,
+            (true, false) => true,
+            (false, false) => self.read && !self.truncate && !creates,
+        };
+        if is_sensible { Ok(()) } else { Err(Errno::INVAL.into()) }
     }
 
     fn open_or_create(&self, fs: &Fs, path: &Path) -> Result<InodeRef> {
-        match fs.resolve(path) {
-            Err(error) if self.create && error.is(Errno::NOENT) => {
-                let (parent, name) = path::parent(fs, path)?;
-                match parent.create(&name, self.mode, &Cred::root()) {
-                    Err(error) if error.is(Errno::EXIST) => fs.resolve(path),
-                    other => other,
-                }
-            }
-            other => other,
+        match path::locate(fs, path, true)? {
+            Located::Found(inode) => Ok(inode),
+            Located::Missing { .. } if !self.create => Err(Errno::NOENT.into()),
+            Located::Missing { dir, name } => match dir.create(&name, self.mode, &Cred::root()) {
+                Err(error) if error.is(Errno::EXIST) => fs.resolve(path),
+                other => other,
+            },
         }
     }
 }
 
-/// An open file with a position.
+/// An open file with a position, as `std::fs::File`: it reads, writes and seeks by the traits of
+/// `std::io`, also through a shared reference.
+///
+/// A write is in memory when the call returns, and survives a crash after [`File::sync_all`] or
+/// [`File::sync_data`]. Dropping a file reports no error.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use std::io::{Read, Seek, SeekFrom, Write};
+/// use fjord::OpenOptions;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&fs, "/file")?;
+/// file.write_all(b"hello, world")?;
+/// file.sync_all()?; // durable from here on
+///
+/// file.seek(SeekFrom::Start(7))?;
+/// let mut text = String::new();
+/// file.read_to_string(&mut text)?;
+/// assert_eq!(text, "world");
+/// # drop(file);
+/// # fs.unmount()?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct File {
     open: OpenFile,
-    position: u64,
+    /// Held for the time of a read or write that moves it.
+    position: Mutex<u64>,
     read: bool,
     write: bool,
     append: bool,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { read, write, append, .. } = self;
+        let mut file = f.debug_struct("File");
+        file.field("ino", &self.inode().ino()).field("read", read).field("write", write);
+        file.field("append", append).finish_non_exhaustive()
+    }
 }
 
 impl File {
@@ -230,28 +279,104 @@ impl File {
         self.inode().write_with(offset, data, options)
     }
 
+    /// As [`File::read_at`], until the buffer is full.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` where the file ends before; as [`File::read_at`].
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.read_at(&mut buf[done..], offset.saturating_add(done as u64))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`File::write_at`], until all is written.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; part of the data may have been written.
+    pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            match self.write_at(&data[done..], offset.saturating_add(done as u64))? {
+                0 => return Err(Errno::IO.into()),
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets permission bits; see [`Permissions`].
+    ///
+    /// # Errors
+    /// As [`Fs::set_permissions`].
+    pub fn set_permissions(&self, permissions: impl Into<Permissions>) -> Result<()> {
+        metadata::set_permissions(self.inode(), permissions.into())
+    }
+
+    /// Sets the times of access and modification; see [`FileTimes`].
+    ///
+    /// # Errors
+    /// As [`Fs::set_times`].
+    pub fn set_times(&self, times: FileTimes) -> Result<()> {
+        metadata::set_times(self.inode(), times)
+    }
+
     fn check(&self, allowed: bool) -> Result<()> {
         if allowed { Ok(()) } else { Err(Errno::BADF.into()) }
     }
 }
 
+impl io::Read for &File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut position = self.position.lock();
+        let count = self.read_at(buf, *position)?;
+        *position += count as u64;
+        Ok(count)
+    }
+}
+
+impl io::Write for &File {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let mut position = self.position.lock();
+        let count = self.write_at(data, *position)?;
+        *position =
+            if self.append { self.metadata().size } else { position.saturating_add(count as u64) };
+        Ok(count)
+    }
+
+    /// Does nothing, as for `std::fs::File`: durability is asked for by
+    /// [`File::sync_all`].
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Seek for &File {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        let mut position = self.position.lock();
+        let target = match to {
+            io::SeekFrom::Start(offset) => Some(offset),
+            io::SeekFrom::End(delta) => self.metadata().size.checked_add_signed(delta),
+            io::SeekFrom::Current(delta) => position.checked_add_signed(delta),
+        };
+        *position = target.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(*position)
+    }
+}
+
 impl io::Read for File {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let count = self.read_at(buf, self.position)?;
-        self.position += count as u64;
-        Ok(count)
+        (&*self).read(buf)
     }
 }
 
 impl io::Write for File {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let count = self.write_at(data, self.position)?;
-        self.position = if self.append {
-            self.metadata().size
-        } else {
-            self.position.saturating_add(count as u64)
-        };
-        Ok(count)
+        (&*self).write(data)
     }
 
     /// Does nothing, as for `std::fs::File`: durability is asked for by
@@ -263,13 +388,7 @@ impl io::Write for File {
 
 impl io::Seek for File {
     fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
-        let position = match to {
-            io::SeekFrom::Start(offset) => Some(offset),
-            io::SeekFrom::End(delta) => self.metadata().size.checked_add_signed(delta),
-            io::SeekFrom::Current(delta) => self.position.checked_add_signed(delta),
-        };
-        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.position)
+        (&*self).seek(to)
     }
 }
 

@@ -1,67 +1,63 @@
 //! The library interface in the habits of `std::fs`: paths, [`File`], [`OpenOptions`].
 //!
-//! Owns path resolution and file positions; everything else is done by
-//! [`InodeRef`](crate::InodeRef). Invariants: paths are bytes with `/` between names and
-//! always start at the root of the image; symbolic links are followed inside the image,
-//! never out of it; errors convert to [`std::io::Error`] with the kind that `std::fs`
-//! would give.
+//! Owns path resolution ([`path`]), file positions ([`file`]), listings and walks ([`dir`], [`walk`]),
+//! what a copy takes over ([`copy`]) and attributes as `std::fs` shows them ([`metadata`]);
+//! everything else is done by [`InodeRef`](crate::InodeRef). Invariants: paths are bytes with `/`
+//! between names and always start at the root of the image; symbolic links are followed inside the
+//! image, never out of it; all calls act for root; errors convert to [`std::io::Error`] with the kind
+//! that `std::fs` would give.
 
+mod copy;
 mod dir;
 mod file;
+mod metadata;
 mod path;
+mod walk;
 
 pub use dir::{OwnedDirEntry, ReadDir};
 pub use file::{File, OpenOptions};
+pub use metadata::{FileTimes, Permissions};
+pub use walk::{Walk, WalkEntry};
 
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::attr::{Attr, Cred, FileKind, SetAttr};
-use crate::error::Result;
+use crate::attr::{Cred, FileKind};
+use crate::error::{Error, Result};
 use crate::vfs::{Fs, InodeRef, RenameFlags};
 
 /// Permission bits of directories that the path calls create.
 const DIR_MODE: u16 = 0o755;
+/// Bytes that [`Fs::read`] asks for at a time.
+const READ_BYTES: u64 = 1 << 20;
 
+/// Calls by path. A path starts at the root of the image, with or without a slash; the empty path is
+/// the root. Symbolic links are followed inside the image.
 impl Fs {
     /// The inode that a path names, symbolic links followed.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`.
+    /// `ENOENT`, `ENOTDIR`, `ELOOP`, `ENAMETOOLONG`; `EINVAL` for a NUL byte; `Closed`.
     pub fn resolve(&self, path: impl AsRef<Path>) -> Result<InodeRef> {
         path::resolve(self, path.as_ref(), true)
     }
 
-    /// Attributes of what a path names, symbolic links followed.
+    /// Whether a path names something, symbolic links followed.
     ///
     /// # Errors
-    /// As [`Fs::resolve`].
-    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Attr> {
-        Ok(self.resolve(path)?.attr())
-    }
-
-    /// Attributes of what a path names; a symbolic link at its end is not followed.
-    ///
-    /// # Errors
-    /// As [`Fs::resolve`].
-    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Attr> {
-        Ok(path::resolve(self, path.as_ref(), false)?.attr())
-    }
-
-    /// Whether a path names something.
-    ///
-    /// # Errors
-    /// Errors other than that it does not.
+    /// As [`Fs::resolve`], but for `ENOENT`: `ENOTDIR` below a file, as `std::fs::exists`.
     pub fn try_exists(&self, path: impl AsRef<Path>) -> Result<bool> {
         match self.resolve(path) {
             Ok(_) => Ok(true),
-            Err(error) if error.is(Errno::NOENT) || error.is(Errno::NOTDIR) => Ok(false),
+            Err(error) if error.is(Errno::NOENT) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Opens a file for reading.
+    /// Opens a file for reading; [`OpenOptions`] opens it otherwise.
     ///
     /// # Errors
     /// As [`OpenOptions::open`].
@@ -80,21 +76,39 @@ impl Fs {
     /// The whole content of a file.
     ///
     /// # Errors
-    /// As [`OpenOptions::open`]; I/O errors.
+    /// `EISDIR`; as [`Fs::resolve`]; I/O errors.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let inode = self.resolve(path)?;
+        // One byte more than there should be shows the end; what the inode says may be damaged, and
+        // is no reason to take that much memory.
+        let chunk_bytes = inode.attr().size.saturating_add(1).min(READ_BYTES) as usize;
         let mut content = Vec::new();
-        let mut chunk = vec![0; 1 << 20];
         loop {
-            let count = inode.read(content.len() as u64, &mut chunk)?;
+            let done = content.len();
+            content.resize(done + chunk_bytes, 0);
+            let count = inode.read(done as u64, &mut content[done..])?;
+            content.truncate(done + count);
             if count == 0 {
                 return Ok(content);
             }
-            content.extend_from_slice(&chunk[..count]);
         }
     }
 
-    /// Creates or replaces a file with this content. Durable only after a sync.
+    /// The whole content of a file of text.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is not UTF-8; as [`Fs::read`].
+    pub fn read_to_string(&self, path: impl AsRef<Path>) -> Result<String> {
+        let path = path.as_ref();
+        String::from_utf8(self.read(path)?).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            let path = path.display();
+            Error::InvalidData(format!("{path} is not UTF-8 text: the byte at {at} is wrong"))
+        })
+    }
+
+    /// Creates a file with this content, or replaces that of an existing one. Durable only after a
+    /// sync ([`Fs::sync`], [`File::sync_all`]).
     ///
     /// # Errors
     /// As [`OpenOptions::open`]; `ENOSPC`; I/O errors.
@@ -108,37 +122,57 @@ impl Fs {
     /// # Errors
     /// `EEXIST`, `ENOENT`, `ENOSPC`, `EROFS`.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<InodeRef> {
-        let (parent, name) = path::parent(self, path.as_ref())?;
+        let (parent, name) = path::parent(self, path.as_ref(), Errno::EXIST)?;
         parent.mkdir(&name, DIR_MODE, &Cred::root())
     }
 
-    /// Creates a directory and those above it that are missing.
+    /// Creates a directory and those above it that are missing. One that exists is no error.
     ///
     /// # Errors
-    /// `ENOTDIR` if something else is in the way; as [`Fs::create_dir`].
+    /// `EEXIST` or `ENOTDIR` if something else is in the way; as [`Fs::create_dir`].
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<InodeRef> {
-        let mut dir = self.root()?;
-        for name in path::names(path.as_ref())? {
-            dir = match dir.lookup(&name) {
-                Ok(next) => path::follow(self, next)?,
-                Err(error) if error.is(Errno::NOENT) => {
-                    match dir.mkdir(&name, DIR_MODE, &Cred::root()) {
-                        Err(error) if error.is(Errno::EXIST) => dir.lookup(&name)?,
-                        other => other?,
-                    }
-                }
-                Err(error) => return Err(error),
-            };
+        let path = path.as_ref();
+        let names = path::names(path)?;
+        match self.resolve(path) {
+            Ok(dir) if dir.attr().is_dir() => return Ok(dir),
+            Err(error) if !error.is(Errno::NOENT) && !error.is(Errno::NOTDIR) => return Err(error),
+            _ => {}
         }
-        if dir.attr().kind() == FileKind::Directory { Ok(dir) } else { Err(Errno::NOTDIR.into()) }
+        let mut dir = self.root()?;
+        for depth in 1..=names.len() {
+            dir = self.ensure_dir(&names[..depth], depth == names.len())?;
+        }
+        Ok(dir)
     }
 
-    /// The entries of a directory, `.` and `..` left out.
+    /// The directory that a path of these names leads to, made if it is missing.
+    fn ensure_dir(&self, names: &[Vec<u8>], is_last: bool) -> Result<InodeRef> {
+        let path: PathBuf = names.iter().map(|name| OsStr::from_bytes(name)).collect();
+        match self.resolve(&path) {
+            Ok(dir) if dir.attr().is_dir() => return Ok(dir),
+            Ok(_) if !is_last => return Err(Errno::NOTDIR.into()),
+            Err(error) if !error.is(Errno::NOENT) => return Err(error),
+            _ => {}
+        }
+        let (parent, name) = path::parent_of(self, names.to_vec(), Errno::EXIST)?;
+        match parent.mkdir(&name, DIR_MODE, &Cred::root()) {
+            Err(error) if error.is(Errno::EXIST) => match self.resolve(&path) {
+                // Somebody else made it just now.
+                Ok(dir) if dir.attr().is_dir() => Ok(dir),
+                _ => Err(error),
+            },
+            made => made,
+        }
+    }
+
+    /// The entries of a directory, `.` and `..` left out, in the order of the directory;
+    /// [`ReadDir`] has an example.
     ///
     /// # Errors
     /// `ENOTDIR`; as [`Fs::resolve`].
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
-        ReadDir::new(self.resolve(path)?)
+        let path = path.as_ref();
+        ReadDir::new(self.resolve(path)?, path)
     }
 
     /// Removes a name that is not a directory's.
@@ -146,7 +180,7 @@ impl Fs {
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EPERM`.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (parent, name) = path::parent(self, path.as_ref())?;
+        let (parent, name) = path::parent_of_file(self, path.as_ref(), Errno::ISDIR)?;
         parent.unlink(&name)
     }
 
@@ -155,18 +189,21 @@ impl Fs {
     /// # Errors
     /// `ENOTEMPTY`, `ENOTDIR`, `ENOENT`.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (parent, name) = path::parent(self, path.as_ref())?;
+        let (parent, name) = path::parent(self, path.as_ref(), Errno::BUSY)?;
         parent.rmdir(&name)
     }
 
     /// Removes a directory with everything in it. Symbolic links are removed, not
-    /// followed.
+    /// followed; so is one that the path ends in.
     ///
     /// # Errors
-    /// The first error met; what was removed before stays removed.
+    /// `ENOTDIR`; `EBUSY` for the root. The first error met; what was removed before stays removed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (parent, name) = path::parent(self, path.as_ref())?;
+        let (parent, name) = path::parent(self, path.as_ref(), Errno::BUSY)?;
         let dir = parent.lookup(&name)?;
+        if dir.attr().kind() == FileKind::Symlink {
+            return parent.unlink(&name);
+        }
         dir::empty(&dir)?;
         drop(dir);
         parent.rmdir(&name)
@@ -177,8 +214,14 @@ impl Fs {
     /// # Errors
     /// As `rename(2)`.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
-        let (from_dir, from_name) = path::parent(self, from.as_ref())?;
-        let (to_dir, to_name) = path::parent(self, to.as_ref())?;
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let (from_dir, from_name) = path::parent(self, from, Errno::BUSY)?;
+        let (to_dir, to_name) = path::parent(self, to, Errno::BUSY)?;
+        if (path::wants_dir(from) || path::wants_dir(to))
+            && from_dir.lookup(&from_name)?.attr().kind() != FileKind::Directory
+        {
+            return Err(Errno::NOTDIR.into());
+        }
         from_dir.rename(&from_name, &to_dir, &to_name, RenameFlags::empty(), &Cred::root())
     }
 
@@ -188,7 +231,7 @@ impl Fs {
     /// `EEXIST`, `EMLINK`, `EPERM` for directories.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = path::resolve(self, original.as_ref(), false)?;
-        let (parent, name) = path::parent(self, link.as_ref())?;
+        let (parent, name) = path::parent_of_file(self, link.as_ref(), Errno::EXIST)?;
         parent.link(&target, &name)
     }
 
@@ -197,8 +240,7 @@ impl Fs {
     /// # Errors
     /// `EEXIST`, `ENAMETOOLONG`, `ENOSPC`.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<InodeRef> {
-        use std::os::unix::ffi::OsStrExt;
-        let (parent, name) = path::parent(self, link.as_ref())?;
+        let (parent, name) = path::parent_of_file(self, link.as_ref(), Errno::EXIST)?;
         parent.symlink(&name, target.as_ref().as_os_str().as_bytes(), &Cred::root())
     }
 
@@ -206,18 +248,8 @@ impl Fs {
     ///
     /// # Errors
     /// `EINVAL` if it is none.
-    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<std::path::PathBuf> {
-        use std::os::unix::ffi::OsStringExt;
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         let target = path::resolve(self, path.as_ref(), false)?.read_link()?;
-        Ok(std::ffi::OsString::from_vec(target).into())
-    }
-
-    /// Sets permission bits.
-    ///
-    /// # Errors
-    /// `EPERM` for immutable files, `EROFS`.
-    pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u16) -> Result<()> {
-        let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
-        self.resolve(path)?.set_attr(&change, &Cred::root()).map(drop)
+        Ok(OsString::from_vec(target).into())
     }
 }

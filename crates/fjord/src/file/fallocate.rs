@@ -22,7 +22,24 @@ use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::map::{self, MapKind, Progress};
 
 bitflags::bitflags! {
-    /// Modes of [`crate::InodeRef::fallocate`], with the values of `fallocate(2)`.
+    /// Modes of [`crate::InodeRef::fallocate`], with the values of `fallocate(2)`. None of them
+    /// allocates the range and extends the file to its end.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::FallocMode;
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// fs.write("/f", vec![7; 1 << 20])?;
+    /// let file = fs.resolve("/f")?;
+    /// file.fallocate(FallocMode::PUNCH_HOLE | FallocMode::KEEP_SIZE, 0, 512 << 10)?;
+    /// assert_eq!(file.seek_data(0)?, 512 << 10);
+    /// # drop(file);
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct FallocMode: u32 {
         /// Leave the size as it is.

@@ -20,7 +20,22 @@ use crate::inode::{Inode, InodeState, flags};
 use crate::map::{self, MapKind};
 use crate::xattr;
 
-/// How to write.
+/// How to write; see [`crate::InodeRef::write_with`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+/// use fjord::WriteOptions;
+///
+/// # let device = Arc::new(MemDevice::new(16 << 20));
+/// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+/// fs.write("/log", "one ")?;
+/// let append = WriteOptions { append: true, ..WriteOptions::default() };
+/// fs.resolve("/log")?.write_with(0, b"two", append)?;
+/// assert_eq!(fs.read("/log")?, b"one two");
+/// # fs.unmount()?;
+/// # Ok::<(), fjord::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WriteOptions {
     /// Write at the end of the file, wherever that is by then.

@@ -27,6 +27,8 @@ const INTERVAL_MIN_SECONDS: u64 = 1;
 /// Longest time to wait beyond one interval for a sign of life of another user.
 const WAIT_EXTRA_MAX_SECONDS: u64 = 60;
 
+const E2FSCK_RUNS: &str = "e2fsck is running on it, or was killed while it did";
+
 /// What a mount holds of the MMP block; empty for images without the feature.
 #[derive(Default)]
 pub(crate) struct Mmp {
@@ -47,6 +49,25 @@ struct Held {
 }
 
 impl Held {
+    /// The block of an image with the feature; nothing is written yet.
+    fn of(device: &Arc<dyn Device>, raw: &RawSuperblock, geo: &Geometry) -> Result<Option<Held>> {
+        if !geo.features.incompat.contains(Incompat::MMP) {
+            return Ok(None);
+        }
+        let number = BlockNo(raw.s_mmp_block.get());
+        if number.0 <= geo.first_data_block.0 || !geo.contains(number) {
+            return Err(Error::corrupt("superblock", format!("MMP block {number}")));
+        }
+        let update = u64::from(raw.s_mmp_update_interval.get());
+        Ok(Some(Held {
+            device: device.clone(),
+            offset: number.0 * u64::from(geo.block_size),
+            geo: geo.clone(),
+            interval: Duration::from_secs(update.max(INTERVAL_MIN_SECONDS)),
+            block: Mutex::new(None),
+        }))
+    }
+
     fn read(&self) -> Result<MmpBlock> {
         let bytes = self.device.read_buf(self.offset, self.geo.block_size as usize)?;
         Ok(MmpBlock::decode(&bytes, &self.geo)?)
@@ -82,24 +103,14 @@ impl Mmp {
         geo: &Geometry,
         options: &MountOptions,
     ) -> Result<Self> {
-        if !geo.features.incompat.contains(Incompat::MMP) || options.read_only {
+        if options.read_only {
             return Ok(Self::none());
         }
-        let number = BlockNo(raw.s_mmp_block.get());
-        if number.0 <= geo.first_data_block.0 || !geo.contains(number) {
-            return Err(Error::corrupt("superblock", format!("MMP block {number}")));
-        }
+        let Some(held) = Held::of(device, raw, geo)? else { return Ok(Self::none()) };
         let update = u64::from(raw.s_mmp_update_interval.get());
-        let held = Held {
-            device: device.clone(),
-            offset: number.0 * u64::from(geo.block_size),
-            geo: geo.clone(),
-            interval: Duration::from_secs(update.max(INTERVAL_MIN_SECONDS)),
-            block: Mutex::new(None),
-        };
         let found = held.read()?;
         if found.seq == SEQ_FSCK {
-            return Err(in_use(&found, "e2fsck is running on it, or was killed while it did"));
+            return Err(in_use(&found, E2FSCK_RUNS));
         }
         let check = u64::from(found.check_interval_seconds).max(update).max(INTERVAL_MIN_SECONDS);
         if found.seq != SEQ_CLEAN {
@@ -115,6 +126,38 @@ impl Mmp {
         wait_for_life(&held, &ours, check)?;
         *held.block.lock() = Some(ours);
         Ok(Self { held: Some(held), ..Self::default() })
+    }
+
+    /// Fails if the image bears the mark of a user, who may be on another node, or dead.
+    ///
+    /// # Errors
+    /// `Usage` naming the user.
+    pub(crate) fn check_unused(
+        device: &Arc<dyn Device>,
+        raw: &RawSuperblock,
+        geo: &Geometry,
+    ) -> Result<()> {
+        let Some(held) = Held::of(device, raw, geo)? else { return Ok(()) };
+        let found = held.read()?;
+        match found.seq {
+            SEQ_CLEAN => Ok(()),
+            SEQ_FSCK => Err(in_use(&found, E2FSCK_RUNS)),
+            _ => Err(in_use(&found, "it bears that user's mark")),
+        }
+    }
+
+    /// Takes the mark from a copy of an image, which nobody uses.
+    pub(crate) fn clear(
+        device: &Arc<dyn Device>,
+        raw: &RawSuperblock,
+        geo: &Geometry,
+    ) -> Result<()> {
+        let Some(held) = Held::of(device, raw, geo)? else { return Ok(()) };
+        let found = held.read()?;
+        if found.seq == SEQ_CLEAN {
+            return Ok(());
+        }
+        held.write(&MmpBlock { seq: SEQ_CLEAN, ..found })
     }
 
     /// Starts the heartbeat.

@@ -1,19 +1,22 @@
 //! The mounted file system.
 //!
-//! Owns [`FsInner`], which everything else hangs on, and its life: mount ([`mount`], [`recover`]),
-//! the superblock ([`superblock`]), health ([`status`], [`events`]), room below ([`room`]),
-//! background threads ([`threads`]), sync and unmount ([`sync`]).
+//! Owns [`FsInner`], which everything else hangs on, and its life: formatting ([`create`]), mount
+//! ([`mount`], [`recover`]), the superblock ([`superblock`]), health ([`status`], [`events`]), room
+//! below ([`room`]), background threads ([`threads`]), snapshots ([`snapshot`]), sync and unmount
+//! ([`sync`]).
 //!
 //! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
 //! that met corruption or a failed write changes nothing on the device any more; the
 //! image is marked clean only after everything is home and flushed.
 
+pub(crate) mod create;
 pub(crate) mod dirty;
 pub(crate) mod events;
 pub(crate) mod mmp;
 pub(crate) mod mount;
 mod recover;
 pub(crate) mod room;
+pub(crate) mod snapshot;
 pub(crate) mod status;
 pub(crate) mod superblock;
 pub(crate) mod sync;
@@ -150,7 +153,8 @@ impl FsInner {
     /// Opens a handle for an operation that dirties up to `credits` metadata blocks.
     ///
     /// # Errors
-    /// `EROFS` on a read-only file system, `EIO` after shutdown, journal errors.
+    /// `EROFS` on a read-only file system, `Closed` after the unmount, `EIO` after shutdown,
+    /// journal errors.
     pub(crate) fn start(&self, credits: u32) -> Result<Handle> {
         self.check_writable()?;
         if self.meta.is_far_over_budget() {
@@ -216,8 +220,14 @@ impl FsInner {
     }
 
     /// Fails unless operations may go on.
+    ///
+    /// # Errors
+    /// `Closed` after the unmount, `EIO` after a shutdown.
     pub(crate) fn check_alive(&self) -> Result<()> {
-        if self.status.is_shut_down() { Err(Errno::IO.into()) } else { Ok(()) }
+        if !self.status.is_shut_down() {
+            return Ok(());
+        }
+        Err(if self.status.is_unmounted() { Error::Closed } else { Errno::IO.into() })
     }
 
     /// Fails unless changes are allowed.

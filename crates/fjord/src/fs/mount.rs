@@ -56,6 +56,8 @@ pub(super) enum Purpose {
     Use,
     /// To be recovered, and no more.
     Recovery,
+    /// As `Recovery`, of a copy that nobody else has: no mark of multi-mount protection is needed.
+    RecoveryOfCopy,
 }
 
 /// Features that fjord reads and writes.
@@ -95,22 +97,34 @@ pub(super) fn writable() -> Features {
 
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
-    if recover::is_wanted(options) {
-        recover::at_path(path, options)?;
-    }
-    let file_options = FileOptions { read_only: options.read_only, ..FileOptions::default() };
-    let device =
-        FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))?;
-    mount_device(Arc::new(device), options, Purpose::Use)
-        .map_err(|error| room::name_full(error, path))
+    let warning = if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
+    let device = open_file(path, options, options.read_only)?;
+    let fs = mount_device(Arc::new(device), options, Purpose::Use)
+        .map_err(|error| room::name_full(error, path))?;
+    warning.inspect(|warning| fs.warn(warning));
+    Ok(fs)
+}
+
+/// Opens and locks the file or block device at `path`, waiting for its lock as `options` say.
+pub(super) fn open_file(
+    path: &Path,
+    options: &MountOptions,
+    read_only: bool,
+) -> Result<FileDevice> {
+    let lock_timeout = options.lock_timeout;
+    let file_options = FileOptions { read_only, lock_timeout, ..FileOptions::default() };
+    FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))
 }
 
 /// Opens the image on `device`.
 pub(crate) fn open_device(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<FsInner>> {
-    if recover::is_wanted(options) {
-        recover::on_device(&device, options)?;
-    }
-    mount_device(device, options, Purpose::Use)
+    let warning = match recover::is_wanted(options) {
+        true => recover::on_device(&device, options, Purpose::Recovery)?,
+        false => None,
+    };
+    let fs = mount_device(device, options, Purpose::Use)?;
+    warning.inspect(|warning| fs.warn(warning));
+    Ok(fs)
 }
 
 /// Loads the image on `device`.
@@ -125,7 +139,10 @@ pub(super) fn mount_device(
     let options = settle_options(&raw, options)?;
     let geo = Geometry::from_superblock(&raw)?;
     check_size(&**device, &geo)?;
-    let mmp = Arc::new(mmp::Mmp::acquire(device, &raw, &geo, &options)?);
+    let mmp = Arc::new(match purpose {
+        Purpose::Use | Purpose::Recovery => mmp::Mmp::acquire(device, &raw, &geo, &options)?,
+        Purpose::RecoveryOfCopy => mmp::Mmp::none(),
+    });
     // The image is not in use after all when the rest fails.
     load(below, &raw, &geo, options, mmp.clone(), purpose).inspect_err(|_| mmp.release())
 }
@@ -170,10 +187,14 @@ fn load(
     {
         return Err(damage.clone());
     }
+    let damage = groups.damage().cloned();
     if options.fill_all {
         groups.keep_nothing();
     }
     let fs = build(below, raw, geo, options, mmp, groups);
+    if let Some(damage) = damage {
+        fs.error(format_args!("the group is not used: {damage}"));
+    }
     if let Some(awake) = awake {
         fs.awake.get_or_init(|| awake);
     }
@@ -208,7 +229,7 @@ fn start_writing(
     replay::ijournal::apply(fs, fs.journal().take_pending())?;
     match purpose {
         Purpose::Use => fs.write_mounted_superblock(aborted)?,
-        Purpose::Recovery => fs.write_recovering_superblock(aborted)?,
+        Purpose::Recovery | Purpose::RecoveryOfCopy => fs.write_recovering_superblock(aborted)?,
     }
     if aborted {
         // The superblock has the mark now, where e2fsck looks for it.

@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fjord_block::{Device, DeviceExt, FileDevice, FileOptions, OpenError};
+use fjord_block::{Device, DeviceExt, OpenError};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_OFFSET_BYTES};
@@ -27,39 +27,56 @@ pub(super) fn is_wanted(options: &MountOptions) -> bool {
     options.read_only && options.recover_before_read_only && !options.no_load_journal
 }
 
+/// A warning for the mount that follows.
+type Warning = Option<String>;
+
 /// Recovers the image at `path` if it needs that.
 ///
 /// # Errors
 /// `Usage` for a dirty journal in an image that cannot be written; those of a mount for writing.
-pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<()> {
-    let open = |read_only| {
-        let file_options = FileOptions { read_only, ..FileOptions::default() };
-        FileDevice::open(path, &file_options)
+pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<Warning> {
+    let open = |read_only| mount::open_file(path, options, read_only);
+    let needs = match Needs::of(&open(true)?, options)? {
+        Needed::Recovery(needs) => needs,
+        Needed::Nothing(warning) => return Ok(warning),
     };
-    let failed = |error| Error::Open(Arc::new(error));
-    let Some(needs) = Needs::of(&open(true).map_err(failed)?, options)? else { return Ok(()) };
-    match open(false) {
-        Ok(device) => on_device(&(Arc::new(device) as Arc<dyn Device>), options),
-        Err(OpenError::WriteProtected { source, .. }) => needs.without_writing(&source.to_string()),
-        Err(error) => Err(failed(error)),
+    let error = match open(false) {
+        Ok(device) => {
+            let device: Arc<dyn Device> = Arc::new(device);
+            return on_device(&device, options, Purpose::Recovery);
+        }
+        Err(error) => error,
+    };
+    if let Error::Open(refused) = &error
+        && let OpenError::WriteProtected { source, .. } = &**refused
+    {
+        return needs.without_writing(&source.to_string());
     }
+    Err(error)
 }
 
-/// Recovers the image on `device` if it needs that.
+/// Recovers the image on `device` if it needs that, for one of the purposes that recover.
 ///
 /// # Errors
 /// As [`at_path`].
-pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Result<()> {
-    let Some(needs) = Needs::of(&**device, options)? else { return Ok(()) };
+pub(super) fn on_device(
+    device: &Arc<dyn Device>,
+    options: &MountOptions,
+    purpose: Purpose,
+) -> Result<Warning> {
+    let needs = match Needs::of(&**device, options)? {
+        Needed::Recovery(needs) => needs,
+        Needed::Nothing(warning) => return Ok(warning),
+    };
     if device.capabilities().read_only {
         return needs.without_writing("the device is read-only");
     }
     tracing::info!(?needs, "recovering the image before it is mounted read-only");
     let options = recovering(options);
     if !needs.unknown.is_empty() {
-        return replay_log(device, &options, &needs);
+        return replay_log(device, &options, &needs).map(|()| None);
     }
-    mount::mount_device(device.clone(), &options, Purpose::Recovery)?.end_recovery()
+    mount::mount_device(device.clone(), &options, purpose)?.end_recovery().map(|()| None)
 }
 
 /// What is to be done, read from the superblock.
@@ -67,13 +84,19 @@ pub(super) fn on_device(device: &Arc<dyn Device>, options: &MountOptions) -> Res
 struct Needs {
     /// The log is to be replayed.
     log: bool,
-    /// Features with which nothing but the log can be brought home.
+    /// Features with which nothing but the log can be replayed.
     unknown: Features,
 }
 
+/// Whether an image needs recovery.
+enum Needed {
+    Recovery(Needs),
+    /// The image is clean, or nothing can be done, which a warning says.
+    Nothing(Warning),
+}
+
 impl Needs {
-    /// `None` for a clean image, and where nothing can be done.
-    fn of(device: &dyn Device, options: &MountOptions) -> Result<Option<Needs>> {
+    fn of(device: &dyn Device, options: &MountOptions) -> Result<Needed> {
         let raw = mount::read_torn_superblock(device, options)?;
         let features = raw.features();
         let log = features.compat.contains(Compat::HAS_JOURNAL)
@@ -85,14 +108,18 @@ impl Needs {
         if !log && orphans && !unknown.is_empty() {
             // As Linux has it with features that it does not know.
             let names = unknown.names().join(", ");
-            tracing::warn!("orphans stay: nothing is written beside the feature {names}");
-            return Ok(None);
+            return Ok(Needed::Nothing(Some(format!(
+                "orphans are not processed: the image has the unsupported feature {names}"
+            ))));
         }
-        Ok((log || orphans).then_some(Needs { log, unknown }))
+        match log || orphans {
+            true => Ok(Needed::Recovery(Needs { log, unknown })),
+            false => Ok(Needed::Nothing(None)),
+        }
     }
 
     /// Without a replay, orphans can wait for the next mount; the tree is whole.
-    fn without_writing(&self, why: &str) -> Result<()> {
+    fn without_writing(&self, why: &str) -> Result<Warning> {
         if self.log {
             return Err(dirty(&format!(
                 "it cannot be replayed, because the image cannot be written ({why}); make it \
@@ -100,8 +127,7 @@ impl Needs {
                  the journal holds"
             )));
         }
-        tracing::warn!("orphans stay for the next mount: the image cannot be written ({why})");
-        Ok(())
+        Ok(Some(format!("orphans are left to the next mount: the image cannot be written ({why})")))
     }
 }
 

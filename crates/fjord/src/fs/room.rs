@@ -53,7 +53,8 @@ impl Room {
         self.full.lock().map(|full| full.since)
     }
 
-    fn refuse(&self, offset: u64, len: u64) {
+    /// Notes a refusal. Returns whether it is the first since there was room.
+    fn refuse(&self, offset: u64, len: u64) -> bool {
         let mut state = self.full.lock();
         let begins = state.is_none();
         let full = state.get_or_insert(Full {
@@ -64,24 +65,17 @@ impl Room {
         full.refused = (offset, len);
         full.refused_count += 1;
         self.is_full.store(true, Ordering::Release);
-        drop(state);
-        if begins {
-            tracing::warn!(
-                "the file system that holds the image is full: file data waits in memory, and \
-                 fsync fails with ENOSPC, until there is room there"
-            );
-        }
+        begins
     }
 
-    /// What waited went out; unless more was refused than `refused_count` times.
-    fn end(&self, refused_count: u64) {
+    /// What waited went out, unless more was refused than `refused_count` times. Returns for how many
+    /// seconds the disk was full.
+    fn end(&self, refused_count: u64) -> Option<u64> {
         let mut state = self.full.lock();
-        let Some(full) = state.filter(|full| full.refused_count <= refused_count) else { return };
+        let full = state.filter(|full| full.refused_count <= refused_count)?;
         *state = None;
         self.is_full.store(false, Ordering::Release);
-        drop(state);
-        let seconds = full.since.elapsed().unwrap_or_default().as_secs();
-        tracing::warn!(seconds, "the file system that holds the image has room again");
+        Some(full.since.elapsed().unwrap_or_default().as_secs())
     }
 }
 
@@ -100,7 +94,12 @@ impl FsInner {
     pub(crate) fn told_room(&self, result: Result<(), IoError>) -> Result<()> {
         match result {
             Err(error) if error.is_no_space() => {
-                self.room.refuse(error.offset, error.len);
+                if self.room.refuse(error.offset, error.len) {
+                    self.warn(
+                        "the file system that holds the image is full: file data waits in memory, \
+                         and fsync fails with ENOSPC, until there is room there",
+                    );
+                }
                 Err(Errno::NOSPC.into())
             }
             Err(error) => {
@@ -120,7 +119,14 @@ impl FsInner {
             return;
         }
         background::write_old(self, Want::Any, Class::Background, || self.status.is_read_only());
-        self.room.end(full.refused_count);
+        self.end_full(full.refused_count);
+    }
+
+    fn end_full(&self, refused_count: u64) {
+        if let Some(seconds) = self.room.end(refused_count) {
+            let again = "the file system that holds the image has room again";
+            self.warn(format_args!("{again}, after {seconds} seconds"));
+        }
     }
 
     /// Runs something that writes out all that waits, and notes it if it does.
@@ -128,7 +134,7 @@ impl FsInner {
         let before = *self.room.full.lock();
         let result = write();
         if let (Some(full), Ok(_)) = (before, &result) {
-            self.room.end(full.refused_count);
+            self.end_full(full.refused_count);
         }
         result
     }

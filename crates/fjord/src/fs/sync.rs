@@ -19,9 +19,6 @@ use crate::fs::FsInner;
 use crate::fs::status::ShutdownMode;
 use crate::inode::Inode;
 
-/// How long `ENOSPC` waits for removed files that somebody still holds.
-const RELEASE_WAIT: Duration = Duration::from_millis(200);
-
 /// How long after its removal a file is expected to be let go of by a front end that holds it, and
 /// by one that seems to have it open: what it does after close(2) takes a moment, too.
 const HELD_WAIT: Duration = Duration::from_millis(500);
@@ -95,19 +92,17 @@ impl Releases {
         self.released.notify_all();
     }
 
-    /// Whether removed files still have their blocks. One that never had a name is not among them:
-    /// whoever made it goes on with it.
-    fn are_awaited(&self) -> bool {
-        !self.leaving.lock().nameless.is_empty()
-    }
-
-    /// Waits until the removed files are freed that nobody has open.
-    fn settle(&self) {
+    /// Waits until the removed files are freed that nobody has open. Returns whether one was freed
+    /// meanwhile.
+    fn settle(&self) -> bool {
         let mut leaving = self.leaving.lock();
+        let before_count = leaving.count;
         loop {
             let now = Instant::now();
             let ends = leaving.nameless.values().map(Nameless::wait_until);
-            let Some(next) = ends.filter(|end| *end > now).min() else { return };
+            let Some(next) = ends.filter(|end| *end > now).min() else {
+                return leaving.count != before_count;
+            };
             // Some let go without a word.
             self.released.wait_until(&mut leaving, next.min(now + OPEN_WAIT));
         }
@@ -124,22 +119,6 @@ impl Releases {
     #[cfg(test)]
     fn is_deleting(&self) -> bool {
         self.leaving.lock().is_deleting()
-    }
-
-    fn wait_while(&self, condition: impl Fn() -> bool, time_max: Duration) {
-        let deadline = Instant::now() + time_max;
-        loop {
-            let seen = self.leaving.lock().count;
-            if !condition() {
-                return;
-            }
-            let mut leaving = self.leaving.lock();
-            while leaving.count == seen {
-                if self.released.wait_until(&mut leaving, deadline).timed_out() {
-                    return;
-                }
-            }
-        }
     }
 }
 
@@ -183,15 +162,15 @@ impl FsInner {
         })
     }
 
-    /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again.
-    /// Returns whether another try may find space.
+    /// After `ENOSPC`: turns reservations into blocks and makes freed blocks usable again, those of
+    /// files that are being deleted included. Returns whether another try may find space.
     pub(crate) fn regain_space(self: &Arc<Self>) -> bool {
-        // A front end lets go of a removed file a moment after the removal.
-        let may_come = || self.pending_free_blocks() == 0 && self.releases.are_awaited();
-        self.releases.wait_while(may_come, RELEASE_WAIT);
+        // A front end lets go of a removed file a moment after the removal, and a large file is
+        // freed in several transactions.
+        let freed = !self.orphans.is_empty() && self.releases.settle();
         let waiting = self.pending_free_blocks() > 0;
         let dirty = self.page_lru.dirty_bytes() > 0;
-        if !waiting && !dirty {
+        if !freed && !waiting && !dirty {
             return false;
         }
         let written = if dirty { self.write_all_dirty() } else { Ok(()) };
@@ -275,24 +254,6 @@ mod tests {
     use crate::inode::table;
     use crate::namei;
     use crate::testing::TestFs;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    #[test]
-    fn a_release_ends_the_wait() {
-        let (releases, free) = (Releases::default(), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                releases.wait_while(|| !free.load(Ordering::SeqCst), Duration::from_secs(3600));
-            });
-            // One that frees nothing does not end it.
-            releases.notify(InodeNo(12));
-            assert!(!waiter.is_finished());
-            free.store(true, Ordering::SeqCst);
-            releases.notify(InodeNo(12));
-        });
-        // And time does.
-        releases.wait_while(|| true, Duration::from_millis(1));
-    }
 
     /// Another thread is deleting a file with many extents when the file system is unmounted.
     #[test]
@@ -317,13 +278,36 @@ mod tests {
         test.finish();
     }
 
+    /// ENOSPC while another thread has freed a part of a large file: the rest comes, too.
+    #[test]
+    fn the_whole_of_a_deleted_file_is_regained() {
+        let test = TestFs::new(&["-t", "ext4", "-b", "1024"], 64);
+        let fs = &test.fs;
+        let file = test.create("file");
+        for at in 0..12_000 {
+            write(fs, &file, at * 2048, &[1; 1024], WriteOptions::default()).unwrap();
+        }
+        fs.sync().unwrap();
+        drop(file);
+        let root = table::get(fs, InodeNo::ROOT).unwrap();
+        let removed = namei::unlink(fs, &root, b"file").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(removed));
+            while fs.pending_free_blocks() == 0 && !fs.orphans.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(fs.regain_space());
+            assert!(!fs.releases.is_deleting(), "blocks of the file are still in use");
+        });
+        fs.unmount().unwrap();
+        test.finish();
+    }
+
     #[test]
     fn removed_files_are_waited_for_until_they_are_gone_or_old() {
         let releases = Releases::default();
         releases.settle();
-        assert!(!releases.are_awaited());
         releases.begin(&Weak::new(), InodeNo(12));
-        assert!(releases.are_awaited());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 let began = Instant::now();

@@ -11,7 +11,7 @@
 //! of one file stand in the area in the order of its changes; 4. **flush**, if data lies in blocks
 //! that the log adds or behind the old size; 5. the block is written **with FUA** (where data was
 //! only overwritten: written, then **flush**). Steps 4 and 5 are those of
-//! [`fjord_journal::Journal::fast_commit`].
+//! [`fjord_journal::Journal::queue_fast_commit`] and [`fjord_journal::Journal::wait_fast_commit`].
 //!
 //! A crash before 5 is complete leaves the file as of its last fast or full commit, after it the
 //! new state. All of it is in the running transaction too: once that has committed, the area

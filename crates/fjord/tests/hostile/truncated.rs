@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use fjord::{Cred, Fs, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{AreaLayout, Cred, Fs, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_testkit::image::{self, Scratch};
 use fjord_testkit::tools;
 
@@ -71,6 +71,31 @@ fn an_fsync_promises_nothing() -> Result<()> {
         truncate(&path)?;
         file.write(0, &[1; 8192])?;
         let error = file.open().fsync(true).err().context("fsync says that all is well")?;
+        ensure!(error.errno() == libc::EIO, "{error}");
+        drop(file);
+        ends_somewhere(&fs)?;
+    }
+    Ok(())
+}
+
+/// An i-transaction is made durable by FUA writes, without a flush.
+#[test]
+fn an_fsync_by_an_area_promises_nothing() -> Result<()> {
+    for scheduler in [Scheduler::Direct, Scheduler::Epoch] {
+        let scratch = Scratch::new("truncated")?;
+        let path = made(&scratch)?;
+        let fs = Fs::open(&path, &workload::options())?;
+        fs.set_ijournal_areas(Some(AreaLayout { count: 2, area_bytes: 256 << 10 }))?;
+        fs.unmount()?;
+        let fsync = FsyncPolicyKind::Ijournal;
+        let options = MountOptions { scheduler, fsync, ..workload::options() };
+        let fs = Fs::open(&path, &options)?;
+        let file = fs.root()?.create(b"new", 0o644, &Cred::root())?;
+        file.write(0, &[1; 8192])?;
+        file.open().fsync(false)?;
+        truncate(&path)?;
+        file.write(0, &[2; 16384])?;
+        let error = file.open().fsync(false).err().context("fsync says that all is well")?;
         ensure!(error.errno() == libc::EIO, "{error}");
         drop(file);
         ends_somewhere(&fs)?;

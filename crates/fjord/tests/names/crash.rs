@@ -272,7 +272,7 @@ fn a_torn_superblock_is_found_whole_in_the_log() {
         std::fs::write(&torn, bytes).expect("a copy");
     });
     let read_only = MountOptions { read_only: true, ..MountOptions::default() };
-    let error = Fs::open(&torn, &read_only).err().expect("nothing is replayed");
+    let error = Fs::open(&torn, &read_only).expect_err("nothing is replayed");
     assert!(error.is_corrupt(), "{error}");
     finish(Fs::open(&torn, &MountOptions::default()).expect("fjord recovers"));
     image::e2fsck_clean(&torn).expect("whole after fjord's recovery");

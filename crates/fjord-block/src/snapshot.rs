@@ -1,0 +1,142 @@
+//! Snapshots: a copy of a device as it is at one moment, while it is in use. Owns the types that
+//! [`crate::Device::snapshot_to`] takes and gives; the files backend has the work.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use crate::error::IoError;
+
+/// Whether the copy shares its blocks with the image (FICLONE), as `cp --reflink` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reflink {
+    /// Where the file system can; else the bytes are copied.
+    #[default]
+    Auto,
+    /// Or fail.
+    Always,
+    /// The bytes are copied: nothing is shared, so that overwriting the image needs no room.
+    Never,
+}
+
+impl Reflink {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reflink::Auto => "auto",
+            Reflink::Always => "always",
+            Reflink::Never => "never",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<Reflink> {
+        [Reflink::Auto, Reflink::Always, Reflink::Never].into_iter().find(|r| r.name() == name)
+    }
+}
+
+/// How to take a snapshot.
+#[derive(Clone, Copy, Default)]
+pub struct SnapshotOptions<'a> {
+    /// Whether blocks are shared.
+    pub reflink: Reflink,
+    /// Asked between pieces of the copy, which ends when it says `true`.
+    pub is_cancelled: Option<&'a (dyn Fn() -> bool + Sync)>,
+}
+
+impl fmt::Debug for SnapshotOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SnapshotOptions").field("reflink", &self.reflink).finish_non_exhaustive()
+    }
+}
+
+impl SnapshotOptions<'_> {
+    pub(crate) fn check_cancelled(&self) -> Result<(), SnapshotError> {
+        match self.is_cancelled {
+            Some(is_cancelled) if is_cancelled() => Err(SnapshotError::Cancelled),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a snapshot did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotReport {
+    /// The size of the copy in bytes.
+    pub size_bytes: u64,
+    /// Bytes written to the copy; 0 where it shares all blocks.
+    pub copied_bytes: u64,
+    /// The copy shares its blocks with the image.
+    pub reflinked: bool,
+    /// For how long no change of the image began.
+    pub pause: Duration,
+    /// Changes that waited: during the pause, or until the chunks that they touch had been read.
+    pub held_count: u64,
+    /// Permission bits of the image.
+    pub mode: u32,
+    /// The image, as stat(2) names it: device and inode number.
+    pub image: (u64, u64),
+}
+
+/// Why there is no snapshot. Whatever the copy holds then is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// A device that is neither a file nor a block device.
+    #[error("snapshots of this device are not supported; unmount the image and copy it")]
+    Unsupported,
+    /// One at a time.
+    #[error("another snapshot of it is being taken; wait until that is done, then try again")]
+    Busy,
+    /// By who asked for it.
+    #[error("the snapshot was cancelled")]
+    Cancelled,
+    /// The device was released meanwhile.
+    #[error("the image was unmounted during the snapshot; name the image to copy it")]
+    Closed,
+    /// The image became shorter.
+    #[error("the size of the image changed during the snapshot; try again")]
+    Resized,
+    /// Writes in flight, or the clone, took longer than a pause may last.
+    #[error(
+        "the pause took longer than {0:?}: the disk with the image is too slow for it now, or the \
+         file system takes too long to share the blocks; try again, or with --reflink never"
+    )]
+    SlowPause(Duration),
+    /// Writes to the image waited for the copy, which was too slow.
+    #[error(
+        "the copy was so slow that writes to the image waited for {0:?}; copy to a faster disk, or \
+         when the mount is less busy"
+    )]
+    SlowCopy(Duration),
+    /// The blocks cannot be shared.
+    #[error(
+        "the blocks cannot be shared ({0}); put the copy on the same file system, one that has reflinks (XFS, Btrfs), or leave --reflink out"
+    )]
+    NoReflink(io::Error),
+    /// The image could not be read.
+    #[error("reading the image failed: {0}")]
+    Read(IoError),
+    /// The copy could not be written.
+    #[error("writing the copy failed: {0}")]
+    Write(io::Error),
+    /// No thread could be started.
+    #[error("no thread could be started for the snapshot: {0}")]
+    Thread(io::Error),
+}
+
+impl SnapshotError {
+    /// The errno that a POSIX caller should see.
+    pub fn errno(&self) -> i32 {
+        match self {
+            SnapshotError::Unsupported | SnapshotError::NoReflink(_) => libc::EOPNOTSUPP,
+            SnapshotError::Busy => libc::EBUSY,
+            SnapshotError::Cancelled | SnapshotError::Closed => libc::ECANCELED,
+            SnapshotError::Resized => libc::EAGAIN,
+            SnapshotError::SlowPause(_) | SnapshotError::SlowCopy(_) => libc::ETIMEDOUT,
+            SnapshotError::Read(error) => error.errno(),
+            SnapshotError::Write(error) | SnapshotError::Thread(error) => {
+                error.raw_os_error().unwrap_or(libc::EIO)
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! `fjord fsck`, `fsck.fjord`: recover the journal, then have e2fsck check and repair the image.
+//!
+//! Owns the order of the two and the exit codes, which are those of fsck(8). Invariants: with -n
+//! nothing is written; e2fsck gets no image whose journal holds what only fjord can apply; as long
+//! as e2fsck works on an image file, fjord does not open it elsewhere. For that e2fsck takes the place
+//! of this process, and inherits its lock.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, Write},
+    os::unix::{fs::FileExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use fjord::{Error, Fs, MountOptions};
+use fjord_format::{
+    features::{Compat, Incompat},
+    superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
+};
+use rustix::{
+    fs::FlockOperation,
+    io::{Errno, FdFlags, fcntl_setfd},
+};
+
+use crate::{
+    failure::{Failure, Result},
+    image, in_use, output,
+};
+
+/// Errors are left uncorrected.
+const EXIT_UNCORRECTED: u8 = 4;
+/// Operational error.
+const EXIT_OPERATIONAL: u8 = 8;
+/// Wrong arguments.
+pub(crate) const EXIT_USAGE: u8 = 16;
+
+/// How long a lock is waited for: a daemon whose mount has just gone still has it for a moment.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+const HELP: &str = "\
+A dirty journal is recovered by fjord, whatever fsync policy wrote it; then e2fsck runs with the
+options given here. e2fsck alone refuses an image whose journal holds fsynced changes of
+fsync=ijournal. Orphans are completed with the recovery.
+
+With -n nothing is written: a dirty image is reported, with exit code 4, and not checked any
+further. With -y, fsynced changes in the journal that are damaged and cannot be applied are
+discarded, as by `fjord recover --drop-fsyncs`; without -y they are kept, and the exit code is 4.
+An undo file (-z) has what e2fsck changes, without the recovery.
+
+The links fsck.fjord and fsck.fuse.fjord run this command. fsck(8) calls the latter for the type
+fuse.fjord, by the sixth field of fstab.
+
+Exit codes, a sum of:
+  0   no errors
+  1   errors corrected
+  2   errors corrected, the system should be rebooted
+  4   errors left uncorrected, or a dirty image with -n
+  8   operational error: image missing, in use or not ext4, e2fsck not installed
+  16  wrong arguments
+  32  canceled by the user
+
+Examples:
+  fjord fsck -p disk.img
+  fjord fsck -fn disk.img
+  fsck.fjord -fy disk.img";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Args {
+    /// Image file or block device
+    image: PathBuf,
+    #[command(flatten)]
+    mode: Mode,
+    /// Check even if the image is marked clean
+    #[arg(short)]
+    force: bool,
+    /// Look for bad blocks with badblocks(8); twice: with a non-destructive write test
+    #[arg(short = 'c', action = clap::ArgAction::Count)]
+    bad_blocks: u8,
+    /// Keep the blocks that are in the list of bad blocks (with -c)
+    #[arg(short)]
+    keep_bad_blocks: bool,
+    /// Add the blocks of this file to the list of bad blocks
+    #[arg(short = 'l', value_name = "FILE")]
+    add_bad_blocks: Option<PathBuf>,
+    /// Make the blocks of this file the list of bad blocks
+    #[arg(short = 'L', value_name = "FILE", conflicts_with = "add_bad_blocks")]
+    set_bad_blocks: Option<PathBuf>,
+    /// Write the progress to this file descriptor; 0 shows a bar
+    #[arg(short = 'C', value_name = "FD", allow_hyphen_values = true)]
+    progress_fd: Option<String>,
+    /// Use the superblock in this block
+    #[arg(short = 'b', value_name = "BLOCK")]
+    superblock: Option<String>,
+    /// Block size with which to look for the superblock
+    #[arg(short = 'B', value_name = "BYTES")]
+    block_size: Option<String>,
+    /// Extended options of e2fsck(8)
+    #[arg(short = 'E', value_name = "LIST")]
+    extended: Vec<String>,
+    /// Where the external journal lies
+    #[arg(short = 'j', value_name = "DEVICE")]
+    external_journal: Option<PathBuf>,
+    /// Write what e2fsck overwrites to this file first
+    #[arg(short = 'z', value_name = "FILE")]
+    undo_file: Option<PathBuf>,
+    /// Optimize directories
+    #[arg(short = 'D')]
+    optimize_directories: bool,
+    /// Flush the buffer cache of the device first
+    #[arg(short = 'F')]
+    flush: bool,
+    /// Print timing statistics; twice: of each pass
+    #[arg(short = 't', action = clap::ArgAction::Count)]
+    timing: u8,
+    /// Print debugging output
+    #[arg(short = 'd')]
+    debug: bool,
+    /// Print more about the check
+    #[arg(short = 'v', display_order = 2000, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+/// How questions are answered.
+#[derive(Debug, clap::Args)]
+struct Mode {
+    /// Repair without questions what can be repaired safely
+    #[arg(short, visible_short_alias = 'a', conflicts_with_all = ["no_changes", "yes"])]
+    preen: bool,
+    /// Change nothing; report only
+    #[arg(short, conflicts_with = "yes")]
+    no_changes: bool,
+    /// Answer yes to all questions
+    #[arg(short)]
+    yes: bool,
+    /// Ask questions (default)
+    #[arg(short = 'r', hide = true)]
+    interactive: bool,
+}
+
+impl Args {
+    /// The command line of e2fsck.
+    fn e2fsck_args(&self) -> Vec<OsString> {
+        let flags = [
+            ("-p", u8::from(self.mode.preen)),
+            ("-n", u8::from(self.mode.no_changes)),
+            ("-y", u8::from(self.mode.yes)),
+            ("-f", u8::from(self.force)),
+            ("-c", self.bad_blocks),
+            ("-k", u8::from(self.keep_bad_blocks)),
+            ("-D", u8::from(self.optimize_directories)),
+            ("-F", u8::from(self.flush)),
+            ("-t", self.timing),
+            ("-d", u8::from(self.debug)),
+            ("-v", self.verbose),
+        ];
+        let values = [
+            ("-l", self.add_bad_blocks.clone().map(OsString::from)),
+            ("-L", self.set_bad_blocks.clone().map(OsString::from)),
+            ("-C", self.progress_fd.clone().map(OsString::from)),
+            ("-b", self.superblock.clone().map(OsString::from)),
+            ("-B", self.block_size.clone().map(OsString::from)),
+            ("-j", self.external_journal.clone().map(OsString::from)),
+            ("-z", self.undo_file.clone().map(OsString::from)),
+        ];
+        let mut out = Vec::new();
+        for (flag, count) in flags {
+            out.extend((0..count).map(|_| OsString::from(flag)));
+        }
+        for (flag, value) in values {
+            out.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
+        }
+        out.extend(self.extended.iter().flat_map(|list| ["-E".into(), list.into()]));
+        out.extend(["--".into(), self.image.clone().into()]);
+        out
+    }
+}
+
+/// Does not return when e2fsck runs.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let e2fsck = find_e2fsck().ok_or_else(|| {
+        operational(Failure::new("e2fsck is not installed: install the package e2fsprogs"))
+    })?;
+    let file = image::open_raw(&args.image).map_err(operational)?;
+    in_use::check(&args.image, args.mode.no_changes).map_err(operational)?;
+    if is_dirty(&file) {
+        if args.mode.no_changes {
+            return Err(uncorrected(format!(
+                "{}: the journal is dirty{}, and nothing is written with -n; run `fsck.fjord -p {0}` \
+                 to recover it",
+                args.image.display(),
+                pending(&args.image).map(|text| format!(" ({text})")).unwrap_or_default(),
+            )));
+        }
+        recover(args)?;
+    }
+    lock_for_good(&args.image, file, args.mode.no_changes)?;
+    // What was printed so far comes first.
+    let _ = io::stdout().flush();
+    let failed = Command::new(&e2fsck).args(args.e2fsck_args()).exec();
+    Err(operational(Failure::new(format!("{} cannot be run: {failed}", e2fsck.display()))))
+}
+
+fn operational(failure: Failure) -> Failure {
+    Failure { code: EXIT_OPERATIONAL, ..failure }
+}
+
+fn uncorrected(message: String) -> Failure {
+    Failure { code: EXIT_UNCORRECTED, message }
+}
+
+/// e2fsck in PATH, or where init scripts and users without an sbin in PATH find it.
+fn find_e2fsck() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join("e2fsck"))
+        .find(|file| file.is_file())
+}
+
+/// Whether the superblock says that the journal is to be replayed. One that cannot be read is
+/// e2fsck's to judge.
+fn is_dirty(image: &File) -> bool {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    if image.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).is_err() {
+        return false;
+    }
+    RawSuperblock::decode(&bytes).is_ok_and(|raw| {
+        let features = raw.features();
+        features.compat.contains(Compat::HAS_JOURNAL)
+            && features.incompat.contains(Incompat::RECOVER)
+    })
+}
+
+/// What recovery will replay, in words, as far as it can be told before.
+fn pending(image: &Path) -> Option<String> {
+    let plan = image::log(image).ok()??;
+    let report = plan.report();
+    let mut text =
+        format!("{} transactions, {} blocks", report.transactions, report.replayed_blocks);
+    if report.fast_commits > 0 {
+        text += &format!(", {} fast commits", report.fast_commits);
+    }
+    if let Some(count) = plan.i_transactions().ok().map(|found| found.len()).filter(|n| *n > 0) {
+        text += &format!(", {count} i-transactions");
+    }
+    Some(text)
+}
+
+/// Recovers the journal, or leaves that to e2fsck where it can do it.
+fn recover(args: &Args) -> Result<()> {
+    let image = &args.image;
+    if let Err(error) = File::options().write(true).open(image) {
+        return Err(operational(Failure::new(format!(
+            "{}: the journal is dirty, and the image cannot be written ({error}); make it writable",
+            image.display()
+        ))));
+    }
+    let text = pending(image);
+    // What belongs to a recovery and no more: no mount count, no time of a mount.
+    let options =
+        MountOptions { read_only: true, recover_before_read_only: true, ..MountOptions::default() };
+    let open = || Fs::open(image, &options).and_then(|fs| fs.unmount());
+    let error = match image::patiently(image, open) {
+        Ok(()) => {
+            let text = text.map(|text| format!(": {text}")).unwrap_or_default();
+            return output::print(format!("{}: journal recovered{text}\n", image.display()));
+        }
+        Err(error @ (Error::Open(_) | Error::Io(_) | Error::NoRoom(_))) => {
+            return Err(operational(crate::failure::open_failed(image, error)));
+        }
+        Err(error) => error,
+    };
+    let name = image.display();
+    // Where even that cannot be told, e2fsck tells.
+    if !image::is_marked(image).unwrap_or(false) {
+        output::complain(format!("{name}: recovery is left to e2fsck: {error}"));
+        return Ok(());
+    }
+    if !args.mode.yes {
+        return Err(uncorrected(format!(
+            "{name}: the fsynced changes in the journal cannot be applied: {error}; e2fsck refuses the \
+             image as long as they are there: `fsck.fjord -y {name}` discards them and repairs the rest"
+        )));
+    }
+    image::drop_fsyncs(image).map_err(operational)?;
+    output::print(format!(
+        "{name}: discarded what was fsynced since the last commit, because it cannot be applied: \
+         {error}\n"
+    ))
+}
+
+/// Locks an image file until the program that takes the place of this process ends. A block device
+/// is claimed by e2fsck itself.
+fn lock_for_good(image: &Path, file: File, read_only: bool) -> Result<()> {
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Ok(());
+    }
+    let operation = match read_only {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    let started = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, operation) {
+            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                return Err(operational(Failure::new(format!(
+                    "{} is in use by another process; end it, or wait for it",
+                    image.display()
+                ))));
+            }
+            // Some network file systems have no locks; as everywhere in fjord that is no obstacle.
+            _ => break,
+        }
+    }
+    fcntl_setfd(&file, FdFlags::empty()).map_err(|e| operational(io::Error::from(e).into()))?;
+    // Closed when e2fsck ends.
+    std::mem::forget(file);
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! `fjord snapshot`: a copy of an image as it is at one moment, whether it is mounted or not.
+//!
+//! The copy is made in a file without a place, by the process that serves the mount or by this one,
+//! recovered here, and takes its place when it is durable.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use fjord::snapshot::{self, Reflink, SnapshotOptions, SnapshotReport};
+use fjord_block::{FileDevice, FileOptions, OpenError};
+use fjord_fuse::mount::MountEntry;
+use rustix::process::umask;
+use serde::Serialize;
+
+use crate::{
+    beside::Beside,
+    failure::{self, Context, Failure, Result},
+    image, in_use, output, size,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The copy has all that was written to the mount before the call. It is recovered, so that Linux,
+e2fsck and fjord find it clean. Writes pause for milliseconds; where blocks are not shared, the
+first write to each 64 KiB of the image also waits until these have been read. Holes stay holes.
+UUID and label are those of the image.
+
+Only root and the user who mounted an image can take a snapshot of its mount. The copy must lie
+outside of the mount.
+
+Examples:
+  fjord snapshot /mnt backup.img
+  fjord snapshot --force disk.img /srv/backup/disk.img
+  fjord snapshot --reflink=never /mnt /srv/images/monday.img")]
+pub(crate) struct Args {
+    /// Directory that a fjord mount stands on, or an image file or block device, mounted or not
+    source: PathBuf,
+    /// File for the copy
+    out: PathBuf,
+    /// Replace OUT if it exists
+    #[arg(short, long)]
+    force: bool,
+    /// Share blocks with the image, as cp --reflink does: auto, always (or fail), never
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = reflink)]
+    reflink: Reflink,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn reflink(text: &str) -> Result<Reflink, String> {
+    Reflink::from_name(text).ok_or_else(|| format!("{text:?} is not auto, always or never"))
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome<'a> {
+    source: &'a Path,
+    out: &'a Path,
+    size_bytes: u64,
+    copied_bytes: u64,
+    reflinked: bool,
+    mounted: bool,
+    pause_us: u128,
+    held_writes: u64,
+}
+
+/// What is to be copied.
+enum Source {
+    /// A mount, by any directory of it.
+    Mount(File),
+    /// An image that is not mounted.
+    Image,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let source = find(&args.source)?;
+    check_out(args, &source)?;
+    let new = Beside::create(&args.out, args.force)?;
+    let report = match &source {
+        Source::Mount(dir) => {
+            // What the kernel holds back; an error of it shows again in the daemon's own sync.
+            let _ = rustix::fs::syncfs(dir);
+            fjord_fuse::snapshot::ask(dir, new.file(), args.reflink)
+                .context(args.source.display())?
+        }
+        Source::Image => copy(args, &new)?,
+    };
+    check_is_other(args, &report)?;
+    snapshot::settle(new.path()).map_err(|e| {
+        // The path is one of this process only.
+        Failure::from(e).context(format!("recovering the copy {}", args.out.display()))
+    })?;
+    if matches!(source, Source::Mount(_)) && report.reflinked {
+        warn_of_room(&args.source, new.file())?;
+    }
+    // As cp(1): the image's bits, less those of the umask. Nobody runs an image.
+    let masked = umask(rustix::fs::Mode::empty());
+    umask(masked);
+    new.take_place(report.mode & 0o666 & !masked.bits())?;
+    tell(args, &report, matches!(source, Source::Mount(_)))
+}
+
+/// The mount that a directory lies on, or on which an image is mounted; else the image.
+fn find(source: &Path) -> Result<Source> {
+    let found = fs::metadata(source).context(source.display())?;
+    if found.is_dir() {
+        return Ok(Source::Mount(File::open(source).context(source.display())?));
+    }
+    match in_use::mount_of(source).filter(MountEntry::is_fjord) {
+        Some(mount) => match File::open(&mount.mountpoint) {
+            Ok(dir) => Ok(Source::Mount(dir)),
+            Err(error) => {
+                // Says what to do about a dead one.
+                in_use::check(source, true)?;
+                Err(Failure::from(error).context(mount.mountpoint.display()))
+            }
+        },
+        None => {
+            in_use::check(source, true)?;
+            Ok(Source::Image)
+        }
+    }
+}
+
+/// Refuses a place on the mount itself, where the copy would wait for its own end, and one that
+/// somebody uses as an image.
+fn check_out(args: &Args, source: &Source) -> Result<()> {
+    let out = args.out.display();
+    let parent = match args.out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let parent = fs::metadata(parent).context(parent.display())?;
+    if let Source::Mount(dir) = source
+        && dir.metadata().context(args.source.display())?.dev() == parent.dev()
+    {
+        return Err(Failure::usage(format!(
+            "{out} lies on the mount that is to be copied; give a place on another file system"
+        )));
+    }
+    let Ok(found) = fs::metadata(&args.out) else { return Ok(()) };
+    if !found.is_file() || !args.force {
+        // Told by who makes the file.
+        return Ok(());
+    }
+    let image = fs::metadata(&args.source).context(args.source.display())?;
+    if (image.dev(), image.ino()) == (found.dev(), found.ino()) {
+        return Err(Failure::usage(format!("{out} is the image itself; give another name")));
+    }
+    in_use::check(&args.out, false)?;
+    match FileDevice::open(&args.out, &FileOptions::default()) {
+        Err(e @ OpenError::InUse { .. }) => Err(Failure::in_use(e.to_string())),
+        _ => Ok(()),
+    }
+}
+
+/// The image of a mount is known for certain only to who serves it.
+fn check_is_other(args: &Args, report: &SnapshotReport) -> Result<()> {
+    match fs::metadata(&args.out) {
+        Ok(found) if (found.dev(), found.ino()) == report.image => Err(Failure::usage(format!(
+            "{} is the image itself; give another name",
+            args.out.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Copies an image that is not mounted.
+fn copy(args: &Args, new: &Beside) -> Result<SnapshotReport> {
+    let options = SnapshotOptions { reflink: args.reflink, ..SnapshotOptions::default() };
+    let copied =
+        image::patiently(&args.source, || snapshot::copy_image(&args.source, new.file(), &options));
+    copied.map_err(|e| failure::open_failed(&args.source, e))
+}
+
+/// Blocks that are shared need room when they are overwritten.
+fn warn_of_room(source: &Path, copy: &File) -> Result<()> {
+    let stat = rustix::fs::fstatvfs(copy).map_err(std::io::Error::from)?;
+    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let shared_bytes = copy.metadata()?.blocks().saturating_mul(512);
+    if free_bytes < shared_bytes {
+        tracing::warn!(
+            "the copy shares {} with the image: each block that {} overwrites needs room on that \
+             file system, which has {} left; make room there, or the mount may turn read-only",
+            size::show(shared_bytes),
+            source.display(),
+            size::show(free_bytes)
+        );
+    }
+    Ok(())
+}
+
+fn tell(args: &Args, report: &SnapshotReport, mounted: bool) -> Result<()> {
+    if args.json {
+        return output::json(&Outcome {
+            source: &args.source,
+            out: &args.out,
+            size_bytes: report.size_bytes,
+            copied_bytes: report.copied_bytes,
+            reflinked: report.reflinked,
+            mounted,
+            pause_us: report.pause.as_micros(),
+            held_writes: report.held_count,
+        });
+    }
+    let how = match report.reflinked {
+        true => "blocks shared".to_owned(),
+        false => format!("{} copied", size::show(report.copied_bytes)),
+    };
+    let pause = match mounted {
+        true => format!("; writes paused for {:.1} ms", report.pause.as_secs_f64() * 1e3),
+        false => String::new(),
+    };
+    output::print(format!(
+        "{}: snapshot of {}, {}, {how}{pause}\n",
+        args.out.display(),
+        args.source.display(),
+        size::show(report.size_bytes)
+    ))
+}

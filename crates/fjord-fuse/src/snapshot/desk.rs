@@ -1,0 +1,157 @@
+//! The server's side of snapshots. Owns the thread that takes one.
+//!
+//! Invariants: one at a time; the thread ends soon after who asked has gone, or the mount has.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use fjord::snapshot::{Reflink, SnapshotError, SnapshotOptions};
+use fjord::{Error, Fs};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
+    SocketType, connect, recvmsg, send, socket_with,
+};
+
+use super::{Call, GREETING_TIME_MAX, MESSAGE_BYTES_MAX, Order, Outcome, VERSION, wait_readable};
+use crate::reply::Errno;
+
+/// Takes snapshots, one at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_busy: AtomicBool,
+    /// The mount is going. Only ever set.
+    is_closed: AtomicBool,
+}
+
+/// The turn of one snapshot.
+struct Turn(Arc<State>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.is_busy.store(false, Ordering::Release);
+    }
+}
+
+impl Desk {
+    /// Begins a snapshot of `fs` for a caller who may have one.
+    pub(crate) fn begin(&self, fs: &Fs, call: &Call) -> Result<(), Errno> {
+        if call.version != VERSION {
+            return Err(Errno(libc::EINVAL));
+        }
+        if self.state.is_closed.load(Ordering::Acquire) {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        if self.state.is_busy.swap(true, Ordering::AcqRel) {
+            return Err(Errno(libc::EBUSY));
+        }
+        let turn = Turn(self.state.clone());
+        let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+        let socket = reached(call).map_err(failed)?;
+        let (fs, secret) = (fs.clone(), call.secret);
+        let serve = move || {
+            if let Err(error) = serve(&fs, &socket, &secret, &turn.0) {
+                tracing::warn!(%error, "who asked for a snapshot cannot be answered");
+            }
+            drop(turn);
+        };
+        std::thread::Builder::new().name("fjord-desk".into()).spawn(serve).map_err(failed)?;
+        Ok(())
+    }
+
+    /// The mount is going: ends the snapshot that is being taken.
+    pub(crate) fn close(&self) {
+        self.state.is_closed.store(true, Ordering::Release);
+    }
+}
+
+/// A connection to who calls. Waits for nobody: the caller may have filled their own queue.
+fn reached(call: &Call) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&socket, &call.address()?)?;
+    Ok(socket)
+}
+
+fn serve(fs: &Fs, socket: &OwnedFd, secret: &[u8; 16], state: &State) -> io::Result<()> {
+    send(socket, secret, SendFlags::NOSIGNAL)?;
+    let (order, out) = received(socket)?;
+    let outcome = match checked(&order, &out) {
+        Ok(reflink) => {
+            let is_cancelled = || state.is_closed.load(Ordering::Acquire) || has_hung_up(socket);
+            let options = SnapshotOptions { reflink, is_cancelled: Some(&is_cancelled) };
+            match fs.snapshot_to(&out, &options) {
+                Ok(report) => Outcome::from(&report),
+                // Whatever ended it first.
+                Err(_) if state.is_closed.load(Ordering::Acquire) => {
+                    failed(&SnapshotError::Closed.into())
+                }
+                Err(error) => failed(&error),
+            }
+        }
+        Err(message) => Outcome::Failed { errno: libc::EINVAL, message },
+    };
+    match &outcome {
+        Outcome::Done { size_bytes, reflinked, pause_us, .. } => {
+            tracing::info!(size_bytes, reflinked, pause_us, "took a snapshot");
+        }
+        Outcome::Failed { message, .. } => tracing::info!(message, "took no snapshot"),
+    }
+    match send(socket, &serde_json::to_vec(&outcome)?, SendFlags::NOSIGNAL) {
+        // They did not want it any more.
+        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Ok(()),
+        other => other.map(drop).map_err(Into::into),
+    }
+}
+
+fn failed(error: &Error) -> Outcome {
+    Outcome::Failed { errno: error.errno(), message: error.to_string() }
+}
+
+/// What is wanted, and the file for the copy.
+fn received(socket: &OwnedFd) -> io::Result<(Order, File)> {
+    wait_readable(socket, Instant::now() + GREETING_TIME_MAX)?;
+    let mut text = [0; MESSAGE_BYTES_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(&mut text)];
+    let len = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let fd = fd.ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok((serde_json::from_slice(&text[..len])?, fd.into()))
+}
+
+/// Refuses what is no order, and any file but an empty one that may be written.
+fn checked(order: &Order, out: &File) -> Result<Reflink, String> {
+    let told = |error: rustix::io::Errno| format!("the file for the copy: {error}");
+    let stat = rustix::fs::fstat(out).map_err(told)?;
+    let flags = rustix::fs::fcntl_getfl(out).map_err(told)?;
+    let may_write = matches!(flags & OFlags::ACCMODE, OFlags::WRONLY | OFlags::RDWR);
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !is_file || stat.st_size != 0 || !may_write || flags.contains(OFlags::APPEND) {
+        return Err("the file for the copy is not an empty regular file open for writing".into());
+    }
+    Reflink::from_name(&order.reflink)
+        .ok_or_else(|| format!("{:?} is no kind of reflink that this fjord knows", order.reflink))
+}
+
+/// Whether the other side has gone. Nothing more is expected from it.
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    matches!(poll(&mut polled, Some(&now)), Ok(count) if count > 0)
+}

@@ -1,0 +1,74 @@
+//! New images: formatting and mounting in one go.
+//!
+//! Owns what becomes of the image file of [`crate::Fs::create`]. Invariant: what exists and holds
+//! bytes is not touched, and a file that was made here is gone again if no file system came of it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use fjord_block::{Device, OpenError};
+use fjord_mkfs::MkfsOptions;
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::fs::{FsInner, mount, room};
+use crate::options::MountOptions;
+
+/// Carries out [`crate::Fs::create`].
+pub(crate) fn at_path(
+    path: &Path,
+    image: &MkfsOptions,
+    options: &MountOptions,
+) -> Result<Arc<FsInner>> {
+    if image.size_bytes.is_none() {
+        let path = path.display();
+        let message = format!("{path} is to be made without a size; set MkfsOptions::size_bytes");
+        return Err(Error::Usage(message));
+    }
+    let is_new = match File::create_new(path) {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_file(path) => false,
+        Err(error) => return Err(refused(path, error)),
+    };
+    let made = fill(path, image, options);
+    if made.is_err() && is_new {
+        // The error that is returned is the one that counts.
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+fn fill(path: &Path, image: &MkfsOptions, options: &MountOptions) -> Result<Arc<FsInner>> {
+    let device = mount::open_file(path, options, false)?;
+    if device.size_bytes() != 0 {
+        // Somebody else has filled it since; it is locked now.
+        return Err(refused(path, Errno::EXIST.into()));
+    }
+    let fs = on_device(Arc::new(device), image, options)
+        .map_err(|error| room::name_full(error, path))?;
+    // What an fsync promises needs the image to have its name.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    File::open(parent).and_then(|dir| dir.sync_all()).map_err(|error| refused(parent, error))?;
+    Ok(fs)
+}
+
+fn is_empty_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
+}
+
+fn refused(path: &Path, source: io::Error) -> Error {
+    Error::Open(Arc::new(OpenError::Os { path: path.to_owned(), source }))
+}
+
+/// Carries out [`crate::Fs::create_on`].
+pub(crate) fn on_device(
+    device: Arc<dyn Device>,
+    image: &MkfsOptions,
+    options: &MountOptions,
+) -> Result<Arc<FsInner>> {
+    fjord_mkfs::format(&*device, image)?;
+    mount::open_device(device, options)
+}
