@@ -4,6 +4,7 @@
 //! they share lies beside this file. Invariant: the process starts no thread before a command runs,
 //! because `mount --daemon` forks.
 
+mod accounts;
 mod beside;
 mod cli;
 mod commands;

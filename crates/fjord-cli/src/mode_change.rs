@@ -39,8 +39,7 @@ impl ModeChange {
         let wrong =
             || format!("{text:?} is no mode: write octal digits, such as 644, or u+rwX,go-w");
         if text.starts_with(|first: char| first.is_ascii_digit()) {
-            let value = u16::from_str_radix(text, 8).ok().filter(|value| *value <= ALL);
-            let value = value.ok_or_else(wrong)?;
+            let value = octal(text.as_bytes()).ok_or_else(wrong)?;
             let mentioned = if text.len() < 5 { value & ALL & !0o777 | 0o777 } else { ALL };
             let step = Step { op: b'=', source: Source::Bits, affected: ALL, value, mentioned };
             return Ok(ModeChange(vec![step]));
@@ -76,11 +75,23 @@ fn clause_steps(clause: &[u8]) -> Option<Vec<Step>> {
         let end = after.iter().position(|byte| b"+-=".contains(byte)).unwrap_or(after.len());
         let (what, others) = after.split_at(end);
         rest = others;
+        if what.first().is_some_and(u8::is_ascii_digit) {
+            // Such as +111: all bits are meant, and nobody can be named.
+            let value = octal(what).filter(|_| who.is_empty() && rest.is_empty())?;
+            steps.push(Step { op, source: Source::Bits, affected: ALL, value, mentioned: ALL });
+            continue;
+        }
         let (source, value) = rights(what)?;
         let mentioned = if affected == 0 { value } else { affected & value };
         steps.push(Step { op, source, affected, value, mentioned });
     }
     (!steps.is_empty()).then_some(steps)
+}
+
+/// Permission bits in octal digits.
+fn octal(digits: &[u8]) -> Option<u16> {
+    let text = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
+    u16::from_str_radix(text, 8).ok().filter(|value| *value <= ALL)
 }
 
 /// What stands behind an operator.
@@ -162,12 +173,15 @@ mod tests {
             ("g=rx", 0o2770, false, 0o750),
             ("+t", 0o777, true, 0o1777),
             ("o-t", 0o1777, true, 0o777),
+            ("+111", 0o600, false, 0o711),
+            ("=755", 0o6700, true, 0o755),
+            ("u-x,-022", 0o777, false, 0o655),
         ] {
             let change = ModeChange::parse(text).expect(text);
             let found = change.apply(before, is_dir, 0o022);
             assert_eq!(found, after, "{text} of {before:o}: {found:o}");
         }
-        for wrong in ["", "8", "99", "77777", "u", "rwx", "u+q", "u+x,", "x+u", "+ug"] {
+        for wrong in ["", "8", "99", "77777", "u", "rwx", "u+q", "u+x,", "x+u", "+ug", "u+1", "+8", "+1x", "++7"] {
             assert!(ModeChange::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,4 +1,10 @@
-//! Where `mv`, `cp` and `ln` put things inside an image, in the habits of coreutils.
+//! Where `mv`, `cp` and `ln` put things inside an image, in the habits of coreutils, and walks for
+//! `chmod -R` and `chown -R`.
+//!
+//! Invariant: no symbolic link below a directory is followed, and a walk ends also in an image whose
+//! directories are damaged so that they contain themselves.
+
+use std::collections::HashSet;
 
 use fjord::{FileKind, Fs, InodeRef};
 
@@ -11,9 +17,22 @@ use crate::{
 /// Where sources go.
 pub(crate) enum Destination {
     /// Into this directory, each under its own name.
-    Directory(InodeRef),
-    /// To this name in this directory. `must_be_dir`: the path ends with a slash.
-    Name { dir: InodeRef, name: Vec<u8>, must_be_dir: bool },
+    Directory {
+        dir: InodeRef,
+        /// For messages.
+        path: String,
+    },
+    /// To a name that no directory has.
+    Name(Spot),
+}
+
+/// A name in a directory of the image.
+#[derive(Clone)]
+pub(crate) struct Spot {
+    pub(crate) dir: InodeRef,
+    pub(crate) name: Vec<u8>,
+    /// For messages, and with a slash at its end if only a directory may have the name.
+    pub(crate) path: String,
 }
 
 impl Destination {
@@ -23,28 +42,61 @@ impl Destination {
         if let Ok(dir) = &found
             && dir.attr().kind() == FileKind::Directory
         {
-            return Ok(Destination::Directory(dir.clone()));
+            return Ok(Destination::Directory { dir: dir.clone(), path: path.to_owned() });
         }
         if source_count > 1 {
-            return Err(Failure::new(format!("{path}: is not a directory, as several files need")));
+            let message = format!("{path}: is not a directory; several files need one");
+            return Err(Failure::new(message));
         }
-        let (dir, name) = paths::parent(fs, path)?;
-        Ok(Destination::Name { dir, name, must_be_dir: path.ends_with('/') })
+        Destination::name(fs, path)
     }
 
-    /// The directory and name that something named `own_name` gets.
-    pub(crate) fn place(&self, own_name: &[u8], is_dir: bool) -> Result<(InodeRef, Vec<u8>)> {
+    /// The name `path`, whatever has it.
+    pub(crate) fn name(fs: &Fs, path: &str) -> Result<Destination> {
+        let (dir, name) = paths::parent(fs, path)?;
+        Ok(Destination::Name(Spot { dir, name, path: path.to_owned() }))
+    }
+
+    /// Where something goes whose path is `source`.
+    pub(crate) fn spot(&self, source: &str, is_dir: bool) -> Result<Spot> {
         match self {
-            Destination::Directory(dir) => Ok((dir.clone(), own_name.to_vec())),
-            Destination::Name { must_be_dir: true, .. } if !is_dir => {
-                Err(Failure::new("the target is no directory, but its path ends with a slash"))
+            Destination::Directory { dir, path } => {
+                let name = last_name(source);
+                if matches!(name, "" | "." | "..") {
+                    let message = "its path has no name at the end; name the target in full";
+                    return Err(Failure::new(message));
+                }
+                let path = format!("{}/{name}", path.trim_end_matches('/'));
+                Ok(Spot { dir: dir.clone(), name: name.as_bytes().to_vec(), path })
             }
-            Destination::Name { dir, name, .. } => Ok((dir.clone(), name.clone())),
+            Destination::Name(spot) if spot.path.ends_with('/') && !is_dir => {
+                let path = &spot.path;
+                let message =
+                    format!("{path}: no directory has this name; leave out the slash at the end");
+                Err(Failure::new(message))
+            }
+            Destination::Name(spot) => Ok(spot.clone()),
         }
     }
 }
 
-/// Does something for each of several, also when it fails for some. Tells of all failures but the last,
+impl Spot {
+    /// What has the name, if anything has.
+    pub(crate) fn there(&self) -> Result<Option<InodeRef>> {
+        match self.dir.lookup(&self.name) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.errno() == libc::ENOENT => Ok(None),
+            Err(error) => Err(error).context(&self.path),
+        }
+    }
+}
+
+/// The name at the end of a path; slashes behind it do not count.
+pub(crate) fn last_name(path: &str) -> &str {
+    path.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+}
+
+/// Does something for each of several, also when it fails for some. Prints all failures but the last,
 /// which is the outcome.
 pub(crate) fn all<T>(items: &[T], mut each: impl FnMut(&T) -> Result<()>) -> Result<()> {
     let mut outcome = Ok(());
@@ -58,40 +110,38 @@ pub(crate) fn all<T>(items: &[T], mut each: impl FnMut(&T) -> Result<()>) -> Res
     outcome
 }
 
-/// What has a name in a directory, if anything has.
-pub(crate) fn there(dir: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
-    match dir.lookup(name) {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.errno() == libc::ENOENT => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Calls `each` for a file and, with `recursive`, for all below it, directories first. No link below
-/// it is followed.
+/// Calls `each` for a file and, with `recursive`, for all below it, directories before what is in
+/// them.
+///
+/// # Errors
+/// The first failure, with the path at which it happened.
 pub(crate) fn for_each(
     file: &InodeRef,
     path: &str,
     recursive: bool,
-    each: &mut dyn FnMut(&InodeRef, bool) -> Result<()>,
+    each: &mut dyn FnMut(&InodeRef) -> Result<()>,
 ) -> Result<()> {
-    visit(file, true, recursive, each).context(path)
-}
-
-fn visit(
-    file: &InodeRef,
-    is_top: bool,
-    recursive: bool,
-    each: &mut dyn FnMut(&InodeRef, bool) -> Result<()>,
-) -> Result<()> {
-    each(file, is_top)?;
-    if !recursive || file.attr().kind() != FileKind::Directory {
-        return Ok(());
-    }
-    for name in crate::commands::ls::names(file)? {
-        let shown = output::name(&name);
-        let child = file.lookup(&name).context(&shown)?;
-        visit(&child, false, true, each).context(&shown)?;
+    let mut waiting = vec![(file.clone(), path.to_owned())];
+    let mut seen = HashSet::new();
+    while let Some((file, path)) = waiting.pop() {
+        each(&file).context(&path)?;
+        if !recursive || file.attr().kind() != FileKind::Directory {
+            continue;
+        }
+        if !seen.insert(file.ino()) {
+            let message = format!("{path}: the directory has two paths; run e2fsck -f");
+            return Err(Failure { code: crate::failure::EXIT_DAMAGED, message });
+        }
+        for name in crate::commands::ls::names(&file).context(&path)? {
+            let below = format!("{}/{}", path.trim_end_matches('/'), output::name(&name));
+            let child = file.lookup(&name).context(&below)?;
+            // Only directories can wait: of a large one not each file is kept in memory.
+            if child.attr().kind() == FileKind::Directory {
+                waiting.push((child, below));
+            } else {
+                each(&child).context(&below)?;
+            }
+        }
     }
     Ok(())
 }

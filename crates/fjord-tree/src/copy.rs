@@ -13,7 +13,11 @@ use rustix::io::Errno;
 use crate::builder::{Builder, COPY_BYTES, Meta, New, Populated, Progress, Spot, shown};
 use crate::error::{Result, TreeError};
 use crate::host::DEPTH_MAX;
+use crate::put::Destination;
 use crate::rules::Rules;
+
+/// Directories above a target that are looked at; paths in a sound image are not nearly as deep.
+const ABOVE_MAX: usize = 1 << 16;
 
 /// Permission bits that a copy takes over where attributes are not kept; of a directory also the
 /// sticky bit, as mkdir(2) does.
@@ -37,50 +41,32 @@ pub struct CopyRules {
 pub struct CopyItem {
     /// A file, or a directory with all that is in it.
     pub file: InodeRef,
-    /// The directory that the copy goes to.
-    pub dir: InodeRef,
-    /// The name that it gets.
-    pub name: Vec<u8>,
+    /// Where it goes; only a directory has contents that go into another.
+    pub to: Destination,
+    /// Path of the target, for messages.
+    pub path: Vec<u8>,
 }
 
 /// Copies files inside one image. Symbolic links are copied, not followed; directories are merged; a
-/// file that has the name is replaced when the copy is complete.
+/// file that has the name is replaced atomically, by a rename, when the copy is complete and durable.
+/// An item that fails does not stop the others: the second value has the errors.
 ///
-/// # Errors
-/// [`TreeError::Usage`] for a directory that would go into itself, and for trees that are too deep;
-/// [`TreeError::Full`], [`TreeError::InTheWay`], [`TreeError::Engine`].
-pub fn copy(items: &[CopyItem], rules: &CopyRules, progress: Progress<'_>) -> Result<Populated> {
-    let Some(first) = items.first() else { return Ok(Populated::default()) };
-    let (fs, tree_rules) = (first.dir.fs(), Rules::default());
+/// Errors are [`TreeError::Usage`] for a directory that would go into itself, and for a file whose
+/// contents are to go into a directory; [`TreeError::Full`], [`TreeError::InTheWay`],
+/// [`TreeError::Engine`].
+pub fn copy(
+    items: &[CopyItem],
+    rules: &CopyRules,
+    progress: Progress<'_>,
+) -> (Populated, Vec<TreeError>) {
+    let Some(first) = items.first() else { return Default::default() };
+    let (fs, tree_rules) = (first.file.fs(), Rules::default());
     let mut builder = Builder::over(&fs, &tree_rules, progress);
     builder.cred.umask = rules.umask;
     let buffer = vec![0; COPY_BYTES];
     let mut copy = Copy { builder: &mut builder, rules, linked: HashMap::new(), buffer };
-    for CopyItem { file, dir, name } in items {
-        check_not_inside(copy.builder, file, dir, name)?;
-        copy.entry(file, Spot { parent: dir, name, path: name }, 0)?;
-    }
-    builder.finish()
-}
-
-/// Fails if `dir` is `file` or lies below it.
-fn check_not_inside(
-    builder: &Builder<'_>,
-    file: &InodeRef,
-    dir: &InodeRef,
-    name: &[u8],
-) -> Result<()> {
-    let mut above = dir.clone();
-    for _ in 0..=DEPTH_MAX * 8 {
-        if above.ino() == file.ino() {
-            return Err(TreeError::Usage("a directory cannot be copied into itself".to_owned()));
-        }
-        if above.ino() == InodeNo::ROOT {
-            return Ok(());
-        }
-        above = builder.at(name, above.lookup(b".."))?;
-    }
-    builder.at(name, Err(Errno::LOOP.into()))
+    let failed = items.iter().filter_map(|item| copy.item(item).err()).collect();
+    (builder.done, failed)
 }
 
 struct Copy<'c, 'a> {
@@ -92,6 +78,41 @@ struct Copy<'c, 'a> {
 }
 
 impl Copy<'_, '_> {
+    fn item(&mut self, item: &CopyItem) -> Result<()> {
+        let CopyItem { file, to, path } = item;
+        match to {
+            Destination::Name(dir, name) => {
+                self.check_not_inside(file, dir, path)?;
+                self.entry(file, Spot { parent: dir, name, path }, 0)
+            }
+            Destination::Contents(dir) => {
+                if file.attr().kind() != FileKind::Directory {
+                    let message = format!("{}: only a directory has contents", shown(path));
+                    return Err(TreeError::Usage(message));
+                }
+                self.check_not_inside(file, dir, path)?;
+                self.contents(file, (dir, false), path, 0)
+            }
+        }
+    }
+
+    /// Fails if `dir` is `file` or lies below it.
+    fn check_not_inside(&self, file: &InodeRef, dir: &InodeRef, path: &[u8]) -> Result<()> {
+        let mut above = dir.clone();
+        for _ in 0..ABOVE_MAX {
+            if above.ino() == file.ino() {
+                let path = shown(path);
+                let message = format!("{path}: a directory cannot be copied into itself");
+                return Err(TreeError::Usage(message));
+            }
+            if above.ino() == InodeNo::ROOT {
+                return Ok(());
+            }
+            above = self.builder.at(path, above.lookup(b".."))?;
+        }
+        self.builder.at(path, Err(Errno::LOOP.into()))
+    }
+
     fn entry(&mut self, file: &InodeRef, spot: Spot<'_>, depth: usize) -> Result<()> {
         let attr = file.attr();
         if attr.kind() == FileKind::Directory {
@@ -99,7 +120,7 @@ impl Copy<'_, '_> {
         }
         let there = match spot.parent.lookup(spot.name) {
             Err(error) if error.is(Errno::NOENT) => None,
-            found => Some(self.builder.at(spot.path, found)?.attr()),
+            found => Some(self.builder.at(spot.path, found)?),
         };
         if there.is_some() && self.rules.no_clobber {
             return Ok(());
@@ -125,6 +146,17 @@ impl Copy<'_, '_> {
             return self.builder.at(spot.path, Err(Errno::LOOP.into()));
         }
         let (made, is_new) = self.builder.directory_in(spot)?;
+        self.contents(from, (&made, is_new), spot.path, depth)
+    }
+
+    /// Copies what is in a directory to another, which may be new, and then its attributes.
+    fn contents(
+        &mut self,
+        from: &InodeRef,
+        (made, is_new): (&InodeRef, bool),
+        path: &[u8],
+        depth: usize,
+    ) -> Result<()> {
         let mut names = Vec::new();
         let read = from.read_dir(0, &mut |entry| {
             if entry.name != b"." && entry.name != b".." {
@@ -132,20 +164,20 @@ impl Copy<'_, '_> {
             }
             true
         });
-        self.builder.at(spot.path, read)?;
+        self.builder.at(path, read)?;
         names.sort();
         for name in names {
-            let path = [spot.path, b"/", &name].concat();
-            let child = self.builder.at(&path, from.lookup(&name))?;
-            self.entry(&child, Spot { parent: &made, name: &name, path: &path }, depth + 1)?;
+            let below = [path.strip_suffix(b"/").unwrap_or(path), b"/", &name].concat();
+            let child = self.builder.at(&below, from.lookup(&name))?;
+            self.entry(&child, Spot { parent: made, name: &name, path: &below }, depth + 1)?;
         }
         if self.rules.attributes {
-            self.keep(from, &made, spot.path)?;
+            self.keep(from, made, path)?;
         } else if is_new {
             // It was closed to others while it was filled.
             let inherited = made.attr().mode & S_ISGID;
             let mode = from.attr().mode & DIR_PERMISSIONS & !self.rules.umask;
-            self.set_mode(&made, mode | inherited, spot.path)?;
+            self.set_mode(made, mode | inherited, path)?;
         }
         self.builder.count_entry();
         Ok(())
@@ -156,7 +188,7 @@ impl Copy<'_, '_> {
         &mut self,
         file: &InodeRef,
         attr: &Attr,
-        there: Option<Attr>,
+        there: Option<InodeRef>,
         spot: Spot<'_>,
     ) -> Result<InodeRef> {
         let path = spot.path;
@@ -182,20 +214,11 @@ impl Copy<'_, '_> {
                 let meta = meta(builder, file, rules.all, path)?;
                 return builder.apply(made, path, &meta);
             }
-            let is_file = |kind: FileKind| kind == FileKind::Regular;
-            let Some(there) = there.filter(|there| is_file(there.kind()) && is_file(attr.kind()))
-            else {
-                return Ok(());
-            };
-            // As if its content alone were new.
-            let change = SetAttr {
-                mode: Some(there.mode),
-                uid: Some(there.uid),
-                gid: Some(there.gid),
-                ..SetAttr::default()
-            };
-            let cred = builder.cred.clone();
-            builder.at(path, made.set_attr(&change, &cred)).map(drop)
+            let is_file = |file: &InodeRef| file.attr().kind() == FileKind::Regular;
+            match there.as_ref().filter(|there| is_file(there) && is_file(file)) {
+                Some(there) => builder.keep_of_replaced(there, made, path),
+                None => Ok(()),
+            }
         });
         drop(target);
         made
@@ -210,6 +233,17 @@ impl Copy<'_, '_> {
     fn keep(&mut self, from: &InodeRef, to: &InodeRef, path: &[u8]) -> Result<()> {
         let meta = meta(self.builder, from, self.rules.all, path)?;
         self.builder.apply(to, path, &meta)
+    }
+}
+
+impl Builder<'_> {
+    /// Gives a new file what stays of the one that it replaces, as if only the content were new:
+    /// owner, mode, attributes and lists, but not capabilities.
+    fn keep_of_replaced(&mut self, there: &InodeRef, made: &InodeRef, path: &[u8]) -> Result<()> {
+        let mut kept = meta(self, there, true, path)?;
+        kept.xattrs.retain(|(name, _)| name != b"security.capability");
+        (kept.atime, kept.mtime) = (made.attr().atime, made.attr().mtime);
+        self.apply(made, path, &kept)
     }
 }
 

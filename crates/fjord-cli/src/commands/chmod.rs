@@ -14,8 +14,9 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Modes are those of chmod(1): octal (644), or symbolic (u+rwX,go-w). Links that \
-are named are followed, links below a directory (-R) are passed over.\n\n\
+    after_help = "Modes as chmod(1) takes them: octal (644), or symbolic (u+rwX,go-w). A \
+symbolic link that is named is followed; links below a directory (-R) are neither followed nor \
+changed.\n\n\
 Examples:\n  fjord chmod disk.img 4755 /bin/su\n  fjord chmod -R disk.img u=rwX,go=rX /srv/www"
 )]
 pub(crate) struct Args {
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     image::change(&args.image, |fs| {
         targets::all(&args.paths, |path| {
             let file = paths::find(fs, path, Last::Follow)?;
-            targets::for_each(&file, path, args.recursive, &mut |file, _| {
+            targets::for_each(&file, path, args.recursive, &mut |file| {
                 let attr = file.attr();
                 if attr.kind() == FileKind::Symlink {
                     return Ok(());

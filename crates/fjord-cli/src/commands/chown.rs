@@ -5,22 +5,24 @@ use std::path::PathBuf;
 use fjord::{Cred, SetAttr};
 
 use crate::{
+    accounts::OwnerChange,
     failure::Result,
     image,
     paths::{self, Last},
     targets,
-    users::OwnerChange,
 };
 
 #[derive(Debug, clap::Args)]
 // -h is chown's own.
 #[command(disable_help_flag = true)]
 #[command(
-    after_help = "Owners are those of chown(1): USER, USER:GROUP, :GROUP, or USER: with the \
-user's own group; by number, or by the names that this machine has. As there, a change takes \
-set-user-ID and set-group-ID bits and capabilities from files. Links that are named are followed \
-(unless -h), links below a directory (-R) are changed themselves.\n\n\
-Examples:\n  fjord chown disk.img root:shadow /etc/shadow\n  fjord chown -R disk.img 33:33 /srv/www"
+    after_help = "Owners as chown(1) takes them: USER, USER:GROUP, :GROUP, or USER: with the \
+user's own group. Names are those of the image's /etc/passwd and /etc/group; where the image has no \
+such file, those of this machine. Numbers are always numbers. As with chown(1), files lose \
+set-user-ID and set-group-ID bits and capabilities. A symbolic link that is named is followed (not \
+with -h or -R); links below a directory are changed themselves, never followed.\n\n\
+Examples:\n  fjord chown disk.img root:shadow /etc/shadow\n  \
+fjord chown -R disk.img 33:33 /srv/www\n  fjord chown -h disk.img 0:0 /bin/sh"
 )]
 pub(crate) struct Args {
     /// Image file or block device
@@ -34,7 +36,7 @@ pub(crate) struct Args {
     /// Change directories with all that is in them
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Change a link itself, not what it leads to
+    /// Change a symbolic link itself, not what it leads to
     #[arg(short = 'h', long)]
     no_dereference: bool,
     /// Print help
@@ -44,16 +46,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let last = if args.no_dereference || args.recursive { Last::Keep } else { Last::Follow };
-    let change = SetAttr {
-        uid: args.owner.uid,
-        gid: args.owner.gid,
-        kill_privileges: true,
-        ..SetAttr::default()
-    };
     image::change(&args.image, |fs| {
+        let (uid, gid) = args.owner.resolve(fs)?;
+        let change = SetAttr { uid, gid, kill_privileges: true, ..SetAttr::default() };
         targets::all(&args.paths, |path| {
             let file = paths::find(fs, path, last)?;
-            targets::for_each(&file, path, args.recursive, &mut |file, _| {
+            targets::for_each(&file, path, args.recursive, &mut |file| {
                 file.set_attr(&change, &Cred::root())?;
                 Ok(())
             })

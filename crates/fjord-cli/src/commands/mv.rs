@@ -12,8 +12,8 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Works as mv(1) does inside one file system: a file that has the new name is \
-replaced, an empty directory by a directory; a directory that is named last gets all others.\n\n\
+    after_help = "As mv(1) inside one file system: a file that has the new name is replaced \
+atomically, an empty directory by a directory. Several files need a directory as the target.\n\n\
 Examples:\n  fjord mv disk.img /etc/old.conf /etc/new.conf\n  fjord mv disk.img /a /b /srv/"
 )]
 pub(crate) struct Args {
@@ -33,37 +33,40 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     image::change(&args.image, |fs| {
         let destination = Destination::find(fs, target, sources.len())?;
-        targets::all(sources, |source| {
-            move_one(fs, source, &destination, args.no_clobber).context(source)
-        })
+        targets::all(sources, |source| move_one(fs, source, &destination, args.no_clobber))
     })
 }
 
 fn move_one(fs: &Fs, source: &str, destination: &Destination, no_clobber: bool) -> Result<()> {
     let (from, old_name) = paths::parent(fs, source)?;
-    let file = from.lookup(&old_name)?;
+    let file = from.lookup(&old_name).context(source)?;
     let is_dir = file.attr().kind() == FileKind::Directory;
-    let (to, new_name) = destination.place(&old_name, is_dir)?;
-    if let Some(there) = targets::there(&to, &new_name)? {
+    let to = destination.spot(source, is_dir).context(source)?;
+    let refuse = |why: &str| Err(Failure::new(format!("{source}, to {}: {why}", to.path)));
+    if let Some(there) = to.there()? {
         if no_clobber {
             return Ok(());
         }
         if there.ino() == file.ino() {
-            // Of two names of one file rename(2) would leave both.
-            return Err(Failure::new("source and target are the same file"));
+            if from.ino() == to.dir.ino() && old_name == to.name {
+                return refuse("source and target are the same file");
+            }
+            // rename(2) would leave both names of one file.
+            return from.unlink(&old_name).context(source);
         }
-        let there_is_dir = there.attr().kind() == FileKind::Directory;
-        match (is_dir, there_is_dir) {
-            (false, true) => return Err(Failure::new("a directory has the new name")),
-            (true, false) => return Err(Failure::new("what is no directory has the new name")),
+        match (is_dir, there.attr().kind() == FileKind::Directory) {
+            (false, true) => return refuse("a directory has the new name"),
+            (true, false) => return refuse("a file has the new name, and a directory moves"),
             _ => {}
         }
     }
-    let renamed = from.rename(&old_name, &to, &new_name, RenameFlags::empty(), &Cred::root());
-    match renamed {
+    match from.rename(&old_name, &to.dir, &to.name, RenameFlags::empty(), &Cred::root()) {
         Err(error) if error.errno() == libc::EINVAL => {
-            Err(Failure::new("a directory cannot be moved into itself"))
+            refuse("a directory cannot be moved into itself")
         }
-        renamed => Ok(renamed?),
+        Err(error) if error.errno() == libc::ENOTEMPTY => {
+            refuse("the directory that has the new name is not empty")
+        }
+        renamed => renamed.context(format_args!("{source}, to {}", to.path)),
     }
 }
