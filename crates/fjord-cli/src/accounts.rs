@@ -5,7 +5,7 @@
 
 use fjord::{FileKind, Fs};
 use fjord_tree::IdKind;
-use nix::unistd::{Uid, User};
+use nix::unistd::User;
 
 use crate::{
     failure::{Context, Failure, Result},
@@ -93,26 +93,20 @@ fn id(fs: &Fs, kind: IdKind, text: &str) -> Result<u32> {
     })
 }
 
+/// The group of a user, who is given by name, as chown(1) wants it.
 fn own_group(fs: &Fs, user: &str) -> Result<u32> {
-    let unknown = |place: &str| {
-        Failure::new(format!("no user {user:?} in {place}, so its group is unknown; give the group"))
-    };
-    let number = number(user).transpose()?;
+    let unknown = |why: &str| Failure::new(format!("the group of user {user:?}: {why}; give it"));
+    if number(user).is_some() {
+        return Err(unknown("a number has none"));
+    }
     let Some(lines) = read(fs, PASSWD)? else {
-        let found = number.map_or_else(
-            || User::from_name(user),
-            |uid| User::from_uid(Uid::from_raw(uid)),
-        );
-        let found = found.ok().flatten().ok_or_else(|| unknown("this machine's list"))?;
+        let found = User::from_name(user).ok().flatten();
+        let found = found.ok_or_else(|| unknown("no such user on this machine"))?;
         return Ok(found.gid.as_raw());
     };
-    let is_user = |fields: &Vec<&str>| match number {
-        Some(uid) => fields.get(2).and_then(|field| field.parse().ok()) == Some(uid),
-        None => fields.first() == Some(&user),
-    };
-    let found = fields(&lines).find(is_user);
+    let found = fields(&lines).find(|fields| fields.first() == Some(&user));
     let gid = found.and_then(|fields| fields.get(3)?.parse::<u32>().ok());
-    gid.ok_or_else(|| unknown("/etc/passwd of the image"))
+    gid.ok_or_else(|| unknown("not in /etc/passwd of the image"))
 }
 
 fn fields(lines: &str) -> impl Iterator<Item = Vec<&str>> {

@@ -181,7 +181,10 @@ mod tests {
             let found = change.apply(before, is_dir, 0o022);
             assert_eq!(found, after, "{text} of {before:o}: {found:o}");
         }
-        for wrong in ["", "8", "99", "77777", "u", "rwx", "u+q", "u+x,", "x+u", "+ug", "u+1", "+8", "+1x", "++7"] {
+        for wrong in [
+            "", "8", "99", "77777", "u", "rwx", "u+q", "u+x,", "x+u", "+ug", "u+1", "+8", "+1x",
+            "+1+2",
+        ] {
             assert!(ModeChange::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -135,11 +135,14 @@ while umount -l /mnt 2>/dev/null; do :; done
 mount -t tmpfs none /srv
 mkdir /srv/world
 cd /srv/world
-mkdir -p rootfs/etc rootfs/var/log rootfs/var/lib rootfs/usr/share rootfs/tmp/build rootfs/srv site
+mkdir -p rootfs/etc rootfs/var/log rootfs/var/lib rootfs/usr/share rootfs/tmp/build rootfs/srv/www \
+    rootfs/bin rootfs/run site
 for file in rootfs/etc/fstab rootfs/var/log/messages rootfs/var/lib/db rootfs/usr/share/words \
-    rootfs/tmp/build/a.o rootfs/srv/page site/index.html hello.txt; do
+    rootfs/tmp/build/a.o rootfs/srv/page site/index.html hello.txt rootfs/etc/shadow \
+    rootfs/etc/old.conf rootfs/bin/su rootfs/bin/busybox rootfs/a rootfs/b rootfs/srv/www/page; do
     echo "content of $file" >$file
 done
+ln -s /proc/mounts rootfs/etc/mtab
 tar -C rootfs -cz -f layer.tar.gz .
 tar -C rootfs -cz -f base.tar.gz .
 tar -C site -c . | zstd -q -o app.tar.zst

@@ -13,12 +13,10 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Modes as chmod(1) takes them: octal (644), or symbolic (u+rwX,go-w). A \
+#[command(after_help = "Modes as chmod(1) takes them: octal (644), or symbolic (u+rwX,go-w). A \
 symbolic link that is named is followed; links below a directory (-R) are neither followed nor \
 changed.\n\n\
-Examples:\n  fjord chmod disk.img 4755 /bin/su\n  fjord chmod -R disk.img u=rwX,go=rX /srv/www"
-)]
+Examples:\n  fjord chmod disk.img 4755 /bin/su\n  fjord chmod -R disk.img u=rwX,go=rX /srv/www")]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,

@@ -22,7 +22,7 @@ such file, those of this machine. Numbers are always numbers. As with chown(1), 
 set-user-ID and set-group-ID bits and capabilities. A symbolic link that is named is followed (not \
 with -h or -R); links below a directory are changed themselves, never followed.\n\n\
 Examples:\n  fjord chown disk.img root:shadow /etc/shadow\n  \
-fjord chown -R disk.img 33:33 /srv/www\n  fjord chown -h disk.img 0:0 /bin/sh"
+fjord chown -R disk.img 33:33 /srv/www\n  fjord chown -h disk.img 0:0 /etc/mtab"
 )]
 pub(crate) struct Args {
     /// Image file or block device

@@ -48,11 +48,8 @@ fn move_one(fs: &Fs, source: &str, destination: &Destination, no_clobber: bool) 
             return Ok(());
         }
         if there.ino() == file.ino() {
-            if from.ino() == to.dir.ino() && old_name == to.name {
-                return refuse("source and target are the same file");
-            }
-            // rename(2) would leave both names of one file.
-            return from.unlink(&old_name).context(source);
+            // Of two names of one file rename(2) would leave both.
+            return refuse("source and target are the same file");
         }
         match (is_dir, there.attr().kind() == FileKind::Directory) {
             (false, true) => return refuse("a directory has the new name"),
