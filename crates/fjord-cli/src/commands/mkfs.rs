@@ -86,7 +86,7 @@ struct ContentsArgs {
     from_tar: Vec<PathBuf>,
     /// The tar file is a layer of an OCI image: whiteouts (.wh.NAME) remove what lower layers have;
     /// several tar files always are
-    #[arg(long, requires = "from_tar")]
+    #[arg(long)]
     oci: bool,
     /// Put in what is in this directory or tar file, as mke2fs -d
     #[arg(short = 'd', value_name = "DIR|FILE", conflicts_with_all = ["from_dir", "from_tar"])]
