@@ -152,14 +152,14 @@ fn a_failed_write_is_told() -> Result<()> {
     below.fail()?;
     let message = below.syslog.wait_for("nothing more is written")?;
     ensure!(message.starts_with("<27>fjord["), "{message}");
-    ensure!(message.contains("truncated below"), "{message}");
+    ensure!(message.contains("was truncated"), "{message}");
     below.named_in(&message)?;
 
     let json = fjord(&["stats", "--json"], &below.dir)?.ok()?.stdout;
     let health = &serde_json::from_str::<Value>(&json)?["health"];
     ensure!(health["read_only"] == true, "{health}");
     let error = health["failure"]["error"].as_str().context("no error")?;
-    ensure!(error.contains("truncated below"), "{error}");
+    ensure!(error.contains("was truncated"), "{error}");
     let since = health["failure"]["time"].as_i64().context("no time")?;
     ensure!((started - 1..=now()?).contains(&since), "{health}");
     let events = health["events"].as_array().context("no events")?;

@@ -169,7 +169,7 @@ impl RawFile {
         }
         if !self.told_truncated.swap(true, Ordering::Relaxed) {
             let image = self.path.display();
-            tracing::error!(%image, size_bytes, expected_bytes, "the image file was truncated below");
+            tracing::error!(%image, size_bytes, expected_bytes, "the image file was truncated");
         }
         Some(size_bytes)
     }
