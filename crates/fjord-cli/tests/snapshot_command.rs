@@ -560,7 +560,7 @@ fn a_disk_that_hangs_holds_nobody_up() -> Result<()> {
     println!("300 MiB overwritten in {took:?} beside a snapshot that hangs");
     disk.thaw()?;
     let said = copying.end()?;
-    ensure!(said.code == Some(1) && said.stderr.contains("the copy was so slow"), "{said:?}");
+    ensure!(said.code == Some(1) && said.stderr.contains("the copy was too slow"), "{said:?}");
     disk.is_as_before(used)?;
     // The command is killed while the server waits for the disk.
     let copying = Copying::start(mount.path(), &disk, &disk.join("copy"))?;
