@@ -150,7 +150,7 @@ fn a_failed_write_is_told() -> Result<()> {
     let healthy = fjord(&["stats"], &below.dir)?.ok()?.stdout;
     ensure!(healthy.starts_with("state                 read-write\n"), "{healthy}");
     below.fail()?;
-    let message = below.syslog.wait_for("nothing more is written")?;
+    let message = below.syslog.wait_for("is now read-only")?;
     ensure!(message.starts_with("<27>fjord["), "{message}");
     ensure!(message.contains("was truncated"), "{message}");
     below.named_in(&message)?;
@@ -164,14 +164,11 @@ fn a_failed_write_is_told() -> Result<()> {
     ensure!((started - 1..=now()?).contains(&since), "{health}");
     let events = health["events"].as_array().context("no events")?;
     let first = events.iter().find(|event| event["severity"] == "error").context("no error")?;
-    ensure!(
-        first["message"].as_str().context("a text")?.contains("nothing more is written"),
-        "{first}"
-    );
+    ensure!(first["message"].as_str().context("a text")?.contains("is now read-only"), "{first}");
     ensure!(first["count"] == 1 && first["time"].as_i64() >= Some(started - 1), "{first}");
     let table = fjord(&["stats"], &below.dir)?.ok()?.stdout;
     ensure!(table.starts_with("state                 read-only since 2"), "{table}");
-    ensure!(table.contains("UTC error: nothing more is written"), "{table}");
+    ensure!(table.contains("UTC error: is now read-only"), "{table}");
 
     below.wait_for_ro()?;
 

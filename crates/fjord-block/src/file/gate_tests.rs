@@ -221,7 +221,7 @@ fn a_pause_ends_in_time() {
     let shared: Arc<_> = device.shared.clone();
     shared.gate.begin().unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| super::copy::keep(&shared));
+        scope.spawn(|| super::copy::pre_read(&shared));
         shared.gate.close(&shared).unwrap();
         let began = Instant::now();
         device.write_all_at(0, &[1; 4096]).unwrap();

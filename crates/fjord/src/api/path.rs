@@ -17,12 +17,12 @@ use crate::vfs::{Fs, InodeRef};
 /// Symbolic links that one resolution follows at the most (Linux's MAXSYMLINKS).
 const LINKS_MAX: usize = 40;
 
-/// What a path leads to.
+/// Outcome of a resolution.
 pub(super) enum Located {
-    /// Something.
+    /// An inode.
     Found(InodeRef),
-    /// Nothing yet: this directory has not got this name. Symbolic links on the way, one at the end
-    /// among them, have been followed.
+    /// No inode: this directory lacks this name. Symbolic links on the way, including one at the
+    /// end, have been followed.
     Missing {
         /// The directory in which the last name is looked for.
         dir: InodeRef,

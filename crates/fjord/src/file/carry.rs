@@ -1,4 +1,4 @@
-//! Dirty pages whose content an i-transaction carries, and whose own writes wait.
+//! Carried data: dirty pages in an i-transaction, with deferred writes.
 //!
 //! The pages get their blocks and extents as in any fsync, under a handle, but their writes go
 //! to the queue of deferred writes (`fs.deferred`): they are submitted when somebody waits for
