@@ -323,7 +323,7 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     }
     image::e2fsck_clean(&image)?;
     // What is no image, no mount of fjord.
-    refused(&[], Path::new("/proc"), &scratch.join("x"), 1, "not on a mount of fjord")?;
+    refused(&[], Path::new("/proc"), &scratch.join("x"), 1, "not on a fjord mount")?;
     refused(&[], Path::new("/dev/null"), &scratch.join("x"), 2, "character device")?;
     refused(&[], &scratch.join("nothing"), &scratch.join("x"), 1, "nothing")?;
     fs::write(scratch.join("text"), vec![b'x'; 9000])?;
@@ -340,7 +340,7 @@ fn images_that_others_use_are_refused() -> Result<()> {
     make(&image, 64 << 20)?;
     let linux = KernelMount::new(&image, "rw")?;
     refused(&[], &image, &copy, 3, "mounted by Linux")?;
-    refused(&[], linux.path(), &copy, 1, "not on a mount of fjord")?;
+    refused(&[], linux.path(), &copy, 1, "not on a fjord mount")?;
     linux.unmount()?;
     // A program that embeds fjord.
     let fs = Fs::open(&image, &MountOptions::default())?;

@@ -1,7 +1,7 @@
-//! The system calls on the host's files that tell or change owners, modes, devices and attributes.
+//! System calls that read or change owners, modes, devices and attributes of the host's files.
 //!
-//! Owns the unsafe calls of this crate. Invariant: they go through the C library, not to the kernel
-//! directly, so that fakeroot(1), which takes the place of the library's functions, is obeyed.
+//! Owns the unsafe calls of this crate. Invariant: they use the C library instead of raw system
+//! calls, so that fakeroot(1), which replaces the library's functions, works.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, BorrowedFd};
