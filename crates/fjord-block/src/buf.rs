@@ -53,7 +53,7 @@ impl AlignedBuf {
         self.len = self.len.min(len);
     }
 
-    /// The bytes of pool memory behind this buffer (its size class).
+    /// The bytes of pool memory of this buffer (its size class).
     pub fn capacity(&self) -> usize {
         self.class.bytes()
     }
@@ -134,7 +134,7 @@ impl Buf {
         Arc::try_unwrap(self.0).map_err(Buf)
     }
 
-    /// The bytes of pool memory behind this buffer (its size class).
+    /// The bytes of pool memory of this buffer (its size class).
     pub fn capacity(&self) -> usize {
         self.0.capacity()
     }

@@ -88,7 +88,7 @@ struct Shard {
     error_count: AtomicU64,
 }
 
-/// The counters behind [`DeviceStats`], sharded by thread; for implementers of [`crate::Device`].
+/// The counters of [`DeviceStats`], sharded by thread; for implementers of [`crate::Device`].
 #[derive(Default)]
 pub struct StatCounters([Shard; SHARD_COUNT]);
 

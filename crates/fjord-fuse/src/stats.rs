@@ -264,7 +264,7 @@ impl MountStats {
         }
     }
 
-    /// As the ioctl gives it: JSON, zeroes behind. What does not fit is left out: the histogram,
+    /// As the ioctl gives it: JSON, zeroes after. What does not fit is left out: the histogram,
     /// then the oldest events.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut short = self.clone();

@@ -51,7 +51,7 @@ pub(crate) struct Files<'a> {
     pub(crate) inodes_used: u32,
     /// Blocks of the journal, 0 without one; areas not counted.
     pub(crate) journal_blocks: u32,
-    /// Areas behind the journal's log.
+    /// Areas after the journal's log.
     pub(crate) areas: Option<AreaTable>,
 }
 
@@ -388,7 +388,7 @@ pub(crate) fn journal_blocks(
     Ok(Some((log, if has_fast_commit { log / FAST_COMMIT_SHARE } else { 0 })))
 }
 
-/// The table of the areas that the options call for, behind a journal of `journal` blocks.
+/// The table of the areas that the options call for, after a journal of `journal` blocks.
 fn area_table(
     options: &MkfsOptions,
     geometry: &Geometry,

@@ -94,7 +94,7 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Length of the journal.
     pub journal: JournalSize,
-    /// Areas behind the journal's log.
+    /// Areas after the journal's log.
     pub ijournal: IjournalAreas,
     /// Cores that [`IjournalAreas::Auto`] makes areas for; `None` for those of this machine.
     pub cores: Option<u32>,

@@ -20,7 +20,7 @@ struct Rule {
     from: RangeInclusive<u32>,
     /// What the first of them becomes.
     to: u32,
-    /// The others become the numbers behind it; else all become the same.
+    /// The others become the numbers after it; else all become the same.
     shifts: bool,
 }
 
@@ -41,8 +41,8 @@ impl Owners {
     }
 
     /// Adds rules, one on each line: `u:FROM=TO` for users, `g:FROM=TO` for groups. `FROM` is an
-    /// ID, a name, a range `FIRST-LAST` (whose IDs become `TO` and those behind it) or `*` for all
-    /// others; `TO` is an ID or a name. Empty lines and what stands behind `#` are passed over.
+    /// ID, a name, a range `FIRST-LAST` (whose IDs become `TO` and those after it) or `*` for all
+    /// others; `TO` is an ID or a name. Empty lines and what stands after `#` are passed over.
     ///
     /// # Errors
     /// What is wrong with which line.

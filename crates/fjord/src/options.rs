@@ -52,7 +52,7 @@ pub enum FsyncPolicyKind {
     Group,
     /// The file's own changes, as ext4's fast commit logs them.
     FastCommit,
-    /// The file alone, by an i-transaction behind the log (iJournaling): one write for a small file.
+    /// The file alone, by an i-transaction after the log (iJournaling): one write for a small file.
     /// Needs an image with areas. After a crash only fjord recovers it; Linux and e2fsck refuse the
     /// image until then.
     Ijournal,

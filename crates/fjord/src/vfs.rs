@@ -93,7 +93,7 @@ pub struct DirEntry<'a> {
     pub kind: Option<FileKind>,
     /// Name.
     pub name: &'a [u8],
-    /// Where to go on behind this entry.
+    /// Where to go on after this entry.
     pub next_cookie: u64,
 }
 

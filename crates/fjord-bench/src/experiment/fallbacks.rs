@@ -1,4 +1,4 @@
-//! How often a policy has to commit everything, under programs that fsync: counted by fjord.
+//! How often programs make a policy fall back to a full commit, from fjord's counters.
 
 use std::fs;
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ fn run_program(program: Program, stand: &Stand, plan: &Plan) -> Result<Outcome> 
 fn mount_dir(stand: &Stand) -> Result<&Path> {
     let name = stand.target.name();
     stand.mount_dir().ok_or_else(|| {
-        BenchError::Usage(format!("programs run on mounts, and {name} is none; take fjord-fuse"))
+        BenchError::Usage(format!("programs need a mount, and {name} is not one; use fjord-fuse"))
     })
 }
 

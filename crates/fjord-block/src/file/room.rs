@@ -230,7 +230,7 @@ fn is_mapped(file: &RawFile, range: &Range<u64>) -> bool {
             extents: [FiemapExtent::default(); EXTENT_COUNT],
         };
         let fd = file.buffered.as_raw_fd();
-        // SAFETY: the kernel reads the header and writes at most `extent_count` extents behind it,
+        // SAFETY: the kernel reads the header and writes at most `extent_count` extents after it,
         // all of which `map` has.
         if unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, &raw mut map) } != 0 {
             return false;

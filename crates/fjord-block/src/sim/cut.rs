@@ -226,7 +226,7 @@ fn unit_counts(log: &Log) -> Vec<usize> {
 fn possible_counts(writes: &[CutWrite], counts: Vec<usize>) -> Vec<usize> {
     let first_lost = writes.iter().position(|w| w.survival == Survival::Lost);
     let most = first_lost.unwrap_or(writes.len());
-    // What is programmed behind a hole is cut off with it; before it, it is there.
+    // What is programmed after a hole is cut off with it; before it, it is there.
     let first_open = writes.iter().position(|w| w.survival != Survival::Certain);
     let programmed = first_open.unwrap_or(writes.len());
     // A unit that is not complete counts for nothing.

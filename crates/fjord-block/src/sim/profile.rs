@@ -26,7 +26,7 @@ pub enum BarrierForm {
 /// Where the data ends up, and how long that takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Flash chips behind channels.
+    /// Flash chips on channels.
     Flash {
         /// Channels; transfers to the chips of one channel exclude each other.
         channel_count: u32,

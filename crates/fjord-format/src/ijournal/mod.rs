@@ -1,8 +1,8 @@
-//! The i-journal: areas behind the log that hold i-transactions, one per fsync.
+//! The i-journal: areas after the log that hold i-transactions, one per fsync.
 //!
-//! The journal inode goes on behind `s_maxlen`, where neither Linux nor e2fsck looks: one
+//! The journal inode goes on after `s_maxlen`, where neither Linux nor e2fsck looks: one
 //! block with the [`AreaTable`], then the areas. An i-transaction is one *header* of whole
-//! blocks and the *payload* blocks right behind it:
+//! blocks and the *payload* blocks right after it:
 //!
 //! ```text
 //! header:  fixed fields, then records: inode images, directory entries, tags of extent

@@ -23,7 +23,7 @@ use crate::session::{Session, SessionConfig};
 
 use handler::SimHandler;
 
-/// The mount's type behind `fuse.`.
+/// The mount's subtype, in `fuse.SUBTYPE`.
 pub const SUBTYPE: &str = "fjord-sim";
 /// The file that is the device.
 pub const DISK: &str = "disk";

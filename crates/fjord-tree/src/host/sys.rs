@@ -124,7 +124,7 @@ pub(crate) fn status_at(dir: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<
     Ok(status_of(&unsafe { stat.assume_init() }))
 }
 
-/// The names of all attributes, each with a zero byte behind it.
+/// The names of all attributes, each with a zero byte after it.
 pub(crate) fn list_xattrs(place: Place<'_>, buffer: &mut [u8]) -> rustix::io::Result<usize> {
     let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
     match place {

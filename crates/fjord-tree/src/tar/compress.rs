@@ -387,7 +387,7 @@ impl<R: BufRead> XzStreams<R> {
         XzReader::new_mem_limit(source, false, limit_kib)
     }
 
-    /// The reader of the next stream, behind padding of whole words; none at the end.
+    /// The reader of the next stream, after padding of whole words; none at the end.
     fn next(mut source: R) -> io::Result<Option<XzReader<R>>> {
         let mut padding: u64 = 0;
         loop {

@@ -45,7 +45,7 @@ pub enum TarError {
         /// The entry, or what else ends too early.
         entry: String,
     },
-    /// Bytes behind its end mark that are no entry.
+    /// Bytes after its end mark that are no entry.
     #[error(
         "the bytes after the end mark of the stream, at {at}, are not an entry; remove them (head \
          -c {at})"
@@ -120,7 +120,7 @@ pub enum HeaderError {
     /// More attributes than a file can have.
     #[error("more than {0} extended attributes")]
     Attributes(usize),
-    /// An extended header with no entry behind it.
+    /// An extended header with no entry after it.
     #[error("it extends an entry that does not follow")]
     Orphan,
     /// A sparse file whose map makes no sense.

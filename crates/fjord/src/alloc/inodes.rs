@@ -57,7 +57,7 @@ impl FsInner {
         } else {
             self.group_near(home)
         };
-        // First its flex group, then all behind it: groups in use stay together.
+        // First its flex group, then all after it: groups in use stay together.
         let flex = self.geo.flex_first_group(first).0;
         let flex_end = flex.saturating_add(self.geo.groups_per_flex).min(self.groups.count());
         let in_flex = (first.0..flex_end).chain(flex..first.0.min(flex_end));

@@ -19,7 +19,7 @@ use crate::{map, xattr};
 
 /// Shortest second area: one record with the shortest name.
 const TAIL_BYTES_MIN: usize = 12;
-/// Where the entries begin in the offset order of a listing: behind `.` and `..`.
+/// Where the entries begin in the offset order of a listing: after `.` and `..`.
 const DOTS_BYTES: u64 = 24;
 
 /// What [`xattr`] holds of the directory.
@@ -81,7 +81,7 @@ pub(super) fn is_empty(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
 }
 
 /// Copies all entries, `.` and `..` first, with the offsets that they would have in a block,
-/// and those behind them.
+/// and those after them.
 pub(super) fn collect<T>(
     dir: &Dir<'_>,
     state: &InodeState,

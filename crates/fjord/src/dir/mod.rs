@@ -94,7 +94,7 @@ pub(crate) enum Place {
     },
     /// In one of the two parts of an inline directory, at this offset of the part.
     Inline {
-        /// Whether it is the part behind the inode's fixed fields.
+        /// Whether it is the part after the inode's fixed fields.
         in_xattr: bool,
         /// Bytes from the start of the part.
         offset: usize,

@@ -255,7 +255,7 @@ fn collect_by_hash(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Bat
     Ok(Batch { items, next: None })
 }
 
-/// The names of the first leaf with any at or behind `cookie`, and the position behind it.
+/// The names of the first leaf with any at or after `cookie`, and the position after it.
 /// Leaves that share names of one hash count as one.
 fn collect_leaf(
     dir: &Dir<'_>,

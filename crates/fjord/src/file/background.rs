@@ -88,7 +88,7 @@ struct Started<'a> {
 
 /// Writes back many inodes, keeping the device busy with the data of several at once: files
 /// of a page or two would otherwise each cost a round trip. Files with much data come after
-/// them, alone: an fsync of a small file must not wait for the lock of a group behind a big one.
+/// them, alone: an fsync of a small file must not wait for a group that has a big one.
 ///
 /// # Errors
 /// The first error met; the other inodes are written all the same.

@@ -99,7 +99,7 @@ pub(crate) fn carry(
     }
     let waiting_bytes = fs.deferred.bytes();
     if fs.carriers.add(inode) > CARRIERS_MANY || waiting_bytes > DEFERRED_BYTES_MAX {
-        // A little at a time: the writes of a caller of fsync must not queue behind much.
+        // A little at a time: the writes of a caller of fsync must not queue after many others.
         let step_bytes = DEFERRED_BYTES_STEP.min(waiting_bytes);
         fs.deferred.shrink_to(waiting_bytes.min(DEFERRED_BYTES_MAX) - step_bytes);
     }

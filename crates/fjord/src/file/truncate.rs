@@ -86,7 +86,7 @@ pub(crate) fn settle_size(fs: &FsInner, inode: &Inode, state: &mut InodeState) {
 }
 
 /// The size on disk grew in a transaction. Data that was written in place may be what the old size
-/// hid, so whatever shows the new one by itself must be behind a flush of it.
+/// hid, so whatever shows the new one by itself must be after a flush of it.
 pub(crate) fn note_growth(inode: &Inode, state: &mut InodeState, tid: Tid) {
     if inode.in_place.owed().is_some() {
         state.carried.mapped_unflushed(tid);

@@ -450,7 +450,7 @@ pub(super) fn take_back(fs: &FsInner, inode: &Inode, runs: &[WriteRun]) {
     }
 }
 
-/// Picks blocks for new data: behind the block before it, which is not mapped yet if it was picked
+/// Picks blocks for new data: after the block before it, which is not mapped yet if it was picked
 /// just now.
 fn pick(
     fs: &FsInner,

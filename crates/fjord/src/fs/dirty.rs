@@ -57,7 +57,7 @@ impl Busy<'_> {
         &self.inode
     }
 
-    /// Puts the inode on the list again, behind the others, as old as it was.
+    /// Puts the inode on the list again, after the others, as old as it was.
     pub(crate) fn put_back(self) {
         let mut entries = self.list.entries.lock();
         entries.add(self.since, &self.inode);
@@ -78,7 +78,7 @@ impl Drop for Busy<'_> {
 }
 
 impl Entries {
-    /// Puts an inode behind the others unless it is there, as dirty since then or from now on.
+    /// Puts an inode after the others unless it is there, as dirty since then or from now on.
     fn add(&mut self, since: Option<Since>, inode: &Arc<Inode>) {
         if let Entry::Vacant(vacant) = self.members.entry(inode.ino.0) {
             vacant.insert(self.next);

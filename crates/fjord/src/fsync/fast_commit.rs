@@ -26,7 +26,7 @@
 //!   came to the directory in this transaction (e2fsck 1.47.0 adds no block to a directory, later
 //!   ones may take one that a later record gives to a file). So that this hardly happens,
 //!   directories grow early under this policy: see [`crate::dir`];
-//! - the area is full, or blocks would be added behind a file whose extent tree has nodes of its own:
+//! - the area is full, or blocks would be added to a file whose extent tree has nodes of its own:
 //!   replay allocates new ones, and what is added later, to that file or another, could be among them.
 //!
 //! A full commit ends the stream of fast commits. An fsync waits for one in progress, as in Linux.
@@ -62,7 +62,7 @@ use crate::map::{self, MapKind};
 const RANGES_MAX: usize = 256;
 /// Blocks that a file which is gone had at most: 8 TiB of 4 KiB each. Linux counts no further.
 const GONE_BLOCKS: u32 = i32::MAX as u32;
-/// Bytes of `i_extra_isize` and the checksum behind it, which e2fsck's replay asks for.
+/// Bytes of `i_extra_isize` and the checksum after it, which e2fsck's replay asks for.
 const EXTRA_BYTES_MIN: u16 = 4;
 
 /// Logs the changes of one file in the fast-commit area.

@@ -91,7 +91,7 @@ pub(crate) fn lookup(
 }
 
 /// Where block `lblk` should best lie as far as its neighbours in the file go, and whether
-/// that is right behind the block before it.
+/// that is right after the block before it.
 ///
 /// # Errors
 /// `Corrupt`, I/O errors.

@@ -147,7 +147,7 @@ pub(crate) fn replace_inode(fs: &Arc<FsInner>, inode: &Arc<Inode>, image: &[u8])
     Ok(())
 }
 
-/// Stores what an image has behind the inode's fields: attributes, the rest of inline data.
+/// Stores what an image has after the inode's fields: attributes, the rest of inline data.
 fn keep_tail(
     fs: &FsInner,
     handle: &fjord_journal::Handle,

@@ -364,7 +364,7 @@ pub(crate) fn delete_all(
     garbage.free(fs)
 }
 
-/// The value of `system.data`: what inline data has behind its first 60 bytes.
+/// The value of `system.data`: what inline data has after its first 60 bytes.
 ///
 /// # Errors
 /// `Corrupt` when the attribute is missing; I/O.

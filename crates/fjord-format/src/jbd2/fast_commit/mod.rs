@@ -1,4 +1,4 @@
-//! The fast-commit area: a stream of little-endian records behind the log.
+//! The fast-commit area: a stream of little-endian records after the log.
 //!
 //! A record is a tag, the length of its value, and the value (`struct ext4_fc_tl`). Records do
 //! not cross blocks: PAD fills what is left of one. The stream of a transaction starts with HEAD;

@@ -18,7 +18,7 @@ use crate::inode::{Inode, disk, table};
 /// Most levels of new directories in one i-transaction.
 const DEPTH_MAX: usize = 64;
 
-/// A name, and the directory behind it if it is one.
+/// A name, and the directory that it names, if any.
 pub(super) struct Link {
     pub(super) parent: InodeNo,
     pub(super) name: Box<[u8]>,
