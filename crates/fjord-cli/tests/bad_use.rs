@@ -439,7 +439,7 @@ fn wrong_arguments() -> Result<()> {
     expect(&fjord().args(["mount"]).output()?, USAGE, &["IMAGE"])?;
     expect(&fjord().args(["frobnicate"]).output()?, USAGE, &["frobnicate"])?;
     expect(&mount(&img, &dir).args(["--cache-size", "many"]).output()?, USAGE, &["64M"])?;
-    expect(&mount(&img, &dir).args(["--new", "1G"]).output()?, FAILURE, &["exists already"])?;
+    expect(&mount(&img, &dir).args(["--new", "1G"]).output()?, FAILURE, &["already exists"])?;
     expect(&fjord().args(["mkfs"]).arg(&img).output()?, FAILURE, &["--force"])?;
     expect(&fjord().args(["mkfs"]).arg(dir.join("new")).output()?, USAGE, &["--size"])?;
     ensure!(!is_mounted(&dir)?);

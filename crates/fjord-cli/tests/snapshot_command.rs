@@ -303,7 +303,7 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     std::os::unix::fs::symlink("image", scratch.join("link"))?;
     for name in ["image", "same", "link"] {
         for source in [dir, &image] {
-            refused(&[], source, &scratch.join(name), 1, "exists already")?;
+            refused(&[], source, &scratch.join(name), 1, "already exists")?;
             let said = fjord(&["snapshot", "-f"], &[source, &scratch.join(name)])?;
             ensure!(matches!(said.code, Some(2 | 3)), "{said:?}");
         }
