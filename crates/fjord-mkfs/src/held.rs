@@ -261,7 +261,7 @@ fn is_zero(file: &File, size_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Where the next data begins; `None` where nobody knows.
+/// Start of the next data; `None` if unknown.
 fn next_data(file: &File, at: u64) -> Option<u64> {
     match rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Data(at)) {
         Ok(start) => Some(start),

@@ -94,7 +94,7 @@ fn varmail(fs: &dyn BenchFs, plan: &Plan) -> io::Result<Sample> {
         sizes[gone] = added;
         let mut file = fs.open(&mail(*thread, old as u64))?;
         file.read_at(0, &mut vec![0; sizes[old] as usize])?;
-        // A mailbox does not grow for ever.
+        // A mailbox does not grow forever.
         if sizes[old] < 16 * MAIL_BYTES {
             file.write_at(sizes[old], &data[..added as usize])?;
             sizes[old] += added;

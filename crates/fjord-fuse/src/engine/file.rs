@@ -144,7 +144,7 @@ impl EngineHandler {
         Ok(WriteOut { size: count as u32, padding: 0 })
     }
 
-    /// Drops set-user-ID and set-group-ID before a change by somebody without CAP_FSETID. The
+    /// Drops set-user-ID and set-group-ID before a change by a caller without CAP_FSETID. The
     /// kernel has asked for that already (SETATTR), but not so that it could be followed where the
     /// file was opened by another user than the caller.
     fn drop_set_ids(&self, request: &Request<'_>, node: &InodeRef) -> Outcome<()> {

@@ -48,7 +48,7 @@ fn can_seek(kind: FileType) -> bool {
 
 impl TarInput {
     /// Opens a file, or a pipe that the shell has opened (`<(...)`). A named pipe is not opened, as
-    /// that may wait for ever.
+    /// that may wait forever.
     ///
     /// # Errors
     /// [`TreeError::Tar`] when it cannot be opened; [`TreeError::Usage`] when it is no file.

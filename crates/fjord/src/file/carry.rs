@@ -70,7 +70,7 @@ impl Carriers {
 /// writeback and the state lock.
 ///
 /// # Errors
-/// `ENOSPC`, I/O and journal errors; the pages are dirty again where that makes sense.
+/// `ENOSPC`, I/O and journal errors; the pages are dirty again if a retry may succeed.
 pub(crate) fn carry(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,

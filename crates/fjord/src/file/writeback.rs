@@ -120,7 +120,7 @@ pub(super) struct Batch {
 /// the transaction, writes in place are recorded in `inode.in_place`.
 ///
 /// # Errors
-/// I/O errors of data writes, journal errors; the pages stay dirty where that makes sense.
+/// I/O errors of data writes, journal errors; the pages stay dirty if a retry may succeed.
 pub(crate) fn write_inode(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,

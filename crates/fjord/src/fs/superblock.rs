@@ -174,7 +174,7 @@ impl FsInner {
     }
 
     fn announce(&self, raw: &mut RawSuperblock, failed: bool) {
-        // Another than it was where a list that cannot be right is given up.
+        // It differs if an invalid list was discarded.
         raw.s_last_orphan.set(self.orphans.head());
         if failed {
             raw.set_state(raw.state() | FsState::ERROR);

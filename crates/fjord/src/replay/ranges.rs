@@ -1,4 +1,4 @@
-//! What a log says about ranges of a file, later words over earlier ones.
+//! Ranges of a file in a log; later records replace earlier ones.
 //!
 //! Invariant: ranges do not overlap, and none is empty.
 

@@ -1,4 +1,4 @@
-//! What of a fast-commit area counts.
+//! Finds the valid fast commits of an area.
 //!
 //! Invariants: only fast commits whose TAIL is valid (transaction ID and checksum) give records,
 //! and none after the first that is not; memory is bounded by the bytes pushed.
