@@ -1,8 +1,8 @@
-//! What a recovered tree must show.
+//! Checks of a recovered tree.
 //!
-//! Owns the comparison of a [`Tree`] with a [`Model`] at a cut, and [`Problem`], what can be
-//! wrong. Each aspect of each object must be one of its admissible versions; content is compared
-//! byte by byte, since parts of a write may be there.
+//! Owns the comparison of a [`Tree`] with a [`Model`] at a cut, and [`Problem`], the failures. Each
+//! aspect of each object must be one of its admissible versions; content is compared byte by byte,
+//! because a write may be there partly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,7 +19,7 @@ pub enum Kind {
     RecoveryFailed,
     /// e2fsck finds fault with the recovered image.
     Fsck,
-    /// Something promised is gone, or older than promised.
+    /// A promised version is lost, or older than promised.
     PromiseLost,
     /// A change shows that came after a barrier, and something from before it does not.
     OrderBroken,

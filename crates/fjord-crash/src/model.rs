@@ -1,4 +1,4 @@
-//! The model: what the file system holds, what it held before, and what was promised.
+//! The model: current and earlier contents of the file system, and promises.
 //!
 //! Owns [`Model`]: objects (inodes) and slots (a name in a directory), each aspect of them with
 //! its [`History`]. A promise pins an aspect: from its moment on, a crash may leave the version of

@@ -37,7 +37,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Writes it into a file in `dir`, behind a line with the command of its run; gives the path.
+    /// Writes it into a file in `dir`, after a line with the command of its run; gives the path.
     ///
     /// # Errors
     /// The directory or the file cannot be made.

@@ -1,11 +1,10 @@
-//! The mount that a new image is filled through.
+//! The mount that fills a new image.
 //!
-//! Owns what makes filling fast and repeatable: no log, no flush before the end, no threads. A new
-//! image that a crash leaves half filled is worth nothing to anybody, so there is nothing to protect
-//! until it is complete.
+//! Makes filling fast and reproducible: no log, no flush before the end, no threads. A new image
+//! that a crash leaves incomplete is useless, so it needs no crash safety before it is complete.
 //!
-//! Invariant: while it is filled, the superblock says that the image has no journal and was not
-//! unmounted; what it says otherwise, and that it is clean, comes back when all else is durable.
+//! Invariant: while it is filled, the superblock has no journal and the state "not clean"; the
+//! final superblock is written when everything else is durable.
 
 use std::sync::Arc;
 
@@ -58,7 +57,7 @@ impl Build {
         Ok(Build { fs, device, made })
     }
 
-    /// Brings everything home, makes it durable and the image clean.
+    /// Writes everything, makes it durable and marks the image clean.
     pub(crate) fn finish(self) -> fjord::Result<()> {
         let Build { fs, device, made } = self;
         fs.unmount()?;
@@ -88,8 +87,8 @@ fn read_superblock(device: &dyn Device) -> fjord::Result<RawSuperblock> {
     Ok(RawSuperblock::decode(&bytes)?)
 }
 
-/// A device whose flushes come later, all at once, and where room below is not asked for before it is
-/// needed: when there is none, the image fails as a whole.
+/// A device that defers all flushes to the end, and does not allocate host space in advance: if
+/// there is none, the whole image fails.
 #[derive(Debug)]
 struct Unflushed(Arc<dyn Device>);
 
