@@ -434,3 +434,46 @@ fn a_dash_is_standard_output() -> Result<()> {
     ensure!(!fs::metadata("/dev/null")?.is_file());
     Ok(())
 }
+
+/// Permission bits of a file, and its access list without comments, as Linux shows them.
+fn permissions(img: &Path, path: &str) -> Result<String> {
+    let mount = KernelMount::new(img, "ro")?;
+    let file = mount.path().join(path);
+    let list = tools::run(tools::command("getfacl")?.args(["-cnp"]).arg(&file))?.ok()?.stdout;
+    let mode = fs::metadata(&file)?.mode() & 0o7777;
+    mount.unmount()?;
+    Ok(format!("{mode:o} {}", list.split_whitespace().collect::<Vec<_>>().join(" ")))
+}
+
+/// `put -m` limits an access list as chmod(2) does on Linux.
+#[test]
+fn a_mode_limits_the_access_list() -> Result<()> {
+    tools::require_root()?;
+    tools::require(&["setfacl", "getfacl"])?;
+    let scratch = Scratch::new("put-mode")?;
+    let (img, file) = (scratch.join("image"), scratch.join("s"));
+    fs::write(&file, b"secret")?;
+    shell(r#"chmod 640 "$1"; setfacl -m u:1234:rwx,g::r,m::rwx "$1""#, &[&file])?;
+    new_image(&img, "16M")?;
+    // What Linux makes of it.
+    let mount = KernelMount::new(&img, "rw")?;
+    for mode in ["600", "644", "4751"] {
+        let script = r#"cp -a "$1" "$2/linux$3"; chmod "$3" "$2/linux$3""#;
+        shell(script, &[&file, mount.path(), Path::new(mode)])?;
+    }
+    mount.unmount()?;
+    for mode in ["600", "644", "4751"] {
+        let name = format!("fjord{mode}");
+        fjord(&["put", "-m", mode], &img, &[text(&file), &format!("/{name}")])?.ok()?;
+        // Again, over what is there, with other owners.
+        let more = ["--owner-map", "u:0=0", text(&file), &format!("/{name}")];
+        fjord(&["put", "-m", mode], &img, &more)?.ok()?;
+        let (ours, linux) =
+            (permissions(&img, &name)?, permissions(&img, &format!("linux{mode}"))?);
+        ensure!(ours == linux, "{mode}: {ours}, Linux {linux}");
+    }
+    let found = permissions(&img, "fjord600")?;
+    ensure!(found.starts_with("600 ") && found.contains("mask::---"), "{found}");
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}

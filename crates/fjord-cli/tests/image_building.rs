@@ -645,3 +645,34 @@ fn a_shrunken_image_is_the_smallest() -> Result<()> {
     mkfs(&["-f", "--shrink"], &img)?.expect_code(&[USAGE])?;
     Ok(())
 }
+
+/// A list that is left out leaves no permissions behind: as by `setfacl -b` on Linux.
+#[test]
+fn a_list_that_is_left_out_widens_nothing() -> Result<()> {
+    tools::require_root()?;
+    tools::require(&["setfacl"])?;
+    let scratch = Scratch::new("left-out")?;
+    let (tree, bare, img) = (scratch.join("tree"), scratch.join("bare"), scratch.join("image"));
+    let tar = scratch.join("tar");
+    fs::create_dir_all(tree.join("dir"))?;
+    fs::write(tree.join("file"), b"secret")?;
+    fs::write(tree.join("plain"), b"plain")?;
+    let script = r#"
+        cd "$1"; chmod 640 file; chmod 2750 dir; chmod 664 plain
+        setfacl -m u:1234:rwx,g::r,m::rwx file; setfacl -m u:1234:rwx,d:u:1234:rwx dir
+        touch -d '2001-02-03' file dir plain .
+        cp -a "$1" "$2"; setfacl -R -b "$2"
+        tar -C "$1" --format=pax --acls -cf "$3" .
+    "#;
+    shell(script, &[&tree, &bare, &tar])?;
+    for source in [["--from-dir", text(&tree)], ["--from-tar", text(&tar)]] {
+        let options = ["-f", "--reproducible", "-E", "no_copy_xattrs"];
+        mkfs(&[&options[..], &source].concat(), &img)?.ok()?;
+        same_for_linux(&bare, &img).with_context(|| format!("{source:?}"))?;
+        let mount = KernelMount::new(&img, "ro")?;
+        let mode = fs::metadata(mount.path().join("file"))?.mode() & 0o7777;
+        mount.unmount()?;
+        ensure!(mode == 0o640, "{mode:o}");
+    }
+    Ok(())
+}

@@ -441,7 +441,9 @@ impl<'a> Builder<'a> {
         let owner = self.rules.owners.map(meta.uid, meta.gid);
         let is_root = inode.ino() == InodeNo::ROOT;
         let (uid, gid) = self.rules.root_owner.filter(|_| is_root).unwrap_or(owner);
-        let mode = self.rules.file_mode.filter(|_| kind == FileKind::Regular).unwrap_or(meta.mode);
+        let kept_mode = self.rules.kept_mode(meta.mode.into(), &meta.xattrs);
+        // Only permission bits went in.
+        let mode = self.file_mode(kind).unwrap_or(kept_mode as u16);
         let (atime, mtime) = self.times(meta);
         let change = SetAttr {
             // The mode of a link is always 0777.
@@ -470,6 +472,11 @@ impl<'a> Builder<'a> {
         self.at(path, self.fs.sync())
     }
 
+    /// The mode that the rules give to a file.
+    fn file_mode(&self, kind: FileKind) -> Option<u16> {
+        self.rules.file_mode.filter(|_| kind == FileKind::Regular)
+    }
+
     fn times(&self, meta: &Meta) -> (Timespec, Timespec) {
         match self.rules.latest {
             Some(latest) => (meta.mtime.min(latest), meta.mtime.min(latest)),
@@ -484,8 +491,8 @@ impl<'a> Builder<'a> {
         name: &[u8],
         value: &[u8],
     ) -> Result<()> {
-        let mapped = self.mapped_list(name, value);
-        let value = mapped.as_deref().unwrap_or(value);
+        let list = self.list_for(inode.attr().kind(), name, value);
+        let value = list.as_deref().unwrap_or(value);
         match inode.set_xattr(name, value, XattrFlags::empty()) {
             Err(error) if error.is(Errno::OPNOTSUPP) => {
                 let (path, name) = (shown(path), shown(name));
@@ -509,14 +516,28 @@ impl<'a> Builder<'a> {
         found.blocks_free == 0 || found.files_free == 0
     }
 
-    /// An access control list with the IDs that its users and groups have in the image; `None`
-    /// where they are the same.
-    fn mapped_list(&self, name: &[u8], value: &[u8]) -> Option<Vec<u8>> {
-        let owners = &self.rules.owners;
-        if owners.keeps_all() || !ACL_XATTRS.contains(&name) {
+    /// An access control list as it goes into the image: with the IDs that its users and groups have
+    /// there, and limited to the mode that the rules give, as by chmod(2). `None` where it is the
+    /// same.
+    fn list_for(&self, kind: FileKind, name: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+        let mode = self.file_mode(kind).filter(|_| name == ACL_XATTRS[0]);
+        let keeps_ids = self.rules.owners.keeps_all();
+        if keeps_ids && mode.is_none() || !ACL_XATTRS.contains(&name) {
             return None;
         }
-        let list = Acl::from_xattr(value).ok()??;
+        let mut list = Acl::from_xattr(value).ok()??;
+        if !keeps_ids {
+            list = self.mapped_list(&list)?;
+        }
+        if let Some(mode) = mode {
+            list.chmod(mode);
+        }
+        Some(list.to_xattr())
+    }
+
+    /// A list with the IDs of the image.
+    fn mapped_list(&self, list: &Acl) -> Option<Acl> {
+        let owners = &self.rules.owners;
         let map = |entry: &AclEntry| {
             let tag = match entry.tag {
                 AclTag::User(id) => AclTag::User(owners.map_id(IdKind::User, id)),
@@ -543,7 +564,7 @@ impl<'a> Builder<'a> {
             }
             is_same
         });
-        Acl::new(entries).map(|list| list.to_xattr())
+        Acl::new(entries)
     }
 
     /// Removes access control lists that the source does not have: inherited ones, and those of a

@@ -336,11 +336,14 @@ impl Walk<'_> {
 
     fn attributes(&mut self, path: &[u8], status: &Status, place: Place<'_>) -> Result<()> {
         self.contents.add_time(status.mtime);
-        let xattrs = match self.rules.without_xattrs {
+        // Those that are left out still count for the mode.
+        let xattrs = match self.rules.without_xattrs && self.digest.is_none() {
             true => Vec::new(),
             false => read(path, xattrs(place))?,
         };
-        self.contents.add_attributes(&xattrs);
+        if !self.rules.without_xattrs {
+            self.contents.add_attributes(&xattrs);
+        }
         if let Some(digest) = &mut self.digest {
             // The size of a directory is its file system's affair.
             if status.kind() != FileType::Directory {

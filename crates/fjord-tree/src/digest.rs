@@ -37,6 +37,8 @@ impl Digest {
         rules: &Rules,
     ) {
         let (uid, gid) = rules.owners.map(uid, gid);
+        let mode = rules.kept_mode(mode, xattrs);
+        let xattrs = if rules.without_xattrs { &[] } else { xattrs };
         let Timespec { sec, nsec } = rules.latest.map_or(mtime, |latest| mtime.min(latest));
         for number in [u64::from(mode), uid.into(), gid.into(), sec as u64, nsec.into()] {
             self.number(number);

@@ -2,7 +2,9 @@
 
 use fjord::Timespec;
 
+use crate::builder::ACL_XATTRS;
 use crate::exclude::Exclude;
+use crate::host::write::without_list;
 use crate::owners::Owners;
 use crate::tar::stream::{TarEntry, TarKind};
 
@@ -27,6 +29,14 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// The mode of an entry with these attributes. An access control list that is left out must not
+    /// leave its mask where the group's permissions belong.
+    pub(crate) fn kept_mode(&self, mode: u32, xattrs: &[(Vec<u8>, Vec<u8>)]) -> u32 {
+        let list = xattrs.iter().find(|(name, _)| name == ACL_XATTRS[0]);
+        let lost = list.filter(|_| self.without_xattrs);
+        lost.map_or(mode, |(_, list)| without_list(list, mode))
+    }
+
     /// Whether an entry of a tar stream is left out.
     pub(crate) fn excludes_entry(&self, entry: &TarEntry) -> bool {
         let parts = entry.path.split(|byte| *byte == b'/');

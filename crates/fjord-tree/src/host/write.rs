@@ -252,7 +252,7 @@ impl Setter<'_> {
 
 /// The mode of a file whose access control list is lost: the group's own rights, as far as the
 /// list's mask lets it have them.
-fn without_list(list: &[u8], mode: u32) -> u32 {
+pub(crate) fn without_list(list: &[u8], mode: u32) -> u32 {
     let Ok(Some(list)) = Acl::from_xattr(list) else { return mode };
     let of = |tag| list.entries().iter().find(|entry| entry.tag == tag).map(|entry| entry.perm);
     let group = of(AclTag::GroupObj).unwrap_or(0) & of(AclTag::Mask).unwrap_or(7);
