@@ -15,11 +15,12 @@ use std::os::unix::fs::FileExt;
 /// Contents found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// Nothing known on a device; a file of zeroes.
+    /// Nothing that is recognised on a device; a file of zeroes.
     Nothing,
     /// Contents with a signature, described: `"an XFS file system"`.
     Known(&'static str),
-    /// A file with nonzero bytes.
+    /// A file with nonzero bytes that are not recognised. A device with such bytes counts as
+    /// [`Held::Nothing`], as for mke2fs: devices that were wiped or used raw are full of them.
     Data,
 }
 
@@ -151,16 +152,14 @@ pub fn held(file: &File, size_bytes: u64, is_device: bool) -> io::Result<Held> {
     if let Some(name) = known {
         return Ok(Held::Known(name));
     }
-    if is_device {
-        return Ok(Held::Nothing);
-    }
     if let Some(name) = find(FILES, file, &front, size_bytes)? {
         return Ok(Held::Known(name));
     }
     if is_text(&front) {
         return Ok(Held::Known("text"));
     }
-    Ok(if is_zero(file, size_bytes)? { Held::Nothing } else { Held::Data })
+    let is_blank = is_device || is_zero(file, size_bytes)?;
+    Ok(if is_blank { Held::Nothing } else { Held::Data })
 }
 
 /// Fills as much of `bytes` as the file has.
@@ -224,9 +223,12 @@ fn raid_or_zfs(file: &File, size_bytes: u64) -> io::Result<Option<&'static str>>
     Ok(None)
 }
 
-/// Whether a file begins as texts do: words in UTF-8.
+/// Whether a file begins as texts do: words in UTF-8. Zeroes may follow the end of a text on a
+/// device.
 fn is_text(front: &[u8]) -> bool {
     let part = &front[..front.len().min(TEXT_BYTES)];
+    let end = part.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let (front, part) = if end < part.len() { (&part[..end], &part[..end]) } else { (front, part) };
     let text = match std::str::from_utf8(part) {
         Ok(text) => text,
         // The part may end in the middle of a character.
@@ -289,7 +291,8 @@ mod tests {
 
     #[test]
     fn every_signature_is_found() {
-        for (table, is_device) in [(SYSTEMS, false), (SYSTEMS, true), (FILES, false)] {
+        for (table, is_device) in [(SYSTEMS, false), (SYSTEMS, true), (FILES, false), (FILES, true)]
+        {
             for Signature { name, offset, magic } in table {
                 let file = file_with(place(*offset), magic);
                 let found = held(&file, SIZE_BYTES, is_device).expect("readable");

@@ -54,7 +54,8 @@ pub(crate) struct Args {
     /// the size of the file or device]
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
-    /// Overwrite a file or device that contains data
+    /// Overwrite a file that contains data, or a device with recognized content (a file system, an
+    /// archive, text, ...). Unrecognized content of a device is overwritten without it, as by mke2fs
     #[arg(short, long, short_alias = 'F')]
     force: bool,
     /// Make the image reproducible, byte for byte: times come from the contents, at most
