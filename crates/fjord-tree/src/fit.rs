@@ -16,6 +16,8 @@ const SLACK_BYTES: u64 = 4 * MIB;
 const SIZE_MIN_BYTES: u64 = 8 * MIB;
 /// Most images that are tried.
 const TRIES_MAX: u32 = 100;
+/// Bytes of extra space for one more inode, as mke2fs has it for most images.
+const INODE_RATIO: u64 = 16 << 10;
 /// Inodes that a new image has in use already.
 const USED_INODES: u64 = 11;
 
@@ -30,6 +32,14 @@ pub enum Room {
 }
 
 impl Room {
+    /// Inodes for what is put there later.
+    fn extra_inodes(self) -> u64 {
+        match self {
+            Room::Usual => 0,
+            Room::Bytes(bytes) => extra_inodes(bytes),
+        }
+    }
+
     /// Blocks to be free for contents of `blocks` blocks, themselves among them.
     fn with_contents(self, blocks: u64, block_size: u32) -> u64 {
         let shift = block_size.trailing_zeros();
@@ -39,6 +49,11 @@ impl Room {
             Room::Bytes(bytes) => blocks + blocks / 64 + 16 + bytes.div_ceil(1 << shift),
         }
     }
+}
+
+/// Inodes that go with so many bytes of extra space.
+pub(crate) fn extra_inodes(bytes: u64) -> u64 {
+    bytes / INODE_RATIO
 }
 
 impl Contents {
@@ -51,6 +66,7 @@ impl Contents {
     pub fn fit(&self, options: &MkfsOptions, room: Room) -> Result<MkfsOptions> {
         let mut fitted = options.clone();
         let inodes_wanted = self.inodes + self.inodes / 20 + USED_INODES + 16;
+        let inodes_wanted = inodes_wanted.saturating_add(room.extra_inodes());
         let inodes_wanted = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
         let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
         let smallest = match room {

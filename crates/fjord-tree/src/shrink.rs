@@ -13,6 +13,7 @@ use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};
 
 use crate::builder::Populated;
 use crate::error::{Full, Result, TreeError};
+use crate::fit::extra_inodes;
 
 /// Images that are built at most.
 const BUILDS_MAX: u32 = 8;
@@ -33,9 +34,19 @@ struct Need {
     inodes: u64,
 }
 
+/// What is to be free beyond the contents.
+#[derive(Clone, Copy)]
+struct Extra {
+    blocks: u64,
+    inodes: u64,
+}
+
 impl Need {
-    fn of(filled: &Populated, extra_blocks: u64) -> Need {
-        Need { blocks: filled.blocks.saturating_add(extra_blocks), inodes: filled.inodes }
+    fn of(filled: &Populated, extra: Extra) -> Need {
+        Need {
+            blocks: filled.blocks.saturating_add(extra.blocks),
+            inodes: filled.inodes.saturating_add(extra.inodes),
+        }
     }
 }
 
@@ -50,7 +61,7 @@ pub fn small(options: &MkfsOptions) -> MkfsOptions {
 }
 
 /// Builds images by `build`, each in place of the one before, and leaves the smallest that holds the
-/// contents with `extra_bytes` of free space. `options` are those of [`small`], `roomy` the same for
+/// contents with `extra_bytes` of free space, and inodes for it. `options` are those of [`small`], `roomy` the same for
 /// an image that has more than enough room.
 ///
 /// # Errors
@@ -62,8 +73,11 @@ pub fn shrink(
     mut build: impl FnMut(&MkfsOptions) -> Result<(Report, Populated)>,
 ) -> Result<(Report, Populated)> {
     let mut last = build(roomy)?;
-    let extra_blocks = extra_bytes.div_ceil(last.0.block_size.into());
-    let mut need = Need::of(&last.1, extra_blocks);
+    let extra = Extra {
+        blocks: extra_bytes.div_ceil(last.0.block_size.into()),
+        inodes: extra_inodes(extra_bytes),
+    };
+    let mut need = Need::of(&last.1, extra);
     let mut current = roomy.clone();
     let mut best: Option<MkfsOptions> = None;
     // No smaller one is tried again.
@@ -76,13 +90,13 @@ pub fn shrink(
         }
         current = next;
         match build(&current) {
-            Ok(built) if offers(&built.0, &built.1, extra_blocks) => {
-                need = Need::of(&built.1, extra_blocks);
+            Ok(built) if offers(&built.0, &built.1, extra) => {
+                need = Need::of(&built.1, extra);
                 (last, best) = (built, Some(current.clone()));
             }
             Ok((_, filled)) => {
                 // The contents fit, the extra space does not.
-                need = Need::of(&filled, extra_blocks);
+                need = Need::of(&filled, extra);
                 too_small_bytes = current.size_bytes.unwrap_or(0);
             }
             Err(TreeError::Full { of: Full::Space { .. } | Full::Inodes { .. }, .. }) => {
@@ -100,8 +114,8 @@ pub fn shrink(
     }
 }
 
-fn offers(report: &Report, filled: &Populated, extra_blocks: u64) -> bool {
-    report.free_blocks.saturating_sub(filled.blocks) >= extra_blocks
+fn offers(report: &Report, filled: &Populated, extra: Extra) -> bool {
+    report.free_blocks.saturating_sub(filled.blocks) >= extra.blocks
 }
 
 /// The smallest image above `above_bytes` that offers what is needed.
