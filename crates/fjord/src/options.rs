@@ -277,7 +277,8 @@ pub struct MountOptions {
     pub background_threads: bool,
     /// Files may fill the image to the last block: nothing is kept for root, nor for metadata of
     /// data that is not allocated yet. An accepted write may then fail for lack of space at
-    /// writeback, which fsync, sync and unmount report. For images that are filled once.
+    /// writeback, which fsync, sync and unmount report. For images that are filled once: warnings
+    /// meant for mounts are logged as debug messages.
     pub fill_all: bool,
     /// For reproducible images: all times that the file system sets itself (creation, change,
     /// mount) are this one, and generations of new inodes are derived from their numbers.

@@ -72,13 +72,20 @@ impl Events {
 impl FsInner {
     /// Records a warning.
     pub(crate) fn warn(&self, message: impl Display) {
-        tracing::warn!("{message}");
+        match self.options.fill_all {
+            // Advice about mounts; who fills a new image gets the error itself.
+            true => tracing::debug!("{message}"),
+            false => tracing::warn!("{message}"),
+        }
         self.events.keep(Severity::Warning, message.to_string());
     }
 
     /// Records an error.
     pub(crate) fn error(&self, message: impl Display) {
-        tracing::error!("{message}");
+        match self.options.fill_all {
+            true => tracing::debug!("{message}"),
+            false => tracing::error!("{message}"),
+        }
         self.events.keep(Severity::Error, message.to_string());
     }
 }
