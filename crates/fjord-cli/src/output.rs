@@ -30,6 +30,17 @@ pub(crate) fn complain(message: impl std::fmt::Display) {
 /// Most entries that a list in text output shows.
 const LISTED_MAX: usize = 20;
 
+/// Lists on standard error what a copy left out without a loss of content. `hint` follows the number
+/// of those that are too many.
+pub(crate) fn left_out(list: &[String], hint: &str) {
+    for what in list.iter().take(LISTED_MAX) {
+        complain(format_args!("left out: {what}"));
+    }
+    if let Some(more) = list.len().checked_sub(LISTED_MAX).filter(|more| *more > 0) {
+        complain(format_args!("left out: {more} more{hint}"));
+    }
+}
+
 /// Lists on standard error what a copy could not keep. If there is anything, fails with its own
 /// exit code.
 pub(crate) fn unkept(list: &[String]) -> Result<()> {

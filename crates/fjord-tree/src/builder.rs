@@ -17,17 +17,23 @@ use fjord::{
 };
 use fjord_block::Device;
 use fjord_format::acl::{Acl, AclEntry, AclTag};
+use fjord_format::features::Incompat;
 use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
 use crate::build::Build;
 use crate::error::{Full, Result, TreeError};
+use crate::host::write::without_list;
 use crate::owners::IdKind;
 use crate::rules::Rules;
 use crate::tar::input::{TarInput, TarOptions};
 
 /// Bytes read from the source at once.
 pub(crate) const COPY_BYTES: usize = 1 << 20;
+/// Blocks of so many bytes are no larger on most machines, so larger ones are not proposed.
+const LARGE_BLOCK_BYTES: u32 = 4096;
+/// Inodes of this size have no room for years after 2038 and fractions of a second.
+const SMALL_INODE_BYTES: u16 = 128;
 /// Bytes of the longest name.
 const NAME_BYTES_MAX: usize = 255;
 /// Most bytes of paths and attributes that are kept until the end.
@@ -199,7 +205,26 @@ pub(crate) struct Builder<'a> {
     beside_count: u32,
     /// What a new image holds in memory.
     unwritten: Unwritten,
+    changed_times: ChangedTimes,
     progress: Progress<'a>,
+}
+
+/// Times that the image holds as others.
+#[derive(Clone, Copy, Default)]
+struct ChangedTimes {
+    /// Entries with times beyond what their inodes can hold.
+    entries: u64,
+    /// Some lost their fractions of a second.
+    fractions: bool,
+}
+
+impl ChangedTimes {
+    /// Notes the times of an entry: wanted and set.
+    fn note(&mut self, times: [(Timespec, Timespec); 2]) {
+        let is_other = times.iter().any(|(wanted, set)| wanted.sec != set.sec);
+        self.entries += u64::from(is_other);
+        self.fractions |= times.iter().any(|(wanted, set)| wanted.nsec != set.nsec);
+    }
 }
 
 /// What has gone into a new image since all of it was written to the device.
@@ -243,6 +268,7 @@ impl<'a> Builder<'a> {
             deferred_bytes: 0,
             beside_count: 0,
             unwritten: Unwritten::default(),
+            changed_times: ChangedTimes::default(),
             progress,
         }
     }
@@ -454,7 +480,8 @@ impl<'a> Builder<'a> {
             mtime: Some(SetTime::At(mtime)),
             ..SetAttr::default()
         };
-        self.at(path, inode.set_attr(&change, &self.cred))?;
+        let set = self.at(path, inode.set_attr(&change, &self.cred))?;
+        self.changed_times.note([(atime, set.atime), (mtime, set.mtime)]);
         // After the owner, whose change would take capabilities away.
         for (name, value) in meta.xattrs.iter().filter(|_| !self.rules.without_xattrs) {
             self.set_xattr(inode, path, name, value)?;
@@ -494,21 +521,70 @@ impl<'a> Builder<'a> {
         let list = self.list_for(inode.attr().kind(), name, value);
         let value = list.as_deref().unwrap_or(value);
         match inode.set_xattr(name, value, XattrFlags::empty()) {
-            Err(error) if error.is(Errno::OPNOTSUPP) => {
-                let (path, name) = (shown(path), shown(name));
-                self.done.unkept.push(format!("{path}: attribute {name}: not known to ext4"));
-                Ok(())
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let Some(why) = self.why_unkept(name, value, &error) else {
+                    return self.at(path, Err(error));
+                };
+                self.not_kept(format!("{}: attribute {}: {why}", shown(path), shown(name)));
+                self.lose_list(inode, path, name, value)
             }
-            Err(error) if error.is(Errno::NOSPC) && !self.is_full() => {
-                Err(TreeError::AttributesTooLarge {
-                    path: shown(path),
-                    name: shown(name),
-                    bytes: value.len(),
-                    block_size: self.fs.geometry().block_size,
-                })
-            }
-            set => self.at(path, set),
         }
+    }
+
+    /// What is said of an attribute that ext4, or this image, cannot hold; `None` where something
+    /// else is wrong.
+    fn why_unkept(&self, name: &[u8], value: &[u8], error: &fjord::Error) -> Option<String> {
+        if error.is(Errno::OPNOTSUPP) {
+            return Some("not known to ext4".to_owned());
+        }
+        if error.is(Errno::RANGE) {
+            return Some(format!("a name of {} bytes; ext4 has 1 to 255", name.len()));
+        }
+        // A malformed access list is another thing: what it allows is unknown.
+        if error.is(Errno::INVAL) && !ACL_XATTRS.contains(&name) {
+            return Some("ext4 has no such name".to_owned());
+        }
+        if error.is(Errno::TOOBIG) {
+            return Some(format!("{} bytes; Linux has at most 65536", value.len()));
+        }
+        if error.is(Errno::NOSPC) && !self.is_full() {
+            return Some(self.too_large(value.len()));
+        }
+        None
+    }
+
+    /// What is said of an attribute with a value of `bytes` that does not fit beside the others.
+    fn too_large(&self, bytes: usize) -> String {
+        let block_size = self.fs.geometry().block_size;
+        let has_large = self.fs.geometry().features.incompat.contains(Incompat::EA_INODE);
+        let hint = match (block_size < LARGE_BLOCK_BYTES, has_large) {
+            (true, false) => {
+                ": make the image with larger blocks (mkfs -b 4096) or with the feature ea_inode \
+                 (mkfs -O ea_inode)"
+            }
+            (true, true) => ": make the image with larger blocks (mkfs -b 4096)",
+            (false, false) => ": make the image with the feature ea_inode (mkfs -O ea_inode)",
+            (false, true) => "",
+        };
+        format!("{bytes} bytes do not fit in a block of {block_size} bytes with the others{hint}")
+    }
+
+    /// An access control list that is not kept: none is left, and the mode does not have its mask.
+    fn lose_list(&self, inode: &InodeRef, path: &[u8], name: &[u8], value: &[u8]) -> Result<()> {
+        if !ACL_XATTRS.contains(&name) {
+            return Ok(());
+        }
+        match inode.remove_xattr(name) {
+            Err(error) if error.is(Errno::NODATA) || error.is(Errno::OPNOTSUPP) => {}
+            removed => self.at(path, removed)?,
+        }
+        if name == ACL_XATTRS[0] && inode.attr().kind() != FileKind::Symlink {
+            let mode = without_list(value, inode.attr().mode.into()) as u16;
+            let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            self.at(path, inode.set_attr(&change, &self.cred))?;
+        }
+        Ok(())
     }
 
     fn is_full(&self) -> bool {
@@ -585,7 +661,32 @@ impl<'a> Builder<'a> {
             let inode = self.at(&path, self.fs.inode(ino, None))?;
             self.apply(&inode, &path, &meta)?;
         }
+        self.tell_times();
         Ok(self.done)
+    }
+
+    /// Lists, once for all entries, that times became others.
+    fn tell_times(&mut self) {
+        let ChangedTimes { entries, fractions } = self.changed_times;
+        let inode_size = self.fs.geometry().inode_size;
+        let (last, hint) = match inode_size {
+            SMALL_INODE_BYTES => {
+                ("2038-01-19", ": make the image with larger inodes (mkfs -I 256)")
+            }
+            _ => ("2446-05-10", ""),
+        };
+        if entries > 0 {
+            self.not_kept(format!(
+                "times of {entries} entries: inodes of {inode_size} bytes keep times from 1901-12-13 \
+                 to {last} only, which earlier and later ones became{hint}"
+            ));
+        }
+        if fractions {
+            self.skip(format!(
+                "fractions of a second of times: inodes of {inode_size} bytes keep whole \
+                 seconds{hint}"
+            ));
+        }
     }
 
     /// Writes all of `data` at `offset`.

@@ -117,22 +117,6 @@ pub enum TreeError {
         /// What it has no more of.
         of: Full,
     },
-    /// The extended attributes of a file do not fit beside each other.
-    #[error(
-        "cannot put {path} into the image: its attribute {name} ({bytes} bytes) does not fit in a \
-         block of {block_size} bytes with the others: make the image with larger blocks (mkfs -b \
-         4096) or with the feature ea_inode (mkfs -O ea_inode)"
-    )]
-    AttributesTooLarge {
-        /// Path of the entry.
-        path: String,
-        /// Name of the attribute.
-        name: String,
-        /// Its length in bytes.
-        bytes: usize,
-        /// Bytes of a block.
-        block_size: u32,
-    },
     /// The names and extended attributes of directories, which are set last, are too many to keep.
     #[error(
         "{path}: the extended attributes of all directories together are larger than {} MiB, which \

@@ -71,7 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(fjord_tree::put(&args.source, &destination, &rules, &mut show)?)
     });
     bar.finish_and_clear();
-    output::unkept(&copied?.unkept)
+    let copied = copied?;
+    output::left_out(&copied.skipped, "");
+    output::unkept(&copied.unkept)
 }
 
 /// Checks the source before the image is opened.

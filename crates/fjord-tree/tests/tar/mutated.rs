@@ -197,12 +197,9 @@ impl Tally {
     fn count(&mut self, result: Result<(), TreeError>, what: &str) {
         match result {
             Ok(()) => self.fine += 1,
-            Err(
-                TreeError::Tar { .. }
-                | TreeError::Full { .. }
-                | TreeError::AttributesTooLarge { .. }
-                | TreeError::LinkTooLong { .. },
-            ) => self.refused += 1,
+            Err(TreeError::Tar { .. } | TreeError::Full { .. } | TreeError::LinkTooLong { .. }) => {
+                self.refused += 1
+            }
             // Names that are too long, lists that are invalid, sizes beyond ext4's.
             Err(TreeError::Engine { source: fjord::Error::Posix(_), .. }) => self.refused += 1,
             Err(other) => panic!("{what}: {other:?}"),

@@ -32,9 +32,6 @@ struct PutIn {
     not_kept: Vec<String>,
 }
 
-/// Limit of the list of skipped entries in text output; JSON has all.
-const SKIPPED_SHOWN: usize = 20;
-
 /// Prints the parameters of the image and lists entries and attributes that were skipped.
 pub(super) fn tell(args: &Args, report: Report, populated: Option<Populated>) -> Result<()> {
     let made = Made {
@@ -83,17 +80,8 @@ fn for_people(args: &Args, made: &Made) -> Result<()> {
         );
     }
     if let Some(contents) = &made.contents {
-        tell_skipped(&contents.skipped);
+        output::left_out(&contents.skipped, " (--json lists all)");
         text += &format!("Contents {} entries, {}\n", contents.entries, size::show(contents.bytes));
     }
     if args.quiet { Ok(()) } else { output::print(text) }
-}
-
-fn tell_skipped(skipped: &[String]) {
-    for what in skipped.iter().take(SKIPPED_SHOWN) {
-        output::complain(format_args!("left out: {what}"));
-    }
-    if let Some(more) = skipped.len().checked_sub(SKIPPED_SHOWN).filter(|more| *more > 0) {
-        output::complain(format_args!("left out: {more} more (--json lists all)"));
-    }
 }
