@@ -217,6 +217,7 @@ fn what_a_file_holds_is_not_written_over() -> Result<()> {
 #[test]
 fn what_a_device_holds_is_not_written_over() -> Result<()> {
     tools::require_root()?;
+    tools::require(&["zstd", "sqlite3", "mke2fs"])?;
     let scratch = Scratch::new("devices")?;
     let file = scratch.join("file");
     for (what, script) in [
@@ -225,12 +226,34 @@ fn what_a_device_holds_is_not_written_over() -> Result<()> {
             "an encrypted volume (LUKS)",
             r#"truncate -s 20M "$1"; printf 'LUKS\272\276' | dd of="$1" conv=notrunc 2>&1"#,
         ),
+        (
+            "a tar archive",
+            r#"truncate -s 20M "$1"; tar -c /etc/hostname 2>&1 | dd of="$1" conv=notrunc 2>&1"#,
+        ),
+        (
+            "a zstd file",
+            r#"truncate -s 20M "$1"; zstd -qc /etc/hostname | dd of="$1" conv=notrunc 2>&1"#,
+        ),
+        ("an SQLite database", r#"sqlite3 "$1" 'create table t(x)'; truncate -s 20M "$1""#),
+        ("text", r#"truncate -s 20M "$1"; echo words | dd of="$1" conv=notrunc 2>&1"#),
+        ("text", r#"yes words | head -c 20971520 > "$1""#),
+        // mke2fs does not know them either.
+        ("", r#"head -c 20971520 /dev/zero | tr '\0' '\377' > "$1""#),
+        (
+            "",
+            r#"printf '\205\001\376\007\240' > "$1"; head -c 20000000 /dev/urandom >> "$1"; truncate -s 20M "$1""#,
+        ),
         ("", r#"truncate -s 20M "$1"; echo words | dd of="$1" bs=1k seek=9000 conv=notrunc 2>&1"#),
     ] {
         shell(script, &[&file])?;
         let attach = ["--find", "--show"];
         let node = tools::run(tools::command("losetup")?.args(attach).arg(&file))?.ok()?.stdout;
         let node = Path::new(node.trim());
+        if what.is_empty() {
+            // Of what mke2fs makes no question.
+            let mut mke2fs = tools::command("mke2fs")?;
+            tools::run(mke2fs.args(["-n", "-q"]).arg(node))?.ok()?;
+        }
         let first = mkfs(&[], node);
         let forced = mkfs(&["--force"], node);
         tools::run(tools::command("losetup")?.arg("--detach").arg(node))?.ok()?;
@@ -301,11 +324,34 @@ fn a_full_image_says_of_what() -> Result<()> {
         r#"cd "$1"; for n in 1 2; do setfattr -n user.a$n -v "$(printf %01300d 0)" 1; done"#;
     tools::require(&["setfattr"])?;
     shell(script, &[&tree])?;
-    // A block of 1 KiB holds none of them.
-    let said = refused(&["-b", "1024"])?;
-    ensure!(said.contains("attribute user.a") && said.contains("-b 4096"), "{said}");
-    ensure!(!said.contains("space left") && !img.exists(), "{said}");
-    Ok(())
+    // A block of 1 KiB holds none of them, one of 4 KiB no large one: they are not kept.
+    let not_kept = |args: &[&str]| -> Result<String> {
+        let said = mkfs(&[args, &["-f", "-q", "--from-dir", text(&tree)]].concat(), &img)?;
+        let said = said.expect_code(&[INCOMPLETE])?.stderr;
+        ensure!(!said.contains("space left") && said.contains("-O ea_inode"), "{said}");
+        image::e2fsck_clean(&img)?;
+        Ok(said)
+    };
+    let said = not_kept(&["-b", "1024"])?;
+    ensure!(said.contains("/1: attribute user.a1") && said.contains("user.a2"), "{said}");
+    ensure!(said.contains("1300 bytes") && said.contains("-b 4096"), "{said}");
+    let script = r#"setfattr -n user.large -v "$(printf %05000d 0)" "$1""#;
+    let on_tmpfs = Scratch::in_memory("attributes")?;
+    fs::write(on_tmpfs.join("file"), b"content")?;
+    if shell(script, &[&on_tmpfs.join("file")]).is_err() {
+        // Linux before 6.6 has no user attributes on tmpfs.
+        return Ok(());
+    }
+    let from = ["-f", "-q", "--from-dir", text(on_tmpfs.path())];
+    let said = mkfs(&from, &img)?.expect_code(&[INCOMPLETE])?.stderr;
+    ensure!(said.contains("/file: attribute user.large: 5000 bytes"), "{said}");
+    ensure!(said.contains("-O ea_inode") && !said.contains("-b 4096"), "{said}");
+    let file = on_tmpfs.join("file");
+    let said = fjord(&["put", text(&img), text(&file), "/again"])?.expect_code(&[INCOMPLETE])?;
+    ensure!(said.stderr.contains("attribute user.large: 5000 bytes"), "{said:?}");
+    ensure!(fjord(&["cat", text(&img), "/again"])?.ok()?.stdout == "content");
+    mkfs(&[&from[..], &["-O", "ea_inode"]].concat(), &img)?.ok()?;
+    same_for_linux(on_tmpfs.path(), &img)
 }
 
 #[test]
@@ -415,6 +461,18 @@ fn extra_space_is_left_free() -> Result<()> {
         let size = fs::metadata(&img)?.len();
         ensure!(size >= before, "{size} after {before}");
         before = size;
+    }
+    // The space can be used: there are inodes for it, also beside many small files.
+    let many = scratch.join("many");
+    make_tree(&many, 3000, 10)?;
+    for shrink in [&[][..], &["--shrink"]] {
+        let options = ["-f", "--extra-space", "64M", "--from-dir", text(&many)];
+        mkfs(&[&options[..], shrink].concat(), &img)?.ok()?;
+        let free: u64 = field(&img, "Free inodes:")?.parse()?;
+        ensure!(free >= 4096, "{shrink:?}: {free} free inodes");
+        let said = mkfs(&[&options[..], shrink, &["-N", "3100"]].concat(), &img)?.ok()?;
+        let free: u64 = field(&img, "Free inodes:")?.parse()?;
+        ensure!(free < 200, "{said:?}");
     }
     Ok(())
 }
@@ -646,6 +704,43 @@ fn a_shrunken_image_is_the_smallest() -> Result<()> {
     Ok(())
 }
 
+/// Inodes of 128 bytes keep neither years after 2038 nor fractions of a second: that is said.
+#[test]
+fn times_that_small_inodes_cannot_keep_are_told() -> Result<()> {
+    let scratch = Scratch::new("times")?;
+    let (tree, img, tar) = (scratch.join("tree"), scratch.join("image"), scratch.join("tar"));
+    make_tree(&tree, 3, 100)?;
+    let touch = |time: &str| shell(r#"cd "$1"; touch -d "$2" 0 1 2 ."#, &[&tree, Path::new(time)]);
+    let from_dir = ["--from-dir", text(&tree)];
+    let from_tar = ["--from-tar", text(&tar)];
+    touch("2001-02-03 04:05:06.75")?;
+    shell(r#"tar -C "$1" --format=pax -cf "$2" ."#, &[&tree, &tar])?;
+    for source in [from_dir, from_tar] {
+        let said = mkfs(&[&["-f", "-q", "-I", "128"], &source[..]].concat(), &img)?.ok()?.stderr;
+        ensure!(said.matches("fractions of a second").count() == 1, "{source:?}: {said}");
+        ensure!(said.contains("left out") && said.contains("-I 256"), "{said}");
+        let said = mkfs(&[&["-f", "-q"], &source[..]].concat(), &img)?.ok()?.stderr;
+        ensure!(said.is_empty(), "{said}");
+    }
+    touch("2400-01-01")?;
+    shell(r#"tar -C "$1" --format=pax -cf "$2" ."#, &[&tree, &tar])?;
+    for source in [from_dir, from_tar] {
+        let made = mkfs(&[&["-f", "-q", "--json", "-I", "128"], &source[..]].concat(), &img)?;
+        let made = made.expect_code(&[INCOMPLETE])?;
+        let told = "times of 4 entries: inodes of 128 bytes";
+        ensure!(made.stderr.matches("not kept: times").count() == 1, "{made:?}");
+        ensure!(made.stderr.contains(told) && made.stderr.contains("2038-01-19"), "{made:?}");
+        ensure!(made.stdout.contains(told) && made.stdout.contains("not_kept"), "{made:?}");
+        mkfs(&[&["-f", "-q"], &source[..]].concat(), &img)?.ok()?;
+        same_for_linux(&tree, &img)?;
+    }
+    mkfs(&["-f", "-q", "-I", "128", "-s", "16M"], &img)?.ok()?;
+    let said = fjord(&["put", text(&img), text(&tree.join("0")), "/"])?;
+    let said = said.expect_code(&[INCOMPLETE])?.stderr;
+    ensure!(said.contains("times of 1 entries"), "{said}");
+    Ok(())
+}
+
 /// A list that is left out leaves no permissions behind: as by `setfacl -b` on Linux.
 #[test]
 fn a_list_that_is_left_out_widens_nothing() -> Result<()> {
@@ -674,5 +769,29 @@ fn a_list_that_is_left_out_widens_nothing() -> Result<()> {
         mount.unmount()?;
         ensure!(mode == 0o640, "{mode:o}");
     }
+    Ok(())
+}
+
+/// Where the disk for the image is full, mkfs says so in one line.
+#[test]
+fn a_full_disk_is_told_in_one_line() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::new("full-disk")?;
+    let (tree, small) = (scratch.join("tree"), scratch.join("small"));
+    make_tree(&tree, 6, 2 << 20)?;
+    fs::create_dir(&small)?;
+    let mut mount = tools::command("mount")?;
+    tools::run(mount.args(["-t", "tmpfs", "-o", "size=6m", "none"]).arg(&small))?.ok()?;
+    let img = small.join("image");
+    let from_dir = ["--from-dir", text(&tree)];
+    let said = [&from_dir[..], &["-q", "--from-dir", text(&tree)]].map(|args| mkfs(args, &img));
+    let left = img.exists();
+    tools::run(tools::command("umount")?.arg(&small))?.ok()?;
+    for said in said {
+        let said = said?.expect_code(&[FAILURE])?.stderr;
+        ensure!(said.lines().count() == 1 && said.contains("full"), "{said}");
+        ensure!(!said.contains("fsync") && !said.contains("superblock"), "{said}");
+    }
+    ensure!(!left, "an image is left behind");
     Ok(())
 }

@@ -229,3 +229,65 @@ fn layers_go_one_above_the_other() -> Result<()> {
     refused(&dir.arg(&img).output()?, 2, &["--oci", "tar file"])?;
     Ok(())
 }
+
+/// A name that is kept gets the content of an excluded member, as from a directory.
+#[test]
+fn hard_links_to_excluded_members_are_files() -> Result<()> {
+    tools::require_root()?;
+    let scratch = Scratch::in_memory("tar-excluded")?;
+    let (tree, archive, img) = (scratch.join("tree"), scratch.join("tar"), scratch.join("image"));
+    let from_dir = scratch.join("from-dir");
+    fs::create_dir_all(tree.join("a/cache"))?;
+    fs::create_dir(tree.join("z"))?;
+    fs::write(tree.join("a/cache/large"), fjord_testkit::rng::pattern_vec(7, 0, 9_000_000))?;
+    fs::write(tree.join("a/cache/alone"), vec![1; 20 << 20])?;
+    symlink("target", tree.join("a/cache/link"))?;
+    let script = r#"
+        cd "$1"; chmod 4751 a/cache/large; chown 12:34 a/cache/large; mkfifo -m 600 a/cache/pipe
+        ln a/cache/large z/one; ln a/cache/large z/two; ln a/cache/link z/link; ln a/cache/pipe z/pipe
+        ln a/cache/large a/cache/three
+    "#;
+    tools::run(Command::new("sh").args(["-e", "-c", script, "sh"]).arg(&tree))?.ok()?;
+    tar(&tree, &archive, &["--sort=name"])?;
+    let bytes = fs::read(&archive)?;
+    let options = ["--force", "--exclude", "cache/"];
+    succeeded(&mkfs().args(options).arg("--from-dir").arg(&tree).arg(&from_dir).output()?)?;
+    let seen = |img: &Path| -> Result<Manifest> {
+        image::e2fsck_clean(img)?;
+        let mount = KernelMount::new(img, "ro")?;
+        let found = Manifest::from_directory(mount.path())?.without_lost_found();
+        mount.unmount()?;
+        Ok(found)
+    };
+    let expected = seen(&from_dir)?;
+    ensure!(expected.entries.contains_key(&b"z/two"[..]), "{:?}", expected.entries.keys());
+    let compare = Compare { atime: false, ..Compare::SAME_SCRIPT };
+    let from_tar = |more: &[&str]| {
+        let mut command = mkfs();
+        command.args(options).args(more).args(["--from-tar", "-"]).arg(&img);
+        command
+    };
+    let mut reproduced = Vec::new();
+    for more in [&[][..], &["-O", "orphan_file"], &["--reproducible"], &["--oci"], &["--shrink"]] {
+        // A file, and a pipe that is stored.
+        for is_pipe in [false, true] {
+            let mut command = from_tar(more);
+            let done = match is_pipe {
+                true => piped(&mut command, &bytes)?,
+                false => command.stdin(Stdio::from(File::open(&archive)?)).output()?,
+            };
+            succeeded(&done)?;
+            let same = expected.diff(&seen(&img)?, &compare);
+            same.ok("from the directory", "from the tar").with_context(|| format!("{more:?}"))?;
+            let size = fs::metadata(&img)?.len();
+            ensure!(size < 24 << 20, "{size} bytes for 9 MB of contents");
+            if more.contains(&"--reproducible") {
+                reproduced.push(fs::read(&img)?);
+            }
+        }
+    }
+    ensure!(reproduced[0] == reproduced[1], "the image is another one");
+    // Passed by already.
+    let done = piped(&mut from_tar(&["--size", "40M"]), &bytes)?;
+    refused(&done, 1, &["z/", "a hard link to", "a/cache/", "which is excluded", "a file"])
+}

@@ -9,6 +9,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use fjord::Timespec;
 use rustix::fs::{FileType, OFlags};
@@ -22,6 +23,7 @@ use crate::host::read::{for_data, join, names, open_in, open_root, read, top_byt
 use crate::host::sys::{self, Place, Status};
 use crate::rules::Rules;
 use crate::tar::error::TarError;
+use crate::tar::excluded::{ExcludedMembers, plain_name};
 use crate::tar::input::TarInput;
 use crate::tar::stream::{TarEntry, TarKind, TarReader};
 
@@ -84,15 +86,19 @@ impl Contents {
         Ok(count.finish())
     }
 
-    /// Reads tar files and standard input to their ends, and leaves them as they were. What later
-    /// ones replace is counted too.
+    /// Reads tar files and standard input to their ends, and leaves them as they were, but for
+    /// knowing the excluded members that hard links need. What later ones replace is counted too.
     ///
     /// # Errors
     /// As [`Contents::of_tar`].
     pub fn of_tars(inputs: &mut [TarInput], rules: &Rules) -> Result<Contents> {
         let mut count = TarCount::new(rules);
-        for input in inputs {
+        for input in inputs.iter_mut() {
             input.measured(|reader| count.stream(reader))?;
+        }
+        let targets = Arc::new(std::mem::take(&mut count.excluded).into_targets());
+        for input in inputs {
+            input.excluded_targets = targets.clone();
         }
         Ok(count.finish())
     }
@@ -113,6 +119,16 @@ impl Contents {
         for (blocks, shift) in self.blocks.iter_mut().zip(BLOCK_SHIFTS) {
             let last = offset.saturating_add(len - 1) >> shift;
             *blocks = blocks.saturating_add(last - (offset >> shift) + 1);
+        }
+    }
+
+    /// Adds what other contents need, without their names.
+    fn add(&mut self, other: &Contents) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.inodes = self.inodes.saturating_add(other.inodes);
+        self.newest = self.newest.max(other.newest);
+        for (blocks, more) in self.blocks.iter_mut().zip(other.blocks) {
+            *blocks = blocks.saturating_add(more);
         }
     }
 
@@ -160,12 +176,18 @@ struct TarCount<'r> {
     /// Hashes of paths. Two that are the same only make the count too small by one.
     directories: HashSet<u64>,
     digest: Option<Digest>,
+    excluded: ExcludedMembers,
 }
 
 impl<'r> TarCount<'r> {
     fn new(rules: &'r Rules) -> TarCount<'r> {
-        let (contents, directories) = (Contents::default(), HashSet::new());
-        TarCount { rules, contents, directories, digest: rules.digest.then(Digest::default) }
+        TarCount {
+            rules,
+            contents: Contents::default(),
+            directories: HashSet::new(),
+            digest: rules.digest.then(Digest::default),
+            excluded: ExcludedMembers::default(),
+        }
     }
 
     fn finish(mut self) -> Contents {
@@ -175,9 +197,14 @@ impl<'r> TarCount<'r> {
 
     fn stream(&mut self, reader: &mut TarReader<'_>) -> Result<(), TarError> {
         while let Some(entry) = reader.next_entry()? {
-            if !self.rules.excludes_entry(&entry) {
-                self.entry(&entry);
-                self.digest(&entry, reader)?;
+            if self.rules.excludes_entry(&entry) {
+                self.excluded(&entry, reader)?;
+                continue;
+            }
+            self.entry(&entry);
+            self.digest(&entry, reader)?;
+            if entry.kind == TarKind::HardLink {
+                self.link_to_excluded(&entry.link);
             }
         }
         // One stream is not as two.
@@ -185,6 +212,26 @@ impl<'r> TarCount<'r> {
             digest.number(u64::MAX);
         }
         Ok(())
+    }
+
+    /// Remembers what an excluded member would take, in case that a hard link needs it.
+    fn excluded(&mut self, entry: &TarEntry, reader: &mut TarReader<'_>) -> Result<(), TarError> {
+        if matches!(entry.kind, TarKind::Directory | TarKind::HardLink | TarKind::Other(_)) {
+            return Ok(());
+        }
+        let mut alone = TarCount::new(self.rules);
+        alone.inode(entry);
+        alone.digest(entry, reader)?;
+        self.excluded.note(plain_name(&entry.path), alone.finish());
+        Ok(())
+    }
+
+    fn link_to_excluded(&mut self, target: &[u8]) {
+        let Some(member) = self.excluded.link_to(target) else { return };
+        if let (Some(digest), Some(of_member)) = (&mut self.digest, member.digest) {
+            digest.bytes(&of_member);
+        }
+        self.contents.add(&member);
     }
 
     fn digest(&mut self, entry: &TarEntry, reader: &mut TarReader<'_>) -> Result<(), TarError> {
@@ -233,6 +280,11 @@ impl<'r> TarCount<'r> {
                 self.contents.add_directory();
             }
         }
+        self.inode(entry);
+    }
+
+    /// What the entry needs besides its name.
+    fn inode(&mut self, entry: &TarEntry) {
         let contents = &mut self.contents;
         contents.add_time(entry.mtime);
         match entry.kind {

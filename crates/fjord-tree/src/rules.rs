@@ -6,6 +6,7 @@ use crate::builder::ACL_XATTRS;
 use crate::exclude::Exclude;
 use crate::host::write::without_list;
 use crate::owners::Owners;
+use crate::tar::excluded::plain_name;
 use crate::tar::stream::{TarEntry, TarKind};
 
 /// Rules for entries copied into an image. The default changes nothing.
@@ -39,8 +40,6 @@ impl Rules {
 
     /// Whether an entry of a tar stream is left out.
     pub(crate) fn excludes_entry(&self, entry: &TarEntry) -> bool {
-        let parts = entry.path.split(|byte| *byte == b'/');
-        let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
-        self.exclude.has_any_part(&parts.join(&b'/'), entry.kind == TarKind::Directory)
+        self.exclude.has_any_part(&plain_name(&entry.path), entry.kind == TarKind::Directory)
     }
 }

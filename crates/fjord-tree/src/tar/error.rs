@@ -175,6 +175,12 @@ pub enum EntryError {
         "a hard link to {0}, which is not earlier in the stream; make a tar file with both names"
     )]
     MissingTarget(String),
+    /// A hard link to an excluded member whose content was not kept.
+    #[error(
+        "a hard link to {0}, which is excluded, and whose content is not available any more: exclude \
+         this name too, or read the tar stream from a file"
+    )]
+    ExcludedTarget(String),
     /// A hard link to a directory.
     #[error("a hard link to {0}, which is a directory")]
     LinkToDirectory(String),

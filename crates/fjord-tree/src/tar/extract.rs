@@ -4,13 +4,16 @@
 //! earlier one as a whole, attributes included, except that a directory keeps its entries; in a
 //! plain stream, a replacement that loses entries is an error.
 
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
+use std::sync::Arc;
 
 use fjord::{InodeRef, Timespec};
 use fjord_format::inode::{DeviceNumber, S_IFBLK, S_IFCHR, S_IFIFO};
 use rustix::io::Errno;
 
 use super::error::{EntryError, short};
+use super::excluded::plain_name;
 use super::input::{TarInput, TarOptions};
 use super::place::{Place, Places, parts};
 use super::stream::{TarEntry, TarKind, TarReader};
@@ -42,6 +45,9 @@ pub(crate) fn from_inputs(
     options: &TarOptions,
 ) -> Result<()> {
     let mut extractor = Extractor::new(builder, options.layers)?;
+    if let Some(first) = inputs.first() {
+        extractor.excluded_targets = first.excluded_targets.clone();
+    }
     for input in inputs {
         let name = input.name();
         let reader = input.reader(options.ask_host);
@@ -51,21 +57,39 @@ pub(crate) fn from_inputs(
     Ok(())
 }
 
+/// An excluded member that a hard link needs.
+enum Held {
+    /// Its file, without a name as long as no link has given one.
+    Inode(InodeRef),
+    /// Anything without data.
+    Entry(Box<TarEntry>),
+}
+
 struct Extractor<'b, 'a> {
     places: Places<'b, 'a>,
     buffer: Vec<u8>,
+    /// Names of excluded members that hard links need.
+    excluded_targets: Arc<HashSet<Vec<u8>>>,
+    /// Those of them that were there, by name.
+    held: HashMap<Vec<u8>, Held>,
 }
 
 impl<'b, 'a> Extractor<'b, 'a> {
     fn new(builder: &'b mut Builder<'a>, layers: bool) -> Result<Extractor<'b, 'a>> {
-        Ok(Extractor { places: Places::new(builder, layers)?, buffer: vec![0; COPY_BYTES] })
+        Ok(Extractor {
+            places: Places::new(builder, layers)?,
+            buffer: vec![0; COPY_BYTES],
+            excluded_targets: Arc::default(),
+            held: HashMap::new(),
+        })
     }
 
     fn stream(&mut self, name: &str, mut reader: TarReader<'_>) -> Result<()> {
         self.places.begin(name);
         while let Some(entry) = reader.next_entry().map_err(|source| self.places.tar(source))? {
-            if !self.places.builder.rules.excludes_entry(&entry) {
-                self.entry(entry, &mut reader)?;
+            match self.places.builder.rules.excludes_entry(&entry) {
+                true => self.hold(entry, &mut reader)?,
+                false => self.entry(entry, &mut reader)?,
             }
         }
         Ok(())
@@ -75,8 +99,7 @@ impl<'b, 'a> Extractor<'b, 'a> {
         let path = std::mem::take(&mut entry.path);
         let path = &path[..];
         if let TarKind::Other(kind) = entry.kind {
-            let kind = char::from(kind);
-            self.places.builder.skip(format!("{}: entry of type {kind:?}", shown(path)));
+            self.other(kind, path);
             return Ok(());
         }
         let parts = parts(path).map_err(|reason| self.places.refuse(path, reason))?;
@@ -111,6 +134,25 @@ impl<'b, 'a> Extractor<'b, 'a> {
                 self.places.builder.finish_entry(&inode, path, meta(entry))
             }
         }
+    }
+
+    /// Lists an entry that makes no file.
+    fn other(&mut self, kind: u8, path: &[u8]) {
+        let what = match kind {
+            b'A' => "an access list of Solaris",
+            b'E' => "extended attributes of Solaris",
+            b'I' => "attributes of an inode without its content",
+            b'M' => "the rest of a file from another volume; join the volumes first",
+            b'N' => "long names of an old GNU tar",
+            // A volume label is nothing that files lose.
+            _ => {
+                let kind = char::from(kind);
+                self.places.builder.skip(format!("{}: entry of type {kind:?}", shown(path)));
+                return;
+            }
+        };
+        let kind = char::from(kind);
+        self.places.builder.not_kept(format!("{}: entry of type {kind:?}: {what}", shown(path)));
     }
 
     /// Takes out what the image cannot hold, and lists it.
@@ -184,32 +226,80 @@ impl<'b, 'a> Extractor<'b, 'a> {
         self.places.builder.at(place.path, made)
     }
 
+    /// Keeps an excluded member if a hard link needs it.
+    fn hold(&mut self, mut entry: TarEntry, reader: &mut TarReader<'_>) -> Result<()> {
+        let name = plain_name(&entry.path);
+        let held = match entry.kind {
+            _ if !self.excluded_targets.contains(&name) => return Ok(()),
+            TarKind::Directory | TarKind::HardLink | TarKind::Other(_) => return Ok(()),
+            TarKind::File => {
+                let path = std::mem::take(&mut entry.path);
+                self.leave_out(&mut entry, &path);
+                let builder = &mut *self.places.builder;
+                let root = builder.at(&path, builder.fs.root())?;
+                let inode = builder.at(&path, root.tmpfile(0o600, &builder.cred))?;
+                self.copy_data(&entry, reader, &inode, &path)?;
+                self.places.builder.apply(&inode, &path, &meta(entry))?;
+                Held::Inode(inode)
+            }
+            _ => Held::Entry(Box::new(entry)),
+        };
+        self.held.insert(name, held);
+        Ok(())
+    }
+
+    /// A hard link whose target is not in the image: in its place goes what was excluded.
+    fn link_to_excluded(&mut self, link: &[u8], place: &Place<'_>) -> Result<()> {
+        let (path, name) = (place.path, plain_name(link));
+        let inode = match self.held.remove(&name) {
+            Some(Held::Inode(inode)) => {
+                self.link_to(&inode, place)?;
+                inode
+            }
+            Some(Held::Entry(mut entry)) => {
+                self.leave_out(&mut entry, path);
+                let inode = self.make(&entry, place)?;
+                self.places.builder.finish_entry(&inode, path, meta(*entry))?;
+                inode
+            }
+            None if self.places.builder.rules.exclude.has_any_part(&name, false) => {
+                return Err(self.places.refuse(path, EntryError::ExcludedTarget(short(link))));
+            }
+            None => return Err(self.places.refuse(path, EntryError::MissingTarget(short(link)))),
+        };
+        self.held.insert(name, Held::Inode(inode));
+        Ok(())
+    }
+
     fn hard_link(&mut self, link: &[u8], place: &Place<'_>) -> Result<()> {
         let path = place.path;
         let parts = parts(link).map_err(|reason| self.places.refuse(path, reason))?;
         let Some((target_name, way)) = parts.split_last() else {
             return Err(self.places.refuse(path, EntryError::NoTarget));
         };
-        let missing = || EntryError::MissingTarget(short(link));
         let Some(target_parent) = self.places.find_parent(way, path)? else {
-            return Err(self.places.refuse(path, missing()));
+            return self.link_to_excluded(link, place);
         };
         let target = match target_parent.lookup(target_name) {
-            Err(error) if error.is(Errno::NOENT) => {
-                return Err(self.places.refuse(path, missing()));
-            }
+            Err(error) if error.is(Errno::NOENT) => return self.link_to_excluded(link, place),
             result => self.places.builder.at(path, result)?,
         };
         if target.attr().kind() == fjord::FileKind::Directory {
             return Err(self.places.refuse(path, EntryError::LinkToDirectory(short(link))));
         }
-        match place.parent.link(&target, place.name) {
+        self.link_to(&target, place)
+    }
+
+    /// Gives `target` one more name, in place of what has it.
+    fn link_to(&mut self, target: &InodeRef, place: &Place<'_>) -> Result<()> {
+        let path = place.path;
+        match place.parent.link(target, place.name) {
             Err(error) if error.is(Errno::EXIST) => {
                 let there = self.places.builder.at(path, place.parent.lookup(place.name))?;
                 if there.ino() != target.ino() {
                     drop(there);
                     self.places.clear(place)?;
-                    let linked = place.parent.link(&target, place.name);
+                    let linked = place.parent.link(target, place.name);
                     self.places.builder.at(path, linked)?;
                 }
             }

@@ -3,11 +3,13 @@
 //! Invariant: an input that was measured reads the same bytes again: a file is rewound to where it
 //! was, what comes through a pipe is kept in an unnamed temporary file meanwhile.
 
+use std::collections::HashSet;
 use std::fs::{File, FileType};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::error::TarError;
 use super::stream::TarReader;
@@ -36,6 +38,8 @@ pub struct TarInput {
     file: File,
     /// Where the stream starts; `None` for a pipe, which can be read only once.
     start: Option<u64>,
+    /// Excluded members that hard links name, in this stream and those that were measured with it.
+    pub(crate) excluded_targets: Arc<HashSet<Vec<u8>>>,
 }
 
 fn unreadable(name: &str, source: io::Error) -> TreeError {
@@ -62,7 +66,8 @@ impl TarInput {
             )));
         }
         let file = File::open(path).map_err(|source| unreadable(&name, source))?;
-        Ok(TarInput { name, file, start: can_seek(kind).then_some(0) })
+        let start = can_seek(kind).then_some(0);
+        Ok(TarInput { name, file, start, excluded_targets: Arc::default() })
     }
 
     /// Takes standard input, from where it is.
@@ -79,7 +84,7 @@ impl TarInput {
         let kind = file.metadata().map_err(unreadable)?.file_type();
         let start =
             if can_seek(kind) { Some(file.stream_position().map_err(unreadable)?) } else { None };
-        Ok(TarInput { name: name.to_owned(), file, start })
+        Ok(TarInput { name: name.to_owned(), file, start, excluded_targets: Arc::default() })
     }
 
     /// What messages call it.

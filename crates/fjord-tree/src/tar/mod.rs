@@ -10,6 +10,7 @@
 pub(crate) mod acl;
 pub(crate) mod compress;
 pub(crate) mod error;
+pub(crate) mod excluded;
 pub(crate) mod extract;
 pub(crate) mod header;
 pub(crate) mod input;

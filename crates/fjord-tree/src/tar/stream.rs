@@ -44,7 +44,7 @@ pub(crate) enum TarKind {
     BlockDevice,
     Directory,
     Fifo,
-    /// Nothing that belongs into a file system, such as a volume label.
+    /// No file of its own: a volume label, a part of another entry.
     Other(u8),
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct TarEntry {
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Names of extended records that say something fjord does not take over.
     pub(crate) ignored: Vec<String>,
-    /// What of it cannot be kept: entries of access lists.
+    /// What of it cannot be kept: access lists and entries of them, inode flags.
     pub(crate) unkept: Vec<String>,
 }
 
@@ -75,6 +75,12 @@ impl TarEntry {
     fn ignore(&mut self, what: String) {
         if self.ignored.len() < IGNORED_MAX && !self.ignored.contains(&what) {
             self.ignored.push(what);
+        }
+    }
+
+    fn lose(&mut self, what: &str) {
+        if !self.unkept.iter().any(|line| line == what) {
+            self.unkept.push(what.to_owned());
         }
     }
 
@@ -512,7 +518,10 @@ fn kind(flag: u8) -> TarKind {
         b'4' => TarKind::BlockDevice,
         b'5' | b'D' => TarKind::Directory,
         b'6' => TarKind::Fifo,
-        other => TarKind::Other(other),
+        // Of Solaris, star and GNU: parts of entries, and what says nothing of files.
+        b'A' | b'E' | b'I' | b'M' | b'N' | b'V' => TarKind::Other(flag),
+        // POSIX: other types are read as regular files.
+        _ => TarKind::File,
     }
 }
 
@@ -574,6 +583,8 @@ fn apply_record(
         b"SCHILY.devminor" => entry.device.1 = id()?,
         b"SCHILY.acl.access" => applied.access_list = Some(value.to_vec()),
         b"SCHILY.acl.default" => applied.default_list = Some(value.to_vec()),
+        b"SCHILY.acl.ace" => entry.lose("SCHILY.acl.ace: ext4 has no NFSv4 access lists"),
+        b"SCHILY.fflags" => entry.lose("SCHILY.fflags: inode flags are not copied"),
         b"RHT.security.selinux" => applied.selinux = Some(value.to_vec()),
         b"hdrcharset" if !matches!(value, b"BINARY" | b"ISO-IR 10646 2000 UTF-8") => {
             let charset = String::from_utf8_lossy(&value[..value.len().min(256)]);

@@ -215,14 +215,15 @@ fn attributes_of_several_programs() {
     assert_eq!(f.get(&b"security.selinux"[..]), Some(&b"system_u:object_r:etc_t:s0\0".to_vec()));
     assert!(outcome.seen.entries.contains_key(&b"\xff\xfe"[..]));
     let skipped = &outcome.done.skipped;
-    let told = ["g: SCHILY.fflags", "g: VENDOR.thing", "g: hdrcharset ISO-IR 8859 1 1998"];
+    let told = ["g: VENDOR.thing", "g: hdrcharset ISO-IR 8859 1 1998"];
     assert!(
-        skipped.len() == 3 && skipped.iter().zip(told).all(|(line, told)| line.starts_with(told)),
+        skipped.len() == 2 && skipped.iter().zip(told).all(|(line, told)| line.starts_with(told)),
         "{skipped:?}"
     );
     let unkept = &outcome.done.unkept;
-    assert!(unkept.len() == 2 && unkept[0].contains("com.apple"), "{unkept:?}");
-    assert!(unkept[1].contains("s: attribute user.x"), "{unkept:?}");
+    assert!(unkept.len() == 3 && unkept[0].contains("g: SCHILY.fflags"), "{unkept:?}");
+    assert!(unkept[1].contains("com.apple"), "{unkept:?}");
+    assert!(unkept[2].contains("s: attribute user.x"), "{unkept:?}");
 }
 
 #[test]
@@ -232,12 +233,48 @@ fn types_that_are_no_files() {
         Member { data: b"Yfile\0\0".to_vec(), ..Member::new(b'D', "listed").style(Style::Gnu) },
         Member { flag: b'7', ..Member::file("contiguous", b"x") },
         Member::new(b'6', "pipe"),
+        // POSIX: unknown types are regular files.
         Member { data: vec![1; 700], ..Member::new(b'Z', "vendor") },
+        Member { data: vec![2; 600], ..Member::new(b'M', "rest") },
         Member::file("last", b"x"),
     ]);
-    assert_eq!(outcome.paths(), ["contiguous", "last", "listed", "pipe"]);
+    assert_eq!(outcome.paths(), ["contiguous", "last", "listed", "pipe", "vendor"]);
+    outcome.assert_content("vendor", &[1; 700]);
     assert_eq!(outcome.entry("listed").kind, Kind::Directory);
-    assert_eq!(outcome.done.skipped.len(), 2, "{:?}", outcome.done.skipped);
+    assert_eq!(outcome.done.skipped, ["label: entry of type 'V'"]);
+    let unkept = &outcome.done.unkept;
+    assert!(unkept.len() == 1 && unkept[0].starts_with("rest: entry of type 'M'"), "{unkept:?}");
+}
+
+/// What no attribute of ext4 can be is listed by name; the others are kept.
+#[test]
+fn attributes_that_ext4_cannot_have() {
+    let long = format!("SCHILY.xattr.user.{}", "n".repeat(255));
+    let outcome = Outcome::members(&[
+        Member::file("f", b"x")
+            .record(&long, "1")
+            .record("SCHILY.xattr.user.", "1")
+            .record("SCHILY.xattr.user.huge", vec![b'x'; 70_000])
+            .record("SCHILY.xattr.user.large", vec![b'x'; 5000])
+            .record("SCHILY.xattr.user.kept", "1"),
+        Member::directory("d").record("SCHILY.xattr.user.large", vec![b'x'; 5000]),
+    ]);
+    let f = &outcome.entry("f").xattrs;
+    assert!(f.len() == 1 && f.contains_key(&b"user.kept"[..]), "{f:?}");
+    outcome.assert_content("f", b"x");
+    let unkept = &outcome.done.unkept;
+    let told = [
+        ("f: attribute user.nnn", "260 bytes"),
+        ("f: attribute user.: ", "no such name"),
+        ("f: attribute user.huge: 70000 bytes", "65536"),
+        ("f: attribute user.large: 5000 bytes", "-O ea_inode"),
+        ("d: attribute user.large: 5000 bytes", "-O ea_inode"),
+    ];
+    assert_eq!(unkept.len(), told.len(), "{unkept:?}");
+    for (line, (start, word)) in unkept.iter().zip(told) {
+        assert!(line.starts_with(start) && line.contains(word), "{line}");
+        assert!(!line.contains("-b 4096"), "{line}");
+    }
 }
 
 /// Hard links may state a size: with data in pax, without in others.
