@@ -228,7 +228,7 @@ fn what_a_device_holds_is_not_written_over() -> Result<()> {
         ),
         (
             "a tar archive",
-            r#"truncate -s 20M "$1"; tar -c /etc/hostname 2>&1 | dd of="$1" conv=notrunc 2>&1"#,
+            r#"truncate -s 20M "$1"; tar -C /etc -c hostname | dd of="$1" conv=notrunc 2>&1"#,
         ),
         (
             "a zstd file",

@@ -22,7 +22,8 @@ const CACHE_BYTES: u64 = 16 << 20;
 pub(crate) struct Build {
     pub(crate) fs: Fs,
     device: Arc<dyn Device>,
-    gather: Arc<Gather>,
+    /// What collects its writes.
+    pub(crate) gather: Arc<Gather>,
     /// The superblock as it was made.
     made: RawSuperblock,
 }

@@ -92,6 +92,14 @@ pub fn populate(
 ) -> Result<Populated> {
     let engine = |source| TreeError::Engine { path: "the image".to_owned(), source };
     let build = Build::start(device, rules.latest).map_err(engine)?;
+    let gather = build.gather.clone();
+    // What the engine says of it is about mounts.
+    let full_below = |error| match error {
+        TreeError::Engine { .. } if gather.is_full_below() => {
+            TreeError::Full { path: "the contents".to_owned(), of: Full::Below }
+        }
+        error => error,
+    };
     let before = build.fs.statfs();
     let mut builder = Builder::new(&build.fs, rules, progress);
     let filled = match source {
@@ -102,7 +110,7 @@ pub fn populate(
         }
     };
     let filled = filled.and_then(|()| builder.finish()).and_then(|mut filled| {
-        build.fs.sync().map_err(|error| full_or(&build.fs, "the image".to_owned(), error))?;
+        build.fs.sync().map_err(|error| full_or(&build.fs, "the contents".to_owned(), error))?;
         let after = build.fs.statfs();
         filled.blocks = before.blocks_free.saturating_sub(after.blocks_free);
         filled.inodes = after.files.saturating_sub(after.files_free);
@@ -110,8 +118,8 @@ pub fn populate(
     });
     // The image is made clean even when the contents did not fit.
     let finished = build.finish().map_err(engine);
-    let populated = filled?;
-    finished.map(|()| populated)
+    let populated = filled.map_err(full_below)?;
+    finished.map_err(full_below).map(|()| populated)
 }
 
 /// Attributes to give to an inode.

@@ -64,6 +64,11 @@ impl Gather {
         Gather { below, writes: Mutex::default() }
     }
 
+    /// Whether a write failed because the file system that holds the image is full.
+    pub(crate) fn is_full_below(&self) -> bool {
+        self.writes.lock().failed.as_ref().is_some_and(IoError::is_no_space)
+    }
+
     /// Waits until all writes are on the device; they are not durable yet.
     ///
     /// # Errors
