@@ -156,6 +156,24 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes))
     }
 
+    /// Sees to it that the device has `size_bytes` at least, where it can grow, and returns the size
+    /// that it has then. What was added below since the device was opened counts; nothing is cut
+    /// off. New space reads as zeroes, space that was found may hold anything.
+    ///
+    /// # Errors
+    /// Those of the file system below. A device that cannot grow (a block device) returns its size.
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        let has_bytes = self.size_bytes();
+        if has_bytes >= size_bytes {
+            return Ok(has_bytes);
+        }
+        match self.set_size(size_bytes) {
+            Ok(()) => Ok(size_bytes),
+            Err(error) if error.kind == IoErrorKind::Unsupported => Ok(has_bytes),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Sees to it that a write of the range finds room below: on a sparse image file, holes get
     /// blocks, and what lies beside them stays as it is. Costs nothing where there is room
     /// already. Whoever calls it before anything depends on a write learns of a full disk while
@@ -240,6 +258,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn set_size(&self, size_bytes: u64) -> IoResult {
         (**self).set_size(size_bytes)
+    }
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        (**self).ensure_size(size_bytes)
     }
     fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
         (**self).ensure_room(offset, len)

@@ -17,7 +17,7 @@ use fjord_journal::Handle;
 use parking_lot::Mutex;
 
 use super::account::Account;
-use super::table::Cell;
+use super::cells::Cells;
 use crate::fs::FsInner;
 
 /// What commits at once: a transaction, or what handles of one generation of it did in a group.
@@ -46,7 +46,7 @@ impl FreedTable {
     }
 
     /// Lets go what has been discarded; with `wait`, all whose discard was submitted.
-    pub(super) fn reap(&self, cells: &[Cell], account: &Account, wait: bool) {
+    pub(super) fn reap(&self, cells: &Cells, account: &Account, wait: bool) {
         let done: Vec<_> = {
             let mut discarding = self.discarding.lock();
             let is_done = |(tickets, _): &mut (Vec<Ticket>, Freed)| {
@@ -67,7 +67,7 @@ impl FreedTable {
 }
 
 impl Freed {
-    fn let_go(self, cells: &[Cell], account: &Account) {
+    fn let_go(self, cells: &Cells, account: &Account) {
         let mut count = 0;
         for (group, first, len) in self.blocks {
             let Some(cell) = cells.get(group.0 as usize) else { continue };

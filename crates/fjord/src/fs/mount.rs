@@ -29,6 +29,7 @@ use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
 use crate::fs::superblock::{self, SuperState};
+use crate::fs::geo::Geo;
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
 use crate::fsync::stats::FsyncCounters;
@@ -415,6 +416,7 @@ fn build(
         dir_params,
         orphans: OrphanTable::default(),
         releases: sync::Releases::default(),
+        resize_lock: Mutex::new(()),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
         fragile: TidCell::default(),
@@ -426,7 +428,7 @@ fn build(
         threads: threads::Threads::default(),
         awake: OnceLock::new(),
         mmp,
-        geo,
+        geo: Arc::new(Geo::new(geo)),
         options,
         parts: OnceLock::new(),
         journal: OnceLock::new(),

@@ -8,6 +8,7 @@
 //! power cut never tears the superblock; others do tear theirs, and mount looks for a whole one in the log.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, Order, Request};
@@ -30,18 +31,26 @@ pub(crate) struct SuperState {
     raw: Mutex<RawSuperblock>,
     /// The inode of the orphan file; fixed.
     orphan_file: Option<InodeNo>,
+    /// What `s_overhead_clusters` is to be after a growth; 0 for what it is.
+    overhead_clusters: AtomicU32,
 }
 
 impl SuperState {
     pub(crate) fn new(raw: RawSuperblock) -> Self {
         let ino = raw.s_orphan_file_inum.get();
         let has_file = raw.features().compat.contains(Compat::ORPHAN_FILE) && ino != 0;
-        Self { orphan_file: has_file.then_some(InodeNo(ino)), raw: Mutex::new(raw) }
+        Self { orphan_file: has_file.then_some(InodeNo(ino)), raw: Mutex::new(raw), overhead_clusters: AtomicU32::new(0) }
     }
 
     /// A copy of it as it is now.
     pub(crate) fn snapshot(&self) -> RawSuperblock {
         *self.raw.lock()
+    }
+
+    /// Fixed metadata takes so many blocks by now. It is written at the unmount, since the field is in
+    /// the second sector; Linux and fjord count for themselves.
+    pub(crate) fn note_overhead(&self, blocks: u64) {
+        self.overhead_clusters.store(u32::try_from(blocks).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Head of the orphan list, 0 if it is empty.
@@ -124,11 +133,15 @@ impl FsInner {
         change: impl FnOnce(&mut RawSuperblock),
     ) -> Result<()> {
         let now = self.now().sec;
-        let mut raw = self.sb.raw.lock();
-        change_whole(&mut raw, |raw| {
+        self.write_changed_superblock(|raw| {
             change(raw);
             raw.set_wtime_seconds(u64::try_from(now).unwrap_or(0));
-        });
+        })
+    }
+
+    fn write_changed_superblock(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        let mut raw = self.sb.raw.lock();
+        change_whole(&mut raw, change);
         let (block, offset) = self.superblock_place();
         // No transaction is open at mount, at unmount and after an error, so the block
         // in memory is what the device should have but for these bytes.
@@ -200,6 +213,11 @@ impl FsInner {
 
     /// At unmount: everything is home.
     pub(crate) fn write_clean_superblock(&self) -> Result<()> {
+        let overhead = self.sb.overhead_clusters.swap(0, Ordering::Relaxed);
+        if overhead != 0 {
+            // Field and checksum are in the second sector, and nothing else changes.
+            self.write_changed_superblock(|raw| raw.s_overhead_clusters.set(overhead))?;
+        }
         let free_blocks = self.groups.free_blocks_total();
         let free_inodes = self.groups.free_inodes_total();
         let no_orphans = self.orphans.is_empty();
