@@ -357,7 +357,8 @@ impl Geometry {
     /// Groups with backups of the descriptor blocks that lie behind the superblock, in ascending
     /// order: those with a backup of the superblock, but for groups of a meta block group.
     pub fn old_desc_backup_groups(&self) -> impl Iterator<Item = GroupNo> + '_ {
-        self.super_backup_groups().filter(|group| !self.is_in_meta_bg(group.0 / self.descs_per_block))
+        self.super_backup_groups()
+            .filter(|group| !self.is_in_meta_bg(group.0 / self.descs_per_block))
     }
 
     /// Groups with a backup of the superblock, in ascending order.

@@ -41,7 +41,10 @@ pub fn block_count_max(geo: &Geometry) -> (u64, GrowthLimit) {
     };
     let limits = [
         (of_groups(descriptors_max(geo)), GrowthLimit::Descriptors),
-        (of_groups(u64::from(u32::MAX) / u64::from(geo.inodes_per_group)), GrowthLimit::InodeNumbers),
+        (
+            of_groups(u64::from(u32::MAX) / u64::from(geo.inodes_per_group)),
+            GrowthLimit::InodeNumbers,
+        ),
         (by_block_numbers, GrowthLimit::BlockNumbers),
     ];
     limits.into_iter().min_by_key(|(blocks, _)| *blocks).unwrap_or((0, GrowthLimit::Descriptors))
@@ -74,7 +77,8 @@ pub fn grown(geo: &Geometry, block_count: u64) -> Result<Geometry> {
     }
     let whole = with_block_count(geo, block_count);
     let last = GroupNo(whole.group_count - 1);
-    let used = 2 + u64::from(geo.inode_table_blocks()) + u64::from(whole.base_metadata_blocks(last));
+    let used =
+        2 + u64::from(geo.inode_table_blocks()) + u64::from(whole.base_metadata_blocks(last));
     let blocks = u64::from(whole.blocks_in_group(last));
     let is_short = blocks < whole.blocks_per_group.into()
         && blocks < used.saturating_add(LAST_GROUP_SPARE_BLOCKS);
@@ -86,8 +90,8 @@ pub fn grown(geo: &Geometry, block_count: u64) -> Result<Geometry> {
 
 /// The first step on the way from one layout to another: up to the next full descriptor block.
 pub fn next_step(geo: &Geometry, target: &Geometry) -> Geometry {
-    let groups = (u64::from(geo.group_count / geo.descs_per_block) + 1)
-        * u64::from(geo.descs_per_block);
+    let groups =
+        (u64::from(geo.group_count / geo.descs_per_block) + 1) * u64::from(geo.descs_per_block);
     let end = geo.first_data_block.0 + groups * u64::from(geo.blocks_per_group);
     with_block_count(geo, target.block_count.min(end))
 }
@@ -140,8 +144,8 @@ pub fn new_groups(
     let mut first = old.group_count;
     while first < new.group_count {
         // A flex group that exists in part is continued with new groups only.
-        let flex_end = u64::from(new.flex_first_group(GroupNo(first)).0)
-            + u64::from(new.groups_per_flex);
+        let flex_end =
+            u64::from(new.flex_first_group(GroupNo(first)).0) + u64::from(new.groups_per_flex);
         let end = flex_end.min(u64::from(new.group_count)) as u32;
         place(new, first..end, &mut placed)?;
         first = end;
@@ -203,7 +207,8 @@ fn place(
 
 /// Block bitmaps, inode bitmaps and inode tables of the groups, one kind behind the other.
 fn pack(geo: &Geometry, groups: std::ops::Range<u32>) -> Option<Vec<(GroupNo, GroupDesc)>> {
-    let mut at = Cursor { geo, end: groups.end, at: geo.group_first_block(GroupNo(groups.start)).0 };
+    let mut at =
+        Cursor { geo, end: groups.end, at: geo.group_first_block(GroupNo(groups.start)).0 };
     let mut descs: Vec<(GroupNo, GroupDesc)> =
         groups.map(|number| (GroupNo(number), GroupDesc::default())).collect();
     for (_, desc) in &mut descs {
@@ -239,9 +244,9 @@ impl Cursor<'_> {
             self.at = self.at.max(base);
             let end = self.at.checked_add(count)?;
             // The first group in the way that begins with metadata of its own.
-            let blocker = (group.0 + 1..self.end).map(GroupNo).find(|&next| {
-                self.geo.base_metadata_blocks(next) > 0
-            });
+            let blocker = (group.0 + 1..self.end)
+                .map(GroupNo)
+                .find(|&next| self.geo.base_metadata_blocks(next) > 0);
             let limit = match blocker {
                 Some(next) => self.geo.group_first_block(next).0,
                 None => {

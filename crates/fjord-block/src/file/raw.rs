@@ -270,8 +270,7 @@ impl RawFile {
 
     /// See [`crate::device::Device::ensure_size`].
     pub(super) fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
-        let failed =
-            |errno: Errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes);
+        let failed = |errno: Errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes);
         // Transfers name their offsets, so that nobody needs the position.
         let found_bytes =
             rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::End(0)).map_err(failed)?;

@@ -198,7 +198,12 @@ impl FsInner {
     }
 
     /// The buffer of a bitmap, put into the transaction; an initial one becomes stored.
-    pub(super) fn stored_bitmap(&self, h: &Handle, found: Bitmap, block: BlockNo) -> Result<Arc<Buffer>> {
+    pub(super) fn stored_bitmap(
+        &self,
+        h: &Handle,
+        found: Bitmap,
+        block: BlockNo,
+    ) -> Result<Arc<Buffer>> {
         match found {
             Bitmap::Stored(buffer) => Ok(buffer),
             Bitmap::Initial(bytes) => {

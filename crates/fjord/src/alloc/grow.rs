@@ -40,7 +40,12 @@ impl FsInner {
     ///
     /// # Errors
     /// Corruption, I/O and journal errors. The layout is published all the same.
-    pub(crate) fn begin_growth(&self, h: &Handle, next: Geometry, added: &[NewGroup]) -> Result<()> {
+    pub(crate) fn begin_growth(
+        &self,
+        h: &Handle,
+        next: Geometry,
+        added: &[NewGroup],
+    ) -> Result<()> {
         self.groups.cells.grow_to(next.group_count as usize);
         self.protect_groups(&next, added);
         let group = GroupNo(self.geo.group_count.saturating_sub(1));

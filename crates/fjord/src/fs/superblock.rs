@@ -31,20 +31,67 @@ pub(crate) struct SuperState {
     raw: Mutex<RawSuperblock>,
     /// The inode of the orphan file; fixed.
     orphan_file: Option<InodeNo>,
+    /// The sizes that the device has, while a growth has not committed: what is written past the journal
+    /// must not tell of it. Taken under `raw`.
+    uncommitted: Mutex<Option<Sizes>>,
     /// What `s_overhead_clusters` is to be after a growth; 0 for what it is.
     overhead_clusters: AtomicU32,
+}
+
+/// What growth changes in the superblock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) blocks: u64,
+    pub(crate) root_blocks: u64,
+    pub(crate) free_blocks: u64,
+    pub(crate) inodes: u32,
+    pub(crate) free_inodes: u32,
+    pub(crate) reserved_gdt_blocks: u16,
+}
+
+impl Sizes {
+    fn of(raw: &RawSuperblock) -> Sizes {
+        Sizes {
+            blocks: raw.blocks_count(),
+            root_blocks: raw.r_blocks_count(),
+            free_blocks: raw.free_blocks_count(),
+            inodes: raw.s_inodes_count.get(),
+            free_inodes: raw.s_free_inodes_count.get(),
+            reserved_gdt_blocks: raw.s_reserved_gdt_blocks.get(),
+        }
+    }
+
+    /// All of it is in the first sector.
+    fn apply(&self, raw: &mut RawSuperblock) {
+        raw.set_blocks_count(self.blocks);
+        raw.set_r_blocks_count(self.root_blocks);
+        raw.set_free_blocks_count(self.free_blocks);
+        raw.s_inodes_count.set(self.inodes);
+        raw.s_free_inodes_count.set(self.free_inodes);
+        raw.s_reserved_gdt_blocks.set(self.reserved_gdt_blocks);
+    }
 }
 
 impl SuperState {
     pub(crate) fn new(raw: RawSuperblock) -> Self {
         let ino = raw.s_orphan_file_inum.get();
         let has_file = raw.features().compat.contains(Compat::ORPHAN_FILE) && ino != 0;
-        Self { orphan_file: has_file.then_some(InodeNo(ino)), raw: Mutex::new(raw), overhead_clusters: AtomicU32::new(0) }
+        Self {
+            orphan_file: has_file.then_some(InodeNo(ino)),
+            raw: Mutex::new(raw),
+            uncommitted: Mutex::default(),
+            overhead_clusters: AtomicU32::new(0),
+        }
     }
 
     /// A copy of it as it is now.
     pub(crate) fn snapshot(&self) -> RawSuperblock {
         *self.raw.lock()
+    }
+
+    /// The transaction that [`FsInner::change_sizes`] was called in has committed.
+    pub(crate) fn sizes_committed(&self) {
+        *self.uncommitted.lock() = None;
     }
 
     /// Fixed metadata takes so many blocks by now. It is written at the unmount, since the field is in
@@ -105,6 +152,15 @@ impl FsInner {
         Ok(())
     }
 
+    /// Gives the superblock the sizes of a growth. They count when [`SuperState::sizes_committed`]
+    /// says so.
+    pub(crate) fn change_sizes(&self, h: &Handle, sizes: &Sizes) -> Result<()> {
+        self.change_superblock(h, |raw| {
+            *self.sb.uncommitted.lock() = Some(Sizes::of(raw));
+            sizes.apply(raw);
+        })
+    }
+
     /// Sets the head of the orphan list.
     pub(crate) fn set_last_orphan(&self, h: &Handle, ino: u32) -> Result<()> {
         self.change_superblock(h, |raw| raw.s_last_orphan.set(ino))
@@ -149,7 +205,11 @@ impl FsInner {
             Some(buffer) => AlignedBuf::from_slice(&buffer.read()),
             None => self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?,
         };
-        bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
+        let mut written = *raw;
+        if let Some(sizes) = *self.sb.uncommitted.lock() {
+            change_whole(&mut written, |raw| sizes.apply(raw));
+        }
+        bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(written.as_bytes());
         let content = Buf::from(bytes);
         let request = Request::Write {
             offset: self.byte_offset(block),

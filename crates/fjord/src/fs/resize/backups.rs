@@ -41,7 +41,12 @@ impl FsInner {
     }
 
     /// Writes a superblock at the front of a block, and zeroes behind it.
-    fn write_backup(&self, batch: &mut Batch<'_>, place: BlockNo, sb: &RawSuperblock) -> Result<()> {
+    fn write_backup(
+        &self,
+        batch: &mut Batch<'_>,
+        place: BlockNo,
+        sb: &RawSuperblock,
+    ) -> Result<()> {
         self.ensure_room(place, 1)?;
         let mut content = Buf::zeroed(self.geo.block_size as usize);
         content.make_mut()[..SUPERBLOCK_BYTES].copy_from_slice(sb.as_bytes());

@@ -34,7 +34,10 @@ impl FsInner {
             }
             if !next.features.has_group_csum() {
                 let len = u64::from(next.inode_table_blocks()).saturating_mul(size);
-                batch.push(Request::WriteZeroes { offset: self.byte_offset(desc.inode_table), len })?;
+                batch.push(Request::WriteZeroes {
+                    offset: self.byte_offset(desc.inode_table),
+                    len,
+                })?;
             }
         }
         let new_blocks = self.geo.desc_block_count..next.desc_block_count;

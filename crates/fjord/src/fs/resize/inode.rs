@@ -49,7 +49,9 @@ impl ResizeInode {
             next.old_desc_backup_groups().skip(old_backups.len()).collect();
         let taken_count = geo.reserved_gdt_blocks.saturating_sub(next.reserved_gdt_blocks);
         let has_inode = geo.features.compat.contains(Compat::RESIZE_INODE);
-        if !has_inode || geo.reserved_gdt_blocks == 0 || (taken_count == 0 && new_backups.is_empty())
+        if !has_inode
+            || geo.reserved_gdt_blocks == 0
+            || (taken_count == 0 && new_backups.is_empty())
         {
             return Ok(None);
         }

@@ -26,6 +26,7 @@ use rustix::io::Errno;
 use crate::alloc::RUN_CREDITS;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
+use crate::fs::superblock::Sizes;
 use crate::resize::{NewSize, ResizeError, ResizeReport};
 use inode::ResizeInode;
 
@@ -127,6 +128,7 @@ impl FsInner {
         }
         let tid = handle.stop();
         self.journal().commit(tid).map_err(|error| self.give_up(error.into()))?;
+        self.sb.sizes_committed();
         self.end_growth(&added, root_blocks);
         Ok(())
     }
@@ -157,16 +159,16 @@ impl FsInner {
         let more_inodes: u32 = added.iter().map(|new| new.desc.free_inodes).sum();
         let free_blocks = self.groups.free_blocks_total().saturating_add(more_blocks);
         let free_inodes = self.groups.free_inodes_total().saturating_add(more_inodes);
-        // All of it in the first sector, so that no cut tears it.
-        self.change_superblock(h, |raw| {
-            raw.set_blocks_count(self.geo.block_count);
-            raw.set_r_blocks_count(root_blocks);
-            raw.set_free_blocks_count(free_blocks);
-            raw.s_inodes_count.set(self.geo.inode_count);
-            raw.s_free_inodes_count.set(free_inodes);
+        let sizes = Sizes {
+            blocks: self.geo.block_count,
+            root_blocks,
+            free_blocks,
+            inodes: self.geo.inode_count,
+            free_inodes,
             // At most a quarter of the block size.
-            raw.s_reserved_gdt_blocks.set(self.geo.reserved_gdt_blocks as u16);
-        })
+            reserved_gdt_blocks: self.geo.reserved_gdt_blocks as u16,
+        };
+        self.change_sizes(h, &sizes)
     }
 
     /// Stops the journal: what memory has and what the device has differ.
