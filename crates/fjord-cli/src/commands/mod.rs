@@ -14,6 +14,7 @@ pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod put;
 pub(crate) mod recover;
+pub(crate) mod resize;
 pub(crate) mod rm;
 pub(crate) mod sim;
 pub(crate) mod snapshot;
@@ -46,6 +47,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
+        Command::Resize(args) => resize::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Stats(args) => stats::run(&args),
         Command::Man(args) => man::run(&args),

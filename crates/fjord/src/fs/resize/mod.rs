@@ -37,11 +37,11 @@ const STEP_CREDITS: u32 = 3 + RUN_CREDITS;
 impl FsInner {
     /// See [`crate::Fs::resize`].
     pub(crate) fn resize(self: &Arc<Self>, size: NewSize) -> Result<ResizeReport> {
+        let _resizing = self.resize_lock.try_lock().ok_or(ResizeError::Busy)?;
         self.check_alive()?;
         if self.is_read_only() {
             return Err(ResizeError::ReadOnly.into());
         }
-        let _resizing = self.resize_lock.try_lock().ok_or(ResizeError::Busy)?;
         let old: &Geometry = &self.geo;
         let before = self.sb.snapshot();
         // What was in the device already may hold anything.
