@@ -13,7 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fjord_block::{Boost, Device, DeviceExt};
@@ -58,6 +58,8 @@ pub struct JournalOptions {
     pub replays_ijournal: bool,
     /// What replay asks about each block before it writes it home.
     pub fit_home: Option<FitHome>,
+    /// The block that replay writes home when all others are there, durably.
+    pub home_last: Option<BlockNo>,
 }
 
 /// May change the content that replay is about to write to a block.
@@ -73,6 +75,7 @@ impl Default for JournalOptions {
             transaction_blocks_max: None,
             replays_ijournal: false,
             fit_home: None,
+            home_last: None,
         }
     }
 }
@@ -112,6 +115,8 @@ pub(crate) struct Inner {
     pub(crate) unlocked: Condvar,
     /// Signalled, with `state`, when the committer's place is free, and on an error.
     pub(crate) committer_free: Condvar,
+    /// The number of the block that goes home last; `u64::MAX` for none.
+    pub(crate) home_last: AtomicU64,
     /// Buffers with a version that is not home, by block.
     live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
     /// Transactions whose log blocks are with the device, oldest first. Changed only in the
@@ -182,7 +187,7 @@ impl Journal {
         if !pending.is_empty() && !options.replays_ijournal {
             return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
         }
-        let mut report = plan.apply_fitted(options.fit_home)?;
+        let mut report = plan.apply_fitted(options.fit_home, options.home_last)?;
         report.i_transactions = pending.len();
         // The recovery's own transaction is then at least as new as all of them, so that
         // they are dead when it has committed.
@@ -270,6 +275,7 @@ impl Journal {
             drained: Condvar::new(),
             unlocked: Condvar::new(),
             committer_free: Condvar::new(),
+            home_last: AtomicU64::new(u64::MAX),
             live: Mutex::default(),
             home_lock: Mutex::default(),
             home_idle: Condvar::new(),
@@ -595,6 +601,12 @@ impl Journal {
             *known = buffer.clone();
         }
         Ok(buffer.join(tid, contents))
+    }
+
+    /// The live buffers of blocks that `wanted` picks.
+    pub(crate) fn live_buffers(&self, wanted: impl Fn(BlockNo) -> bool) -> Vec<Arc<Buffer>> {
+        let live = self.inner.live.lock();
+        live.iter().filter(|(block, _)| wanted(**block)).map(|(_, buffer)| buffer.clone()).collect()
     }
 
     /// Takes buffers that have become clean off the table of live ones.

@@ -119,11 +119,16 @@ impl Plan {
     /// failure or a crash at any point. With fast commits to be applied the log is not marked
     /// clean: it then starts where the transaction that applies them will stand.
     pub fn apply(self) -> Result<RecoveryReport> {
-        self.apply_fitted(None)
+        self.apply_fitted(None, None)
     }
 
-    /// As [`Plan::apply`]; `fit` may change what is written.
-    pub(crate) fn apply_fitted(self, fit: Option<FitHome>) -> Result<RecoveryReport> {
+    /// As [`Plan::apply`]; `fit` may change what is written, `last` is written when the others are
+    /// durable.
+    pub(crate) fn apply_fitted(
+        self,
+        fit: Option<FitHome>,
+        last: Option<BlockNo>,
+    ) -> Result<RecoveryReport> {
         let committed = self.report.committed;
         // Beginning the recovery of i-transactions is written down: its own transaction gets a
         // later ID, and without it in the log what counts is what had committed before.
@@ -139,8 +144,14 @@ impl Plan {
         let mut reader = self.reader();
         // In log order, so that the log is read once, front to back.
         let mut sources: Vec<_> = self.replay.values().copied().collect();
-        sources.sort_by_key(|source| source.at);
-        for batch in sources.chunks((BATCH_BYTES / block_size).max(1)) {
+        sources.sort_by_key(|source| (Some(source.home) == last, source.at));
+        let others = sources.iter().take_while(|source| Some(source.home) != last).count();
+        let (others, last) = sources.split_at(others);
+        let batches = others.chunks((BATCH_BYTES / block_size).max(1));
+        for batch in batches.chain((!last.is_empty()).then_some(last)) {
+            if batch == last && !planted(Bug::ReplayNotFlushed) {
+                self.device.flush().map_err(JournalError::io("flushing replayed blocks"))?;
+            }
             let load = |source: LoggedBlock| {
                 let mut content = load(&mut reader, &source)?;
                 if let Some(fit) = fit {

@@ -19,10 +19,9 @@ impl Groups {
         self.account.free_blocks()
     }
 
-    /// Blocks that are no data blocks, with the journal's.
-    pub(crate) fn overhead_blocks(&self) -> u64 {
-        let fixed = self.fixed_blocks.load(Ordering::Relaxed);
-        fixed.saturating_add(self.zones.journal_blocks())
+    /// Blocks of superblocks, descriptors, bitmaps and inode tables.
+    pub(crate) fn fixed_blocks(&self) -> u64 {
+        self.fixed_blocks.load(Ordering::Relaxed)
     }
 
     /// Free inodes for `s_free_inodes_count`.
@@ -37,7 +36,7 @@ impl FsInner {
         let groups = &self.groups;
         let account = &groups.account;
         let ratio = u64::from(self.geo.cluster_ratio);
-        let overhead = groups.overhead_blocks();
+        let overhead = groups.fixed_blocks().saturating_add(groups.zones.journal_blocks());
         let free = account.free_blocks().saturating_sub(account.reserved_blocks());
         // Linux folds the UUID in the same way.
         let half =

@@ -476,6 +476,7 @@ fn open_journal(
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
         fit_home: Some(superblock::fit_replayed),
+        home_last: Some(BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size))),
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =

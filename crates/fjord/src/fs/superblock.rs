@@ -126,7 +126,7 @@ impl FsInner {
         inode.holds_value || self.sb.orphan_file_inode() == Some(inode.ino)
     }
 
-    fn superblock_place(&self) -> (BlockNo, usize) {
+    pub(crate) fn superblock_place(&self) -> (BlockNo, usize) {
         let block = SUPERBLOCK_OFFSET_BYTES / u64::from(self.geo.block_size);
         let offset = SUPERBLOCK_OFFSET_BYTES % u64::from(self.geo.block_size);
         (BlockNo(block), offset as usize)

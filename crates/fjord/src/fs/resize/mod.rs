@@ -4,7 +4,7 @@
 //!
 //! 1. the metadata of new groups is written, behind the end of the file system, and flushed;
 //! 2. one transaction has the rest: superblock, descriptors, the last group's bitmap, the resize inode;
-//! 3. it commits;
+//! 3. it commits and goes home, the superblock last;
 //! 4. the new groups come into use in memory.
 //!
 //! Invariants: a crash leaves the file system before or after a step; nothing refers to a new block
@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use fjord_format::geometry::Geometry;
 use fjord_format::growth::{self, GrowthLimit, NewGroup};
-use fjord_journal::Handle;
+use fjord_format::types::Tid;
+use fjord_journal::{Handle, JournalError};
 use rustix::io::Errno;
 
 use crate::alloc::RUN_CREDITS;
@@ -58,7 +59,7 @@ impl FsInner {
                 self.step(next, zero_from_bytes, &root_blocks)?;
             }
             if before.s_overhead_clusters.get() != 0 {
-                self.sb.note_overhead(self.groups.overhead_blocks());
+                self.sb.note_overhead(self.overhead_without_areas());
             }
         }
         if let Err(error) = self.write_backups() {
@@ -120,17 +121,32 @@ impl FsInner {
         self.check_last_group()?;
         self.write_groups(&next, &added)?;
         let handle = self.start(credits)?;
+        self.journal().write_home_last(Some(self.superblock_place().0));
         let changed = self.change(&handle, next, &added, resize_inode, root_blocks);
         if let Err(error) = changed {
             // Half of it is in the transaction, which must not commit.
             drop(handle);
             return Err(self.give_up(error));
         }
+        let fs = Arc::downgrade(self);
+        handle.on_commit(move |result| {
+            if let (Some(fs), Ok(())) = (fs.upgrade(), result) {
+                fs.sb.sizes_committed();
+            }
+        });
         let tid = handle.stop();
-        self.journal().commit(tid).map_err(|error| self.give_up(error.into()))?;
-        self.sb.sizes_committed();
+        let committed = self.commit_step(tid);
+        self.journal().write_home_last(None);
+        committed.map_err(|error| self.give_up(error.into()))?;
         self.end_growth(&added, root_blocks);
         Ok(())
+    }
+
+    /// Makes a step durable, and brings it home: Linux and e2fsck look at the superblock and the
+    /// descriptors before they replay a log, and must not find a size without its descriptors.
+    fn commit_step(&self, tid: Tid) -> Result<(), JournalError> {
+        self.journal().commit(tid)?;
+        self.journal().checkpoint_all()
     }
 
     fn change(
@@ -169,6 +185,12 @@ impl FsInner {
             reserved_gdt_blocks: self.geo.reserved_gdt_blocks as u16,
         };
         self.change_sizes(h, &sizes)
+    }
+
+    /// Fixed metadata and the journal, as Linux counts it: without what lies behind the log.
+    fn overhead_without_areas(&self) -> u64 {
+        let journal = self.journal().superblock().map_or(0, |superblock| superblock.s_maxlen);
+        self.groups.fixed_blocks().saturating_add(u64::from(journal))
     }
 
     /// Stops the journal: what memory has and what the device has differ.
