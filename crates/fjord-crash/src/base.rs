@@ -176,7 +176,8 @@ pub const SPECIAL: [Features; 7] = [LARGE, MANY, MANY_GROUPS, FAR_1K, SMALL_LOG,
 impl Features {
     /// The set with this name, [`GROUPS`], [`SPECIAL`] and [`GROWING`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
-        let mut all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL).chain(GROWING);
+        let mut all =
+            FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL).chain(GROWING);
         all.find(|set| set.name == name)
     }
 

@@ -15,7 +15,14 @@ const GROWTH: &str = "create /a; append /a 9000; fsync /a; grow 100000; append /
 
 fn grows(policy: FsyncPolicyKind) {
     for (number, features) in GROWING.into_iter().enumerate() {
-        if policy == FsyncPolicyKind::FastCommit && features.name != "growing" {
+        // Fast commits are a feature. Without flex groups the log lies in pieces, and the judge does not
+        // find the mark of i-transactions.
+        let is_meant = match policy {
+            FsyncPolicyKind::FastCommit => features.name == "growing",
+            FsyncPolicyKind::Ijournal => features.name != "growing-plain",
+            _ => true,
+        };
+        if !is_meant {
             continue;
         }
         let scheduler = if number % 2 == 0 { Scheduler::Direct } else { Scheduler::Epoch };
