@@ -4,10 +4,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use fjord::resize::NewSize;
-use fjord::{Cred, Fs, MountOptions};
+use fjord::{Cred, Fs, MemDevice, MountOptions};
+use fjord_block::{FaultDevice, IoOp};
 use fjord_format::geometry::Geometry;
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_testkit::features::{FEATURE_SETS, Support};
@@ -104,5 +106,56 @@ fn grow_set(path: &Path, args: &[&str]) -> Result<()> {
         expect(&fs, &format!("after{number}"), number + 100, 3_000_000)?;
     }
     fs.unmount()?;
+    Ok(())
+}
+
+/// Each write, flush and read of a growth fails in turn. The error is told, and the file system is whole
+/// after the next mount, with the old size, the new one, or one between them.
+#[test]
+fn each_request_of_a_growth_can_fail() -> Result<()> {
+    let scratch = Scratch::in_memory("engine-resize-faults")?;
+    let path = scratch.join("image");
+    // 16 groups have a block of descriptors.
+    let args = ["-b", "1024", "-g", "1024", "-J", "size=2", "-t", "ext4", "-E", "resize=131072"];
+    make(&path, 24 * MIB, &args)?;
+    let image = MemDevice::from_file(&path)?.snapshot();
+    for op in [IoOp::Write, IoOp::Flush, IoOp::Read] {
+        for number in 0.. {
+            let device = Arc::new(MemDevice::from_image(&image));
+            let faulty = Arc::new(FaultDevice::new(device.clone()));
+            let options = MountOptions { background_threads: false, ..MountOptions::default() };
+            let fs = Fs::open_device(faulty.clone(), &options)?;
+            write(&fs, "kept", 1, 300_000)?;
+            faulty.faults().fail_nth(Some(op), number, libc::EIO);
+            let result = fs.resize(NewSize::Bytes(60 * MIB));
+            let was_hit = faulty.faults().hit_count() > 0;
+            // It fails after most errors; what counts is what is on the device.
+            let _ = fs.unmount();
+            drop(fs);
+            is_whole(&device, &path)
+                .with_context(|| format!("{op:?} {number}: {result:?}, hit: {was_hit}"))?;
+            if !was_hit {
+                println!("{number} requests of kind {op:?}");
+                ensure!(result.is_ok() && number > 0, "{result:?}");
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_whole(device: &Arc<MemDevice>, path: &Path) -> Result<()> {
+    let fs = Fs::open_device(device.clone(), &MountOptions::default())?;
+    expect(&fs, "kept", 1, 300_000)?;
+    write(&fs, "after", 2, 2_000_000)?;
+    let size_bytes = fs.geometry().block_count * 1024;
+    ensure!((24 * MIB..=60 * MIB).contains(&size_bytes), "{size_bytes}");
+    fs.unmount()?;
+    device.snapshot().write_to_file(path)?;
+    // The mark of the error is no fault.
+    let said = tools::run(tools::command("e2fsck")?.arg("-fn").arg(path))?;
+    let faults = ["wrong", "nvalid", "differences", "ecreate", "elocate", "rror:"];
+    let is_clean = !faults.iter().any(|word| said.stdout.contains(word));
+    ensure!(is_clean && matches!(said.code, Some(0 | 4)), "{said:?}");
     Ok(())
 }
