@@ -316,9 +316,9 @@ impl Fs {
     ///
     /// # let device = Arc::new(MemDevice::new(16 << 20));
     /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
-    /// let before = fs.statfs()?.blocks;
+    /// let before = fs.statfs().blocks;
     /// fs.resize(NewSize::Bytes(64 << 20))?;
-    /// assert!(fs.statfs()?.blocks > 3 * before);
+    /// assert!(fs.statfs().blocks > 3 * before);
     /// # fs.unmount()?;
     /// # Ok::<(), fjord::Error>(())
     /// ```

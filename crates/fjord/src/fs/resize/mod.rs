@@ -54,9 +54,13 @@ impl FsInner {
                 // Not more than the blocks themselves.
                 (share / u128::from(old.block_count).max(1)) as u64
             };
-            while self.geo.block_count < target.block_count {
+            loop {
                 let next = growth::next_step(&self.geo, &target);
+                let is_last = next.block_count == target.block_count;
                 self.step(next, zero_from_bytes, &root_blocks)?;
+                if is_last {
+                    break;
+                }
             }
             if before.s_overhead_clusters.get() != 0 {
                 self.sb.note_overhead(self.overhead_without_areas());
