@@ -273,7 +273,7 @@ mod tests {
                 Some((name, "SECONDS" | "N")) => format!("{name}=7"),
                 Some(_) => name,
             };
-            assert!(mount_options::parse(&[option.clone()]).is_ok(), "{option}");
+            assert!(mount_options::parse(std::slice::from_ref(&option)).is_ok(), "{option}");
         }
     }
 }
