@@ -71,13 +71,7 @@ pub(crate) struct BenchArgs {
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     tools::require_root()?;
     let root = crate::workspace();
-    let build = Command::new("cargo")
-        .args(["build", "--release", "--quiet", "-p", "fjord-cli"])
-        .current_dir(&root)
-        .status()?;
-    ensure!(build.success(), "the build of fjord failed");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
-    let program = target.join("release/fjord");
+    let program = build_release()?;
     let is_wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let docs = root.join("docs");
     let mut text = machine()?;
@@ -106,6 +100,18 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
+/// Builds the program to be measured.
+pub(crate) fn build_release() -> Result<PathBuf> {
+    let root = crate::workspace();
+    let build = Command::new("cargo")
+        .args(["build", "--release", "--quiet", "-p", "fjord-cli"])
+        .current_dir(&root)
+        .status()?;
+    ensure!(build.success(), "fjord does not build");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    Ok(target.join("release/fjord"))
+}
+
 /// One run of `fjord bench`; gives the command and its table for the document.
 fn measure(program: &Path, arguments: &str, svg: Option<PathBuf>, dir: &Path) -> Result<String> {
     eprintln!("== fjord bench {arguments}");
@@ -122,14 +128,14 @@ fn measure(program: &Path, arguments: &str, svg: Option<PathBuf>, dir: &Path) ->
 }
 
 /// A sentence that describes the machine.
-fn machine() -> Result<String> {
+pub(crate) fn machine() -> Result<String> {
     let cpus = std::thread::available_parallelism()?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     Ok(format!("Linux {}, {cpus} processors.\n", release.trim()))
 }
 
 /// Replaces the text between the marks.
-fn put(document: &Path, marks: [&str; 2], figures: &str) -> Result<()> {
+pub(crate) fn put(document: &Path, marks: [&str; 2], figures: &str) -> Result<()> {
     let text = fs::read_to_string(document)?;
     let (before, rest) = text.split_once(marks[0]).context("the document has no first mark")?;
     let (_, after) = rest.split_once(marks[1]).context("the document has no second mark")?;

@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `kill9-programs`, `bench`, `packages`, `deb`.
+//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `packages`, `deb`.
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
@@ -9,6 +9,7 @@ mod deb;
 mod hostile;
 mod images;
 mod kill9_programs;
+mod mkfs_bench;
 mod mounted;
 mod namespace;
 mod packages;
@@ -40,6 +41,8 @@ enum Task {
     Crash(Box<crash::CrashArgs>),
     /// Run the benchmarks, and write the figures to docs/benchmarks.md
     Bench(bench::BenchArgs),
+    /// Measure mkfs with contents beside mke2fs -d; prints JSON
+    MkfsBench(mkfs_bench::MkfsBenchArgs),
     /// Kill the daemon under load, recover, check every promise
     Kill9(mounted::Kill9Args),
     /// Kill the daemon under SQLite and other programs that rely on fsync, recover, check every
@@ -62,6 +65,7 @@ fn main() -> Result<()> {
         Task::Hostile(args) => hostile::run(&args),
         Task::Crash(args) => crash::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::MkfsBench(args) => mkfs_bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
         Task::Kill9Programs(args) => kill9_programs::run(&args),
         Task::Packages(args) => packages::run(&args),

@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
-    bench, cat, completions, fsck, get, info, journal, ls, man, mkdir, mkfs, mount, put, recover,
-    rm, sim, snapshot, stat, stats, tree, tune, umount,
+    bench, cat, chmod, chown, completions, cp, fsck, get, info, journal, ln, ls, man, mkdir, mkfs,
+    mount, mv, put, recover, rm, sim, snapshot, stat, stats, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -68,6 +68,16 @@ pub(crate) enum Command {
     Put(put::Args),
     /// Copy a file or directory out of an unmounted image
     Get(get::Args),
+    /// Copy files inside an unmounted image
+    Cp(cp::Args),
+    /// Rename files of an unmounted image
+    Mv(mv::Args),
+    /// Make hard and symbolic links in an unmounted image
+    Ln(ln::Args),
+    /// Change permission bits of files of an unmounted image
+    Chmod(chmod::Args),
+    /// Change owners of files of an unmounted image
+    Chown(chown::Args),
     /// Remove files from an unmounted image
     Rm(rm::Args),
     /// Make directories in an unmounted image

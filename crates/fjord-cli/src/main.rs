@@ -4,6 +4,7 @@
 //! code is in this directory. Invariant: the process starts no thread before a command runs,
 //! because `mount --daemon` forks.
 
+mod accounts;
 mod cli;
 mod commands;
 mod daemon;
@@ -12,6 +13,7 @@ mod helper;
 mod image;
 mod in_use;
 mod man;
+mod mode_change;
 mod mount_options;
 mod output;
 mod paths;
@@ -20,6 +22,7 @@ mod remount;
 mod signals;
 mod size;
 mod syslog;
+mod targets;
 mod tree_rules;
 mod users;
 

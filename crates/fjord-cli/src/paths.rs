@@ -2,7 +2,10 @@
 
 use fjord::{FileKind, Fs, InodeRef};
 
-use crate::failure::{Context, Failure, Result};
+use crate::{
+    failure::{Context, Failure, Result},
+    output,
+};
 
 /// Linux's limit of symbolic links in a path.
 const LINKS_MAX: u32 = 40;
@@ -26,16 +29,50 @@ pub(crate) fn find(fs: &Fs, path: &str, last: Last) -> Result<InodeRef> {
 
 /// The directory that holds, or will hold, `path`, and the name in it.
 pub(crate) fn parent(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
-    let trimmed = path.trim_end_matches('/');
-    let (dir, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
-    if name.is_empty() || name == "." || name == ".." {
-        return Err(Failure::new(format!("{path}: the path must end in a name")));
+    parent_of(fs, path.as_bytes())
+}
+
+/// As [`parent`], of the file that a path leads to: symbolic links at its end are followed.
+pub(crate) fn parent_followed(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
+    let mut way = path.as_bytes().to_vec();
+    for _ in 0..LINKS_MAX {
+        let (dir, name) = parent_of(fs, &way)?;
+        let found = match dir.lookup(&name) {
+            Err(error) if error.errno() == libc::ENOENT && way != path.as_bytes() => {
+                return Err(Failure::new("a symbolic link to nothing; remove it first"))
+                    .context(path);
+            }
+            Err(error) if error.errno() == libc::ENOENT => return Ok((dir, name)),
+            found => found.context(path)?,
+        };
+        if found.attr().kind() != FileKind::Symlink {
+            return Ok((dir, name));
+        }
+        let target = found.read_link().context(path)?;
+        let end = way.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+        let above = way[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+        way.truncate(if target.first() == Some(&b'/') { 0 } else { above });
+        way.extend_from_slice(&target);
     }
-    let dir = find(fs, dir, Last::Follow)?;
+    Err(Failure::new("too many symbolic links").context(path))
+}
+
+fn parent_of(fs: &Fs, path: &[u8]) -> Result<(InodeRef, Vec<u8>)> {
+    let shown = output::name(path);
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    let name_at = path[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let (dir, name) = path[..end].split_at(name_at);
+    if matches!(name, b"" | b"." | b"..") {
+        return Err(Failure::new(format!("{shown}: the path must end in a name")));
+    }
+    let root = fs.root().context("the root directory")?;
+    let mut links_left = LINKS_MAX;
+    let found = walk(&root, vec![root.clone()], dir, Last::Follow, &mut links_left);
+    let (_, dir) = found.context(output::name(dir))?;
     if dir.attr().kind() != FileKind::Directory {
-        return Err(Failure::new(format!("{path}: its parent is not a directory")));
+        return Err(Failure::new(format!("{shown}: its parent is not a directory")));
     }
-    Ok((dir, name.as_bytes().to_vec()))
+    Ok((dir, name.to_vec()))
 }
 
 /// Walks from the last of `above`; returns the directories on the way and the file.

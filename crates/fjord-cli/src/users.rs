@@ -38,3 +38,12 @@ pub(crate) fn owner(text: &str) -> Result<(u32, u32), String> {
 pub(crate) fn caller() -> (u32, u32) {
     (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw())
 }
+
+/// The permission bits that this process leaves out of new files.
+pub(crate) fn umask() -> u16 {
+    use nix::sys::stat::{Mode, umask};
+    // There is no way to ask without setting it; no other thread makes files meanwhile.
+    let found = umask(Mode::empty());
+    umask(found);
+    (found.bits() & 0o777) as u16
+}

@@ -17,6 +17,8 @@ use fjord_testkit::{
 
 const FAILURE: i32 = 1;
 const USAGE: i32 = 2;
+const INCOMPLETE: i32 = 6;
+const UUID: &str = "11111111-2222-3333-4444-555555555555";
 /// What nobody can be taken for on every machine.
 const NOBODY: u32 = 65534;
 
@@ -481,6 +483,57 @@ fn the_same_contents_make_the_same_image() -> Result<()> {
     Ok(())
 }
 
+/// Runs a script in mounts of its own, where this machine has another user of the name `daemon`.
+const OTHER_USERS: &str = r#"
+    sed 's/^daemon:x:[0-9]*:/daemon:x:4321:/' /etc/passwd >"$0"
+    mount --bind "$0" /etc/passwd
+    exec "$@"
+"#;
+
+/// A tar stream names users of access lists; who they are on this machine is no part of it.
+#[test]
+fn a_repeatable_image_asks_no_users_of_this_machine() -> Result<()> {
+    tools::require_root()?;
+    tools::require(&["setfacl", "unshare"])?;
+    let scratch = Scratch::new("users")?;
+    let (tree, tar) = (scratch.join("tree"), scratch.join("tar"));
+    shell(r#"mkdir "$1"; echo x >"$1/f"; setfacl -m u:daemon:rw "$1/f""#, &[&tree])?;
+    shell(r#"tar -C "$1" --format=pax --acls -cf "$2" ."#, &[&tree, &tar])?;
+    let build = |elsewhere: bool, how: &[&str]| -> Result<(Output, Vec<u8>)> {
+        let img = scratch.join("image");
+        let mut command = match elsewhere {
+            false => Command::new(env!("CARGO_BIN_EXE_fjord")),
+            true => {
+                let mut command = tools::command("unshare")?;
+                command.args(["--mount", "sh", "-e", "-c", OTHER_USERS]);
+                command.arg(scratch.join("passwd")).arg(env!("CARGO_BIN_EXE_fjord"));
+                command
+            }
+        };
+        command.args(["mkfs", "-f", "-s", "16M", "-U", UUID, "--hash-seed", UUID]).args(how);
+        let done = tools::run(command.args(["--from-tar", text(&tar)]).arg(&img))?;
+        image::e2fsck_clean(&img)?;
+        Ok((done, fs::read(&img)?))
+    };
+    let ((here, one), (there, two)) =
+        (build(false, &["--reproducible"])?, build(true, &["--reproducible"])?);
+    ensure!(one == two, "the machine's users are in the image");
+    for done in [here, there] {
+        let said = done.expect_code(&[INCOMPLETE])?;
+        ensure!(said.stderr.contains("user:daemon"), "{said:?}");
+    }
+    // Otherwise the machine says who daemon is: the two do differ.
+    let list = |elsewhere: bool| -> Result<Vec<u8>> {
+        build(elsewhere, &[])?.0.ok()?;
+        let mount = KernelMount::new(&scratch.join("image"), "ro")?;
+        let getfacl = tools::run(tools::command("getfacl")?.arg("-cn").arg(mount.path().join("f")));
+        mount.unmount()?;
+        Ok(getfacl?.ok()?.stdout.into_bytes())
+    };
+    ensure!(list(false)? != list(true)?);
+    Ok(())
+}
+
 #[test]
 fn times_end_with_the_epoch_of_the_source() -> Result<()> {
     let scratch = Scratch::new("epoch")?;
@@ -553,7 +606,8 @@ fn a_shrunken_image_is_the_smallest() -> Result<()> {
         (["--from-tar", text(&tar)], &varied, &["-J", "none"], "none"),
         (["--from-tar", text(&tar)], &varied, &["--extra-space", "2M"], "none"),
     ] {
-        let all = [&["-f", "--shrink"], &source[..], options].concat();
+        // Hashes decide how full directory blocks are: with another seed an image may be smaller.
+        let all = [&["-f", "--shrink", "--hash-seed", UUID], &source[..], options].concat();
         mkfs(&all, &img)?.ok()?;
         same_for_linux(tree, &img).with_context(|| format!("{source:?} {options:?}"))?;
         let size = fs::metadata(&img)?.len();
@@ -572,6 +626,7 @@ fn a_shrunken_image_is_the_smallest() -> Result<()> {
         // Nothing smaller holds them.
         let (less, inodes) = ((size - 4096).to_string(), field(&img, "Inode count:")?);
         let smaller = ["-s", &less, "-N", &inodes, "-m", "0", "--ijournal", "none"];
+        let smaller = [&smaller[..], &["--hash-seed", UUID]].concat();
         let mut all = [&smaller[..], &source, options].concat();
         if !options.contains(&"-J") {
             all.extend(["-J", journal]);

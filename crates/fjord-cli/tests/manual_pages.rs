@@ -135,11 +135,14 @@ while umount -l /mnt 2>/dev/null; do :; done
 mount -t tmpfs none /srv
 mkdir /srv/world
 cd /srv/world
-mkdir -p rootfs/etc rootfs/var/log rootfs/var/lib rootfs/usr/share rootfs/tmp/build rootfs/srv site
+mkdir -p rootfs/etc rootfs/var/log rootfs/var/lib rootfs/usr/share rootfs/tmp/build rootfs/srv/www \
+    rootfs/bin rootfs/run site
 for file in rootfs/etc/fstab rootfs/var/log/messages rootfs/var/lib/db rootfs/usr/share/words \
-    rootfs/tmp/build/a.o rootfs/srv/page site/index.html hello.txt; do
+    rootfs/tmp/build/a.o rootfs/srv/page site/index.html hello.txt rootfs/etc/shadow \
+    rootfs/etc/old.conf rootfs/bin/su rootfs/bin/busybox rootfs/a rootfs/b rootfs/srv/www/page; do
     echo "content of $file" >$file
 done
+ln -s /proc/mounts rootfs/etc/mtab
 tar -C rootfs -cz -f layer.tar.gz .
 tar -C rootfs -cz -f base.tar.gz .
 tar -C site -c . | zstd -q -o app.tar.zst
@@ -195,6 +198,32 @@ fn script(page: &str, example: &str) -> String {
     format!("{WORLD}{}{tried}", before(page, example))
 }
 
+/// Runs an example; what went wrong, if anything did.
+fn try_example(page: &str, example: &str, world: &Path) -> Result<Option<String>> {
+    let mut shell = tools::command("timeout")?;
+    shell.args(["60", "unshare", "--mount", "--propagation", "private", "--pid", "--fork"]);
+    shell.args(["--kill-child", "--mount-proc", "sh", "-c", &script(page, example), "sh"]);
+    let done = tools::run(shell.arg(world).arg(program()))?;
+    let failed = || format!("{page}: {example}: {:?}\n{}{}", done.code, done.stdout, done.stderr);
+    Ok((done.code != Some(0)).then(failed))
+}
+
+/// The guide to images, in which a column of remarks stands behind some examples.
+#[test]
+fn every_example_of_the_guide_works() -> Result<()> {
+    tools::require(&["timeout", "unshare", "fakeroot", "zstd"])?;
+    let scratch = Scratch::new("guide")?;
+    let guide = include_str!("../../../docs/images.md");
+    let lines = guide.lines().filter_map(|line| line.strip_prefix("    "));
+    let examples: Vec<&str> =
+        lines.map(|line| line.split("   ").next().unwrap_or_default()).collect();
+    ensure!(examples.len() > 20, "{examples:?}");
+    let tried = examples.iter().map(|example| try_example("images.md", example, scratch.path()));
+    let failed: Vec<String> = tried.filter_map(Result::transpose).collect::<Result<_>>()?;
+    ensure!(failed.is_empty(), "examples that fail:\n{}", failed.join("\n"));
+    Ok(())
+}
+
 #[test]
 fn every_example_works() -> Result<()> {
     tools::require(&["timeout", "unshare", "jq", "e2fsck", "losetup", "zstd"])?;
@@ -209,25 +238,7 @@ fn every_example_works() -> Result<()> {
             without.push(page.name.clone());
         }
         for example in examples.iter().filter(|_| !MEASURES.contains(&page.name.as_str())) {
-            let mut shell = tools::command("timeout")?;
-            shell.args([
-                "60",
-                "unshare",
-                "--mount",
-                "--propagation",
-                "private",
-                "--pid",
-                "--fork",
-                "--kill-child",
-            ]);
-            shell.args(["--mount-proc", "sh", "-c", &script(&page.name, example), "sh"]);
-            let done = tools::run(shell.arg(&world).arg(program()))?;
-            if done.code != Some(0) {
-                failed.push(format!(
-                    "{}: {example}: {:?}\n{}{}",
-                    page.name, done.code, done.stdout, done.stderr
-                ));
-            }
+            failed.extend(try_example(&page.name, example, &world)?);
             tried += 1;
         }
     }

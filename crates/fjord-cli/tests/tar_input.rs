@@ -219,5 +219,13 @@ fn layers_go_one_above_the_other() -> Result<()> {
         &command.args(["--force", "--oci", "--from-tar"]).arg(path("app")).arg(&img).output()?,
     )?;
     ensure!(names()? == ["etc", "opt", "opt/x", "same"], "{:?}", names()?);
+    // As mke2fs takes it, too.
+    let mut command = mkfs();
+    let d = command.args(["--force", "--oci", "-d"]).arg(path("app"));
+    succeeded(&d.arg(&img).output()?)?;
+    ensure!(names()? == ["etc", "opt", "opt/x", "same"], "{:?}", names()?);
+    let mut command = mkfs();
+    let dir = command.args(["--force", "--oci", "-d"]).arg(scratch.path());
+    refused(&dir.arg(&img).output()?, 2, &["--oci", "tar file"])?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use fjord::{DataMode, FileKind};
 
 use crate::content::{BLOCK_BYTES, Content};
-use crate::model::{History, Model, Object, ObjectId, ROOT, Slot};
+use crate::model::{Attrs, History, Model, Object, ObjectId, ROOT, Slot};
 use crate::tree::{Seen, Tree};
 
 /// The kinds of finding.
@@ -249,7 +249,9 @@ fn object(
         let text = format!("the target of {} is {:?}", describe(object), seen.target);
         return Err(Problem::new(Kind::ForeignBytes, shorten(text)));
     }
-    one_of(&object.attrs, &seen.attrs, cut, what("attributes"))?;
+    if !(model.is_threaded && object.kind == FileKind::Directory && unseen(object, seen, cut)) {
+        one_of(&object.attrs, &seen.attrs, cut, what("attributes"))?;
+    }
     one_of(&object.xattrs, &seen.xattrs, cut, what("extended attributes"))?;
     if object.kind == FileKind::Regular {
         content(&object.content, &seen.content, cut, data)
@@ -267,6 +269,17 @@ fn object(
         names.insert((parent, name.clone()));
     }
     one_of(&object.names, &names, cut, what("names"))
+}
+
+/// Whether a directory has admissible attributes, but for a time between those of two admissible
+/// versions.
+fn unseen(directory: &Object, seen: &Seen, cut: u64) -> bool {
+    let admissible = directory.attrs.admissible(cut);
+    let mtimes = admissible.clone().map(|attrs| attrs.mtime);
+    let is_between = mtimes.clone().any(|mtime| mtime <= seen.attrs.mtime)
+        && mtimes.clone().any(|mtime| mtime >= seen.attrs.mtime);
+    is_between
+        && admissible.clone().any(|attrs| Attrs { mtime: seen.attrs.mtime, ..*attrs } == seen.attrs)
 }
 
 fn shown_slots(tree: &Tree, found: &Found) -> BTreeMap<Slot, ObjectId> {

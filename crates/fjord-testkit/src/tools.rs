@@ -68,6 +68,8 @@ pub const TOOLS: &[Tool] = &[
     tool("fio", "fio", "writes with verification"),
     tool("sqlite3", "sqlite3", "database workloads"),
     tool("git", "git", "clone and fsck through the mount"),
+    tool("time", "time", "tells how much memory a program had"),
+    tool("sync", "coreutils", "writes a disk's data before a measurement"),
     tool("tar", "tar", "unpacks real trees"),
     tool("bsdtar", "libarchive-tools", "writes and reads tar streams of libarchive"),
     tool("gzip", "gzip", "compresses tar streams"),

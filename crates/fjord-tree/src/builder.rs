@@ -131,8 +131,11 @@ pub(crate) struct Spot<'s> {
 /// An entry to make that is no directory.
 #[derive(Clone, Copy)]
 pub(crate) enum New<'n> {
-    /// A regular file.
+    /// A regular file that nobody but its owner may read until it is complete.
     File,
+    /// A regular file with permission bits of its own, but for the umask or as its directory's
+    /// default list has them.
+    FileWith { mode: u16 },
     /// A symbolic link with its target.
     Symlink(&'n [u8]),
     /// A device, pipe or socket.
@@ -152,6 +155,7 @@ impl New<'_> {
     ) -> fjord::Result<InodeRef> {
         match self {
             New::File => parent.create(name, 0o600, cred),
+            New::FileWith { mode } => parent.create(name, mode, cred),
             New::Symlink(target) => parent.symlink(name, target, cred),
             New::Node { mode, device } => parent.mknod(name, mode, device.to_u32(), cred),
         }
@@ -295,8 +299,13 @@ impl<'a> Builder<'a> {
         let Spot { parent, path, .. } = spot;
         self.check_replaceable(spot)?;
         let beside = self.free_name(spot)?;
-        if let New::File = new {
-            let made = self.at(path, parent.tmpfile(0o600, &self.cred))?;
+        let file_mode = match new {
+            New::File => Some(0o600),
+            New::FileWith { mode } => Some(mode),
+            _ => None,
+        };
+        if let Some(mode) = file_mode {
+            let made = self.at(path, parent.tmpfile(mode, &self.cred))?;
             fill(self, &made)?;
             self.at(path, made.fsync(false))?;
             self.at(path, parent.link(&made, &beside))?;
@@ -311,6 +320,21 @@ impl<'a> Builder<'a> {
         }
         self.take_name(spot, &beside)?;
         Ok(made)
+    }
+
+    /// A directory that is there already (`false`), or a new one (`true`).
+    pub(crate) fn directory_in(&self, spot: Spot<'_>) -> Result<(InodeRef, bool)> {
+        let Spot { parent, name, path } = spot;
+        match parent.mkdir(name, 0o700, &self.cred) {
+            Err(error) if error.is(Errno::EXIST) => {
+                let there = self.at(path, parent.lookup(name))?;
+                if there.attr().kind() == FileKind::Directory {
+                    return Ok((there, false));
+                }
+                Err(TreeError::InTheWay { path: shown(path), what: "what is no directory" })
+            }
+            made => Ok((self.at(path, made)?, true)),
+        }
     }
 
     fn check_replaceable(&self, spot: Spot<'_>) -> Result<()> {

@@ -7,11 +7,13 @@
 mod build;
 mod builder;
 mod contents;
+mod copy;
 mod digest;
 mod error;
 mod exclude;
 mod extract;
 mod fit;
+mod gather;
 mod host;
 mod owners;
 mod put;
@@ -21,6 +23,7 @@ mod tar;
 
 pub use builder::{Populated, Progress, Source, populate};
 pub use contents::Contents;
+pub use copy::{CopyItem, CopyRules, copy};
 pub use error::{Full, Result, TreeError};
 pub use exclude::Exclude;
 pub use extract::{ExtractRules, Extracted, extract, extract_to_stream};

@@ -67,7 +67,7 @@ impl Entry {
 }
 
 /// The names in a directory, in order, without `.` and `..`.
-pub(super) fn names(dir: &InodeRef) -> Result<Vec<Vec<u8>>> {
+pub(crate) fn names(dir: &InodeRef) -> Result<Vec<Vec<u8>>> {
     let mut names = Vec::new();
     dir.read_dir(0, &mut |e| {
         if e.name != b"." && e.name != b".." {

@@ -87,7 +87,7 @@ struct ContentsArgs {
     from_tar: Vec<PathBuf>,
     /// Treat the tar file as a layer of an OCI image: whiteouts (.wh.NAME) remove entries of lower
     /// layers (always on for several tar files)
-    #[arg(long, requires = "from_tar")]
+    #[arg(long)]
     oci: bool,
     /// Fill the image from this directory or tar file, as mke2fs -d
     #[arg(short = 'd', value_name = "DIR|FILE", conflicts_with_all = ["from_dir", "from_tar"])]

@@ -2,16 +2,21 @@
 
 pub(crate) mod bench;
 pub(crate) mod cat;
+pub(crate) mod chmod;
+pub(crate) mod chown;
 pub(crate) mod completions;
+pub(crate) mod cp;
 pub(crate) mod fsck;
 pub(crate) mod get;
 pub(crate) mod info;
 pub(crate) mod journal;
+pub(crate) mod ln;
 pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
+pub(crate) mod mv;
 pub(crate) mod put;
 pub(crate) mod recover;
 pub(crate) mod rm;
@@ -41,6 +46,11 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Tune(args) => tune::run(&args),
         Command::Put(args) => put::run(&args),
         Command::Get(args) => get::run(&args),
+        Command::Cp(args) => cp::run(&args),
+        Command::Mv(args) => mv::run(&args),
+        Command::Ln(args) => ln::run(&args),
+        Command::Chmod(args) => chmod::run(&args),
+        Command::Chown(args) => chown::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Mkdir(args) => mkdir::run(&args),
         Command::Journal(args) => journal::run(&args),

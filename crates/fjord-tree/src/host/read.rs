@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use fjord::{FileKind, InodeNo, InodeRef};
+use fjord::{InodeNo, InodeRef};
 use fjord_format::inode::DeviceNumber;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -56,7 +56,7 @@ pub(crate) fn from_path(
 ) -> Result<()> {
     let path = source.as_os_str().as_bytes();
     let Some(own_name) = source.file_name().filter(|_| !path.ends_with(b"/")) else {
-        let target = directory_in(builder, parent, name, path)?;
+        let (target, _) = builder.directory_in(Spot { parent, name, path })?;
         return contents_of(builder, source, &target);
     };
     let above = source.parent().filter(|above| !above.as_os_str().is_empty());
@@ -68,25 +68,6 @@ pub(crate) fn from_path(
     let mut walk = Walk::new(builder, true);
     walk.top_bytes = top_bytes(path);
     walk.entry(&found, parent, name)
-}
-
-/// A directory that is there already, or a new one.
-fn directory_in(
-    builder: &mut Builder<'_>,
-    parent: &InodeRef,
-    name: &[u8],
-    path: &[u8],
-) -> Result<InodeRef> {
-    match parent.mkdir(name, 0o700, &builder.cred) {
-        Err(error) if error.is(Errno::EXIST) => {
-            let there = builder.at(path, parent.lookup(name))?;
-            if there.attr().kind() == FileKind::Directory {
-                return Ok(there);
-            }
-            Err(TreeError::InTheWay { path: shown(path), what: "something other than a directory" })
-        }
-        made => builder.at(path, made),
-    }
 }
 
 pub(crate) fn read<T>(path: &[u8], result: rustix::io::Result<T>) -> Result<T> {
@@ -194,7 +175,7 @@ impl<'b, 'a> Walk<'b, 'a> {
         if kind == FileType::Directory {
             let dir = open_in(found.dir, found.name, path, OFlags::DIRECTORY)?;
             let meta = meta(path, status, Place::Open(dir.as_fd()))?;
-            let inode = directory_in(self.builder, parent, name, path)?;
+            let (inode, _) = self.builder.directory_in(spot)?;
             self.directory(&dir, &inode, path, found.depth + 1)?;
             return self.finish(&inode, path, &meta);
         }

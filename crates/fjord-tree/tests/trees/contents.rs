@@ -2,8 +2,10 @@
 //! debugfs or Linux reads back must be what was put in.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use fjord_block::{FileDevice, FileOptions};
@@ -13,7 +15,14 @@ use fjord_tree::{Populated, Rules, Source, TreeError, populate};
 
 use crate::support::{Mounted, check, output, run, utf8};
 
+/// Makes a new image. It is another file than one that was there: a process that copied the mount
+/// namespace meanwhile, such as a test beside this one, keeps the mount of the old image and its loop
+/// device, and mount(8) would use that device again for the same file, with what Linux has cached of it.
 fn fill(image: &Path, options: &MkfsOptions, source: Source<'_>) -> Result<Populated, TreeError> {
+    match fs::remove_file(image) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+        _ => {}
+    }
     File::create(image).expect("the image file can be made");
     let device = FileDevice::open(image, &FileOptions::default()).expect("the image opens");
     format(&device, options).expect("formats");
@@ -266,4 +275,43 @@ fn linux_sees_the_same_tree() {
     // A second opinion on the stream itself.
     let listed = output("tar", &["-t", "-f", utf8(&path)]);
     assert!(listed.status.success());
+}
+
+/// A process in a mount namespace of its own, which keeps the mounts that were there when it began.
+struct Keeper(Child);
+
+impl Keeper {
+    fn new() -> Keeper {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--propagation", "private", "sh", "-c", "echo; read end"]);
+        let mut child =
+            unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("unshare starts");
+        let said = child.stdout.as_mut().expect("piped").read(&mut [0]).expect("it has begun");
+        assert_eq!(said, 1, "unshare needs root");
+        Keeper(child)
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Its standard input ends.
+        drop(self.0.stdin.take());
+        self.0.wait().expect("it ends");
+    }
+}
+
+#[test]
+fn mounts_that_others_keep_do_not_matter() {
+    let dir = Scratch::in_memory("trees").expect("a temporary directory");
+    let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
+    let mut keepers = Vec::new();
+    for name in ["one", "two", "three"] {
+        let tree = dir.path().join(name);
+        fs::create_dir(&tree).expect("a directory");
+        fs::write(tree.join(name), name).expect("a file");
+        fill(&image, &size(16), Source::Directory(&tree)).expect("fits");
+        let mounted = Mounted::new(&image, &mount);
+        keepers.push(Keeper::new());
+        assert_eq!(fs::read_to_string(mounted.0.join(name)).expect("Linux sees it"), name);
+    }
 }

@@ -32,6 +32,9 @@ impl Input {
             Some(source) => tars.push(source.clone()),
             None => {}
         }
+        if args.oci && tars.is_empty() {
+            return Err(Failure::usage("--oci goes with a tar file: --from-tar FILE or -d FILE"));
+        }
         if let Some(dir) = dir {
             return Ok(Some(Input::Directory(dir)));
         }
