@@ -40,9 +40,11 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
 }
 
 /// Whether the process that serves a mount has died. Uses statfs(2), which always reaches the
-/// server; the kernel may answer opendir without it.
+/// server; the kernel may answer opendir without it. A server that dies while it is asked gives
+/// ECONNABORTED.
 pub(crate) fn is_dead(mountpoint: &Path) -> bool {
-    matches!(rustix::fs::statfs(mountpoint), Err(rustix::io::Errno::NOTCONN))
+    use rustix::io::Errno;
+    matches!(rustix::fs::statfs(mountpoint), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Fails with a message that says where, if the image is mounted.
