@@ -11,7 +11,7 @@ use std::{
 
 use fjord::snapshot::{self, Reflink, SnapshotOptions, SnapshotReport};
 use fjord_block::{FileDevice, FileOptions, OpenError};
-use fjord_fuse::mount::MountEntry;
+use fjord_fuse::mount::{self, MountEntry};
 use rustix::process::umask;
 use serde::Serialize;
 
@@ -25,9 +25,9 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The copy includes everything written to the mount before the call. It is recovered, so that Linux,
-e2fsck and fjord find it clean. Writes pause for milliseconds; where blocks are not shared, the
-first write to each 64 KiB of the image also waits until these have been read. Holes stay holes.
-UUID and label are those of the image.
+e2fsck and fjord find it clean. Writes pause for some milliseconds, which the output tells; where blocks are not shared, the first
+write to each 64 KiB of the image also waits until these have been read. Holes stay holes. UUID and
+label are those of the image.
 
 Only root and the user who mounted an image can take a snapshot of its mount. The copy must lie
 outside of the mount.
@@ -108,6 +108,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn find(source: &Path) -> Result<Source> {
     let found = fs::metadata(source).context(source.display())?;
     if found.is_dir() {
+        if is_other_mount(&found) {
+            let message = "not on a fjord mount; give a directory on one, or an image";
+            return Err(Failure::new(message).context(source.display()));
+        }
         return Ok(Source::Mount(File::open(source).context(source.display())?));
     }
     match in_use::mount_of(source).filter(MountEntry::is_fjord) {
@@ -124,6 +128,14 @@ fn find(source: &Path) -> Result<Source> {
             Ok(Source::Image)
         }
     }
+}
+
+/// Whether a file is known to lie on a mount that fjord does not serve.
+fn is_other_mount(file: &fs::Metadata) -> bool {
+    let mounts = mount::mounts().unwrap_or_default();
+    let mut mounts = mounts.iter().rev();
+    let mount = mounts.find(|m| file.dev() == libc::makedev(m.dev_major, m.dev_minor));
+    mount.is_some_and(|mount| !mount.is_fjord())
 }
 
 /// Refuses an output file on the mount itself, which would deadlock, and one that is an image in
