@@ -365,7 +365,10 @@ impl<'a> Builder<'a> {
                 if there.attr().kind() == FileKind::Directory {
                     return Ok((there, false));
                 }
-                Err(TreeError::InTheWay { path: shown(path), what: "what is no directory" })
+                Err(TreeError::InTheWay {
+                    path: shown(path),
+                    what: "something other than a directory",
+                })
             }
             made => Ok((self.at(path, made)?, true)),
         }

@@ -29,6 +29,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     image::change(&args.image, |fs| {
         for path in &args.paths {
+            if path.split('/').all(|name| matches!(name, "" | ".")) {
+                let message = format!("{path}: the root directory cannot be removed");
+                return Err(Failure::new(message));
+            }
             let (dir, name) = paths::parent(fs, path)?;
             let file = match dir.lookup(&name) {
                 Err(e) if args.force && e.errno() == libc::ENOENT => continue,

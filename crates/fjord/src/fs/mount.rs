@@ -28,6 +28,7 @@ use crate::cache::page::PageLru;
 use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
+use crate::fs::geo::Geo;
 use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
@@ -39,8 +40,6 @@ use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
-/// Smallest cache that still makes progress, in bytes.
-const CACHE_MIN_BYTES: u64 = 8 << 20;
 /// Blocks that the largest change takes, with room to spare; a log of the smallest size that
 /// mke2fs makes (1024 blocks) has far more.
 const JOURNAL_CREDITS_MIN: u32 = 256;
@@ -332,7 +331,7 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
             hint: "mount the image read-only (-o ro), or with Linux".into(),
         });
     }
-    options.cache_size_bytes = options.cache_size_bytes.max(CACHE_MIN_BYTES);
+    options.cache_size_bytes = options.cache_size_bytes.max(MountOptions::CACHE_SIZE_MIN_BYTES);
     options.fsync = options.fsync.or_from_environment()?;
     let has_fast_commit = features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL);
     if options.fsync == FsyncPolicyKind::FastCommit && !options.read_only && !has_fast_commit {
@@ -415,6 +414,7 @@ fn build(
         dir_params,
         orphans: OrphanTable::default(),
         releases: sync::Releases::default(),
+        resize_lock: Mutex::new(()),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
         fragile: TidCell::default(),
@@ -426,7 +426,7 @@ fn build(
         threads: threads::Threads::default(),
         awake: OnceLock::new(),
         mmp,
-        geo,
+        geo: Arc::new(Geo::new(geo)),
         options,
         parts: OnceLock::new(),
         journal: OnceLock::new(),
@@ -474,6 +474,7 @@ fn open_journal(
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
         fit_home: Some(superblock::fit_replayed),
+        home_last: Some(BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size))),
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =
