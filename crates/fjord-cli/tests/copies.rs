@@ -338,6 +338,66 @@ fn copies_stay_where_they_belong() -> Result<()> {
     Ok(())
 }
 
+/// Neither does one that a copy of another image left under the very name that the copy gets.
+#[test]
+fn a_copied_link_does_not_lead_the_next_copy_elsewhere() -> Result<()> {
+    let scratch = Scratch::new("led")?;
+    let (img, victim, out) = (scratch.join("image"), scratch.join("victim"), scratch.join("out"));
+    for dir in [&victim, &out] {
+        fs::create_dir(dir)?;
+    }
+    fs::write(victim.join("file"), b"precious")?;
+    new_image(&img, "16M")?;
+    let tree = scratch.join("tree");
+    fs::create_dir_all(tree.join("links"))?;
+    fs::create_dir_all(tree.join("real/d"))?;
+    symlink(&victim, tree.join("links/d"))?;
+    symlink(victim.join("file"), tree.join("links/file"))?;
+    fs::write(tree.join("real/d/evil"), b"evil")?;
+    fs::write(tree.join("real/file"), b"evil")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/x"])?.ok()?;
+    // The target itself may be a link.
+    let target = scratch.join("target");
+    symlink(&out, &target)?;
+    let get = |path: &str| fjord(&["get", "-r"], &img, &[path, text(&target)]);
+    get("/x/links/d")?.ok()?;
+    get("/x/links/file")?.ok()?;
+    let said = get("/x/real/d")?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("target/d: something other than a directory exists"), "{said:?}");
+    get("/x/real/file")?.ok()?;
+    ensure!(fs::read_dir(&victim)?.count() == 1, "a link was followed");
+    ensure!(fs::read(victim.join("file"))? == b"precious", "a link was followed");
+    ensure!(fs::symlink_metadata(out.join("file"))?.is_file());
+    fs::remove_file(out.join("d"))?;
+    get("/x/real/d")?.ok()?;
+    ensure!(fs::read(out.join("d/evil"))? == b"evil");
+    Ok(())
+}
+
+#[test]
+fn a_slash_after_a_link_names_its_directory() -> Result<()> {
+    let (scratch, img, tree, copy) = place("slash")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/d"])?.ok()?;
+    fjord(&["ln", "-s"], &img, &["d", "/ld"])?.ok()?;
+    let out = scratch.join("out");
+    fjord(&["get", "-r"], &img, &["/ld/", text(&out)])?.ok()?;
+    same(&copy, &out)?;
+    fjord(&["get", "-r"], &img, &["/ld/", text(&out)])?.ok()?;
+    same(&copy, &out.join("ld"))?;
+    fjord(&["get"], &img, &["/ld", text(&scratch.join("link"))])?.ok()?;
+    ensure!(fs::symlink_metadata(scratch.join("link"))?.is_symlink());
+    // A link is not replaced by what is to go into its directory.
+    for path in ["/ld/", "/d/file/"] {
+        let mut put = Command::new(env!("CARGO_BIN_EXE_fjord"));
+        put.arg("put").arg(&img).args(["-", path]).stdin(Stdio::null());
+        ensure!(put.output()?.status.code() == Some(1), "{path}");
+        let put = fjord(&["put"], &img, &[text(&tree.join("plain")), path])?;
+        put.expect_code(&[if path == "/ld/" { 0 } else { 1 }])?;
+    }
+    ensure!(fjord(&["stat"], &img, &["/ld"])?.ok()?.stdout.contains("link"));
+    Ok(())
+}
+
 fn as_nobody(fjord: &Path, args: &[&str]) -> Result<Output> {
     let mut command = tools::command("setpriv")?;
     let id = NOBODY.to_string();

@@ -39,8 +39,9 @@ pub struct Extracted {
     pub unkept: Vec<String>,
 }
 
-/// Copies a file, or a directory with all that is in it, to the path `target`. What is there already
-/// is replaced, directories are merged. `progress` is called after each entry and each piece of data.
+/// Copies a file, or a directory with all that is in it, to the path `target`, which the caller of
+/// the program named: symbolic links there are followed. What is there already is replaced,
+/// directories are merged. `progress` is called after each entry and each piece of data.
 ///
 /// # Errors
 /// [`TreeError::Engine`] when the image cannot be read, [`TreeError::Target`] when the copy cannot be
@@ -51,13 +52,7 @@ pub fn extract(
     rules: &ExtractRules,
     progress: &mut dyn FnMut(&Extracted),
 ) -> Result<Extracted> {
-    let mut out = Extraction {
-        rules,
-        done: Extracted::default(),
-        linked: HashMap::new(),
-        buffer: vec![0; COPY_BYTES],
-        progress,
-    };
+    let mut out = Extraction::new(rules, progress);
     let kind = file.attr().kind();
     let there = std::fs::metadata(target).ok();
     if kind == FileKind::Directory && there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
@@ -82,6 +77,24 @@ pub fn extract(
     Ok(out.done)
 }
 
+/// As [`extract`], to `name` in the directory `dir`. Only links in the path `dir` are followed: what
+/// has the name may come from an earlier copy, so a link or a device there is not written through.
+///
+/// # Errors
+/// As [`extract`].
+pub fn extract_into(
+    file: &InodeRef,
+    dir: &Path,
+    name: &[u8],
+    rules: &ExtractRules,
+    progress: &mut dyn FnMut(&Extracted),
+) -> Result<Extracted> {
+    let mut out = Extraction::new(rules, progress);
+    let target = dir.join(OsStr::from_bytes(name));
+    out.entry(file, &open_dir(dir)?, name, &target, 0)?;
+    Ok(out.done)
+}
+
 /// Writes the content of a regular file to a stream, holes as zeroes.
 ///
 /// # Errors
@@ -95,13 +108,8 @@ pub fn extract_to_stream(
         let message = "only the content of a regular file can go to standard output";
         return Err(TreeError::Usage(message.to_owned()));
     }
-    let mut out = Extraction {
-        rules: &ExtractRules::default(),
-        done: Extracted::default(),
-        linked: HashMap::new(),
-        buffer: vec![0; COPY_BYTES],
-        progress,
-    };
+    let rules = ExtractRules::default();
+    let mut out = Extraction::new(&rules, progress);
     out.stream(file, stream, Path::new("standard output"))?;
     Ok(out.done)
 }
@@ -161,7 +169,12 @@ fn names(dir: &InodeRef, path: &Path) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-impl Extraction<'_> {
+impl<'e> Extraction<'e> {
+    fn new(rules: &'e ExtractRules, progress: &'e mut dyn FnMut(&Extracted)) -> Extraction<'e> {
+        let buffer = vec![0; COPY_BYTES];
+        Extraction { rules, done: Extracted::default(), linked: HashMap::new(), buffer, progress }
+    }
+
     fn count(&mut self) {
         self.done.entries += 1;
         (self.progress)(&self.done);
