@@ -1,6 +1,7 @@
 //! Paths inside an image.
 
-use fjord::{FileKind, Fs, InodeRef};
+use fjord::{Error, FileKind, Fs, InodeRef};
+use rustix::io::Errno;
 
 use crate::{
     failure::{Context, Failure, Result},
@@ -18,13 +19,32 @@ pub(crate) enum Last {
 }
 
 /// The file at `path`, which starts at the root with or without a slash. Links are resolved inside
-/// the image.
+/// the image. A path that ends in a slash (or `/.`) is that of a directory: a link before it is
+/// followed in any case.
 pub(crate) fn find(fs: &Fs, path: &str, last: Last) -> Result<InodeRef> {
     let root = fs.root().context("the root directory")?;
     let mut links_left = LINKS_MAX;
-    walk(&root, vec![root.clone()], path.as_bytes(), last, &mut links_left)
-        .map(|(_, file)| file)
-        .context(path)
+    let is_directory = path.ends_with('/') || path.ends_with("/.");
+    let last = if is_directory { Last::Follow } else { last };
+    let found = walk(&root, vec![root.clone()], path.as_bytes(), last, &mut links_left);
+    let (_, file) = found.context(path)?;
+    if is_directory && file.attr().kind() != FileKind::Directory {
+        return Err(Error::from(Errno::NOTDIR)).context(path);
+    }
+    Ok(file)
+}
+
+/// Fails if `path` ends in a slash and `file`, which has its name, is no directory. Calls that change
+/// names follow no link there, so the path names neither the link nor what it leads to.
+pub(crate) fn check_slash(path: &str, file: &InodeRef) -> Result<()> {
+    let what = match file.attr().kind() {
+        _ if !path.ends_with('/') => return Ok(()),
+        FileKind::Directory => return Ok(()),
+        FileKind::Symlink => "a symbolic link",
+        _ => "not a directory",
+    };
+    let message = format!("{path}: is {what}; leave out the slash at the end to name it");
+    Err(Failure::new(message))
 }
 
 /// The directory that holds, or will hold, `path`, and the name in it.

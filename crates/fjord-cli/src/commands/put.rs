@@ -64,6 +64,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let copied = image::change(&args.image, |fs| {
         if from_stdin {
             let (dir, name) = paths::parent(fs, &args.path)?;
+            if let Ok(there) = dir.lookup(&name) {
+                paths::check_slash(&args.path, &there)?;
+            }
             let stdin = &mut io::stdin().lock();
             return Ok(fjord_tree::put_stream(stdin, (&dir, &name), &rules, &mut show)?);
         }
