@@ -21,7 +21,8 @@ use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
 use crate::build::Build;
-use crate::error::{Full, Result, TreeError};
+use crate::error::{Full, Result, TreeError, list, list_or_end};
+use crate::host::write::without_list;
 use crate::owners::IdKind;
 use crate::rules::Rules;
 use crate::tar::input::{TarInput, TarOptions};
@@ -32,9 +33,6 @@ pub(crate) const COPY_BYTES: usize = 1 << 20;
 const NAME_BYTES_MAX: usize = 255;
 /// Most bytes of paths and attributes that are kept until the end.
 const DEFERRED_BYTES_MAX: usize = 64 << 20;
-/// Limits of the list of skipped entries: lines, and bytes of a line.
-const LISTED_MAX: usize = 10_000;
-const LINE_BYTES_MAX: usize = 1024;
 /// Data and entries that a new image collects before they are written to the device.
 const UNWRITTEN_BYTES_MAX: u64 = 6 << 20;
 const UNWRITTEN_ENTRIES_MAX: u64 = 4096;
@@ -57,6 +55,8 @@ pub struct Populated {
     /// Losses by path, with reasons: attributes that the image cannot hold, entries that could not
     /// be read.
     pub unkept: Vec<String>,
+    /// Entries that could not be copied, with reasons.
+    pub failed: Vec<String>,
 }
 
 /// Where the contents come from.
@@ -160,22 +160,6 @@ impl New<'_> {
             New::Node { mode, device } => parent.mknod(name, mode, device.to_u32(), cred),
         }
     }
-}
-
-/// Adds a line to a list for people, unless it is long already.
-fn list(lines: &mut Vec<String>, mut what: String) {
-    if lines.len() > LISTED_MAX {
-        return;
-    }
-    if lines.len() == LISTED_MAX {
-        "more, which are not listed".clone_into(&mut what);
-    }
-    let mut len = what.len().min(LINE_BYTES_MAX);
-    while !what.is_char_boundary(len) {
-        len -= 1;
-    }
-    what.truncate(len);
-    lines.push(what);
 }
 
 /// Memory that waits for the end with a directory.
@@ -331,7 +315,10 @@ impl<'a> Builder<'a> {
                 if there.attr().kind() == FileKind::Directory {
                     return Ok((there, false));
                 }
-                Err(TreeError::InTheWay { path: shown(path), what: "what is no directory" })
+                Err(TreeError::InTheWay {
+                    path: shown(path),
+                    what: "something other than a directory",
+                })
             }
             made => Ok((self.at(path, made)?, true)),
         }
@@ -427,6 +414,14 @@ impl<'a> Builder<'a> {
         list(&mut self.done.unkept, what);
     }
 
+    /// Lists an error that concerns only one entry, so that the others can be copied.
+    ///
+    /// # Errors
+    /// The same, if it ends the copy.
+    pub(crate) fn go_on(&mut self, error: TreeError) -> Result<()> {
+        list_or_end(error, &mut self.done.unkept, &mut self.done.failed)
+    }
+
     pub(crate) fn count_entry(&mut self) {
         self.done.entries += 1;
         (self.progress)(&self.done);
@@ -492,6 +487,19 @@ impl<'a> Builder<'a> {
                 self.done.unkept.push(format!("{path}: attribute {name}: not known to ext4"));
                 Ok(())
             }
+            Err(error) if error.is(Errno::NOSPC) && !self.is_full() && self.over => {
+                let (block_size, bytes) = (self.fs.geometry().block_size, value.len());
+                self.not_kept(format!(
+                    "{}: attribute {} ({bytes} bytes): does not fit in a block of {block_size} \
+                     bytes with the others, and the image does not have the feature ea_inode",
+                    shown(path),
+                    shown(name)
+                ));
+                match name == ACL_XATTRS[0] {
+                    true => self.narrow(inode, path, value),
+                    false => Ok(()),
+                }
+            }
             Err(error) if error.is(Errno::NOSPC) && !self.is_full() => {
                 Err(TreeError::AttributesTooLarge {
                     path: shown(path),
@@ -502,6 +510,15 @@ impl<'a> Builder<'a> {
             }
             set => self.at(path, set),
         }
+    }
+
+    /// Takes the permissions from a file that only its access control list, which is lost, limited.
+    fn narrow(&self, inode: &InodeRef, path: &[u8], lost: &[u8]) -> Result<()> {
+        let mode = u32::from(inode.attr().mode & 0o7777);
+        // It has no more bits than before.
+        let mode = without_list(lost, mode) as u16;
+        let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        self.at(path, inode.set_attr(&change, &self.cred)).map(drop)
     }
 
     fn is_full(&self) -> bool {

@@ -16,7 +16,7 @@ use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
 use crate::builder::{COPY_BYTES, shown};
-use crate::error::{Result, TreeError};
+use crate::error::{Result, TreeError, list_or_end};
 use crate::host::DEPTH_MAX;
 use crate::host::sys::{self, Place};
 use crate::host::write::{Attributes, Setter, Spot, failed, open_dir};
@@ -37,11 +37,14 @@ pub struct Extracted {
     pub bytes: u64,
     /// Losses by path, with reasons.
     pub unkept: Vec<String>,
+    /// Entries that could not be copied, with reasons.
+    pub failed: Vec<String>,
 }
 
 /// Copies a file, or a directory with all that is in it, to the path `target`, which the caller of
 /// the program named: symbolic links there are followed. What is there already is replaced,
-/// directories are merged. `progress` is called after each entry and each piece of data.
+/// directories are merged. An entry that cannot be written is listed, and the others are copied,
+/// unless they would fail too. `progress` is called after each entry and each piece of data.
 ///
 /// # Errors
 /// [`TreeError::Engine`] when the image cannot be read, [`TreeError::Target`] when the copy cannot be
@@ -232,22 +235,31 @@ impl<'e> Extraction<'e> {
         depth: usize,
     ) -> Result<()> {
         if depth > DEPTH_MAX {
-            return failed(path, Err(Errno::LOOP));
+            return Err(TreeError::too_deep(path.as_os_str().as_bytes()));
         }
-        for name in names(from, path)? {
-            let path = path.join(OsStr::from_bytes(&name));
-            let file = at(&path, from.lookup(&name))?;
-            self.entry(&file, to, &name, &path, depth + 1)?;
-        }
+        let filled = self.fill(from, to, path, depth);
+        // Also of one that is not complete: nobody may enter it yet.
         let wanted = self.attributes(from, path)?;
         self.set(Place::Open(to.as_fd()), path, &wanted);
         self.count();
+        filled
+    }
+
+    /// Copies what is in a directory. Entries that fail on their own do not stop the others.
+    fn fill(&mut self, from: &InodeRef, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
+        for name in names(from, path)? {
+            let path = path.join(OsStr::from_bytes(&name));
+            let file = at(&path, from.lookup(&name))?;
+            if let Err(error) = self.entry(&file, to, &name, &path, depth + 1) {
+                list_or_end(error, &mut self.done.unkept, &mut self.done.failed)?;
+            }
+        }
         Ok(())
     }
 
     fn file(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
         let wanted = self.attributes(file, spot.path)?;
-        spot.place(&|name| spot.create(name), &mut |made, _| {
+        spot.place_file(&mut |made| {
             self.data(file, made, spot.path)?;
             self.set(Place::Open(made.as_fd()), spot.path, &wanted);
             Ok(())

@@ -68,5 +68,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         _ => fjord_tree::extract(&file, &args.target, &rules, &mut show),
     };
     bar.finish_and_clear();
-    output::unkept(&copied?.unkept)
+    let copied = copied?;
+    output::copied(&copied.failed, &copied.unkept)
 }

@@ -74,7 +74,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(fjord_tree::put(&args.source, &destination, &rules, &mut show)?)
     });
     bar.finish_and_clear();
-    output::unkept(&copied?.unkept)
+    let copied = copied?;
+    output::copied(&copied.failed, &copied.unkept)
 }
 
 /// Checks the source before the image is opened.

@@ -37,8 +37,8 @@ fn remove_one(fs: &Fs, path: &str, args: &Args) -> Result<()> {
         found => found.context(path)?,
     };
     match paths::check_slash(path, &file) {
-        // As rm(1): no directory of this name exists.
-        Err(_) if args.force => return Ok(()),
+        // As rm(1): no directory of this name exists. What a link leads to is not removed.
+        Err(_) if args.force && file.attr().kind() != FileKind::Symlink => return Ok(()),
         checked => checked?,
     }
     if file.attr().kind() == FileKind::Directory && !args.recursive {
