@@ -17,6 +17,7 @@ mod target;
 mod workload;
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 pub use error::{BenchError, Result};
 pub use experiment::{
@@ -43,6 +44,9 @@ pub struct Progress {
     pub total_count: u64,
     /// What is being done now.
     pub what: String,
+    /// How long all steps measure, without the time that making and mounting images takes; zero if
+    /// that is not known before.
+    pub measured_time: Duration,
 }
 
 /// Counts steps and asks the caller whether to go on.
@@ -82,7 +86,12 @@ pub fn run(
     let total_count = options.targets.len() as u64 + cases.len() as u64 * turns_per_case;
     let mut reporter = Reporter {
         callback,
-        progress: Progress { done_count: 0, total_count, what: String::new() },
+        progress: Progress {
+            done_count: 0,
+            total_count,
+            what: String::new(),
+            measured_time: Duration::ZERO,
+        },
     };
     let mut report = Report { load_average: [report::load_average(); 2], ..Report::default() };
 

@@ -93,7 +93,6 @@ pub(crate) enum Command {
     /// Print a completion script for a shell
     Completions(completions::Args),
     /// Write the manual pages into a directory
-    #[command(hide = true)]
     Man(man::Args),
 }
 

@@ -40,9 +40,11 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
 }
 
 /// Whether the process that serves a mount has died. Uses statfs(2), which always reaches the
-/// server; the kernel may answer opendir without it.
+/// server; the kernel may answer opendir without it. A server that dies while it is asked gives
+/// ECONNABORTED.
 pub(crate) fn is_dead(mountpoint: &Path) -> bool {
-    matches!(rustix::fs::statfs(mountpoint), Err(rustix::io::Errno::NOTCONN))
+    use rustix::io::Errno;
+    matches!(rustix::fs::statfs(mountpoint), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// What a command works on.
@@ -57,13 +59,17 @@ pub(crate) enum Found {
 pub(crate) fn find(source: &Path) -> Result<Found> {
     let found = fs::metadata(source).context(source.display())?;
     if found.is_dir() {
+        if is_other_mount(&found) {
+            let message = "not on a fjord mount; give a directory on one, or an image";
+            return Err(Failure::new(message).context(source.display()));
+        }
         return Ok(Found::Mount(File::open(source).context(source.display())?));
     }
     match mount_of(source).filter(MountEntry::is_fjord) {
         Some(mount) => match File::open(&mount.mountpoint) {
             Ok(dir) => Ok(Found::Mount(dir)),
             Err(error) => {
-                // Says what to do about a dead one.
+                // Fails with advice if the server has died.
                 check(source, true)?;
                 Err(Failure::from(error).context(mount.mountpoint.display()))
             }
@@ -73,6 +79,14 @@ pub(crate) fn find(source: &Path) -> Result<Found> {
             Ok(Found::Image)
         }
     }
+}
+
+/// Whether a file is known to lie on a mount that fjord does not serve.
+fn is_other_mount(file: &fs::Metadata) -> bool {
+    let mounts = mount::mounts().unwrap_or_default();
+    let mut mounts = mounts.iter().rev();
+    let mount = mounts.find(|m| file.dev() == libc::makedev(m.dev_major, m.dev_minor));
+    mount.is_some_and(|mount| !mount.is_fjord())
 }
 
 /// Fails with a message that says where, if the image is mounted.

@@ -17,6 +17,7 @@ mod mode_change;
 mod mount_options;
 mod output;
 mod paths;
+mod pending;
 mod pending_file;
 mod remount;
 mod signals;

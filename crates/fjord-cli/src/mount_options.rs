@@ -53,6 +53,16 @@ pub(crate) fn fsync_policy(name: &str) -> Result<FsyncPolicyKind, String> {
     })
 }
 
+/// Memory for caches: a size that the engine can work with.
+pub(crate) fn cache_size(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text)?;
+    if bytes < MountOptions::CACHE_SIZE_MIN_BYTES {
+        let least = MountOptions::CACHE_SIZE_MIN_BYTES >> 20;
+        return Err(format!("{text:?} is too small for the caches; give at least {least}M"));
+    }
+    Ok(bytes)
+}
+
 fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()> {
     let name = option.name.as_str();
     let known = match &option.value {
@@ -107,7 +117,7 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "barrier" => engine.barrier = number()? != 0,
         "commit" => engine.commit_interval = seconds()?,
         "writeback" => engine.writeback_interval = seconds()?,
-        "cache_size" => engine.cache_size_bytes = size::parse(value)?,
+        "cache_size" => engine.cache_size_bytes = cache_size(value)?,
         "fsync" => engine.fsync = fsync_policy(value)?,
         "inline_data_max" => engine.inline_data_max_bytes = size::parse(value)?,
         "scheduler" => {
@@ -163,6 +173,7 @@ mod tests {
             ("data=fast", "data=fast"),
             ("fsync=magic", "magic"),
             ("errors=panic", "remount-ro"),
+            ("cache_size=1", "at least 8M"),
             ("blksize=7", "blksize=7"),
         ] {
             let e = parsed(list).unwrap_err();

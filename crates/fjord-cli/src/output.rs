@@ -24,7 +24,26 @@ pub(crate) fn print(text: String) -> Result<()> {
 
 /// Prints a message on standard error. A closed pipe is ignored, so that cleanup still runs.
 pub(crate) fn complain(message: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "fjord: {message}");
+    let _ = writeln!(io::stderr(), "fjord: {}", without_errno(&message.to_string()));
+}
+
+/// A message without the numbers that [`io::Error`] shows after its text: `(os error 2)`.
+fn without_errno(message: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut parts = message.split(MARK);
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(')') {
+            Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => out += rest,
+            _ => out.extend([MARK, part]),
+        }
+    }
+    out
+}
+
+/// A count with its noun: `1 block`, `2 blocks`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Most entries that a list in text output shows.
@@ -185,6 +204,15 @@ mod tests {
         ] {
             assert_eq!(seconds(sec), text);
         }
+    }
+
+    #[test]
+    fn numbers_of_errors_are_not_shown() {
+        let error = io::Error::from_raw_os_error(2);
+        let shown = without_errno(&format!("/a: {error}; make it (see b)"));
+        assert_eq!(shown, "/a: No such file or directory; make it (see b)");
+        assert_eq!(without_errno("x (os error"), "x (os error");
+        assert_eq!(without_errno("x (os error a) (os error 3)"), "x (os error a)");
     }
 
     #[test]

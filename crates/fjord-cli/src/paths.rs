@@ -10,6 +10,8 @@ use crate::{
 
 /// Linux's limit of symbolic links in a path.
 const LINKS_MAX: u32 = 40;
+/// What to do about a missing directory.
+const MAKE_IT: &str = "; make it with `fjord mkdir -p`";
 
 /// Whether a symbolic link at the end of a path is followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,7 +29,10 @@ pub(crate) fn find(fs: &Fs, path: &str, last: Last) -> Result<InodeRef> {
     let is_directory = path.ends_with('/') || path.ends_with("/.");
     let last = if is_directory { Last::Follow } else { last };
     let found = walk(&root, vec![root.clone()], path.as_bytes(), last, &mut links_left);
-    let (_, file) = found.context(path)?;
+    let (_, file) = found.map_err(|error| match error.errno() {
+        libc::ENOENT => Failure::new(format!("{path}: no such file or directory in the image")),
+        _ => Failure::from(error).context(path),
+    })?;
     if is_directory && file.attr().kind() != FileKind::Directory {
         return Err(Error::from(Errno::NOTDIR)).context(path);
     }
@@ -47,16 +52,44 @@ pub(crate) fn check_slash(path: &str, file: &InodeRef) -> Result<()> {
     Err(Failure::new(message))
 }
 
-/// The directory that holds, or will hold, `path`, and the name in it.
+/// The directory that holds `path`, and the name in it.
 pub(crate) fn parent(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
-    parent_of(fs, path.as_bytes())
+    parent_of(fs, path.as_bytes(), "")
+}
+
+/// As [`parent`], of something that is to be made there.
+pub(crate) fn parent_of_new(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
+    parent_of(fs, path.as_bytes(), MAKE_IT)
+}
+
+/// The directory at `path`, links followed, that is to receive something; `None` if it is another
+/// kind of file, which a slash at the end of the path does not permit.
+pub(crate) fn receiving(fs: &Fs, path: &str) -> Result<Option<InodeRef>> {
+    let root = fs.root().context("the root directory")?;
+    let mut links_left = LINKS_MAX;
+    match walk(&root, vec![root.clone()], path.as_bytes(), Last::Follow, &mut links_left) {
+        Ok((_, found)) if found.attr().kind() == FileKind::Directory => Ok(Some(found)),
+        Ok(_) if path.ends_with('/') => Err(Error::from(Errno::NOTDIR)).context(path),
+        Ok(_) => Ok(None),
+        Err(error) if error.errno() == libc::ENOENT && !path.ends_with('/') => Ok(None),
+        Err(error) => Err(missing(path.as_bytes(), error, MAKE_IT)),
+    }
+}
+
+/// The failure to find a directory; `hint` ends the message if it is missing.
+fn missing(dir: &[u8], error: Error, hint: &str) -> Failure {
+    let dir = output::name(dir);
+    match error.errno() {
+        libc::ENOENT => Failure::new(format!("{dir}: no such directory in the image{hint}")),
+        _ => Failure::from(error).context(dir),
+    }
 }
 
 /// As [`parent`], of the file that a path leads to: symbolic links at its end are followed.
 pub(crate) fn parent_followed(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> {
     let mut way = path.as_bytes().to_vec();
     for _ in 0..LINKS_MAX {
-        let (dir, name) = parent_of(fs, &way)?;
+        let (dir, name) = parent_of(fs, &way, MAKE_IT)?;
         let found = match dir.lookup(&name) {
             Err(error) if error.errno() == libc::ENOENT && way != path.as_bytes() => {
                 return Err(Failure::new("a symbolic link to nothing; remove it first"))
@@ -77,7 +110,8 @@ pub(crate) fn parent_followed(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)
     Err(Failure::new("too many symbolic links").context(path))
 }
 
-fn parent_of(fs: &Fs, path: &[u8]) -> Result<(InodeRef, Vec<u8>)> {
+/// `hint` ends the message about a missing directory.
+fn parent_of(fs: &Fs, path: &[u8], hint: &str) -> Result<(InodeRef, Vec<u8>)> {
     let shown = output::name(path);
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     let name_at = path[..end].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
@@ -88,7 +122,7 @@ fn parent_of(fs: &Fs, path: &[u8]) -> Result<(InodeRef, Vec<u8>)> {
     let root = fs.root().context("the root directory")?;
     let mut links_left = LINKS_MAX;
     let found = walk(&root, vec![root.clone()], dir, Last::Follow, &mut links_left);
-    let (_, dir) = found.context(output::name(dir))?;
+    let (_, dir) = found.map_err(|error| missing(dir, error, hint))?;
     if dir.attr().kind() != FileKind::Directory {
         return Err(Failure::new(format!("{shown}: its parent is not a directory")));
     }
@@ -102,7 +136,7 @@ fn walk(
     path: &[u8],
     last: Last,
     links_left: &mut u32,
-) -> Result<(Vec<InodeRef>, InodeRef)> {
+) -> Result<(Vec<InodeRef>, InodeRef), Error> {
     if path.first() == Some(&b'/') {
         above.truncate(1);
     }
@@ -120,7 +154,7 @@ fn walk(
         let at_end = i + 1 == names.len();
         if next.attr().kind() == FileKind::Symlink && (!at_end || last == Last::Follow) {
             if *links_left == 0 {
-                return Err(Failure::new("too many symbolic links"));
+                return Err(Errno::LOOP.into());
             }
             *links_left -= 1;
             let target = next.read_link()?;

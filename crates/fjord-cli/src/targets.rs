@@ -53,7 +53,7 @@ impl Destination {
 
     /// The name `path`, whatever has it.
     pub(crate) fn name(fs: &Fs, path: &str) -> Result<Destination> {
-        let (dir, name) = paths::parent(fs, path)?;
+        let (dir, name) = paths::parent_of_new(fs, path)?;
         Ok(Destination::Name(Spot { dir, name, path: path.to_owned() }))
     }
 

@@ -279,6 +279,29 @@ fn areas_that_are_damaged_can_be_given_up() -> Result<()> {
     Ok(())
 }
 
+/// What recovery can read is never discarded, whatever is asked for.
+#[test]
+fn areas_that_are_sound_are_not_given_up() -> Result<()> {
+    let (scratch, _, _) = place("sound")?;
+    let cut = with_an_i_transaction(&scratch)?;
+    let copy = scratch.join("copy");
+    fs::copy(&cut, &copy)?;
+    let kept = fjord().args(["recover", "--drop-fsyncs"]).arg(&cut).output()?;
+    expect(&kept, 0, &[])?;
+    let said = String::from_utf8_lossy(&kept.stdout);
+    let wanted = "1 i-transaction applied; clean; nothing had to be discarded";
+    ensure!(said.contains(wanted), "{said}");
+    let kept = fjord().args(["recover", "--drop-fsyncs", "--json"]).arg(&copy).output()?;
+    let said: serde_json::Value = serde_json::from_slice(&kept.stdout)?;
+    ensure!(said["dropped_fsyncs"] == false && said["i_transactions"] == 1, "{said}");
+    for img in [&cut, &copy] {
+        let read = fjord().arg("cat").arg(img).arg("/synced").output()?;
+        ensure!(read.stdout == b"what was synced", "{read:?}");
+        image::e2fsck_clean(img)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_policy_that_the_image_is_not_made_for_is_refused() -> Result<()> {
     let (_scratch, img, dir) = place("policy")?;
@@ -439,6 +462,9 @@ fn wrong_arguments() -> Result<()> {
     expect(&fjord().args(["mount"]).output()?, USAGE, &["IMAGE"])?;
     expect(&fjord().args(["frobnicate"]).output()?, USAGE, &["frobnicate"])?;
     expect(&mount(&img, &dir).args(["--cache-size", "many"]).output()?, USAGE, &["64M"])?;
+    let least = ["cache", "at least 8M"];
+    expect(&mount(&img, &dir).args(["--cache-size", "1"]).output()?, USAGE, &least)?;
+    expect(&mount(&img, &dir).args(["-o", "cache_size=7M"]).output()?, USAGE, &least)?;
     expect(&mount(&img, &dir).args(["--new", "1G"]).output()?, FAILURE, &["already exists"])?;
     expect(&fjord().args(["mkfs"]).arg(&img).output()?, FAILURE, &["--force"])?;
     expect(&fjord().args(["mkfs"]).arg(dir.join("new")).output()?, USAGE, &["--size"])?;

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     path::Path,
     process::{Command, Output, Stdio},
     time::Duration,
@@ -363,6 +364,20 @@ fn neighbours_by_name_and_a_directory_as_target() -> Result<()> {
     ensure!(fs::read_dir(own.path())?.next().is_none());
     ensure!(table.matches("fjord-library:compound").count() == 2, "{table}");
     ensure!(table.matches(&own.path().display().to_string()).count() == 1, "{table}");
+    // The directory may follow, and a figure in virtual time has a name too.
+    let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .args(["bench", "--quick", "--devices=disk", "--targets=fjord-library:compound"])
+        .arg("neighbours")
+        .arg(scratch.path())
+        .output()?;
+    ended(&output, 0)?;
+    ensure_empty(scratch.path())?;
+    let figure = || Command::new(env!("CARGO_BIN_EXE_fjord"));
+    let (by_name, _) = ended(&figure().args(["bench", "sync-latency"]).output()?, 0)?;
+    let (by_option, _) = ended(&figure().args(["bench", "--figure=sync-latency"]).output()?, 0)?;
+    ensure!(by_name == by_option, "{by_name}");
+    let (_, err) = ended(&bench(Path::new("doodle"), &["/srv"]).output()?, 2)?;
+    ensure!(err.contains("ijournaling-6"), "{err}");
     Ok(())
 }
 
@@ -472,6 +487,26 @@ fn options_without_effect_are_named() -> Result<()> {
         ensure!(err.contains(name), "{args:?}: {err}");
         ensure_empty(scratch.path())?;
     }
+    Ok(())
+}
+
+/// How long a long figure takes is told before it begins.
+#[test]
+fn a_long_figure_is_announced() -> Result<()> {
+    let scratch = Scratch::new("bench-long")?;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fjord"))
+        .args(["bench", "neighbours", "--seconds=300", "--devices=disk", "--size=256M"])
+        .arg("--targets=fjord-library:compound,fjord-library:ijournal")
+        .current_dir(scratch.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().context("no pipe")?;
+    BufReader::new(&mut stderr).read_line(&mut said)?;
+    child.kill()?;
+    child.wait()?;
+    ensure!(said.contains("2 measurements of 300.0 s each: about 10 min"), "{said}");
     Ok(())
 }
 

@@ -409,9 +409,9 @@ fn wrong_use_is_told() -> Result<()> {
     let pair = Pair::new("use")?;
     let before = fs::read(&pair.ours)?;
     for (line, code, word) in [
-        ("mv /file", 2, "SOURCE"),
-        ("cp /file", 2, "SOURCE"),
-        ("ln /file", 2, "TARGET"),
+        ("mv /file", 2, "fjord mv <IMAGE> <SOURCE>... <TARGET>"),
+        ("cp /file", 2, "fjord cp <IMAGE> <SOURCE>... <TARGET>"),
+        ("ln /file", 2, "fjord ln <IMAGE> <TARGET>... <LINK>"),
         ("chmod 644", 2, "PATHS"),
         ("chmod 888 /file", 2, "octal"),
         ("chown : /file", 2, "owner"),

@@ -123,7 +123,7 @@ const WORLD: &str = r#"
 set -e
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t tmpfs none "$1"
-for dir in usr/sbin etc; do
+for dir in usr/sbin usr/local/share etc; do
     mkdir -p "$1/$dir/up" "$1/$dir/work"
     mount -t overlay -o "lowerdir=/$dir,upperdir=$1/$dir/up,workdir=$1/$dir/work" o "/$dir"
 done
@@ -256,8 +256,11 @@ fn aliases_lead_to_their_pages() -> Result<()> {
     pages(&dir)?;
     symlink(&dir, scratch.join("link"))?;
     for (alias, words) in [
+        ("fsck.fjord", "recover its journal, then run e2fsck"),
+        ("fsck.fjord", "FSCK.FJORD(8)"),
         ("fsck.fuse.fjord", "recover its journal, then run e2fsck"),
         ("mkfs.fjord", "make a new image"),
+        ("mkfs.fjord", "MKFS.FJORD(8)"),
         ("mount.fuse.fjord", "fuse.fjord"),
     ] {
         let mut man = tools::command("man")?;

@@ -324,6 +324,7 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     image::e2fsck_clean(&image)?;
     // What is no image, no mount of fjord.
     refused(&[], Path::new("/proc"), &scratch.join("x"), 1, "not on a fjord mount")?;
+    refused(&[], scratch.path(), &scratch.join("x"), 1, "not on a fjord mount")?;
     refused(&[], Path::new("/dev/null"), &scratch.join("x"), 2, "character device")?;
     refused(&[], &scratch.join("nothing"), &scratch.join("x"), 1, "nothing")?;
     fs::write(scratch.join("text"), vec![b'x'; 9000])?;

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
+    fjord_mount::FjordMount,
     image::{self, KernelMount, Scratch},
     tools::{self, Output},
 };
@@ -97,5 +98,28 @@ fn what_went_wrong_at_the_mount_is_among_the_events() -> Result<()> {
         event["message"].as_str().is_some_and(|told| told.contains("orphan record is ignored"))
     };
     ensure!(events.iter().any(is_told), "{events:?}");
+    Ok(())
+}
+
+/// Also right after the kill, while the process is still ending.
+#[test]
+fn a_killed_process_is_named_as_the_cause() -> Result<()> {
+    let scratch = Scratch::new("umount-killed")?;
+    let img = scratch.join("image");
+    fjord(&["mkfs", "-q", "--size", "64M"], &[&img])?.ok()?;
+    for round in 0..8 {
+        let mut mount = FjordMount::with_program(program(), &img, &[])?;
+        let file = File::create(mount.path().join("file"))?;
+        file.write_all_at(b"synced", 0)?;
+        file.sync_all()?;
+        drop(file);
+        // SAFETY: plain system call on a child that has not been waited for.
+        ensure!(unsafe { libc::kill(mount.pid() as libc::pid_t, libc::SIGKILL) } == 0);
+        let said = fjord(&["umount"], &[mount.path()])?.expect_code(&[1])?;
+        let words = ["had died", "everything fsynced is safe"];
+        ensure!(words.iter().all(|word| said.stderr.contains(word)), "{round}: {said:?}");
+        mount.kill()?;
+        mount.detach();
+    }
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use fjord::{Cred, Fs, FsyncPolicyKind, MountOptions};
 use fjord_testkit::{
     image::{self, KernelMount, Scratch},
     tools::{self, Output},
@@ -105,6 +106,95 @@ fn json_is_json_and_agrees_with_dumpe2fs() -> Result<()> {
     let stat = fjord(&["stat", "--json"], &img, &["/lost+found"])?;
     let stat: serde_json::Value = serde_json::from_str(&stat)?;
     ensure!(stat["inode"] == 11 && stat["type"] == "directory", "{stat}");
+    Ok(())
+}
+
+/// An image as a power cut leaves it after two fsyncs under a policy.
+fn cut_off(img: &Path, mkfs: &[&str], policy: FsyncPolicyKind) -> Result<()> {
+    fjord(&[&["mkfs", "--size", "64M"], mkfs].concat(), img, &[])?;
+    let options =
+        MountOptions { background_threads: false, fsync: policy, ..MountOptions::default() };
+    let open = Fs::open(img, &options)?;
+    for name in ["one", "two"] {
+        let file = open.root()?.create(name.as_bytes(), 0o644, &Cred::root())?;
+        file.write(0, b"what was synced")?;
+        file.fsync(false)?;
+    }
+    let cut = img.with_extension("cut");
+    fs::copy(img, &cut)?;
+    open.unmount()?;
+    fs::rename(cut, img)?;
+    Ok(())
+}
+
+#[test]
+fn what_is_to_be_recovered_is_told() -> Result<()> {
+    let scratch = Scratch::new("needs-recovery")?;
+    let policies = [
+        (&["--ijournal", "2x1M"][..], FsyncPolicyKind::Ijournal, "i_transactions"),
+        (&["-O", "fast_commit", "--ijournal", "none"], FsyncPolicyKind::FastCommit, "fast_commits"),
+        (&["--ijournal", "none"], FsyncPolicyKind::Compound, "transactions"),
+    ];
+    let json = |command: &str, img: &Path| -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(&fjord(&[command, "--json"], img, &[])?)?)
+    };
+    for (mkfs, policy, kind) in policies {
+        let name = policy.name();
+        let (img, copy) = (scratch.join(name), scratch.join("copy"));
+        cut_off(&img, mkfs, policy)?;
+        fs::copy(&img, &copy)?;
+        let count = &json("recover", &copy)?[kind];
+        ensure!(count.as_u64().is_some_and(|count| count >= 2), "{name}: {count}");
+        let kind = kind.replace("fast_", "fast ").replace('_', "-");
+        let answer = format!("yes ({count} {kind}); run `fjord recover`");
+        for command in ["info", "journal"] {
+            let said = fjord(&[command], &img, &[])?;
+            let line = said.lines().find_map(|line| line.strip_prefix("Needs recovery:"));
+            ensure!(line.map(str::trim) == Some(&*answer), "{command}: {said}");
+        }
+        ensure!(!fjord(&["journal"], &img, &[])?.contains(", clean"), "{name}");
+        ensure!(json("info", &img)?["needs_recovery"] == true, "{name}");
+        ensure!(json("journal", &img)?["dirty"] == true, "{name}");
+        let recovered = fjord(&["recover"], &img, &[])?;
+        ensure!(!recovered.contains("discarded"), "{recovered}");
+        for command in ["info", "journal"] {
+            let said = fjord(&[command], &img, &[])?;
+            let line = said.lines().find_map(|line| line.strip_prefix("Needs recovery:"));
+            ensure!(line.map(str::trim) == Some("no"), "{command}: {said}");
+        }
+        ensure!(json("info", &img)?["needs_recovery"] == false, "{name}");
+        ensure!(json("journal", &img)?["dirty"] == false, "{name}");
+        ensure!(fjord(&["cat"], &img, &["/two"])? == "what was synced", "{name}");
+    }
+    Ok(())
+}
+
+/// A message about a path says where it was looked for, and what to do.
+#[test]
+fn missing_directories_of_the_image_are_named() -> Result<()> {
+    let scratch = Scratch::new("missing")?;
+    let (img, file) = (scratch.join("image"), scratch.join("file"));
+    fs::write(&file, "content")?;
+    fjord(&["mkfs", "--size", "16M"], &img, &[])?;
+    let program = env!("CARGO_BIN_EXE_fjord");
+    let fails = |args: &[&str], rest: &[&str], words: &[&str]| -> Result<()> {
+        let done = tools::run(Command::new(program).args(args).arg(&img).args(rest))?;
+        let done = done.expect_code(&[1])?;
+        let has_all = words.iter().all(|word| done.stderr.contains(word));
+        ensure!(has_all && !done.stderr.contains("os error"), "{args:?}: {done:?}");
+        Ok(())
+    };
+    let made = ["no such directory in the image", "`fjord mkdir -p`"];
+    fails(&["put"], &[text(&file), "/srv/"], &made)?;
+    fails(&["put"], &[text(&file), "/srv/www/page"], &made)?;
+    fails(&["mkdir"], &["/srv/www"], &made)?;
+    fails(&["cp"], &["/lost+found/..", "/srv/www/x", "-r"], &made)?;
+    fails(&["cat"], &["/srv"], &["/srv: no such file or directory in the image"])?;
+    fails(&["put"], &["/nonexistent/x", "/x"], &["/nonexistent/x: No such file"])?;
+    fails(&["rm", "-r"], &["/"], &["the root directory cannot be removed"])?;
+    fjord(&["mkdir", "-p"], &img, &["/srv"])?;
+    fjord(&["put"], &img, &[text(&file), "/srv/"])?;
+    ensure!(fjord(&["cat"], &img, &["/srv/file"])? == "content");
     Ok(())
 }
 

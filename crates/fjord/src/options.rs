@@ -284,6 +284,11 @@ pub struct MountOptions {
     pub fixed_time: Option<Timespec>,
 }
 
+impl MountOptions {
+    /// Least memory of the caches; smaller values of `cache_size_bytes` count as this one.
+    pub const CACHE_SIZE_MIN_BYTES: u64 = 8 << 20;
+}
+
 impl Default for MountOptions {
     fn default() -> Self {
         Self {

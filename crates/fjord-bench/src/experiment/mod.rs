@@ -203,7 +203,9 @@ pub fn run_experiment(
         }
     }
     let total_count = cells.len() as u64 * u64::from(plan.round_count);
-    let progress = Progress { done_count: 0, total_count, what: String::new() };
+    let step_count = u32::try_from(total_count).unwrap_or(u32::MAX);
+    let measured_time = plan.turn.saturating_mul(step_count);
+    let progress = Progress { done_count: 0, total_count, what: String::new(), measured_time };
     let mut run = Run {
         experiment,
         plan,

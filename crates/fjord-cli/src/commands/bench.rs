@@ -37,12 +37,12 @@ Workloads:
   append-fsync create-fsync overwrite-fdatasync seq-write seq-read untar create-unlink
   parallel-read open-huge
 
-Figures in virtual time on simulated devices, independent of this machine:
+Figures in virtual time on simulated devices, in seconds, independent of this machine:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
   barrier-10     the same: queue depth over time (Fig. 10)
   sync-latency   latency of a thread while a writer saturates the device
 
-Measured figures, every fsync policy and the kernel's ext4:
+Measured figures, every fsync policy and the kernel's ext4; minutes each:
   ijournaling-6     fsync latency during a sequential write (ATC '17, Fig. 6)
   ijournaling-7     … by the writer's bandwidth (Fig. 7)
   ijournaling-8     … with and without delayed allocation (Fig. 8)
@@ -64,7 +64,7 @@ Examples:
   fjord bench --targets fjord-fuse,kernel --workloads seq-write,seq-read --file-size 4G --size 6G
   fjord bench --figure barrier-9 --svg figure.svg
   fjord bench --figure ijournaling-6 --devices disk,plain-ssd --seconds 20 --json - /srv
-  fjord bench neighbours";
+  fjord bench neighbours /srv";
 
 const FILE_SIZE_BYTES: u64 = 256 << 20;
 const FILE_COUNT: u32 = 20_000;
@@ -73,9 +73,12 @@ const CACHE_BYTES: u64 = 256 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Directory on the disk under test
-    #[arg(default_value = ".")]
-    dir: PathBuf,
+    /// Figure to make, as --figure, or directory on the disk under test [default: .]
+    #[arg(value_name = "FIGURE|DIR")]
+    first: Option<PathBuf>,
+    /// Directory on the disk under test, after the name of a figure
+    #[arg(value_name = "DIR", conflicts_with = "figure")]
+    second: Option<PathBuf>,
     /// Targets, in the order of the table; by default all that this machine supports
     #[arg(short, long, value_name = "LIST", value_delimiter = ',', value_parser = target)]
     targets: Vec<Target>,
@@ -160,18 +163,24 @@ impl From<BenchError> for Failure {
 }
 
 impl Args {
-    /// The requested figure: by its option, as the only workload, or as the only argument.
-    fn chosen(&self) -> Option<(Chosen, &Path)> {
+    /// The requested figure, and the directory: by its option, as the only workload, or as the first
+    /// argument, unless a directory has that name.
+    fn chosen(&self) -> Result<(Option<Chosen>, &Path)> {
         let here = Path::new(".");
-        let measured = |name: &str| Experiment::from_name(name).map(Chosen::Measured);
-        if let Some(chosen) = self.figure {
-            return Some((chosen, &self.dir));
+        let first = self.first.as_deref();
+        if let Some(second) = &self.second {
+            let name = first.unwrap_or(here).to_string_lossy();
+            let chosen = figure(&name).map_err(Failure::usage)?;
+            return Ok((Some(chosen), second));
         }
-        match &*self.workloads {
-            [] if !self.dir.exists() => Some((measured(self.dir.to_str()?)?, here)),
-            [only] => Some((measured(only)?, &self.dir)),
-            _ => None,
-        }
+        let dir = first.unwrap_or(here);
+        let name = first.filter(|first| !first.exists()).and_then(Path::to_str);
+        Ok(match (self.figure, &*self.workloads, name.map(figure)) {
+            (Some(chosen), ..) => (Some(chosen), dir),
+            (None, [], Some(Ok(chosen))) => (Some(chosen), here),
+            (None, [only], _) => (Experiment::from_name(only).map(Chosen::Measured), dir),
+            _ => (None, dir),
+        })
     }
 
     fn turn(&self) -> Result<Option<Duration>> {
@@ -277,9 +286,10 @@ fn catch_signals() {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    match args.chosen() {
-        Some((Chosen::Modelled(figure), _)) => show_figure(args, figure),
-        Some((Chosen::Measured(experiment), dir)) => {
+    let (chosen, dir) = args.chosen()?;
+    match chosen {
+        Some(Chosen::Modelled(figure)) => show_figure(args, figure, dir),
+        Some(Chosen::Measured(experiment)) => {
             let report = in_new_dir(dir, |work| {
                 let options = args.experiment_options(work)?;
                 with_progress(|step| fjord_bench::run_experiment(experiment, &options, step))
@@ -287,7 +297,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             show_experiment(args, &report)
         }
         None => {
-            let report = in_new_dir(&args.dir, |work| {
+            let report = in_new_dir(dir, |work| {
                 let options = args.options(work)?;
                 with_progress(|step| fjord_bench::run(&options, step))
             })?;
@@ -316,6 +326,20 @@ fn in_new_dir<T>(dir: &Path, measure: impl FnOnce(&Path) -> Result<T>) -> Result
     Ok(report)
 }
 
+/// A run of this length is announced.
+const LONG: Duration = Duration::from_secs(60);
+
+/// How long a run takes, as far as it is known before.
+fn duration_notice(progress: &Progress) -> String {
+    let minutes = progress.measured_time.as_secs().div_ceil(60);
+    format!(
+        "{} measurements of {:.1} s each: about {minutes} min, and the time to make and mount their \
+         images; --seconds, --devices and --targets shorten it, --quick only tries it",
+        progress.total_count,
+        progress.measured_time.as_secs_f64() / progress.total_count.max(1) as f64
+    )
+}
+
 type Step<'a> = &'a mut dyn FnMut(&Progress) -> ControlFlow<()>;
 
 /// Shows the progress of a run, and ends it on SIGINT and SIGTERM.
@@ -324,7 +348,11 @@ fn with_progress<T>(run: impl FnOnce(Step<'_>) -> Result<T, BenchError>) -> Resu
     if let Ok(style) = ProgressStyle::with_template("[{bar:30}] {pos}/{len} {elapsed} {msg}") {
         bar.set_style(style);
     }
+    let mut is_told = false;
     let result = run(&mut |progress| {
+        if !std::mem::replace(&mut is_told, true) && progress.measured_time >= LONG {
+            bar.suspend(|| output::complain(duration_notice(progress)));
+        }
         bar.set_length(progress.total_count);
         bar.set_position(progress.done_count);
         bar.set_message(progress.what.clone());
@@ -338,7 +366,7 @@ fn with_progress<T>(run: impl FnOnce(Step<'_>) -> Result<T, BenchError>) -> Resu
     Ok(result?)
 }
 
-fn show_figure(args: &Args, figure: Figure) -> Result<()> {
+fn show_figure(args: &Args, figure: Figure, dir: &Path) -> Result<()> {
     args.refuse(
         &format!("{} runs in virtual time", figure.name()),
         &[
@@ -352,7 +380,7 @@ fn show_figure(args: &Args, figure: Figure) -> Result<()> {
             ("--cache", args.cache.is_some()),
             ("--quick", args.quick),
             ("-o", !args.options.is_empty()),
-            ("a directory", args.dir != Path::new(".")),
+            ("a directory", dir != Path::new(".")),
         ],
     )?;
     let report = fjord_bench::run_figure(figure)?;

@@ -17,7 +17,7 @@ use crate::{
 #[command(
     after_help = "As cp(1): without -p or -a a copy belongs to root, has the permission bits of \
 the original without those of the umask, and the time of now. Holes are kept. A file that is there \
-is replaced atomically when the copy is complete: it keeps its owner, mode and access lists; its \
+is replaced atomically when the copy is complete: it keeps its owner, mode and ACLs; its \
 other names (hard links) keep the old content. A source that ends in /. stands for what is in the \
 directory. To copy between an image and the host use put and get.\n\n\
 Examples:\n  fjord cp disk.img /etc/fstab /etc/fstab.old\n  \
@@ -26,13 +26,15 @@ fjord cp -a disk.img /srv/www /srv/www.new\n  fjord cp -a disk.img /etc/. /srv"
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Files to copy, and where to
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE... TARGET")]
-    paths: Vec<String>,
+    /// Files to copy
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<String>,
+    /// New name, or the directory that receives the files
+    target: String,
     /// Copy directories with all that is in them; symbolic links are copied, not followed
     #[arg(short, long, short_alias = 'R')]
     recursive: bool,
-    /// Keep modes, owners, times and access control lists
+    /// Keep modes, owners, times and ACLs
     #[arg(short, long)]
     preserve: bool,
     /// Keep all: -r, -p, hard links, extended attributes and capabilities
@@ -44,9 +46,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Some((target, sources)) = args.paths.split_last() else {
-        return Err(Failure::usage("a source and a target are needed"));
-    };
     let rules = CopyRules {
         attributes: args.preserve || args.archive,
         all: args.archive,
@@ -56,10 +55,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let bar = output::byte_counter("copying");
     let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
     let copied = image::change(&args.image, |fs| {
-        let destination = Destination::find(fs, target, sources.len())?;
+        let destination = Destination::find(fs, &args.target, args.sources.len())?;
         let mut items = Vec::new();
         // One that cannot be copied does not stop the others.
-        let found = targets::all(sources, |source| {
+        let found = targets::all(&args.sources, |source| {
             items.extend(item(fs, args, source, &destination).context(source)?);
             Ok(())
         });

@@ -27,7 +27,9 @@ use rustix::{
 
 use crate::{
     failure::{Failure, Result},
-    image, in_use, output,
+    image, in_use,
+    output::{self, counted},
+    pending::Pending,
 };
 
 /// Errors are left uncorrected.
@@ -46,8 +48,11 @@ options given here. e2fsck alone refuses an image whose journal holds fsynced ch
 fsync=ijournal. Recovery includes the orphans.
 
 With -n nothing is written: a dirty image is reported with exit code 4 and not checked. With -y,
-fsynced changes in the journal that are damaged and cannot be applied are discarded, as by
+fsynced changes in the journal are discarded if they are damaged and recovery fails, as by
 `fjord recover --drop-fsyncs`; without -y they are kept, and the exit code is 4.
+
+Without -p, -y and -n e2fsck asks before each repair, and needs a terminal for that: scripts and
+boot give -p (repair what is safe) or -y (repair all).
 An undo file (-z) holds the changes of e2fsck, not those of the recovery.
 
 The links fsck.fjord and fsck.fuse.fjord run this command. fsck(8) runs the latter for entries of
@@ -238,16 +243,13 @@ fn is_dirty(image: &File) -> bool {
 /// Description of what recovery will replay, as far as it is known before.
 fn pending(image: &Path) -> Option<String> {
     let plan = image::log(image).ok()??;
-    let report = plan.report();
-    let mut text =
-        format!("{} transactions, {} blocks", report.transactions, report.replayed_blocks);
-    if report.fast_commits > 0 {
-        text += &format!(", {} fast commits", report.fast_commits);
-    }
-    if let Some(count) = plan.i_transactions().ok().map(|found| found.len()).filter(|n| *n > 0) {
-        text += &format!(", {count} i-transactions");
-    }
-    Some(text)
+    let blocks = counted(plan.report().replayed_blocks, "block");
+    let pending = Pending::of(&plan, &super::info::read_superblock(image).ok()?);
+    Some(match pending.counts() {
+        none if none.is_empty() => "nothing to replay".to_owned(),
+        counts if pending.transactions > 0 => format!("{counts}; {blocks}"),
+        counts => counts,
+    })
 }
 
 /// Recovers the journal, or leaves that to e2fsck if e2fsck can do it.
@@ -279,6 +281,10 @@ fn recover(args: &Args) -> Result<()> {
     if !image::is_marked(image).unwrap_or(false) {
         output::complain(format!("{name}: recovery is left to e2fsck: {error}"));
         return Ok(());
+    }
+    // Only damage is a reason to discard them.
+    if !error.is_corrupt() {
+        return Err(operational(crate::failure::open_failed(image, error)));
     }
     if !args.mode.yes {
         return Err(uncorrected(format!(

@@ -15,7 +15,9 @@ use serde::Serialize;
 
 use crate::{
     failure::{Failure, Result},
-    image, in_use, output, size,
+    image, in_use, output,
+    pending::Pending,
+    size,
 };
 
 #[derive(Debug, clap::Args)]
@@ -58,6 +60,8 @@ struct Info {
     mount_count: u16,
     default_directory_hash: &'static str,
     checksum_ok: bool,
+    /// Recovery is due; None if the image is in use or the journal cannot be read.
+    needs_recovery: Option<bool>,
     mounted_on: Option<PathBuf>,
     journal: Option<JournalInfo>,
     /// Why the journal cannot be read.
@@ -70,6 +74,9 @@ struct JournalInfo {
     sequence: u32,
     start: u32,
     transactions: usize,
+    fast_commits: usize,
+    #[serde(skip)]
+    pending: Pending,
     ijournal_areas: u32,
     ijournal_area_blocks: u32,
     /// The ijournal mark is set in the journal's superblock: Linux and e2fsck refuse the image.
@@ -112,6 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 let found = plan.i_transactions();
                 let damage = found.as_ref().err().map(|error| error.to_string());
                 let marked = plan.superblock().ijournal().is_some();
+                let pending = Pending::of(&plan, &sb);
                 let areas = plan.area_table().ok().flatten();
                 let has_fast_commits = sb.features().compat.contains(Compat::FAST_COMMIT);
                 let policy =
@@ -120,7 +128,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     blocks: plan.superblock().s_maxlen,
                     sequence: plan.superblock().s_sequence.0,
                     start: plan.superblock().s_start,
-                    transactions: plan.transactions().len(),
+                    transactions: pending.transactions,
+                    fast_commits: pending.fast_commits,
+                    pending,
                     ijournal_areas: areas.map_or(0, |areas| areas.area_count),
                     ijournal_area_blocks: areas.map_or(0, |areas| areas.area_blocks),
                     ijournal_marked: marked,
@@ -135,7 +145,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Ok(journal) => (journal, None),
         Err(failure) => (None, Some(failure.message)),
     };
-    let info = Info { journal_damage, ..gather(&sb, mounted_on, journal) };
+    let is_readable = mounted_on.is_none() && journal_damage.is_none();
+    let needs_recovery =
+        is_readable.then(|| journal.as_ref().is_some_and(|journal| journal.pending.is_due));
+    let info = Info { journal_damage, needs_recovery, ..gather(&sb, mounted_on, journal) };
     if args.json { output::json(&info) } else { output::print(text(&info)) }
 }
 
@@ -182,9 +195,20 @@ fn gather(sb: &RawSuperblock, mounted_on: Option<PathBuf>, journal: Option<Journ
             _ => "unknown",
         },
         checksum_ok: sb.verify_checksum().is_ok(),
+        needs_recovery: None,
         mounted_on,
         journal,
         journal_damage: None,
+    }
+}
+
+/// The answer of the text output.
+fn needs_recovery(i: &Info) -> String {
+    match (&i.journal, i.needs_recovery) {
+        (Some(journal), _) => journal.pending.answer(),
+        (None, Some(_)) => "no".to_owned(),
+        (None, None) if i.journal_damage.is_some() => "unknown: the journal is damaged".to_owned(),
+        (None, None) => "unknown while the image is in use".to_owned(),
     }
 }
 
@@ -198,6 +222,7 @@ fn text(i: &Info) -> String {
         ("Filesystem revision", i.revision.to_string()),
         ("Filesystem features", i.features.join(" ")),
         ("Filesystem state", i.state.clone()),
+        ("Needs recovery", needs_recovery(i)),
         ("Superblock checksum", if i.checksum_ok { "good" } else { "bad" }.into()),
         ("Inode count", i.inode_count.to_string()),
         ("Block count", format!("{} ({})", i.block_count, bytes(i.block_count))),
@@ -228,14 +253,17 @@ fn text(i: &Info) -> String {
         rows.push(("Journal sequence", j.sequence.to_string()));
         rows.push(("Journal start", j.start.to_string()));
         rows.push(("Journal transactions", format!("{} to replay", j.transactions)));
+        if j.fast_commits > 0 {
+            rows.push(("Journal fast commits", format!("{} to replay", j.fast_commits)));
+        }
         if j.ijournal_areas > 0 {
             let each = bytes(u64::from(j.ijournal_area_blocks));
-            rows.push(("Journal areas", format!("{} of {each}", j.ijournal_areas)));
+            rows.push(("I-transaction areas", format!("{} of {each}", j.ijournal_areas)));
         }
         rows.push(("Fsync policy (auto)", j.fsync_policy.into()));
         if j.ijournal_marked {
             let text = match (j.i_transactions, &j.damage) {
-                (Some(count), _) => format!("{count} to apply; run fjord recover"),
+                (Some(count), _) => format!("{count} to apply"),
                 (None, damage) => format!("damaged: {}", damage.as_deref().unwrap_or("unreadable")),
             };
             rows.push(("Journal i-transactions", text));

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::{failure::Result, image, output};
+use super::info;
+use crate::{failure::Result, image, output, pending::Pending};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Shows the complete transactions that a mount would replay. Nothing is \
@@ -22,6 +23,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Serialize)]
 struct Log {
+    /// Recovery is due.
     dirty: bool,
     blocks: u32,
     block_size: u32,
@@ -29,6 +31,9 @@ struct Log {
     start: u32,
     uuid: String,
     transactions: Vec<Transaction>,
+    fast_commits: usize,
+    #[serde(skip)]
+    pending: Pending,
     /// I-transactions that recovery would apply, or why it cannot; None without the ijournal mark.
     i_transactions: Option<String>,
     /// Where and why the scan of the log ended or skipped something.
@@ -60,8 +65,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         };
     };
     let sb = plan.superblock();
+    let pending = Pending::of(&plan, &info::read_superblock(&args.image)?);
     let log = Log {
-        dirty: plan.report().was_dirty,
+        dirty: pending.is_due,
         blocks: sb.s_maxlen,
         block_size: sb.s_blocksize,
         first_sequence: sb.s_sequence.0,
@@ -82,6 +88,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 revokes: t.revokes.iter().map(|b| b.0).collect(),
             })
             .collect(),
+        fast_commits: pending.fast_commits,
+        pending,
         i_transactions: plan.superblock().ijournal().map(|_| match plan.i_transactions() {
             Ok(found) => format!("{} to apply", found.len()),
             Err(error) => format!("damaged: {error}"),
@@ -98,16 +106,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn text(log: &Log, blocks: bool) -> String {
     let mut text = format!(
-        "Journal:         {} blocks of {} bytes, {}\nUUID:            {}\nFirst sequence:  {}\n\
+        "Journal:         {} blocks of {} bytes, {}\n\
+         Needs recovery:  {}\nUUID:            {}\nFirst sequence:  {}\n\
          Log start:       {}\nTransactions:    {}\n",
         log.blocks,
         log.block_size,
         if log.dirty { "dirty" } else { "clean" },
+        log.pending.answer(),
         log.uuid,
         log.first_sequence,
         log.start,
         log.transactions.len(),
     );
+    if log.fast_commits > 0 {
+        text += &format!("Fast commits:    {} to replay\n", log.fast_commits);
+    }
     if let Some(found) = &log.i_transactions {
         text += &format!("I-transactions:  {found}\n");
     }

@@ -22,9 +22,11 @@ fjord ln -sf disk.img /run /var/run"
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Files (with -s: texts of symbolic links), and the name of the link or a directory for links
-    #[arg(required = true, num_args = 2.., value_name = "TARGET... LINK")]
-    paths: Vec<String>,
+    /// Files that get one more name; with -s, texts of symbolic links
+    #[arg(required = true, value_name = "TARGET")]
+    targets: Vec<String>,
+    /// Name of the link, or the directory that receives the links
+    link: String,
     /// Make symbolic links
     #[arg(short, long)]
     symbolic: bool,
@@ -37,11 +39,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Some((link, originals)) = args.paths.split_last() else {
-        return Err(Failure::usage("a target and the name of a link are needed"));
-    };
+    let originals = &args.targets;
     image::change(&args.image, |fs| {
-        let destination = destination(fs, args, link, originals.len())?;
+        let destination = destination(fs, args, &args.link, originals.len())?;
         targets::all(originals, |original| link_one(fs, args, original, &destination))
     })
 }

@@ -1,4 +1,4 @@
-//! `fjord man`: write the manual pages. For packages; the help does not list it.
+//! `fjord man`: write the manual pages.
 
 use std::{fs, path::PathBuf};
 

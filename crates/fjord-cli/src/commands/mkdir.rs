@@ -53,7 +53,7 @@ fn make(fs: &Fs, path: &str, mode: u16, parents: bool) -> Result<()> {
             make(fs, above, mode, true)?;
         }
     }
-    let (dir, name) = paths::parent(fs, path)?;
+    let (dir, name) = paths::parent_of_new(fs, path)?;
     dir.mkdir(&name, mode, &Cred::root()).context(path)?;
     Ok(())
 }

@@ -29,9 +29,10 @@ mod target;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Defaults are those of mke2fs. Needs no root.\n\n\
-With contents, the default size is the smallest that holds them plus a tenth plus 4 MiB (or plus \
---extra-space), from a first pass over the directory or tar file; the default block size is 4 KiB. \
-Owners, modes, times, links, holes, devices, extended attributes and access lists are kept; losses \
+With contents, the default size is what the contents need, plus a tenth, plus 4 MiB (or plus \
+--extra-space), with the default journal and areas, computed in a first pass over the directory or \
+tar file; --shrink makes a smaller image. The default block size is 4 KiB. \
+Owners, modes, times, links, holes, devices, extended attributes and ACLs are kept; losses \
 are listed, and the exit code is 6. A tar stream from a pipe is first stored in a temporary file \
 (TMPDIR) to determine its size, unless --size is given.\n\n\
 An existing image file is replaced (with --force) when the new one is complete; on failure it stays \

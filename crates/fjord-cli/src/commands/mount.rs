@@ -25,8 +25,9 @@ use crate::{
 };
 
 const HELP: &str = "\
-As root the mount type is fuseblk and other users may use the mount: sync, syncfs and umount
-wait until the image is clean. Otherwise the type is fuse; `fjord umount` waits.
+As root the mount type is fuseblk, and other users may use the mount: sync and syncfs return when
+everything written is durable, umount when the image is clean. Otherwise the type is fuse: sync and
+syncfs do not reach fjord (fsync does), and umount returns early; `fjord umount` waits.
 
 With --new the root directory belongs to the user who mounts. If the mount fails, the new image
 is removed.
@@ -61,7 +62,7 @@ Mount options of ext4:
   data=MODE          ordered (default), writeback or journal
   commit=SECONDS     commit interval (default: 5)
   noload             do not replay the journal (with ro)
-  acl, noacl         POSIX access lists (default: acl)
+  acl, noacl         POSIX ACLs (access control lists; default: acl)
   discard, nodiscard
                      discard freed blocks in the image (default: nodiscard)
   barrier, nobarrier
@@ -77,9 +78,11 @@ Mount options of fjord:
   fsync=POLICY       the same as --fsync
   cache_size=SIZE    the same as --cache-size
   inline_data_max=SIZE
-                     most file data in an i-transaction (default: 32K)
-  writeback=SECONDS  age at which dirty data is written back
-  scheduler=NAME     write ordering: epoch, direct or auto
+                     most file data in an i-transaction, the record of an fsync under
+                     fsync=ijournal (default: 32K)
+  writeback=SECONDS  age at which dirty data is written back (default: 5)
+  scheduler=NAME     write ordering: epoch, direct or auto (default: auto, which is direct
+                     unless FJORD_SCHEDULER says epoch)
 
 Examples:
   fjord mount disk.img /mnt
@@ -87,8 +90,11 @@ Examples:
   fjord mount --daemon -o ro,noatime disk.img /mnt
   mount -t fuse.fjord disk.img /mnt -o commit=30
 
-Example of an entry in /etc/fstab:
-  /srv/disk.img  /mnt  fuse.fjord  noatime  0  2";
+Example of a block device in /etc/fstab:
+  LABEL=data  /mnt  fuse.fjord  noatime  0  2
+
+Example of an image file in /etc/fstab, checked by systemd before it is mounted:
+  /srv/disk.img  /mnt  fuse.fjord  noatime,x-systemd.requires=fjord-fsck@srv-disk.img.service  0  0";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
@@ -106,8 +112,8 @@ pub(crate) struct Args {
     /// Fsync policy: auto (by the image's features), compound, group, fast-commit, ijournal
     #[arg(long, value_name = "POLICY", value_parser = mount_options::fsync_policy)]
     fsync: Option<FsyncPolicyKind>,
-    /// Memory for the page cache and the metadata cache together
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    /// Memory for the page cache and the metadata cache together, at least 8M [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = mount_options::cache_size)]
     cache_size: Option<u64>,
     /// Use the kernel's writeback cache: faster small writes; ENOSPC is reported by fsync only
     #[arg(long)]
@@ -268,6 +274,7 @@ mod tests {
                 Some((name, "POLICY")) => format!("{name}=group"),
                 Some((name, "MODE")) => format!("{name}=ordered"),
                 Some((name, "NAME")) if name == "scheduler" => format!("{name}=direct"),
+                Some(("cache_size", "SIZE")) => "cache_size=8M".to_owned(),
                 Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
                 Some((name, "SECONDS" | "N")) => format!("{name}=7"),
                 Some(_) => name,

@@ -19,21 +19,20 @@ Examples:\n  fjord mv disk.img /etc/old.conf /etc/new.conf\n  fjord mv disk.img 
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Files to move, and where to
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE... TARGET")]
-    paths: Vec<String>,
+    /// Files to move
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<String>,
+    /// New name, or the directory that receives the files
+    target: String,
     /// Replace nothing
     #[arg(short, long)]
     no_clobber: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Some((target, sources)) = args.paths.split_last() else {
-        return Err(Failure::usage("a source and a target are needed"));
-    };
     image::change(&args.image, |fs| {
-        let destination = Destination::find(fs, target, sources.len())?;
-        targets::all(sources, |source| move_one(fs, source, &destination, args.no_clobber))
+        let destination = Destination::find(fs, &args.target, args.sources.len())?;
+        targets::all(&args.sources, |source| move_one(fs, source, &destination, args.no_clobber))
     })
 }
 

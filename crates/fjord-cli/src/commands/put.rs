@@ -6,25 +6,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fjord::{FileKind, Fs};
+use fjord::Fs;
 use fjord_tree::{Destination, Owners, Populated};
 
 use super::mkdir::parse_mode;
 use crate::{
     failure::{Context, Failure, Result},
-    image, output,
-    paths::{self, Last},
-    tree_rules, users,
+    image, output, paths, tree_rules, users,
 };
 
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Kept as cp -a keeps it: modes, owners, times, hard links, holes, extended \
-attributes, access control lists, capabilities, devices, pipes and sockets. What cannot be kept is \
+attributes, ACLs, capabilities, devices, pipes and sockets. What cannot be kept is \
 listed, and the exit code is 6. An existing file in the image is replaced when the new one is \
 complete and durable; on failure it stays as it was. Directories are merged. `-` as the source \
 reads standard input.\n\n\
-Examples:\n  fjord put disk.img hello.txt /srv/\n  fjord put -r disk.img ./site /srv/www\n  \
+Examples:\n  fjord mkdir -p disk.img /srv && fjord put disk.img hello.txt /srv/\n  fjord put -r disk.img ./site /srv/www\n  \
 tar c . | fjord put disk.img - /backup.tar"
 )]
 pub(crate) struct Args {
@@ -63,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut show = |so_far: &Populated| bar.set_position(so_far.bytes);
     let copied = image::change(&args.image, |fs| {
         if from_stdin {
-            let (dir, name) = paths::parent(fs, &args.path)?;
+            let (dir, name) = paths::parent_of_new(fs, &args.path)?;
             if let Ok(there) = dir.lookup(&name) {
                 paths::check_slash(&args.path, &there)?;
             }
@@ -90,13 +88,13 @@ fn check_source(args: &Args) -> Result<()> {
 
 /// Destination of the copy.
 fn destination(fs: &Fs, args: &Args) -> Result<Destination> {
-    let found = paths::find(fs, &args.path, Last::Follow);
-    let is_dir = found.as_ref().is_ok_and(|found| found.attr().kind() == FileKind::Directory);
-    match (found, own_name(&args.source)) {
-        (Ok(dir), Some(name)) if is_dir => Ok(Destination::Name(dir, name.to_vec())),
-        (Ok(dir), None) if is_dir => Ok(Destination::Contents(dir)),
-        (Err(error), _) if args.path.ends_with('/') => Err(error),
-        _ => paths::parent(fs, &args.path).map(|(dir, name)| Destination::Name(dir, name)),
+    match (paths::receiving(fs, &args.path)?, own_name(&args.source)) {
+        (Some(dir), Some(name)) => Ok(Destination::Name(dir, name.to_vec())),
+        (Some(dir), None) => Ok(Destination::Contents(dir)),
+        (None, _) => {
+            let (dir, name) = paths::parent_of_new(fs, &args.path)?;
+            Ok(Destination::Name(dir, name))
+        }
     }
 }
 

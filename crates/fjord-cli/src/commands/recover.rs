@@ -1,26 +1,30 @@
 //! `fjord recover`: make a dirty image clean.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use fjord::Error;
+use fjord::{Error, Fs};
 use serde::Serialize;
 
 use crate::{
-    failure::{Context, Result},
-    image, in_use, output,
+    failure::{Context, EXIT_DAMAGED, Failure, Result},
+    image, in_use,
+    output::{self, counted},
 };
 
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Replays the journal, completes interrupted deletions and truncations, and \
-marks the image clean. A second run changes nothing.\n\nExample:\n  \
-fjord recover disk.img && e2fsck -fn disk.img"
+marks the image clean. A second run changes nothing.\n\nAn i-transaction is the record of one fsync \
+under --fsync ijournal: the changes of one file, in fjord's own part of the journal, which Linux and \
+e2fsck do not read.\n\nExamples:\n  \
+fjord recover disk.img && e2fsck -fn disk.img\n  fjord recover --drop-fsyncs disk.img"
 )]
 pub(crate) struct Args {
     /// Image file or block device
     image: PathBuf,
-    /// Discard the i-transactions (fsynced changes since the last commit) if they are damaged;
-    /// e2fsck can then run
+    /// If recovery fails because the i-transactions (fsynced changes since the last commit) or the
+    /// log cannot be read, discard what cannot be read; e2fsck can then run. If recovery works,
+    /// nothing is discarded
     #[arg(long)]
     drop_fsyncs: bool,
     /// Print the outcome as JSON
@@ -41,45 +45,72 @@ struct Outcome {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     in_use::check(&args.image, false)?;
-    let dropped_fsyncs = args.drop_fsyncs && image::drop_fsyncs(&args.image)?;
-    if dropped_fsyncs && !args.json {
-        let name = args.image.display();
-        output::print(format!("{name}: discarded the fsynced changes since the last commit\n"))?;
+    let (outcome, fs) = match open(&args.image) {
+        Err(failure) if args.drop_fsyncs => discard_and_open(&args.image, failure)?,
+        opened => opened?,
+    };
+    fs.unmount().context("closing the image failed")?;
+    if args.json {
+        return output::json(&outcome);
     }
-    let found = image::log(&args.image)?;
+    tell(args, &outcome)
+}
+
+/// Opens an image, which recovers it.
+fn open(image: &Path) -> Result<(Outcome, Fs)> {
+    let found = image::log(image)?;
     let report = found.as_ref().map(|plan| plan.report());
     let outcome = Outcome {
         was_dirty: report.is_some_and(|r| r.was_dirty),
-        dropped_fsyncs,
+        dropped_fsyncs: false,
         transactions: report.map_or(0, |r| r.transactions),
         replayed_blocks: report.map_or(0, |r| r.replayed_blocks),
         revoked_blocks: report.map_or(0, |r| r.revoked_blocks),
         fast_commits: report.map_or(0, |r| r.fast_commits),
         i_transactions: found.as_ref().map_or(Ok(0), |plan| {
             let found = plan.i_transactions().map_err(Error::from);
-            found.map(|found| found.len()).context(args.image.display())
+            found.map(|found| found.len()).context(image.display())
         })?,
     };
     drop(found);
-    let fs = image::open_to_write(&args.image)?;
-    fs.unmount().context("closing the image failed")?;
-    if args.json {
-        return output::json(&outcome);
+    Ok((outcome, image::open_to_write(image)?))
+}
+
+/// After a failed recovery: discards the i-transactions if damage is the reason and the ijournal
+/// mark is set, and opens the image. Other failures stay as they are.
+fn discard_and_open(image: &Path, failure: Failure) -> Result<(Outcome, Fs)> {
+    let is_damage = failure.code == EXIT_DAMAGED;
+    if !is_damage || !image::is_marked(image).unwrap_or(false) {
+        return Err(failure);
     }
-    output::print(if outcome.was_dirty || outcome.i_transactions > 0 {
-        let applied = |count: usize, what: &str| match count {
-            0 => String::new(),
-            count => format!(", {count} {what} applied"),
-        };
-        let fsyncs = applied(outcome.fast_commits as usize, "fast commits")
-            + &applied(outcome.i_transactions, "i-transactions");
+    let dropped_fsyncs = image::drop_fsyncs(image)?;
+    let (outcome, fs) = open(image)?;
+    Ok((Outcome { dropped_fsyncs, ..outcome }, fs))
+}
+
+fn tell(args: &Args, outcome: &Outcome) -> Result<()> {
+    let name = args.image.display();
+    let applied = |count: usize, what: &str| match count {
+        0 => String::new(),
+        count => format!(", {} applied", counted(count, what)),
+    };
+    let done = if outcome.was_dirty || outcome.i_transactions > 0 {
+        let fsyncs = applied(outcome.fast_commits as usize, "fast commit")
+            + &applied(outcome.i_transactions, "i-transaction");
         format!(
-            "{}: recovered: {} transactions, {} blocks replayed{fsyncs}; clean\n",
-            args.image.display(),
-            outcome.transactions,
-            outcome.replayed_blocks
+            "recovered: {}, {} replayed{fsyncs}; clean",
+            counted(outcome.transactions as usize, "transaction"),
+            counted(outcome.replayed_blocks, "block")
         )
     } else {
-        format!("{}: the journal was empty; clean\n", args.image.display())
+        "the journal was empty; clean".to_owned()
+    };
+    output::print(match (args.drop_fsyncs, outcome.dropped_fsyncs) {
+        (_, true) => format!(
+            "{name}: discarded the fsynced changes since the last commit, which cannot be read\n\
+             {name}: {done}\n"
+        ),
+        (true, false) => format!("{name}: {done}; nothing had to be discarded\n"),
+        (false, false) => format!("{name}: {done}\n"),
     })
 }

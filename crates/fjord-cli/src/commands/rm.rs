@@ -31,6 +31,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn remove_one(fs: &Fs, path: &str, args: &Args) -> Result<()> {
+    if path.split('/').all(|name| matches!(name, "" | ".")) {
+        return Err(Failure::new(format!("{path}: the root directory cannot be removed")));
+    }
     let (dir, name) = paths::parent(fs, path)?;
     let file = match dir.lookup(&name) {
         Err(e) if args.force && e.errno() == libc::ENOENT => return Ok(()),

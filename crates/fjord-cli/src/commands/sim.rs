@@ -29,43 +29,28 @@ use crate::{
 /// Size of a device without --size and without an image.
 const SIZE_BYTES: u64 = 1 << 30;
 
-const HELP: &str = "Profiles:
-  ufs           mobile storage: queue of 16, 1 channel, barriers by \
-                    in-order recovery
-  plain-ssd     SATA: queue of 32, 8 channels, barriers by \
-                    transactional writeback
-  supercap-ssd  SATA: queue of 32, 8 channels, \
-                    power-loss protection
-  nvme          PCIe: queue of 64, 8 channels, barriers \
-                    by transactional writeback
-  disk          7,200 rpm, write cache, no queue, \
-                    no barriers
+const HELP: &str = "\
+Profiles:
+  ufs           mobile storage: queue of 16, 1 channel, barriers by in-order recovery
+  plain-ssd     SATA: queue of 32, 8 channels, barriers by transactional writeback
+  supercap-ssd  SATA: queue of 32, 8 channels, power-loss protection
+  nvme          PCIe: queue of 64, 8 channels, barriers by transactional writeback
+  disk          7,200 rpm, write cache, no queue, no barriers
 
-DIR then contains `disk`, the device: give it to mkfs, fjord \
-                    mount or losetup. Its contents are in
-memory; an fsync of it is a flush \
-                    command. With --image FILE it starts with the contents of FILE,
-which are \
-                    replaced when DIR is unmounted with the power on.
+DIR then contains `disk`, the device: give it to mkfs, fjord mount or losetup. Its contents are in
+memory; an fsync of it is a flush command. With --image FILE it starts with the contents of FILE,
+which are replaced when DIR is unmounted with the power on.
 
-After --cut every request \
-                    fails. It writes an image that a power cut at that moment may have \
-                    left:
-everything flushed, and a subset of the rest that the device may have \
-                    kept, chosen by the seed. Cutting
-again with another seed gives another image \
-                    of the same moment.
+After --cut every request fails. It writes an image that a power cut at that moment may have left:
+everything flushed, and a subset of the rest that the device may have kept, chosen by the seed.
+Another cut with another seed gives another image of the same moment.
 
 Examples:
-  fjord sim --profile ufs --size 512M --daemon \
-                    /tmp/ufs
-  fjord mkfs /tmp/ufs/disk && fjord mount --daemon /tmp/ufs/disk \
-                    /mnt
+  fjord sim --profile ufs --size 512M --daemon /tmp/ufs
+  fjord mkfs /tmp/ufs/disk && fjord mount --daemon /tmp/ufs/disk /mnt
   losetup --direct-io=on --find --show /tmp/ufs/disk
-  fjord sim --stats \
-                    /tmp/ufs
-  fjord sim --cut /tmp/ufs --out after.img --seed 7 && fjord recover \
-                    after.img
+  fjord sim --stats /tmp/ufs
+  fjord sim --cut /tmp/ufs --out after.img --seed 7 && fjord recover after.img
   fjord umount /tmp/ufs";
 
 #[derive(Debug, clap::Args)]

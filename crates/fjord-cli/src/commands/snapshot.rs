@@ -26,9 +26,9 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The copy includes everything written to the mount before the call. It is recovered, so that Linux,
-e2fsck and fjord find it clean. Writes pause for milliseconds; where blocks are not shared, the
-first write to each 64 KiB of the image also waits until these have been read. Holes stay holes.
-UUID and label are those of the image.
+e2fsck and fjord find it clean. Writes pause for some milliseconds, which the output tells; where blocks are not shared, the first
+write to each 64 KiB of the image also waits until these have been read. Holes stay holes. UUID and
+label are those of the image.
 
 Only root and the user who mounted an image can take a snapshot of its mount. The copy must lie
 outside of the mount.

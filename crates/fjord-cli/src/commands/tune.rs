@@ -12,9 +12,9 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Areas hold the i-transactions that fsync writes under --fsync ijournal. They are \
-                  in the journal after the log, where Linux and e2fsck ignore them, and take space \
-                  in the image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune \
+    after_help = "Areas hold the i-transactions that fsync writes under --fsync ijournal: each is the \
+                  record of one fsync, with the changes of one file. Areas are in the journal after \
+                  the log, where Linux and e2fsck ignore them, and take space in the image.\n\nExamples:\n  fjord tune --ijournal 4x2M disk.img\n  fjord tune \
                   --ijournal 0 disk.img\n  fjord tune --fast-commit on disk.img"
 )]
 pub(crate) struct Args {

@@ -18,12 +18,10 @@ use crate::cli::Cli;
 const DATE: &str = "2026-11-23";
 const MANUAL: &str = "fjord manual";
 
-/// Aliases: a page and the page that it refers to.
-const ALIASES: [(&str, &str); 3] = [
-    ("fsck.fjord.8", "man1/fjord-fsck.1"),
-    ("fsck.fuse.fjord.8", "man1/fjord-fsck.1"),
-    ("mkfs.fjord.8", "man1/fjord-mkfs.1"),
-];
+/// Links to the program that run a command, by name; each has the command's page in section 8.
+const HELPERS: [(&str, &str); 2] = [("fsck.fjord", "fsck"), ("mkfs.fjord", "mkfs")];
+/// Further names of a helper: a page and the page that it refers to.
+const ALIASES: [(&str, &str); 1] = [("fsck.fuse.fjord.8", "man8/fsck.fjord.8")];
 
 /// A page: the name of its file, which ends with the section, and its content.
 pub(crate) struct Page {
@@ -35,9 +33,16 @@ pub(crate) struct Page {
 pub(crate) fn pages() -> Vec<Page> {
     let mut cli = Cli::command();
     cli.build();
-    let mut pages = vec![page(&cli)];
-    let documented = |command: &&Command| !command.is_hide_set() && command.get_name() != "help";
-    pages.extend(cli.get_subcommands().filter(documented).map(page));
+    let own_page = |command: &Command| {
+        page(command, command.get_display_name().unwrap_or(command.get_name()), "1")
+    };
+    let mut pages = vec![own_page(&cli)];
+    let commands = cli.get_subcommands().filter(|command| command.get_name() != "help");
+    pages.extend(commands.map(own_page));
+    pages.extend(HELPERS.iter().filter_map(|(helper, command)| {
+        let command = cli.find_subcommand(command)?.clone().bin_name(*helper);
+        Some(page(&command, helper, "8"))
+    }));
     pages
         .push(Page { name: "mount.fuse.fjord.8".into(), content: tidy(&mount_helper::page(&cli)) });
     pages.extend(
@@ -46,11 +51,10 @@ pub(crate) fn pages() -> Vec<Page> {
     pages
 }
 
-/// The page of a command that has been built.
-fn page(command: &Command) -> Page {
-    let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+/// The page of a command that has been built, under a name and in a section.
+fn page(command: &Command, name: &str, section: &str) -> Page {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let mut roff = head(&name, "1", &names(&name), &about);
+    let mut roff = head(name, section, &names(name), &about);
     synopsis(&mut roff, command);
     roff.control("SH", ["DESCRIPTION"]);
     roff.text([roman(format!("{about}."))]);
@@ -75,7 +79,7 @@ fn page(command: &Command) -> Page {
     }
     see_also(&mut roff, command);
     content += &roff.to_roff();
-    Page { name: format!("{name}.1"), content: tidy(&content) }
+    Page { name: format!("{name}.{section}"), content: tidy(&content) }
 }
 
 /// The page without redundant requests: a paragraph at the start of a section, line breaks next to
@@ -112,7 +116,7 @@ fn head(title: &str, section: &str, names: &str, about: &str) -> Roff {
 
 /// The names of a page, including its aliases.
 fn names(name: &str) -> String {
-    let file = format!("man1/{name}.1");
+    let file = format!("man8/{name}.8");
     let aliases = ALIASES.iter().filter(|(_, page)| *page == file);
     let aliases = aliases.filter_map(|(alias, _)| alias.strip_suffix(".8"));
     std::iter::once(name).chain(aliases).collect::<Vec<_>>().join(", ")
@@ -168,7 +172,7 @@ fn options(command: &Command) -> String {
     let _ = man.render_options_section(&mut out);
     if subcommands {
         let visible = command.clone().mut_subcommands(|sub| {
-            let hide = sub.get_name() == "help" || sub.is_hide_set();
+            let hide = sub.get_name() == "help";
             sub.hide(hide)
         });
         let _ = Man::new(visible).section("1").render_subcommands_section(&mut out);

@@ -40,8 +40,6 @@ use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
-/// Smallest cache that still makes progress, in bytes.
-const CACHE_MIN_BYTES: u64 = 8 << 20;
 /// Blocks that the largest change takes, with room to spare; a log of the smallest size that
 /// mke2fs makes (1024 blocks) has far more.
 const JOURNAL_CREDITS_MIN: u32 = 256;
@@ -333,7 +331,7 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
             hint: "mount the image read-only (-o ro), or with Linux".into(),
         });
     }
-    options.cache_size_bytes = options.cache_size_bytes.max(CACHE_MIN_BYTES);
+    options.cache_size_bytes = options.cache_size_bytes.max(MountOptions::CACHE_SIZE_MIN_BYTES);
     options.fsync = options.fsync.or_from_environment()?;
     let has_fast_commit = features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL);
     if options.fsync == FsyncPolicyKind::FastCommit && !options.read_only && !has_fast_commit {

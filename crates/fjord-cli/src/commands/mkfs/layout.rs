@@ -42,8 +42,10 @@ pub(super) struct Layout {
     /// Size of the journal, or none
     #[arg(short = 'J', long, value_name = "SIZE|none", value_parser = parse_journal)]
     journal: Option<JournalSize>,
-    /// Number and size of the areas for i-transactions, such as 4x2M, or none [default: one per
-    /// core, of a size in proportion to the journal]
+    /// Number and size of the areas for i-transactions (records of single fsyncs under --fsync
+    /// ijournal), such as 4x2M. none: after a crash Linux and e2fsck recover the image too, and its
+    /// default fsync policy is compound, or fast-commit with -O fast_commit. [default: one per core,
+    /// four with --reproducible, none with --shrink; of a size in proportion to the journal]
     #[arg(long, value_name = "NxSIZE|none", value_parser = tune::parse_areas)]
     ijournal: Option<tune::Areas>,
     /// Owner of the root directory

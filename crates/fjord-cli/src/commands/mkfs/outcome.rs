@@ -78,7 +78,7 @@ fn for_people(args: &Args, made: &Made) -> Result<()> {
     );
     if made.ijournal_areas > 0 {
         text += &format!(
-            "Journal areas {} of {} blocks\n",
+            "I-transaction areas {} of {} blocks\n",
             made.ijournal_areas, made.ijournal_area_blocks
         );
     }
