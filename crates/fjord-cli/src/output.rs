@@ -76,6 +76,25 @@ pub(crate) fn unkept(list: &[String]) -> Result<()> {
     Err(Failure::incomplete(format!("done, but {} things could not be kept{more}", list.len())))
 }
 
+/// As [`unkept`], of a copy. If entries have failed, lists them too and fails.
+pub(crate) fn copied(failed: &[String], list: &[String]) -> Result<()> {
+    let incomplete = unkept(list);
+    if failed.is_empty() {
+        return incomplete;
+    }
+    incomplete.unwrap_or_else(complain);
+    failed.iter().take(LISTED_MAX).for_each(complain);
+    let more = match failed.len().saturating_sub(LISTED_MAX) {
+        0 => String::new(),
+        more => format!(" ({more} more of them are not listed)"),
+    };
+    let what = match failed.len() {
+        1 => "1 entry was".to_owned(),
+        count => format!("{count} entries were"),
+    };
+    Err(Failure::new(format!("{what} not copied{more}; the others were")))
+}
+
 /// A name as text; bytes that are not UTF-8 are escaped.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {

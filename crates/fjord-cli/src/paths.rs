@@ -21,16 +21,35 @@ pub(crate) enum Last {
 }
 
 /// The file at `path`, which starts at the root with or without a slash. Links are resolved inside
-/// the image.
+/// the image. A path that ends in a slash (or `/.`) is that of a directory: a link before it is
+/// followed in any case.
 pub(crate) fn find(fs: &Fs, path: &str, last: Last) -> Result<InodeRef> {
     let root = fs.root().context("the root directory")?;
     let mut links_left = LINKS_MAX;
-    walk(&root, vec![root.clone()], path.as_bytes(), last, &mut links_left)
-        .map(|(_, file)| file)
-        .map_err(|error| match error.errno() {
-            libc::ENOENT => Failure::new(format!("{path}: no such file or directory in the image")),
-            _ => Failure::from(error).context(path),
-        })
+    let is_directory = path.ends_with('/') || path.ends_with("/.");
+    let last = if is_directory { Last::Follow } else { last };
+    let found = walk(&root, vec![root.clone()], path.as_bytes(), last, &mut links_left);
+    let (_, file) = found.map_err(|error| match error.errno() {
+        libc::ENOENT => Failure::new(format!("{path}: no such file or directory in the image")),
+        _ => Failure::from(error).context(path),
+    })?;
+    if is_directory && file.attr().kind() != FileKind::Directory {
+        return Err(Error::from(Errno::NOTDIR)).context(path);
+    }
+    Ok(file)
+}
+
+/// Fails if `path` ends in a slash and `file`, which has its name, is no directory. Calls that change
+/// names follow no link there, so the path names neither the link nor what it leads to.
+pub(crate) fn check_slash(path: &str, file: &InodeRef) -> Result<()> {
+    let what = match file.attr().kind() {
+        _ if !path.ends_with('/') => return Ok(()),
+        FileKind::Directory => return Ok(()),
+        FileKind::Symlink => "a symbolic link",
+        _ => "not a directory",
+    };
+    let message = format!("{path}: is {what}; leave out the slash at the end to name it");
+    Err(Failure::new(message))
 }
 
 /// The directory that holds `path`, and the name in it.
@@ -44,12 +63,14 @@ pub(crate) fn parent_of_new(fs: &Fs, path: &str) -> Result<(InodeRef, Vec<u8>)> 
 }
 
 /// The directory at `path`, links followed, that is to receive something; `None` if it is another
-/// kind of file.
+/// kind of file, which a slash at the end of the path does not permit.
 pub(crate) fn receiving(fs: &Fs, path: &str) -> Result<Option<InodeRef>> {
     let root = fs.root().context("the root directory")?;
     let mut links_left = LINKS_MAX;
     match walk(&root, vec![root.clone()], path.as_bytes(), Last::Follow, &mut links_left) {
-        Ok((_, found)) => Ok(Some(found).filter(|f| f.attr().kind() == FileKind::Directory)),
+        Ok((_, found)) if found.attr().kind() == FileKind::Directory => Ok(Some(found)),
+        Ok(_) if path.ends_with('/') => Err(Error::from(Errno::NOTDIR)).context(path),
+        Ok(_) => Ok(None),
         Err(error) if error.errno() == libc::ENOENT && !path.ends_with('/') => Ok(None),
         Err(error) => Err(missing(path.as_bytes(), error, MAKE_IT)),
     }

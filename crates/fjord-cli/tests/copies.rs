@@ -280,6 +280,29 @@ fn a_killed_put_leaves_the_old_one_and_nothing_else() -> Result<()> {
 }
 
 #[test]
+fn a_killed_get_leaves_the_old_one_and_nothing_else() -> Result<()> {
+    let scratch = Scratch::new("killed-get")?;
+    let (img, out) = (scratch.join("image"), scratch.join("out"));
+    new_image(&img, "64M")?;
+    fs::write(scratch.join("f"), vec![3; 20 << 20])?;
+    fjord(&["put"], &img, &[text(&scratch.join("f")), "/"])?.ok()?;
+    fs::create_dir(&out)?;
+    fs::write(out.join("f"), b"old")?;
+    // The signal for a file that grows too long is not caught.
+    let mut get = Command::new("sh");
+    get.args(["-c", r#"ulimit -c 0; ulimit -f 4096; exec "$@""#, "sh"]);
+    get.arg(env!("CARGO_BIN_EXE_fjord")).arg("get").arg(&img).arg("/f").arg(&out);
+    let ended = get.stderr(Stdio::null()).status()?;
+    ensure!(ended.code().is_none(), "{ended:?}");
+    ensure!(fs::read_dir(&out)?.count() == 1, "something is left behind");
+    ensure!(fs::read(out.join("f"))? == b"old");
+    fjord(&["get"], &img, &["/f", text(&out)])?.ok()?;
+    ensure!(fs::read(out.join("f"))? == fs::read(scratch.join("f"))?);
+    ensure!(fs::read_dir(&out)?.count() == 1, "something is left behind");
+    Ok(())
+}
+
+#[test]
 fn what_is_in_the_way_is_told() -> Result<()> {
     let scratch = Scratch::new("way")?;
     let (img, tree) = (scratch.join("image"), scratch.join("tree"));
@@ -335,6 +358,174 @@ fn copies_stay_where_they_belong() -> Result<()> {
     symlink("file", out.join("named"))?;
     fjord(&["get"], &img, &["/tree/dir/file", text(&out.join("named"))])?.ok()?;
     ensure!(fs::symlink_metadata(out.join("named"))?.is_symlink());
+    Ok(())
+}
+
+/// Neither does one that a copy of another image left under the very name that the copy gets.
+#[test]
+fn a_copied_link_does_not_lead_the_next_copy_elsewhere() -> Result<()> {
+    let scratch = Scratch::new("led")?;
+    let (img, victim, out) = (scratch.join("image"), scratch.join("victim"), scratch.join("out"));
+    for dir in [&victim, &out] {
+        fs::create_dir(dir)?;
+    }
+    fs::write(victim.join("file"), b"precious")?;
+    new_image(&img, "16M")?;
+    let tree = scratch.join("tree");
+    fs::create_dir_all(tree.join("links"))?;
+    fs::create_dir_all(tree.join("real/d"))?;
+    symlink(&victim, tree.join("links/d"))?;
+    symlink(victim.join("file"), tree.join("links/file"))?;
+    fs::write(tree.join("real/d/evil"), b"evil")?;
+    fs::write(tree.join("real/file"), b"evil")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/x"])?.ok()?;
+    // The target itself may be a link.
+    let target = scratch.join("target");
+    symlink(&out, &target)?;
+    let get = |path: &str| fjord(&["get", "-r"], &img, &[path, text(&target)]);
+    get("/x/links/d")?.ok()?;
+    get("/x/links/file")?.ok()?;
+    let said = get("/x/real/d")?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("target/d: something other than a directory exists"), "{said:?}");
+    get("/x/real/file")?.ok()?;
+    ensure!(fs::read_dir(&victim)?.count() == 1, "a link was followed");
+    ensure!(fs::read(victim.join("file"))? == b"precious", "a link was followed");
+    ensure!(fs::symlink_metadata(out.join("file"))?.is_file());
+    fs::remove_file(out.join("d"))?;
+    get("/x/real/d")?.ok()?;
+    ensure!(fs::read(out.join("d/evil"))? == b"evil");
+    Ok(())
+}
+
+#[test]
+fn a_slash_after_a_link_names_its_directory() -> Result<()> {
+    let (scratch, img, tree, copy) = place("slash")?;
+    fjord(&["put", "-r"], &img, &[text(&tree), "/d"])?.ok()?;
+    fjord(&["ln", "-s"], &img, &["d", "/ld"])?.ok()?;
+    let out = scratch.join("out");
+    fjord(&["get", "-r"], &img, &["/ld/", text(&out)])?.ok()?;
+    same(&copy, &out)?;
+    fjord(&["get", "-r"], &img, &["/ld/", text(&out)])?.ok()?;
+    same(&copy, &out.join("ld"))?;
+    fjord(&["get"], &img, &["/ld", text(&scratch.join("link"))])?.ok()?;
+    ensure!(fs::symlink_metadata(scratch.join("link"))?.is_symlink());
+    // A link is not replaced by what is to go into its directory.
+    for path in ["/ld/", "/d/file/"] {
+        let mut put = Command::new(env!("CARGO_BIN_EXE_fjord"));
+        put.arg("put").arg(&img).args(["-", path]).stdin(Stdio::null());
+        ensure!(put.output()?.status.code() == Some(1), "{path}");
+        let put = fjord(&["put"], &img, &[text(&tree.join("plain")), path])?;
+        put.expect_code(&[if path == "/ld/" { 0 } else { 1 }])?;
+    }
+    ensure!(fjord(&["stat"], &img, &["/ld"])?.ok()?.stdout.contains("link"));
+    Ok(())
+}
+
+/// One entry that the format does not hold is listed; the others, and their directory, are copied.
+#[test]
+fn an_entry_that_does_not_fit_does_not_stop_the_others() -> Result<()> {
+    tools::require_root()?;
+    tools::require(&["setfattr"])?;
+    let scratch = Scratch::new("fit")?;
+    let (small, large, tree) = (scratch.join("small"), scratch.join("large"), scratch.join("t"));
+    fjord(&["mkfs", "--size", "16M", "-b", "1024"], &small, &[])?.ok()?;
+    new_image(&large, "16M")?;
+    fs::create_dir_all(tree.join("dir"))?;
+    for name in ["dir/after", "dir/marked", "last"] {
+        fs::write(tree.join(name), name)?;
+    }
+    symlink("t".repeat(1500), tree.join("dir/link"))?;
+    let script = r#"
+        cd "$1"
+        setfattr -n user.large -v $(head -c 2500 /dev/zero | tr '\0' x) dir/marked
+        chown 1000:1001 dir; chmod 2751 dir; touch -d '2001-02-03 04:05:06.5 UTC' dir
+    "#;
+    shell(script, &[&tree])?;
+    let said = fjord(&["put", "-r"], &small, &[text(&tree), "/t"])?.expect_code(&[INCOMPLETE])?;
+    ensure!(said.stderr.contains("dir/link") && said.stderr.contains("1024 bytes"), "{said:?}");
+    ensure!(said.stderr.contains("user.large (2500 bytes)"), "{said:?}");
+    let copy = scratch.join("copy");
+    shell(r#"cp -a "$1" "$2"; setfattr -x user.large "$2/dir/marked""#, &[&tree, &copy])?;
+    fs::remove_file(copy.join("dir/link"))?;
+    shell(r#"touch -r "$1/dir" "$2/dir""#, &[&tree, &copy])?;
+    linux_sees(&small, "t", &copy)?;
+    // The way out, to a file system with the same limits.
+    fjord(&["put", "-r"], &large, &[text(&tree), "/t"])?.ok()?;
+    fjord(&["rm", "-r"], &small, &["/t"])?.ok()?;
+    let mount = KernelMount::new(&small, "rw")?;
+    let said = fjord(&["get", "-r"], &large, &["/t", text(mount.path())])?;
+    let said = said.expect_code(&[INCOMPLETE])?;
+    ensure!(said.stderr.contains("dir/link") && said.stderr.contains("user.large"), "{said:?}");
+    same(&copy, &mount.path().join("t"))?;
+    mount.unmount()?;
+    Ok(())
+}
+
+/// Nor does one whose name is in use; and a full image leaves no directory without its mode.
+#[test]
+fn directories_are_complete_after_a_failure() -> Result<()> {
+    let scratch = Scratch::new("complete")?;
+    let (img, tree) = (scratch.join("image"), scratch.join("t"));
+    new_image(&img, "12M")?;
+    fs::create_dir_all(tree.join("dir/a"))?;
+    fs::write(tree.join("dir/a/file"), b"a")?;
+    fs::write(tree.join("dir/b"), b"b")?;
+    fs::set_permissions(tree.join("dir"), Permissions::from_mode(0o751))?;
+    let other = scratch.join("other");
+    fs::create_dir_all(&other)?;
+    fs::write(other.join("a"), b"in the way")?;
+    fjord(&["put", "-r"], &img, &[&format!("{}/.", text(&other)), "/"])?.ok()?;
+    fjord(&["mkdir", "-p", "-m", "700"], &img, &["/t/dir", "/u/dir"])?.ok()?;
+    fjord(&["mv"], &img, &["/a", "/t/dir/a"])?.ok()?;
+    let said = fjord(&["put", "-r"], &img, &[text(&tree), "/"])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("dir/a: ") && said.stderr.contains("1 entr"), "{said:?}");
+    ensure!(fjord(&["cat"], &img, &["/t/dir/b"])?.ok()?.stdout == "b");
+    let mode = |path: &str| -> Result<bool> {
+        Ok(fjord(&["stat"], &img, &[path])?.ok()?.stdout.contains("0751"))
+    };
+    ensure!(mode("/t/dir")?, "{}", fjord(&["stat"], &img, &["/t/dir"])?.stdout);
+    // The same inside the image, and on the way out.
+    fjord(&["mv"], &img, &["/t/dir/a", "/u/dir/a"])?.ok()?;
+    fjord(&["mkdir"], &img, &["/t/dir/a"])?.ok()?;
+    fjord(&["mkdir"], &img, &["/new"])?.ok()?;
+    let said = fjord(&["cp", "-a"], &img, &["/t/.", "/u"])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("dir/a: "), "{said:?}");
+    ensure!(mode("/u/dir")? && fjord(&["cat"], &img, &["/u/dir/b"])?.ok()?.stdout == "b");
+    let out = scratch.join("out");
+    fs::create_dir_all(out.join("dir"))?;
+    fs::write(out.join("dir/a"), b"in the way")?;
+    fs::set_permissions(out.join("dir"), Permissions::from_mode(0o700))?;
+    fjord(&["get", "-r"], &img, &["/t/.", text(&out)])?.expect_code(&[1])?;
+    ensure!(fs::metadata(out.join("dir"))?.mode() & 0o7777 == 0o751);
+    ensure!(fs::read(out.join("dir/b"))? == b"b");
+    // Full: an end, but with its mode.
+    fs::write(tree.join("dir/c"), vec![1; 20 << 20])?;
+    fs::write(tree.join("dir/d"), b"d")?;
+    let said = fjord(&["put", "-r"], &img, &[text(&tree), "/full"])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains("no space left in the image"), "{said:?}");
+    ensure!(mode("/full/dir")?);
+    image::e2fsck_clean(&img)?;
+    Ok(())
+}
+
+/// Deeper trees than a copy holds open are refused by a message that says so.
+#[test]
+fn trees_that_are_too_deep_are_told() -> Result<()> {
+    let scratch = Scratch::new("depth")?;
+    let (img, tree) = (scratch.join("image"), scratch.join("t"));
+    new_image(&img, "32M")?;
+    fs::create_dir(&tree)?;
+    let script = "import os, sys\nos.chdir(sys.argv[1])\nfor _ in range(520):\n  os.mkdir('d'); os.chdir('d')\n";
+    tools::run(Command::new("python3").args(["-c", script]).arg(&tree))?.ok()?;
+    fs::write(tree.join("last"), b"last")?;
+    let limit = "more than 500 levels deep";
+    let new = scratch.join("new");
+    let said = fjord(&["mkfs", "--from-dir", text(&tree)], &new, &[])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains(limit), "{said:?}");
+    let said = fjord(&["put", "-r"], &img, &[text(&tree), "/t"])?.expect_code(&[1])?;
+    ensure!(said.stderr.contains(limit) && said.stderr.len() < 1000, "{said:?}");
+    ensure!(fjord(&["cat"], &img, &["/t/last"])?.ok()?.stdout == "last");
+    image::e2fsck_clean(&img)?;
     Ok(())
 }
 

@@ -168,6 +168,56 @@ fn cp_is_that_of_coreutils() -> Result<()> {
     ])
 }
 
+/// A path that ends in a slash is that of a directory, not of a link to it.
+#[test]
+fn a_slash_at_the_end_is_that_of_coreutils() -> Result<()> {
+    let pair = Pair::new("slash")?;
+    // Here rm(1) would empty the directory and then fail.
+    for line in ["rm -r /dirlink/", "rm -rf /dirlink/"] {
+        let said = pair.fjord(line)?.expect_code(&[1])?.stderr;
+        ensure!(said.contains("/dirlink/: is a symbolic link"), "{said}");
+    }
+    pair.compare(&[
+        "cp -a /dirlink/ /backup",
+        "cp -r /dirlink/ /two",
+        "cp -a /dirlink/ /other",
+        "cp -r /dirlink/. /closed",
+        "cp /file/ /new",
+        "cp -a /link/ /new",
+        "cp -a /dangling/ /new",
+        "cp /two /file/",
+        "mv /dirlink/ /dir",
+        "mv /dirlink/ /moved",
+        "mv /file/ /moved",
+        "mv /empty/ /moved",
+        "rm /file/",
+        "rm -f /file/",
+        "rm -r /moved/",
+        "chown -h 3:4 /dirlink/",
+        "rm -r /dirlink",
+    ])
+}
+
+#[test]
+fn what_fails_does_not_stop_the_others() -> Result<()> {
+    let pair = Pair::new("others")?;
+    let said = pair.fjord("rm /nope /two /dir /single")?.expect_code(&[1])?.stderr;
+    ensure!(said.contains("/nope: ") && said.contains("/dir: is a directory"), "{said}");
+    let said = pair.fjord("mkdir /other /new /gone/x /newer")?.expect_code(&[1])?.stderr;
+    ensure!(said.contains("/other: ") && said.contains("/gone"), "{said}");
+    // The same lines again have no other outcome.
+    Pair::new("others-compared")?.compare(&[
+        "rm /nope /two /dir /single",
+        "rm -f /nope /hard",
+        "mkdir -m 755 /other /new /gone/x /newer",
+        "mkdir -p -m 755 /file/x /new /newest",
+    ])?;
+    let names = pair.fjord("ls /")?.ok()?.stdout;
+    ensure!(!names.contains("two") && !names.contains("single"), "{names}");
+    ensure!(names.contains("new\n") && names.contains("newer\n"), "{names}");
+    Ok(())
+}
+
 #[test]
 fn ln_is_that_of_coreutils() -> Result<()> {
     Pair::new("ln")?.compare(&[

@@ -1,5 +1,5 @@
 //! Growth of a mount, asked for from outside. Owns the order and its outcome; how the two sides find
-//! each other is in [`crate::call`].
+//! each other is in `crate::call`.
 //!
 //! Invariant: what has begun is completed, also when who asked has gone; an unmount waits for it.
 

@@ -22,7 +22,7 @@ use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
 use crate::build::Build;
-use crate::error::{Full, Result, TreeError};
+use crate::error::{Full, Result, TreeError, list, list_or_end};
 use crate::host::write::without_list;
 use crate::owners::IdKind;
 use crate::rules::Rules;
@@ -38,9 +38,6 @@ const SMALL_INODE_BYTES: u16 = 128;
 const NAME_BYTES_MAX: usize = 255;
 /// Most bytes of paths and attributes that are kept until the end.
 const DEFERRED_BYTES_MAX: usize = 64 << 20;
-/// Limits of the list of skipped entries: lines, and bytes of a line.
-const LISTED_MAX: usize = 10_000;
-const LINE_BYTES_MAX: usize = 1024;
 /// Data and entries that a new image collects before they are written to the device.
 const UNWRITTEN_BYTES_MAX: u64 = 6 << 20;
 const UNWRITTEN_ENTRIES_MAX: u64 = 4096;
@@ -63,6 +60,8 @@ pub struct Populated {
     /// Losses by path, with reasons: attributes that the image cannot hold, entries that could not
     /// be read.
     pub unkept: Vec<String>,
+    /// Entries that could not be copied, with reasons.
+    pub failed: Vec<String>,
 }
 
 /// Where the contents come from.
@@ -174,22 +173,6 @@ impl New<'_> {
             New::Node { mode, device } => parent.mknod(name, mode, device.to_u32(), cred),
         }
     }
-}
-
-/// Adds a line to a list for people, unless it is long already.
-fn list(lines: &mut Vec<String>, mut what: String) {
-    if lines.len() > LISTED_MAX {
-        return;
-    }
-    if lines.len() == LISTED_MAX {
-        "more, which are not listed".clone_into(&mut what);
-    }
-    let mut len = what.len().min(LINE_BYTES_MAX);
-    while !what.is_char_boundary(len) {
-        len -= 1;
-    }
-    what.truncate(len);
-    lines.push(what);
 }
 
 /// Memory that waits for the end with a directory.
@@ -462,6 +445,14 @@ impl<'a> Builder<'a> {
     /// Lists what could not be kept.
     pub(crate) fn not_kept(&mut self, what: String) {
         list(&mut self.done.unkept, what);
+    }
+
+    /// Lists an error that concerns only one entry, so that the others can be copied.
+    ///
+    /// # Errors
+    /// The same, if it ends the copy.
+    pub(crate) fn go_on(&mut self, error: TreeError) -> Result<()> {
+        list_or_end(error, &mut self.done.unkept, &mut self.done.failed)
     }
 
     pub(crate) fn count_entry(&mut self) {

@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use fjord::Timespec;
 use rustix::fs::{FileType, OFlags};
-use rustix::io::Errno;
 
 use crate::builder::{COPY_BYTES, shown};
 use crate::digest::Digest;
@@ -315,7 +314,7 @@ struct Walk<'r> {
 impl Walk<'_> {
     fn directory(&mut self, dir: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
-            return read(path, Err(Errno::LOOP));
+            return Err(TreeError::too_deep(path));
         }
         for name in names(dir, path)? {
             let path = join(path, &name);

@@ -49,7 +49,8 @@ pub struct CopyItem {
 
 /// Copies files inside one image. Symbolic links are copied, not followed; directories are merged; a
 /// file that has the name is replaced atomically, by a rename, when the copy is complete and durable.
-/// An item that fails does not stop the others: the second value has the errors.
+/// An item that fails does not stop the others: the second value has the errors. Nor does an entry of a
+/// directory, as far as the error concerns no other: [`Populated::failed`] and [`Populated::unkept`].
 ///
 /// Errors are [`TreeError::Usage`] for a directory that would go into itself, and for a file whose
 /// contents are to go into a directory; [`TreeError::Full`], [`TreeError::InTheWay`],
@@ -143,7 +144,7 @@ impl Copy<'_, '_> {
 
     fn directory(&mut self, from: &InodeRef, spot: Spot<'_>, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
-            return self.builder.at(spot.path, Err(Errno::LOOP.into()));
+            return Err(TreeError::too_deep(spot.path));
         }
         let (made, is_new) = self.builder.directory_in(spot)?;
         self.contents(from, (&made, is_new), spot.path, depth)
@@ -157,6 +158,13 @@ impl Copy<'_, '_> {
         path: &[u8],
         depth: usize,
     ) -> Result<()> {
+        let filled = self.fill(from, made, path, depth);
+        let finished = self.finish(from, (made, is_new), path);
+        filled.and(finished)
+    }
+
+    /// Copies what is in a directory. Entries that fail on their own do not stop the others.
+    fn fill(&mut self, from: &InodeRef, made: &InodeRef, path: &[u8], depth: usize) -> Result<()> {
         let mut names = Vec::new();
         let read = from.read_dir(0, &mut |entry| {
             if entry.name != b"." && entry.name != b".." {
@@ -169,8 +177,21 @@ impl Copy<'_, '_> {
         for name in names {
             let below = [path.strip_suffix(b"/").unwrap_or(path), b"/", &name].concat();
             let child = self.builder.at(&below, from.lookup(&name))?;
-            self.entry(&child, Spot { parent: made, name: &name, path: &below }, depth + 1)?;
+            let spot = Spot { parent: made, name: &name, path: &below };
+            if let Err(error) = self.entry(&child, spot, depth + 1) {
+                self.builder.go_on(error)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Gives a directory its attributes, complete or not.
+    fn finish(
+        &mut self,
+        from: &InodeRef,
+        (made, is_new): (&InodeRef, bool),
+        path: &[u8],
+    ) -> Result<()> {
         if self.rules.attributes {
             self.keep(from, made, path)?;
         } else if is_new {

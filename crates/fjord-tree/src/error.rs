@@ -2,9 +2,17 @@
 
 use fjord::Fs;
 use fjord_mkfs::MkfsError;
+use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::host::DEPTH_MAX;
 use crate::tar::error::TarError;
+
+/// Limits of a list of entries: lines, and bytes of a line.
+const LISTED_MAX: usize = 10_000;
+const LINE_BYTES_MAX: usize = 1024;
+/// Bytes of a long path that a message shows.
+const SHOWN_BYTES_MAX: usize = 200;
 
 /// Result of moving a tree.
 pub type Result<T, E = TreeError> = std::result::Result<T, E>;
@@ -140,6 +148,17 @@ pub enum TreeError {
         /// Bytes of a block.
         block_size: u32,
     },
+    /// Directories lie deeper in each other than a copy goes.
+    #[error(
+        "{path}: directories more than {levels_max} levels deep are not supported; copy the deeper \
+         ones on their own, or make the image from a tar file (mkfs --from-tar)"
+    )]
+    TooDeep {
+        /// Path of the first directory that is too deep, cut where it is long.
+        path: String,
+        /// The limit.
+        levels_max: usize,
+    },
     /// The image cannot give an entry, or cannot take it.
     #[error("{path}: {source}")]
     Engine {
@@ -148,4 +167,89 @@ pub enum TreeError {
         /// What failed.
         source: fjord::Error,
     },
+}
+
+/// What an error at one entry means for a copy of many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// The source or the format of the target does not permit the entry; the others are copied.
+    Unkept,
+    /// The entry cannot be copied; the others are.
+    Failed,
+    /// The others would fail too.
+    Ends,
+}
+
+impl TreeError {
+    pub(crate) fn effect(&self) -> Effect {
+        match self {
+            TreeError::Source { .. } | TreeError::LinkTooLong { .. } => Effect::Unkept,
+            TreeError::InTheWay { .. } | TreeError::TooDeep { .. } => Effect::Failed,
+            // Limits of ext4: the length of a file, the number of its names.
+            TreeError::Engine { source, .. }
+                if source.is(Errno::FBIG) || source.is(Errno::MLINK) =>
+            {
+                Effect::Unkept
+            }
+            TreeError::Target { source, .. } => match Errno::from_io_error(source) {
+                Some(
+                    Errno::NAMETOOLONG
+                    | Errno::INVAL
+                    | Errno::ILSEQ
+                    | Errno::FBIG
+                    | Errno::MLINK
+                    | Errno::OPNOTSUPP,
+                ) => Effect::Unkept,
+                Some(Errno::ACCESS | Errno::PERM | Errno::TXTBSY | Errno::BUSY) => Effect::Failed,
+                _ => Effect::Ends,
+            },
+            _ => Effect::Ends,
+        }
+    }
+
+    /// A directory at `path` that lies too deep.
+    pub(crate) fn too_deep(path: &[u8]) -> TreeError {
+        let mut shown = crate::builder::shown(&path[..path.len().min(SHOWN_BYTES_MAX)]);
+        if path.len() > SHOWN_BYTES_MAX {
+            shown.push('…');
+        }
+        TreeError::TooDeep { path: shown, levels_max: DEPTH_MAX }
+    }
+}
+
+/// Adds the text of an error to `unkept` or `failed`.
+///
+/// # Errors
+/// The same, if it ends the copy.
+pub(crate) fn list_or_end(
+    error: TreeError,
+    unkept: &mut Vec<String>,
+    failed: &mut Vec<String>,
+) -> Result<()> {
+    let text = match &error {
+        TreeError::Source { path, source } => format!("{path}: cannot be read: {source}"),
+        error => error.to_string(),
+    };
+    match error.effect() {
+        Effect::Unkept => list(unkept, text),
+        Effect::Failed => list(failed, text),
+        Effect::Ends => return Err(error),
+    }
+    Ok(())
+}
+
+/// Adds a line to a list for people, unless it is long already.
+pub(crate) fn list(lines: &mut Vec<String>, mut what: String) {
+    if lines.len() > LISTED_MAX {
+        return;
+    }
+    if lines.len() == LISTED_MAX {
+        "more, which are not listed".clone_into(&mut what);
+    }
+    let mut len = what.len().min(LINE_BYTES_MAX);
+    while !what.is_char_boundary(len) {
+        len -= 1;
+    }
+    what.truncate(len);
+    lines.push(what);
 }

@@ -16,7 +16,7 @@ use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
 use crate::builder::{COPY_BYTES, shown};
-use crate::error::{Result, TreeError};
+use crate::error::{Result, TreeError, list_or_end};
 use crate::host::DEPTH_MAX;
 use crate::host::sys::{self, Place};
 use crate::host::write::{Attributes, Setter, Spot, failed, open_dir};
@@ -37,10 +37,14 @@ pub struct Extracted {
     pub bytes: u64,
     /// Losses by path, with reasons.
     pub unkept: Vec<String>,
+    /// Entries that could not be copied, with reasons.
+    pub failed: Vec<String>,
 }
 
-/// Copies a file, or a directory with all that is in it, to the path `target`. What is there already
-/// is replaced, directories are merged. `progress` is called after each entry and each piece of data.
+/// Copies a file, or a directory with all that is in it, to the path `target`, which the caller of
+/// the program named: symbolic links there are followed. What is there already is replaced,
+/// directories are merged. An entry that cannot be written is listed, and the others are copied,
+/// unless they would fail too. `progress` is called after each entry and each piece of data.
 ///
 /// # Errors
 /// [`TreeError::Engine`] when the image cannot be read, [`TreeError::Target`] when the copy cannot be
@@ -51,13 +55,7 @@ pub fn extract(
     rules: &ExtractRules,
     progress: &mut dyn FnMut(&Extracted),
 ) -> Result<Extracted> {
-    let mut out = Extraction {
-        rules,
-        done: Extracted::default(),
-        linked: HashMap::new(),
-        buffer: vec![0; COPY_BYTES],
-        progress,
-    };
+    let mut out = Extraction::new(rules, progress);
     let kind = file.attr().kind();
     let there = std::fs::metadata(target).ok();
     if kind == FileKind::Directory && there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
@@ -82,6 +80,24 @@ pub fn extract(
     Ok(out.done)
 }
 
+/// As [`extract`], to `name` in the directory `dir`. Only links in the path `dir` are followed: what
+/// has the name may come from an earlier copy, so a link or a device there is not written through.
+///
+/// # Errors
+/// As [`extract`].
+pub fn extract_into(
+    file: &InodeRef,
+    dir: &Path,
+    name: &[u8],
+    rules: &ExtractRules,
+    progress: &mut dyn FnMut(&Extracted),
+) -> Result<Extracted> {
+    let mut out = Extraction::new(rules, progress);
+    let target = dir.join(OsStr::from_bytes(name));
+    out.entry(file, &open_dir(dir)?, name, &target, 0)?;
+    Ok(out.done)
+}
+
 /// Writes the content of a regular file to a stream, holes as zeroes.
 ///
 /// # Errors
@@ -95,13 +111,8 @@ pub fn extract_to_stream(
         let message = "only the content of a regular file can go to standard output";
         return Err(TreeError::Usage(message.to_owned()));
     }
-    let mut out = Extraction {
-        rules: &ExtractRules::default(),
-        done: Extracted::default(),
-        linked: HashMap::new(),
-        buffer: vec![0; COPY_BYTES],
-        progress,
-    };
+    let rules = ExtractRules::default();
+    let mut out = Extraction::new(&rules, progress);
     out.stream(file, stream, Path::new("standard output"))?;
     Ok(out.done)
 }
@@ -161,7 +172,12 @@ fn names(dir: &InodeRef, path: &Path) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-impl Extraction<'_> {
+impl<'e> Extraction<'e> {
+    fn new(rules: &'e ExtractRules, progress: &'e mut dyn FnMut(&Extracted)) -> Extraction<'e> {
+        let buffer = vec![0; COPY_BYTES];
+        Extraction { rules, done: Extracted::default(), linked: HashMap::new(), buffer, progress }
+    }
+
     fn count(&mut self) {
         self.done.entries += 1;
         (self.progress)(&self.done);
@@ -219,22 +235,31 @@ impl Extraction<'_> {
         depth: usize,
     ) -> Result<()> {
         if depth > DEPTH_MAX {
-            return failed(path, Err(Errno::LOOP));
+            return Err(TreeError::too_deep(path.as_os_str().as_bytes()));
         }
-        for name in names(from, path)? {
-            let path = path.join(OsStr::from_bytes(&name));
-            let file = at(&path, from.lookup(&name))?;
-            self.entry(&file, to, &name, &path, depth + 1)?;
-        }
+        let filled = self.fill(from, to, path, depth);
+        // Also of one that is not complete: nobody may enter it yet.
         let wanted = self.attributes(from, path)?;
         self.set(Place::Open(to.as_fd()), path, &wanted);
         self.count();
+        filled
+    }
+
+    /// Copies what is in a directory. Entries that fail on their own do not stop the others.
+    fn fill(&mut self, from: &InodeRef, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
+        for name in names(from, path)? {
+            let path = path.join(OsStr::from_bytes(&name));
+            let file = at(&path, from.lookup(&name))?;
+            if let Err(error) = self.entry(&file, to, &name, &path, depth + 1) {
+                list_or_end(error, &mut self.done.unkept, &mut self.done.failed)?;
+            }
+        }
         Ok(())
     }
 
     fn file(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
         let wanted = self.attributes(file, spot.path)?;
-        spot.place(&|name| spot.create(name), &mut |made, _| {
+        spot.place_file(&mut |made| {
             self.data(file, made, spot.path)?;
             self.set(Place::Open(made.as_fd()), spot.path, &wanted);
             Ok(())

@@ -21,7 +21,7 @@ pub enum Destination {
 
 /// Copies a file, or a directory with all that is in it, into an image. A file in the image that has
 /// the name of a new one is replaced when that is complete; directories are merged. What cannot be
-/// read below `source` is listed and left out.
+/// copied below `source` is listed and left out, unless the others would fail too.
 ///
 /// # Errors
 /// [`TreeError::Source`] when `source` itself cannot be read; [`TreeError::Full`], after which an

@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Err(last)
     });
     bar.finish_and_clear();
-    output::unkept(&copied?.unkept)
+    let copied = copied?;
+    output::copied(&copied.failed, &copied.unkept)
 }
 
 /// What a source is, and where it goes; none if it stays as it is.

@@ -9,6 +9,7 @@ use crate::{
     failure::{Failure, Result},
     image, output,
     paths::{self, Last},
+    targets,
 };
 
 #[derive(Debug, clap::Args)]
@@ -59,17 +60,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return copied.map(drop).map_err(Failure::from);
     }
     let rules = ExtractRules { owners: args.same_owner || fjord_tree::is_root() };
-    let copied = fjord_tree::extract(&file, &target(args), &rules, &mut show);
+    let copied = match targets::last_name(&args.path) {
+        name if args.target.is_dir() && !matches!(name, "" | "." | "..") => {
+            let name = name.as_bytes();
+            fjord_tree::extract_into(&file, &args.target, name, &rules, &mut show)
+        }
+        _ => fjord_tree::extract(&file, &args.target, &rules, &mut show),
+    };
     bar.finish_and_clear();
-    output::unkept(&copied?.unkept)
-}
-
-/// The path of the copy.
-fn target(args: &Args) -> PathBuf {
-    let name = args.path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    let is_name = !matches!(name, "" | "." | "..");
-    match args.target.is_dir() && is_name {
-        true => args.target.join(name),
-        false => args.target.clone(),
-    }
+    let copied = copied?;
+    output::copied(&copied.failed, &copied.unkept)
 }

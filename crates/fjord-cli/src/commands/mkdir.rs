@@ -8,6 +8,7 @@ use crate::{
     failure::{Context, Result},
     image,
     paths::{self, Last},
+    targets,
 };
 
 #[derive(Debug, clap::Args)]
@@ -36,10 +37,7 @@ pub(super) fn parse_mode(text: &str) -> Result<u16, String> {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     image::change(&args.image, |fs| {
-        for path in &args.paths {
-            make(fs, path, args.mode, args.parents)?;
-        }
-        Ok(())
+        targets::all(&args.paths, |path| make(fs, path, args.mode, args.parents))
     })
 }
 

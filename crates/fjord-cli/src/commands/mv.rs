@@ -39,6 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn move_one(fs: &Fs, source: &str, destination: &Destination, no_clobber: bool) -> Result<()> {
     let (from, old_name) = paths::parent(fs, source)?;
     let file = from.lookup(&old_name).context(source)?;
+    paths::check_slash(source, &file)?;
     let is_dir = file.attr().kind() == FileKind::Directory;
     let to = destination.spot(source, is_dir).context(source)?;
     let refuse = |why: &str| Err(Failure::new(format!("{source}, to {}: {why}", to.path)));

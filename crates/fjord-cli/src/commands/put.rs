@@ -62,6 +62,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let copied = image::change(&args.image, |fs| {
         if from_stdin {
             let (dir, name) = paths::parent_of_new(fs, &args.path)?;
+            if let Ok(there) = dir.lookup(&name) {
+                paths::check_slash(&args.path, &there)?;
+            }
             let stdin = &mut io::stdin().lock();
             return Ok(fjord_tree::put_stream(stdin, (&dir, &name), &rules, &mut show)?);
         }
@@ -71,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     bar.finish_and_clear();
     let copied = copied?;
     output::left_out(&copied.skipped, "");
-    output::unkept(&copied.unkept)
+    output::copied(&copied.failed, &copied.unkept)
 }
 
 /// Checks the source before the image is opened.

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, path::PathBuf};
 
-use fjord::{FileKind, InodeNo, InodeRef};
+use fjord::{FileKind, Fs, InodeNo, InodeRef};
 
 use super::ls;
 use crate::{
@@ -27,24 +27,27 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    image::change(&args.image, |fs| {
-        for path in &args.paths {
-            if path.split('/').all(|name| matches!(name, "" | ".")) {
-                let message = format!("{path}: the root directory cannot be removed");
-                return Err(Failure::new(message));
-            }
-            let (dir, name) = paths::parent(fs, path)?;
-            let file = match dir.lookup(&name) {
-                Err(e) if args.force && e.errno() == libc::ENOENT => continue,
-                found => found.context(path)?,
-            };
-            if file.attr().kind() == FileKind::Directory && !args.recursive {
-                return Err(Failure::new(format!("{path}: is a directory; use -r to remove it")));
-            }
-            remove(&dir, &name, &file, &mut HashSet::new()).context(path)?;
-        }
-        Ok(())
-    })
+    image::change(&args.image, |fs| targets::all(&args.paths, |path| remove_one(fs, path, args)))
+}
+
+fn remove_one(fs: &Fs, path: &str, args: &Args) -> Result<()> {
+    if path.split('/').all(|name| matches!(name, "" | ".")) {
+        return Err(Failure::new(format!("{path}: the root directory cannot be removed")));
+    }
+    let (dir, name) = paths::parent(fs, path)?;
+    let file = match dir.lookup(&name) {
+        Err(e) if args.force && e.errno() == libc::ENOENT => return Ok(()),
+        found => found.context(path)?,
+    };
+    match paths::check_slash(path, &file) {
+        // As rm(1): no directory of this name exists. What a link leads to is not removed.
+        Err(_) if args.force && file.attr().kind() != FileKind::Symlink => return Ok(()),
+        checked => checked?,
+    }
+    if file.attr().kind() == FileKind::Directory && !args.recursive {
+        return Err(Failure::new(format!("{path}: is a directory; use -r to remove it")));
+    }
+    remove(&dir, &name, &file, &mut HashSet::new()).context(path)
 }
 
 /// Removes a file, or a directory with all that is in it. `seen` has the directories that are being

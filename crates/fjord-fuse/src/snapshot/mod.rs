@@ -2,7 +2,7 @@
 //! side, `server` that of the mount.
 //!
 //!
-//! Once connected ([`crate::call`]), the client sends an order, and the file for the copy as a
+//! Once connected (`crate::call`), the client sends an order, and the file for the copy as a
 //! descriptor. The server sends the outcome and hangs up. If the client hangs up before, the
 //! snapshot is cancelled. The file is a descriptor opened by the client, so that the server, which
 //! may be root, cannot write a file that the client may not write.

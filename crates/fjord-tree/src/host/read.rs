@@ -26,7 +26,7 @@ struct Walk<'b, 'a> {
     buffer: Vec<u8>,
     /// Bytes of a path before the part that begins at the top of the tree.
     top_bytes: usize,
-    /// Unreadable entries are listed and skipped instead of ending the copy.
+    /// Entries that cannot be copied are listed and skipped instead of ending the copy.
     goes_on: bool,
 }
 
@@ -134,8 +134,9 @@ impl<'b, 'a> Walk<'b, 'a> {
         let status = read(path, sys::status(dir.as_fd()))?;
         let meta = meta(path, &status, Place::Open(dir.as_fd()))?;
         self.top_bytes = top_bytes(path);
-        self.directory(&dir, target, path, 0)?;
-        self.finish(target, path, &meta)
+        let filled = self.directory(&dir, target, path, 0);
+        let finished = self.finish(target, path, &meta);
+        filled.and(finished)
     }
 
     fn directory(
@@ -146,7 +147,7 @@ impl<'b, 'a> Walk<'b, 'a> {
         depth: usize,
     ) -> Result<()> {
         if depth > DEPTH_MAX {
-            return read(path, Err(Errno::LOOP));
+            return Err(TreeError::too_deep(path));
         }
         for name in names(dir, path)? {
             let path = join(path, &name);
@@ -159,9 +160,7 @@ impl<'b, 'a> Walk<'b, 'a> {
                 self.entry(&found, target, name.to_bytes())
             });
             match copied {
-                Err(TreeError::Source { path, source }) if self.goes_on => {
-                    self.builder.done.unkept.push(format!("{path}: cannot be read: {source}"));
-                }
+                Err(error) if self.goes_on => self.builder.go_on(error)?,
                 copied => copied?,
             }
         }
@@ -176,8 +175,10 @@ impl<'b, 'a> Walk<'b, 'a> {
             let dir = open_in(found.dir, found.name, path, OFlags::DIRECTORY)?;
             let meta = meta(path, status, Place::Open(dir.as_fd()))?;
             let (inode, _) = self.builder.directory_in(spot)?;
-            self.directory(&dir, &inode, path, found.depth + 1)?;
-            return self.finish(&inode, path, &meta);
+            let filled = self.directory(&dir, &inode, path, found.depth + 1);
+            // Also of one that is not complete: nobody may enter it yet.
+            let finished = self.finish(&inode, path, &meta);
+            return filled.and(finished);
         }
         if let Some(ino) = self.linked.get(&status.key()) {
             let first = self.builder.at(path, self.builder.fs.inode(*ino, None))?;

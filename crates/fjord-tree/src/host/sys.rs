@@ -265,6 +265,19 @@ pub(crate) fn link(original: &CStr, dir: BorrowedFd<'_>, name: &CStr) -> rustix:
     done(unsafe { libc::linkat(libc::AT_FDCWD, from, dir, name.as_ptr(), 0) })
 }
 
+/// Gives an open file, which may have no name, a name in `dir`.
+pub(crate) fn link_open(
+    file: BorrowedFd<'_>,
+    dir: BorrowedFd<'_>,
+    name: &CStr,
+) -> rustix::io::Result<()> {
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let path = path.map_err(|_| Errno::INVAL)?;
+    let (flags, dir) = (libc::AT_SYMLINK_FOLLOW, dir.as_raw_fd());
+    // SAFETY: both end with a zero byte.
+    done(unsafe { libc::linkat(libc::AT_FDCWD, path.as_ptr(), dir, name.as_ptr(), flags) })
+}
+
 pub(crate) fn rename(dir: BorrowedFd<'_>, from: &CStr, to: &CStr) -> rustix::io::Result<()> {
     let dir = dir.as_raw_fd();
     // SAFETY: both names end with a zero byte.

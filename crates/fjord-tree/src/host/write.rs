@@ -1,7 +1,8 @@
 //! Creates entries on the host.
 //!
 //! Invariants: an entry is created in an open directory, and no symbolic link there is followed. An
-//! existing file is replaced when the new entry is complete; a failed entry leaves nothing behind.
+//! existing file is replaced when the new entry is complete; a failed entry leaves nothing behind, nor
+//! does a killed process beside a file that it replaces, where files without a name are supported.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -60,6 +61,34 @@ impl Spot<'_> {
             // The error is the one that counts.
             let _ = sys::unlink(self.dir.as_fd(), self.name);
         })
+    }
+
+    /// As [`Spot::place`], of a regular file. One that replaces another has no name until it is
+    /// complete, where the file system supports that.
+    pub(crate) fn place_file(&self, fill: &mut dyn FnMut(&OwnedFd) -> Result<()>) -> Result<()> {
+        let dir = self.dir.as_fd();
+        let unnamed = match sys::status_at(dir, self.name) {
+            Ok(_) => self.unnamed(),
+            Err(_) => Err(Errno::OPNOTSUPP),
+        };
+        let made = match unnamed {
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                return self.place(&|name| self.create(name), &mut |made, _| fill(made));
+            }
+            made => failed(self.path, made)?,
+        };
+        fill(&made)?;
+        let (beside, ()) = self.beside(&|name| sys::link_open(made.as_fd(), dir, name))?;
+        self.take_name(&beside).inspect_err(|_| {
+            // The error is the one that counts.
+            let _ = sys::unlink(dir, &beside);
+        })
+    }
+
+    /// A new regular file without a name, open for writing.
+    fn unnamed(&self) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(self.dir, ".", flags, Mode::RUSR | Mode::WUSR)
     }
 
     fn replace<T>(
@@ -126,7 +155,7 @@ impl Spot<'_> {
     }
 
     /// A new regular file, open for writing.
-    pub(crate) fn create(&self, name: &CStr) -> rustix::io::Result<OwnedFd> {
+    fn create(&self, name: &CStr) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         rustix::fs::openat(self.dir, name, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
     }
