@@ -181,7 +181,7 @@ mod tests {
             (&|p| p[journal]["keywords"] = json!(["a-keyword-beyond-twenty"]), "longer than"),
             (&|p| p[journal]["publish"] = json!([]), "publish = false"),
             (&|p| p[journal]["dependencies"][block.unwrap()]["req"] = json!("*"), "no version"),
-            (&|p| p[place("fjord-testkit")]["publish"] = Value::Null, "fjord-testkit: give it"),
+            (&|p| p[place("fjord-testkit")]["publish"] = Value::Null, "fjord-testkit: set publish"),
         ];
         for (harm, expected) in cases {
             let mut harmed = sound.clone();
