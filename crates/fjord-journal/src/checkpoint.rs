@@ -21,7 +21,7 @@ use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
-use crate::transaction::{Phase, Sequence};
+use crate::transaction::Sequence;
 
 /// Most blocks in one batch of home writes: the most that a freed block or a handle start waits
 /// for.
@@ -98,7 +98,7 @@ impl Journal {
         if fits || planted(Bug::LogGoesRound) {
             return Ok(());
         }
-        self.finish_in_flight()?;
+        self.settle()?;
         self.empty_log(log)?;
         let mut state = self.inner.state.lock();
         (state.head, state.tail) = (log.first, log.first);
@@ -116,11 +116,11 @@ impl Journal {
             let Some(log) = &self.inner.log else { return Ok(()) };
             self.checkpoint_all()?;
             // Commit and checkpoint locks are held: the log does not change from here on.
-            let _committer = self.inner.lock_committer();
+            let _commits = self.inner.lock_commits();
             let _checkpoint = self.lock_checkpoint(Class::Sync);
             let (sequence, head, empty) = {
                 let state = self.inner.state.lock();
-                if !(state.checkpoints.is_empty() && state.committing.is_empty()) {
+                if !state.pipeline.is_empty() {
                     continue;
                 }
                 (state.logged.next().0, state.head, state.empty_on_disk)
@@ -180,8 +180,8 @@ impl Journal {
     fn commit_oldest(&self) -> Result<()> {
         let oldest = {
             let state = self.inner.state.lock();
-            let committing = state.committing.front().map(|slot| slot.tid);
-            committing.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
+            let in_flight = state.pipeline.in_flight().next().map(|commit| commit.tid);
+            in_flight.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
         };
         oldest.map_or(Ok(()), |tid| self.commit(tid))
     }
@@ -195,20 +195,16 @@ impl Journal {
         newer: Option<Sequence>,
     ) -> Result<Option<usize>> {
         self.check_running()?;
-        let (sequence, buffers) = {
-            let mut state = self.inner.state.lock();
-            let Some(oldest) = state.checkpoints.front_mut() else { return Ok(None) };
-            oldest.phase = Phase::Checkpointing;
-            (oldest.sequence, oldest.buffers.clone())
-        };
-        for batch in buffers.chunks(BATCH_BLOCKS) {
-            if let Err(error) = self.write_home(sequence, newer, batch, class) {
+        let begun = self.inner.state.lock().pipeline.begin_checkpoint();
+        let Some(commit) = begun else { return Ok(None) };
+        for batch in commit.buffers.chunks(BATCH_BLOCKS) {
+            if let Err(error) = self.write_home(commit.sequence, newer, batch, class) {
                 self.abort(error.clone());
                 return Err(error);
             }
         }
-        self.inner.state.lock().checkpoints.pop_front();
-        Ok(Some(buffers.len()))
+        self.inner.state.lock().pipeline.end_checkpoint();
+        Ok(Some(commit.buffers.len()))
     }
 
     fn write_home(

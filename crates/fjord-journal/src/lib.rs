@@ -31,7 +31,9 @@ mod journal;
 mod log;
 mod map;
 mod part;
+mod pipeline;
 pub mod recovery;
+mod roles;
 mod stats;
 mod transaction;
 

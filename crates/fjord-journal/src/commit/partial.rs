@@ -28,11 +28,12 @@ use super::build::LogShape;
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
-use crate::journal::{CommitterGuard, Journal, State};
+use crate::journal::{Journal, State};
 use crate::log::Log;
 use crate::part::{Part, PartSet, Parts};
+use crate::roles::{Claim, Turn};
 use crate::stats;
-use crate::transaction::{Batch, Committing, Contents, Phase, Version};
+use crate::transaction::{Batch, Contents, Phase, Version};
 
 /// If the rest would be at most this fraction (1/N) of the blocks, the whole transaction commits:
 /// it costs hardly more, and the next one starts empty.
@@ -116,48 +117,19 @@ impl Journal {
             return self.commit_whole_for(tid, WholeReason::NoParts);
         };
         let mut goal: Option<Need> = None;
-        let mut state = self.inner.state.lock();
-        loop {
+        let turn = self.take_turn(Claim::Commit, |state| {
             self.check_running()?;
-            if state.committed.at_least(tid) {
-                let waited = goal.is_some();
-                let whole = PartialCommit::Whole(state.why_whole(tid));
-                return Ok(if waited { whole } else { PartialCommit::Durable });
-            }
-            if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
-                let reason = state.why_whole(tid);
-                drop(state);
-                return self.commit_whole_for(tid, reason);
-            }
-            let need = *goal.get_or_insert_with(|| need(&mut state, seeds));
-            let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
-            match need {
-                Need::Nothing => return Ok(PartialCommit::Durable),
-                Need::Whole(reason) => {
-                    drop(state);
-                    return self.commit_whole_for(tid, reason);
-                }
-                Need::InFlight(wanted) if committed >= wanted => {
-                    return Ok(PartialCommit::Durable);
-                }
-                Need::Commit(wanted) if committed >= wanted => {
-                    return Ok(PartialCommit::Parts { log_blocks: 0 });
-                }
-                Need::InFlight(_) | Need::Commit(_) => {}
-            }
-            if state.committer_busy {
-                self.inner.committer_free.wait(&mut state);
-                continue;
-            }
-            state.committer_busy = true;
-            drop(state);
-            // Released also when a callback panics, so that no thread waits forever.
-            let place = CommitterGuard::of(&self.inner);
-            self.avoid_log_wrap()?;
-            let done = self.commit_wanted(log, parts);
-            drop(place);
-            return done;
-        }
+            Ok(served(state, tid, seeds, &mut goal))
+        })?;
+        let lock = match turn {
+            Turn::Outcome(Served::Done(outcome)) => return Ok(outcome),
+            Turn::Outcome(Served::NeedsWhole(reason)) => return self.commit_whole_for(tid, reason),
+            Turn::Mine(lock) => lock,
+        };
+        self.avoid_log_wrap()?;
+        let done = self.commit_wanted(log, parts);
+        drop(lock);
+        done
     }
 
     fn commit_whole_for(&self, tid: Tid, reason: WholeReason) -> Result<PartialCommit> {
@@ -262,12 +234,39 @@ impl Journal {
     }
 }
 
+/// What other commits have done for a caller.
+enum Served {
+    Done(PartialCommit),
+    /// A full commit is needed.
+    NeedsWhole(WholeReason),
+}
+
+/// Whether the commit lock is not needed for `seeds` of transaction `tid`: what has been done for
+/// them, or `None`. `goal` is what the caller found that it needs when it was first asked.
+fn served(state: &mut State, tid: Tid, seeds: &[Part], goal: &mut Option<Need>) -> Option<Served> {
+    if state.committed.at_least(tid) {
+        let whole = PartialCommit::Whole(state.why_whole(tid));
+        return Some(Served::Done(goal.map_or(PartialCommit::Durable, |_| whole)));
+    }
+    if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
+        return Some(Served::NeedsWhole(state.why_whole(tid)));
+    }
+    let need = *goal.get_or_insert_with(|| need(state, seeds));
+    let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
+    match need {
+        Need::Nothing => Some(Served::Done(PartialCommit::Durable)),
+        Need::Whole(reason) => Some(Served::NeedsWhole(reason)),
+        Need::InFlight(wanted) if committed >= wanted => Some(Served::Done(PartialCommit::Durable)),
+        Need::Commit(wanted) if committed >= wanted => {
+            Some(Served::Done(PartialCommit::Parts { log_blocks: 0 }))
+        }
+        Need::InFlight(_) | Need::Commit(_) => None,
+    }
+}
+
 /// What a caller needs of the running transaction, which must exist.
 fn need(state: &mut State, seeds: &[Part]) -> Need {
-    let in_flight = |slot: &Committing| {
-        slot.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
-    };
-    let in_flight = state.committing.iter().any(in_flight);
+    let in_flight = state.pipeline.has_part_in_flight(seeds);
     let Some(running) = &mut state.running else { return Need::Nothing };
     let closure = running.transaction.contents.lock().parts.closure(seeds);
     if closure.contains(Part::WHOLE) {
@@ -385,6 +384,7 @@ fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Bat
     Ok(Batch {
         tid,
         sequence,
+        generation: locked.generation,
         reserved_blocks,
         versions,
         revoked,
