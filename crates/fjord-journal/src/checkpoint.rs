@@ -117,6 +117,7 @@ impl Journal {
             self.checkpoint_all()?;
             // Commit and checkpoint locks are held: the log does not change from here on.
             let _commits = self.inner.lock_commits();
+            self.settle()?;
             let _checkpoint = self.lock_checkpoint(Class::Sync);
             let (sequence, head, empty) = {
                 let state = self.inner.state.lock();

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
-use crate::commit::WholeReason;
+use crate::commit::{Wants, WholeReason};
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
@@ -49,6 +49,8 @@ pub struct JournalOptions {
     /// Checksum version of the log from now on; `None` keeps the current one. Linux uses
     /// v3 for file systems with `metadata_csum` and none otherwise.
     pub checksum: Option<ChecksumVersion>,
+    /// When a commit may follow another.
+    pub pipeline: PipelineMode,
     /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
     pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
@@ -60,6 +62,18 @@ pub struct JournalOptions {
     pub fit_home: Option<FitHome>,
 }
 
+/// When a commit may follow another (barrier-enabled I/O stack, section 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PipelineMode {
+    /// One at a time: a commit begins when the one before is durable.
+    #[default]
+    Serial,
+    /// Dual-mode journaling: a commit begins when the one before is dispatched. Several are in
+    /// flight, each with its own durability, and one flush settles all that it covers. Only over a
+    /// device that keeps order; else as [`PipelineMode::Serial`].
+    Dual,
+}
+
 /// Changes the content that replay is about to write to a block.
 pub type FitHome = fn(&dyn Device, BlockNo, &mut [u8]);
 
@@ -69,6 +83,7 @@ impl Default for JournalOptions {
             barrier: true,
             bit64: false,
             checksum: None,
+            pipeline: PipelineMode::default(),
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,
@@ -95,6 +110,8 @@ pub(crate) struct Inner {
     pub(crate) barrier: bool,
     /// The device keeps the order of commits, instead of waits and flushes.
     pub(crate) ordered: bool,
+    /// Commits follow each other without a wait: [`PipelineMode::Dual`].
+    pub(crate) dual: bool,
     pub(crate) transaction_blocks_max: u32,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.
     parts: OnceLock<Arc<dyn Parts>>,
@@ -244,6 +261,7 @@ impl Journal {
         let ordered = options.barrier && log.is_some() && device.keeps_order();
         let inner = Inner {
             ordered,
+            dual: ordered && options.pipeline == PipelineMode::Dual,
             home_writes: QuasiAsyncWrites::default(),
             device,
             block_size,
@@ -308,6 +326,10 @@ impl Journal {
     /// if it is durable.
     pub fn commit(&self, tid: Tid) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
+        if self.inner.dual {
+            self.dispatch_until(tid, Wants::Durability)?;
+            return self.settle_until(|state| state.committed.at_least(tid));
+        }
         self.commit_until(
             tid,
             |state| state.committed.at_least(tid),
@@ -327,17 +349,27 @@ impl Journal {
             return self.commit(tid);
         }
         check_no_open_handle(self, "a commit")?;
-        let runs = |state: &State| {
-            state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
+        self.dispatch_until(tid, Wants::Order)
+    }
+
+    /// Dispatches transaction `tid`, unless another thread has.
+    fn dispatch_until(&self, tid: Tid, wants: Wants) -> Result<()> {
+        let is_dispatched = |state: &State| {
+            let runs = |running: &Running| running.transaction.tid == tid;
+            state.committed.at_least(tid)
+                || !state.running.as_ref().is_some_and(runs) && state.pipeline.is_dispatched(tid)
         };
-        let begun = |state: &State| {
-            state.committed.at_least(tid) || !(state.roles.is_dispatching() || runs(state))
-        };
-        self.commit_until(tid, begun, |journal| {
-            if journal.inner.state.lock().pipeline.in_flight().count() >= IN_FLIGHT_COUNT_MAX {
+        self.commit_until(tid, is_dispatched, |journal| {
+            let (in_flight, is_alone) = {
+                let state = journal.inner.state.lock();
+                (state.pipeline.in_flight().count(), !state.roles.has_waiting_commits())
+            };
+            if in_flight >= IN_FLIGHT_COUNT_MAX {
                 journal.settle()?;
             }
-            journal.dispatch_one()
+            // A flush that others share costs less than FUA for each.
+            let wants = if in_flight == 0 && is_alone { wants } else { Wants::Order };
+            journal.dispatch_one(wants)
         })
     }
 

@@ -52,13 +52,17 @@ pub(crate) struct Commit {
     pub(crate) unsettled: Mutex<Unsettled>,
 }
 
-/// Guarded by [`Commit::unsettled`]; empty once the commit has retired or failed.
+/// Guarded by [`Commit::unsettled`]. The first two are empty once the commit has retired or failed.
 #[derive(Default)]
 pub(crate) struct Unsettled {
     /// Called with the outcome.
     pub(crate) callbacks: Vec<Callback>,
     /// What its script left to settle; `None` until it is dispatched.
     pub(crate) sent: Option<Sent>,
+    /// Its script has run.
+    pub(crate) dispatched: bool,
+    /// It is durable, and its callbacks have been told.
+    pub(crate) settled: bool,
 }
 
 /// What a commit's script left to settle.
@@ -95,9 +99,20 @@ impl Commit {
         std::mem::take(&mut self.unsettled.lock().callbacks)
     }
 
-    /// Whether the commit has been dispatched, and not settled.
+    /// Whether its script has run.
     pub(crate) fn is_dispatched(&self) -> bool {
-        self.unsettled.lock().sent.is_some()
+        self.unsettled.lock().dispatched
+    }
+
+    /// Whether it is durable and its callbacks have been told.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.unsettled.lock().settled
+    }
+
+    /// Its script has run.
+    pub(crate) fn dispatched(&self, sent: Sent) {
+        let mut unsettled = self.unsettled.lock();
+        (unsettled.sent, unsettled.dispatched) = (Some(sent), true);
     }
 
     /// Whether its script waited until it was durable.
@@ -153,6 +168,14 @@ impl Pipeline {
         self.in_flight().any(|commit| commit.ends() == Some(tid))
     }
 
+    /// Whether the commit that ends a transaction, which does not run, has been dispatched.
+    pub(crate) fn is_dispatched(&self, tid: Tid) -> bool {
+        let mut slots = self.slots.iter();
+        let slot = slots.find(|slot| slot.commit.ends() == Some(tid));
+        // One that has left the pipeline is about to be published.
+        slot.is_none_or(|slot| slot.commit.is_dispatched())
+    }
+
     /// Whether the outcome of every commit is known, and none is being dispatched.
     pub(crate) fn is_drained(&self) -> bool {
         self.in_flight().next().is_none()
@@ -168,9 +191,18 @@ impl Pipeline {
         self.slots.is_empty()
     }
 
-    /// Whether a commit in flight has one of the parts.
-    pub(crate) fn has_part_in_flight(&self, seeds: &[Part]) -> bool {
-        self.in_flight().any(|commit| commit.has_any_part(seeds))
+    /// The newest partial commit in flight that has one of the parts.
+    pub(crate) fn generation_in_flight(&self, seeds: &[Part]) -> Option<u32> {
+        let with_parts = self.in_flight().filter(|commit| commit.has_any_part(seeds));
+        with_parts.last().map(|commit| commit.generation)
+    }
+
+    /// The partial commit of that number in transaction `tid`, or the next one, if it is in flight
+    /// and has been dispatched.
+    pub(crate) fn dispatched_generation(&self, tid: Tid, number: u32) -> Option<Arc<Commit>> {
+        let mut parts = self.in_flight().filter(|commit| commit.tid == tid);
+        let found = parts.find(|commit| commit.generation >= number);
+        found.filter(|commit| commit.is_dispatched()).cloned()
     }
 
     /// The oldest commit that is not checkpointed.

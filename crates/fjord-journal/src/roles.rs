@@ -44,9 +44,9 @@ pub(crate) enum Turn<'a, T> {
 }
 
 impl Roles {
-    /// Whether a thread commits.
-    pub(crate) fn is_dispatching(&self) -> bool {
-        self.dispatching
+    /// Whether threads wait for the commit lock to commit.
+    pub(crate) fn has_waiting_commits(&self) -> bool {
+        self.commits_waiting > 0
     }
 
     fn admits(&self, claim: Claim) -> bool {
@@ -92,6 +92,32 @@ impl Journal {
             } else {
                 self.inner.pipeline_moved.wait(&mut state);
             }
+        }
+    }
+
+    /// Waits until `done`, or the settle lock is free; then takes it.
+    ///
+    /// # Errors
+    /// The journal has stopped; the callbacks of commits in flight have been told.
+    pub(crate) fn take_settle_turn(
+        &self,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<Option<SettleLock<'_>>> {
+        let mut state = self.inner.state.lock();
+        loop {
+            if done(&state) {
+                return Ok(None);
+            }
+            if let Err(stopped) = self.check_running() {
+                drop(state);
+                self.fail_in_flight(&stopped);
+                return Err(stopped);
+            }
+            if !state.roles.settling {
+                state.roles.settling = true;
+                return Ok(Some(SettleLock { inner: &self.inner }));
+            }
+            self.inner.pipeline_moved.wait(&mut state);
         }
     }
 

@@ -75,26 +75,22 @@ impl Journal {
 
     /// Dispatches the running transaction, which must exist. Waits only if the commit's script
     /// does. The caller holds the commit lock. On failure as [`Journal::commit_one`].
-    pub(crate) fn dispatch_one(&self) -> Result<()> {
+    pub(crate) fn dispatch_one(&self, wants: Wants) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
-        self.complete_whole(&locked)?;
-        let batch = locked.transaction.freeze(locked.sequence, locked.generation);
-        let commit = self.dispatch(batch, began, Wants::Order)?;
+        let commit = self.dispatch_whole(&locked, began, wants)?;
         if commit.is_durable() { self.settle() } else { Ok(()) }
     }
 
     fn commit_whole(&self, locked: &Locked, began: Instant) -> Result<()> {
-        self.complete_whole(locked)?;
-        self.commit_batch(locked.transaction.freeze(locked.sequence, locked.generation), began)
-            .map(drop)
+        self.dispatch_whole(locked, began, Wants::Durability)?;
+        self.settle()
     }
 
-    /// Dispatches and settles the frozen blocks. Returns the number of log blocks.
-    fn commit_batch(&self, batch: Batch, began: Instant) -> Result<u32> {
-        let commit = self.dispatch(batch, began, Wants::Durability)?;
-        self.settle()?;
-        Ok(commit.log_blocks)
+    fn dispatch_whole(&self, locked: &Locked, began: Instant, wants: Wants) -> Result<Arc<Commit>> {
+        self.complete_whole(locked)?;
+        let batch = locked.transaction.freeze(locked.sequence, locked.generation);
+        self.dispatch(batch, began, wants)
     }
 
     /// Lets the file system add its last changes to a locked transaction before a full freeze. On
@@ -129,7 +125,7 @@ impl Journal {
                 return Err(self.tell(began, callbacks, Err(&error)).err().unwrap_or(error));
             }
         };
-        let unsettled = Mutex::new(Unsettled { callbacks, sent: None });
+        let unsettled = Mutex::new(Unsettled { callbacks, ..Unsettled::default() });
         let commit = self.start_flushing(&mut batch, began, log_blocks, unsettled);
         if planted(Bug::ToldBeforeLogged) {
             commit.take_callbacks().into_iter().for_each(|callback| callback(Ok(())));
@@ -138,7 +134,7 @@ impl Journal {
         let script = self.script(protocol, &batch, &commit, wants);
         match script.and_then(|script| self.run(script, &commit, batch.data)) {
             Ok(sent) => {
-                commit.unsettled.lock().sent = Some(sent);
+                commit.dispatched(sent);
                 Ok(commit)
             }
             Err(error) => {

@@ -16,8 +16,9 @@ use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 use super::script::{COMMIT, wait_in_flight};
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
-use crate::journal::Journal;
+use crate::journal::{Journal, State};
 use crate::pipeline::{Commit, Sent};
+use crate::roles::SettleLock;
 use crate::stats;
 use crate::transaction::{Callback, Phase, Sequence};
 
@@ -25,7 +26,20 @@ impl Journal {
     /// Settles all commits that have been dispatched. On failure the journal stops and every
     /// callback is called with the error.
     pub(crate) fn settle(&self) -> Result<()> {
-        let _lock = self.inner.lock_settling();
+        let lock = self.inner.lock_settling();
+        self.settle_dispatched(&lock)
+    }
+
+    /// Settles dispatched commits until `done`, or waits until another thread has. What `done` waits
+    /// for has been dispatched. Errors as [`Journal::settle`].
+    pub(crate) fn settle_until(&self, done: impl Fn(&State) -> bool) -> Result<()> {
+        while let Some(lock) = self.take_settle_turn(&done)? {
+            self.settle_dispatched(&lock)?;
+        }
+        Ok(())
+    }
+
+    fn settle_dispatched(&self, _lock: &SettleLock<'_>) -> Result<()> {
         let commits: Vec<(Arc<Commit>, Sent)> = {
             let state = self.inner.state.lock();
             let in_flight = state.pipeline.in_flight().cloned();
@@ -88,6 +102,7 @@ impl Journal {
         let callbacks = commit.take_callbacks();
         self.tell(commit.began, callbacks, result)?;
         let mut state = self.inner.state.lock();
+        commit.unsettled.lock().settled = true;
         if let Some(tid) = commit.ends() {
             state.committed = tid;
             self.inner.committed.store(tid.0, Ordering::Release);
