@@ -356,8 +356,11 @@ impl Journal {
     fn dispatch_until(&self, tid: Tid, wants: Wants) -> Result<()> {
         let is_dispatched = |state: &State| {
             let runs = |running: &Running| running.transaction.tid == tid;
+            let exists = state.next_tid.newer_than(tid);
             state.committed.at_least(tid)
-                || !state.running.as_ref().is_some_and(runs) && state.pipeline.is_dispatched(tid)
+                || exists
+                    && !state.running.as_ref().is_some_and(runs)
+                    && state.pipeline.is_dispatched(tid)
         };
         self.commit_until(tid, is_dispatched, |journal| {
             let (in_flight, is_alone) = {
