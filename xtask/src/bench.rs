@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use fjord_testkit::tools;
 
-/// What stands before and behind the figures in the document.
+/// Marks before and after the figures in the document.
 const MARKS: [&str; 2] = ["<!-- figures: written by cargo xtask bench -->\n", "<!-- end -->\n"];
 
 /// The same for the figures about fsync.
 const FSYNC_MARKS: [&str; 2] =
     ["<!-- fsync: written by cargo xtask bench --fsync -->\n", "<!-- end of fsync -->\n"];
 
-/// How fast fsyncs of files are, one after the other.
+/// Latency of fsyncs.
 const FSYNC_RATES: &str = "--targets raw,fjord-library:ijournal,fjord-fuse:ijournal,\
     fjord-library:ijournal:nolow_latency,fjord-fuse:ijournal:nolow_latency,kernel,kernel-fc \
     --workloads append-fsync,create-fsync \
@@ -55,28 +55,23 @@ const RUNS: [(&str, &str); 4] = [
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Directory on the disk to be measured, with 22 GiB free
+    /// Directory on the disk under test, with 22 GiB free
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// The figures about fsync instead, forty minutes
+    /// Run the figures about fsync instead (40 minutes)
     #[arg(long)]
     fsync: bool,
-    /// Only these runs (fsync, large, files, open; or rates and figures); the document is not changed then
+    /// Only these runs (fsync, large, files, open; or rates and figures); does not change the
+    /// document
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
 }
 
-/// Runs the benchmarks and puts the figures into the document.
+/// Runs the benchmarks and writes the figures to the document.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     tools::require_root()?;
     let root = crate::workspace();
-    let build = Command::new("cargo")
-        .args(["build", "--release", "--quiet", "-p", "fjord-cli"])
-        .current_dir(&root)
-        .status()?;
-    ensure!(build.success(), "fjord does not build");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
-    let program = target.join("release/fjord");
+    let program = build_release()?;
     let is_wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let docs = root.join("docs");
     let mut text = machine()?;
@@ -105,6 +100,18 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
+/// Builds the program to be measured.
+pub(crate) fn build_release() -> Result<PathBuf> {
+    let root = crate::workspace();
+    let build = Command::new("cargo")
+        .args(["build", "--release", "--quiet", "-p", "fjord-cli"])
+        .current_dir(&root)
+        .status()?;
+    ensure!(build.success(), "fjord does not build");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    Ok(target.join("release/fjord"))
+}
+
 /// One run of `fjord bench`; gives the command and its table for the document.
 fn measure(program: &Path, arguments: &str, svg: Option<PathBuf>, dir: &Path) -> Result<String> {
     eprintln!("== fjord bench {arguments}");
@@ -120,15 +127,15 @@ fn measure(program: &Path, arguments: &str, svg: Option<PathBuf>, dir: &Path) ->
     Ok(format!("\n    fjord bench {arguments}\n\n```\n{}\n```\n", table.trim()))
 }
 
-/// Which machine this is, in a sentence.
-fn machine() -> Result<String> {
+/// A sentence that describes the machine.
+pub(crate) fn machine() -> Result<String> {
     let cpus = std::thread::available_parallelism()?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     Ok(format!("Linux {}, {cpus} processors.\n", release.trim()))
 }
 
-/// Replaces what stands between the marks.
-fn put(document: &Path, marks: [&str; 2], figures: &str) -> Result<()> {
+/// Replaces the text between the marks.
+pub(crate) fn put(document: &Path, marks: [&str; 2], figures: &str) -> Result<()> {
     let text = fs::read_to_string(document)?;
     let (before, rest) = text.split_once(marks[0]).context("the document has no first mark")?;
     let (_, after) = rest.split_once(marks[1]).context("the document has no second mark")?;

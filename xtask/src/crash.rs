@@ -1,6 +1,6 @@
-//! `cargo xtask crash`: cut the power at every moment of many workloads, recover, judge.
+//! `cargo xtask crash`: cut the power at every moment of many workloads, recover, check.
 //!
-//! Owns what is shown of it; the arguments are `fjord_crash::command`'s.
+//! Owns the output; the arguments are in `fjord_crash::command`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use signal_hook::flag;
 
 /// How often the bar is drawn, so that it also moves within a long workload.
 const DRAWN_EVERY: Duration = Duration::from_millis(250);
-/// How often a line is printed where no bar is drawn, into a file for example.
+/// Interval of lines without a progress bar, for example in a file.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Runs a campaign, one workload, or one case.
@@ -41,11 +41,11 @@ pub(crate) fn run(args: &CrashArgs) -> Result<()> {
         shown.during(|| campaign::run(&plan, &shown.shared, &|event| shown.happened(event)))?
     };
     if stopped.load(Ordering::Relaxed) {
-        println!("stopped before its end");
+        println!("interrupted");
     }
     print_report(&report, args.seed, started.elapsed());
     if report.workloads == 0 && !args.is_one_run() {
-        bail!("no workload was run, so nothing is shown: give it more time");
+        bail!("no workload was run, so nothing is proved; give it more time");
     }
     if !report.findings.is_empty() {
         bail!("{} findings", report.findings.len());

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use fjord_testkit::hostile::{self, Options, memory::CountingAllocator};
 
-/// Sees lengths that are taken from an image unchecked.
+/// Detects allocations of unchecked lengths from an image.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
@@ -16,13 +16,13 @@ pub(crate) struct HostileArgs {
     /// Number of damaged images
     #[arg(long, default_value_t = 20_000)]
     rounds: u64,
-    /// Seed of the first; the others count up from it
+    /// Seed of the first image; counts up
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Threads
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Start no new image after so many seconds
+    /// Start no new image after this many seconds
     #[arg(long, value_name = "SECONDS")]
     time: Option<u64>,
     /// Keep images of failed rounds here

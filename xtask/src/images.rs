@@ -1,4 +1,4 @@
-//! `cargo xtask images`: one image for each feature set, to look at and to try things on.
+//! `cargo xtask images`: one image for each feature set, for inspection and experiments.
 
 use std::path::PathBuf;
 
@@ -16,10 +16,10 @@ use fjord_testkit::{
 pub(crate) struct ImagesArgs {
     /// Directory to make the images in
     dir: PathBuf,
-    /// Only this set (may be repeated)
+    /// Only this feature set (may be repeated)
     #[arg(long = "set", value_name = "NAME")]
     sets: Vec<String>,
-    /// Fill them by the kernel with the varied script of this seed
+    /// Have the kernel fill them with the varied script of this seed
     #[arg(long, value_name = "SEED")]
     fill: Option<u64>,
 }
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &ImagesArgs) -> Result<()> {
     for name in &args.sets {
         features::by_name(name).with_context(|| {
             let names: Vec<&str> = FEATURE_SETS.iter().map(|set| set.name).collect();
-            format!("no set {name}; there are: {}", names.join(", "))
+            format!("no feature set {name}; known: {}", names.join(", "))
         })?;
     }
     let wanted = |name: &str| args.sets.is_empty() || args.sets.iter().any(|set| set == name);

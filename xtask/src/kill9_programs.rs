@@ -1,4 +1,5 @@
-//! `cargo xtask kill9-programs`: SQLite and the usual ways of making files durable, killed for long.
+//! `cargo xtask kill9-programs`: long runs of SQLite and the usual ways of making files durable,
+//! with kills.
 
 use std::path::PathBuf;
 
@@ -30,10 +31,10 @@ pub(crate) struct Kill9ProgramsArgs {
     /// Argument for `fjord mount` (may be repeated)
     #[arg(long = "mount-arg", value_name = "ARG", allow_hyphen_values = true)]
     mount_args: Vec<String>,
-    /// Count failed rounds and go on, each time with a new image
+    /// Count failed rounds and continue, each time with a new image
     #[arg(long)]
     keep_going: bool,
-    /// Linux' ext4 instead, shut down (a check of the checker)
+    /// Use Linux's ext4 with its shutdown ioctl instead (a check of the checker)
     #[arg(long, conflicts_with_all = ["policies", "schedulers", "only", "mount_args", "keep_going"])]
     kernel: bool,
     /// Build fjord without optimisation, with overflow checks
@@ -47,7 +48,7 @@ pub(crate) struct Kill9ProgramsArgs {
 /// Which of the known names are wanted: all, or those given.
 fn wanted<'a>(what: &str, known: &[&'a str], given: &[String]) -> Result<Vec<&'a str>> {
     if let Some(odd) = given.iter().find(|name| !known.contains(&name.as_str())) {
-        anyhow::bail!("there is no {what} {odd}; there are: {}", known.join(", "));
+        anyhow::bail!("there is no {what} {odd}; known: {}", known.join(", "));
     }
     let is_wanted = |name: &&str| given.is_empty() || given.iter().any(|given| given == name);
     Ok(known.iter().copied().filter(is_wanted).collect())
@@ -55,7 +56,8 @@ fn wanted<'a>(what: &str, known: &[&'a str], given: &[String]) -> Result<Vec<&'a
 
 /// Runs the kills.
 pub(crate) fn run(args: &Kill9ProgramsArgs) -> Result<()> {
-    let set = |name: &str| features::by_name(name).with_context(|| format!("no set {name}"));
+    let set =
+        |name: &str| features::by_name(name).with_context(|| format!("no feature set {name}"));
     if args.kernel {
         for name in ["default", "fast_commit"] {
             let summary = programs::on_linux(set(name)?, args.rounds, args.seed)

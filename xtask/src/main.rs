@@ -1,7 +1,7 @@
 //! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `kill9-programs`, `bench`, `packages`, `deb`.
+//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `packages`, `deb`.
 //!
-//! As root each runs in a mount namespace of its own, so that whatever ends it, no mount is left.
+//! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
 mod bench;
 mod crash;
@@ -9,6 +9,7 @@ mod deb;
 mod hostile;
 mod images;
 mod kill9_programs;
+mod mkfs_bench;
 mod mounted;
 mod namespace;
 mod packages;
@@ -28,21 +29,24 @@ struct Args {
 enum Task {
     /// Format check, lints, unit and integration tests, with the time of each
     Test(stages::TestArgs),
-    /// Make images of the feature sets, empty or filled by the kernel
+    /// Make an image of each feature set, empty or filled by the kernel
     Images(images::ImagesArgs),
     /// Random operations on one file, compared with a model
     Fsx(mounted::FsxArgs),
     /// All operations from many threads, compared with a model
     Stress(mounted::StressArgs),
-    /// Damage images at random and use them
+    /// Damage images at random and use them through the engine
     Hostile(hostile::HostileArgs),
-    /// Cut the power at every moment of many workloads, recover, judge
+    /// Cut the power at every moment of many workloads, recover, check
     Crash(Box<crash::CrashArgs>),
-    /// Measure, and write the figures into docs/benchmarks.md
+    /// Run the benchmarks, and write the figures to docs/benchmarks.md
     Bench(bench::BenchArgs),
+    /// Measure mkfs with contents beside mke2fs -d; prints JSON
+    MkfsBench(mkfs_bench::MkfsBenchArgs),
     /// Kill the daemon under load, recover, check every promise
     Kill9(mounted::Kill9Args),
-    /// Kill the daemon under SQLite and under the usual ways of making files durable
+    /// Kill the daemon under SQLite and other programs that rely on fsync, recover, check every
+    /// promise
     Kill9Programs(kill9_programs::Kill9ProgramsArgs),
     /// Check that the library crates can be published: metadata, documentation, cargo publish --dry-run
     Packages(packages::PackagesArgs),
@@ -61,6 +65,7 @@ fn main() -> Result<()> {
         Task::Hostile(args) => hostile::run(&args),
         Task::Crash(args) => crash::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::MkfsBench(args) => mkfs_bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
         Task::Kill9Programs(args) => kill9_programs::run(&args),
         Task::Packages(args) => packages::run(&args),

@@ -15,7 +15,7 @@ use fjord_testkit::{
     stress,
 };
 
-/// What all runs share.
+/// Common arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
     /// Seed of the first run

@@ -1,7 +1,7 @@
 //! A mount namespace of its own for each run, so that nothing it mounts outlives it.
 //!
-//! Invariant: a run holds no copy of other people's mounts of loop devices, RAM devices and FUSE:
-//! a copy keeps the device busy after they have unmounted it.
+//! Invariant: a run has no copy of other processes' mounts of loop devices, RAM devices and FUSE: a
+//! copy keeps the device busy after their unmount.
 
 use std::fs;
 use std::os::unix::process::CommandExt;

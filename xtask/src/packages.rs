@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
 
-/// What is published, each behind what it depends on.
+/// The published crates, each after its dependencies.
 const LIBRARIES: [&str; 7] = [
     "fjord-format",
     "fjord-block",
@@ -28,7 +28,7 @@ const FILES: [&str; 5] = ["Cargo.toml", "README.md", "LICENSE-APACHE", "LICENSE-
 /// Arguments of `cargo xtask packages`.
 #[derive(Debug, Args)]
 pub(crate) struct PackagesArgs {
-    /// Do not build the packages from what is in them
+    /// Do not build the packages from their contents
     #[arg(long)]
     no_verify: bool,
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &PackagesArgs) -> Result<()> {
     for fault in &faults {
         println!("   {fault}");
     }
-    ensure!(faults.is_empty(), "{} faults in the metadata", faults.len());
+    ensure!(faults.is_empty(), "{} errors in the metadata", faults.len());
     println!("== contents");
     for library in LIBRARIES {
         let output = output(&root, &["package", "--list", "--allow-dirty", "--package", library])?;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &PackagesArgs) -> Result<()> {
     doc.args(["doc", "--no-deps", "--quiet", "--keep-going"])
         .args(&each)
         .env("RUSTDOCFLAGS", "-D warnings");
-    ensure!(doc.current_dir(&root).status()?.success(), "the documentation has faults");
+    ensure!(doc.current_dir(&root).status()?.success(), "the documentation has errors");
     println!("== cargo publish --dry-run");
     let mut publish = Command::new(env!("CARGO"));
     publish.args(["publish", "--dry-run", "--allow-dirty"]).args(&each);
@@ -86,7 +86,7 @@ fn metadata(root: &Path) -> Result<Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// What keeps the crates from being published, in words.
+/// Problems that prevent the crates from being published.
 fn faults(metadata: &Value) -> Vec<String> {
     let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let mut faults = Vec::new();
@@ -104,7 +104,7 @@ fn faults(metadata: &Value) -> Vec<String> {
         let name = package["name"].as_str().unwrap_or_default();
         let is_private = package["publish"].as_array().is_some_and(Vec::is_empty);
         if !is_private && !LIBRARIES.contains(&name) {
-            faults.push(format!("{name}: give it publish = false, or add it to the libraries"));
+            faults.push(format!("{name}: set publish = false, or add it to the libraries"));
         }
     }
     faults

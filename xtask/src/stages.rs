@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check in order, the time of each, and one closing line that counts.
+//! `cargo xtask test`: every check in order, the time of each, and a summary line.
 //!
 //! Invariant: nothing is installed unless asked for (`--install`, or `CI=true`); a stage that
 //! cannot run fails; what the machine cannot do is counted as skipped, with its reason.
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord_testkit::tools;
 
-/// The longest a test program may run.
+/// Time limit of a test program.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Arguments of `cargo xtask test`.
@@ -28,7 +28,7 @@ pub(crate) struct TestArgs {
     /// Install missing programs with apt-get (also when CI=true)
     #[arg(long)]
     install: bool,
-    /// Only test programs whose name contains this (may be repeated); leaves out the lints
+    /// Only test programs whose name contains this (may be repeated); skips the lints
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
 }
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         run_tests(&root, args, &env, &mut totals);
     }
     if let Ok(log) = std::fs::read_to_string(&skip_log) {
-        println!("== skipped: this machine cannot do it");
+        println!("== skipped: not supported by this machine");
         for line in log.lines() {
             println!("   {line}");
             totals.skipped += 1;
@@ -142,7 +142,7 @@ fn check_tools(args: &TestArgs) -> Result<()> {
     }
     let install = args.install || std::env::var("CI").is_ok_and(|ci| ci == "true");
     let line = format!("apt-get install {}", packages.join(" "));
-    ensure!(install, "programs are missing: {line} (or --install, which does it)");
+    ensure!(install, "programs are missing: {line} (or use --install)");
     println!("{line}");
     for step in [&["update", "-qq"][..], &["install", "-y", "-qq", "--no-install-recommends"][..]] {
         let mut apt = Command::new("apt-get");
@@ -192,8 +192,8 @@ const LAYERS: [&str; 12] = [
 /// The test program whose bugs are planted; see docs/crash-model.md.
 const PLANTED: &str = "fjord-crash: planted";
 
-/// Test programs of the engine, and which of their tests, that run again with the other keeper of
-/// order than the default one (`FJORD_SCHEDULER`; docs/ordering.md).
+/// Test programs of the engine, and which of their tests, that run again with the other scheduler
+/// setting (`FJORD_SCHEDULER`; docs/ordering.md).
 const OTHER_SCHEDULER: [(&str, &str); 5] = [
     ("fjord-journal: journal", ""),
     ("fjord: unit tests", ""),
@@ -302,7 +302,7 @@ fn run_counted(command: &mut Command, totals: &mut Totals) -> Result<()> {
     let status = child.wait()?;
     done.store(true, Ordering::SeqCst);
     if watch.join().unwrap_or(false) {
-        bail!("ended after {LIMIT:?}: it hung");
+        bail!("killed after {LIMIT:?}: it hung");
     }
     ensure!(status.success(), "ended with {status}");
     Ok(())

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The target needs privileges.
-    #[error("{target} needs root to mount; run as root, or leave it out of the targets")]
+    #[error("{target} needs root to mount; run as root, or omit it from --targets")]
     NotRoot {
         /// The target's name.
         target: String,
     },
     /// A program that the target needs is not installed.
-    #[error("{program} is not installed ({source}); install it, or leave out what needs it")]
+    #[error("{program} is not installed ({source}); install it, or omit the targets that need it")]
     MissingProgram {
         /// The program.
         program: String,

@@ -52,7 +52,7 @@ impl How {
         How { policy: Some(policy), ..How::default() }
     }
 
-    /// Takes the words behind a target's name.
+    /// Takes the words after a target's name.
     fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<How> {
         let mut how = How::default();
         for word in words {
@@ -120,7 +120,7 @@ impl Target {
     }
 
     /// The target of a name; an absolute path is a directory. What fjord is asked for stands
-    /// behind colons: `fjord-library:compound`, `fjord-fuse:ijournal:epoch:nolow_latency`.
+    /// after colons: `fjord-library:compound`, `fjord-fuse:ijournal:epoch:nolow_latency`.
     pub fn from_name(name: &str) -> Result<Target> {
         if name.starts_with('/') {
             return Ok(Target::Directory(name.into()));

@@ -198,7 +198,7 @@ impl Report {
     }
 }
 
-/// The one-minute load average; 0 where it is not to be had.
+/// The one-minute load average; 0 if it is not available.
 pub(crate) fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)

@@ -28,7 +28,7 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// A buffer of `len` bytes with unspecified (old) contents, for reads that fill it whole.
+    /// A buffer of `len` bytes with unspecified (old) contents, for reads that fill it completely.
     pub fn uninit(len: usize) -> Self {
         let class = SizeClass::for_len(len);
         AlignedBuf { ptr: pool::alloc(class), len, class }
@@ -53,7 +53,7 @@ impl AlignedBuf {
         self.len = self.len.min(len);
     }
 
-    /// The bytes of pool memory behind this buffer (its size class).
+    /// The bytes of pool memory of this buffer (its size class).
     pub fn capacity(&self) -> usize {
         self.class.bytes()
     }
@@ -102,8 +102,7 @@ impl Buf {
         AlignedBuf::from_slice(data).into()
     }
 
-    /// Write access; when the buffer is shared it is copied first, so that the other holders keep
-    /// what they saw.
+    /// Write access. A shared buffer is copied first, so that the other clones keep their contents.
     pub fn make_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.0).is_none() {
             self.0 = Arc::new(AlignedBuf::from_slice(&self.0));
@@ -120,7 +119,7 @@ impl Buf {
         Arc::get_mut(&mut self.0).map(|buf| &mut **buf)
     }
 
-    /// Whether another clone exists at this moment (for example in a write under way).
+    /// Whether another clone exists at this moment (for example in a write in flight).
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -135,7 +134,7 @@ impl Buf {
         Arc::try_unwrap(self.0).map_err(Buf)
     }
 
-    /// The bytes of pool memory behind this buffer (its size class).
+    /// The bytes of pool memory of this buffer (its size class).
     pub fn capacity(&self) -> usize {
         self.0.capacity()
     }

@@ -1,4 +1,4 @@
-//! Counters that many threads may bump without sharing a cache line.
+//! Counters that many threads can increment without sharing a cache line.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -34,7 +34,7 @@ impl ShardedCounter {
         self.0[shard_index()].0.fetch_sub(n, Ordering::Relaxed);
     }
 
-    /// The sum over all shards; exact when nobody counts at this moment.
+    /// The sum over all shards; exact if no thread counts concurrently.
     pub(crate) fn sum(&self) -> u64 {
         self.0.iter().fold(0, |sum, shard| sum.wrapping_add(shard.0.load(Ordering::Relaxed)))
     }

@@ -1,12 +1,12 @@
-//! Writes that nobody waits for yet, kept back until somebody does.
+//! Deferred writes: held back until a thread waits for them.
 //!
-//! Owns the queue of such writes above any device. A write is submitted when its ticket is
-//! started or waited for, together with the waiting neighbours before and behind it, or when
-//! the queue holds too much. Until then its content can be replaced.
+//! Owns the queue of such writes above any device. A write is submitted when its ticket is started
+//! or waited for, merged with the adjacent deferred writes, or when the queue is too large. Until
+//! then its content can be replaced.
 //!
 //! Invariants: writes in the queue do not overlap; a write that has been submitted is never
-//! replaced; when [`Ticket::start`] returns the write has been submitted, by whomever, so that it
-//! stands before whatever is submitted next; a ticket of a queue that is gone is abandoned.
+//! replaced; when [`Ticket::start`] returns, the write has been submitted, so that it precedes
+//! later submissions; tickets of a dropped queue are abandoned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::buf::Buf;
 use crate::device::{Class, Device, DeviceExt, Order, Request, bufs_len};
 use crate::ticket::{Completer, Driver, Ticket, TicketCore};
 
-/// Most bytes that neighbours are put together to.
+/// Most bytes of a merged write.
 const MERGED_BYTES_MAX: u64 = 1 << 20;
 
 /// The queue; cheap to clone.
@@ -40,7 +40,7 @@ struct Shared {
 struct State {
     /// By byte offset.
     waiting: BTreeMap<u64, Waiting>,
-    /// Offset and number of each, oldest first; those started since are still in it.
+    /// Offset and number of each, oldest first; includes writes that were started since.
     order: VecDeque<(u64, u64)>,
     bytes: u64,
     next_number: u64,
@@ -49,10 +49,10 @@ struct State {
 struct Waiting {
     bufs: Vec<Buf>,
     len: u64,
-    /// Tells it from others at the same place.
+    /// Distinguishes it from other writes at the same offset.
     number: u64,
     completer: Completer,
-    /// The request that it became a part of.
+    /// The request that it was merged into.
     request: Arc<OnceLock<Ticket>>,
 }
 
@@ -71,8 +71,7 @@ impl DeferredWrites {
         DeferredWrites { shared: Arc::new(Shared { device, state: Mutex::default(), completed }) }
     }
 
-    /// Keeps a write of `bufs` from byte `offset` on. It must not overlap another one in the
-    /// queue.
+    /// Queues a write of `bufs` at byte `offset`. It must not overlap another one in the queue.
     pub fn add(&self, offset: u64, bufs: Vec<Buf>) -> Ticket {
         let (ticket, completer) = Ticket::pending(None);
         let len = bufs_len(&bufs);
@@ -89,8 +88,8 @@ impl DeferredWrites {
         ticket
     }
 
-    /// Replaces the buffer at byte `offset` in a write that still waits. `false` when there is
-    /// none with a buffer of this length there.
+    /// Replaces the buffer at byte `offset` in a queued write. `false` if there is none with a
+    /// buffer of this length there.
     pub fn replace(&self, offset: u64, buf: Buf) -> bool {
         let mut state = self.shared.state.lock();
         let Some((&start, waiting)) = state.waiting.range_mut(..=offset).next_back() else {
@@ -112,8 +111,8 @@ impl DeferredWrites {
         self.shared.state.lock().bytes
     }
 
-    /// Counts on whenever writes of the queue have become complete: who looked at all of its
-    /// tickets need not look again before this changes.
+    /// Incremented whenever writes of the queue complete: tickets need not be polled again before
+    /// it changes.
     pub fn completed_count(&self) -> u64 {
         self.shared.completed.load(Ordering::Acquire)
     }
@@ -137,7 +136,7 @@ impl DeferredWrites {
 }
 
 impl Shared {
-    /// Submits a write with its neighbours if it still waits.
+    /// Submits a write with its neighbours if it is still queued.
     fn submit(&self, offset: u64, number: u64, class: Class) -> Option<Ticket> {
         let (start, group) = {
             let mut state = self.state.lock();
@@ -156,9 +155,9 @@ impl Shared {
         let request = Request::Write { offset: start, bufs, order, fua: false, class };
         let ticket = self.device.submit_one(request);
         for (request, core) in members {
-            // Set once, by whoever took the write out of the queue.
+            // Set once, by the thread that took the write out of the queue.
             let _ = request.set(ticket.clone());
-            // Who waited meanwhile can lend its thread now.
+            // Threads that waited meanwhile can now drive the request.
             if let Some(core) = core {
                 core.nudge();
             }
@@ -175,8 +174,8 @@ impl Shared {
 }
 
 impl State {
-    /// Takes the write at `offset` out of the queue with those that touch it, as many as make
-    /// a request. Returns where the first begins.
+    /// Takes the write at `offset` out of the queue with the adjacent ones, up to the size of a
+    /// request. Returns the offset of the first.
     fn take_group(&mut self, offset: u64) -> (u64, Vec<Waiting>) {
         let mut group = VecDeque::new();
         let (mut start, mut end) = (offset, offset);
@@ -220,7 +219,7 @@ impl Driver for Starter {
     fn drive(&self, _: &Arc<TicketCore>) {
         let submitted = self.submit(Class::Sync);
         if let Some(ticket) = submitted.as_ref().or_else(|| self.request.get()) {
-            // Lends this thread to the device; the result reaches the waiters by `watch`.
+            // This thread drives the device; the result reaches the waiters through `watch`.
             ticket.finish();
         }
     }
@@ -229,7 +228,7 @@ impl Driver for Starter {
         let Some(shared) = self.shared.upgrade() else { return };
         match shared.submit(self.offset, self.number, Class::Async) {
             Some(ticket) => ticket.start(),
-            // Another thread took it out of the queue and may not have come further.
+            // Another thread took it out of the queue and may not have submitted it yet.
             None => self.request.wait().start(),
         }
     }

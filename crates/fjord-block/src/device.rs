@@ -4,15 +4,15 @@
 //! ask FUA; a flush is its own request ("The order-preserving block device layer", section 3 of
 //! *Barrier-Enabled IO Stack for Flash Storage*, FAST '18).
 //!
-//! What a plain backend promises:
-//! - requests run in any order, also those of one batch. A backend carries [`Order`] but does not
+//! Guarantees of a backend:
+//! - requests run in any order, also those of one batch. A backend passes [`Order`] on but does not
 //!   enforce it; the epoch scheduler, a [`Device`] above the backend, does. Without it, callers
 //!   order by waiting and flushing;
 //! - a flush makes durable every write that *completed before the flush was submitted*;
 //! - once a flush has failed, every later flush fails until the device is opened again;
-//! - every request completes, whether or not anyone waits, and buffers live until then;
-//! - overlapping requests that are under way together have an undefined outcome per byte, and so
-//!   have requests not aligned to `logical_block_size` with others in the same 4096-byte page.
+//! - every request completes, with or without a waiter, and its buffers live until then;
+//! - requests in flight together that overlap have an undefined outcome per byte; the same holds
+//!   for a request not aligned to `logical_block_size` and others in the same 4096-byte page.
 
 use std::fmt;
 use std::fs::File;
@@ -24,7 +24,7 @@ use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::ticket::{IoResult, ReadTicket, Ticket};
 
-/// How a write is ordered against other writes.
+/// Order of a write relative to other writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
     /// May cross epochs freely (REQ_ORDERED unset in the paper).
@@ -36,36 +36,36 @@ pub enum Order {
     Barrier,
 }
 
-/// Who waits for a request.
+/// Class (priority) of a request: who waits for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// A thread waits for it, or will in a moment. The backend may leave the work to that
-    /// thread's `wait()`; see [`Ticket::start`].
+    /// A thread waits for it, or is about to. The backend may leave the work to that thread's
+    /// `wait()`; see [`Ticket::start`].
     #[default]
     Sync = 0,
-    /// Dispatched at once; nobody waits for it right now.
+    /// Dispatched at once; no thread waits for it yet.
     Async = 1,
-    /// Writeback that must not hold others up.
+    /// Writeback that must not delay other requests.
     Background = 2,
 }
 
 /// A request that changes the device.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Writes `bufs`, one after the other, from byte `offset` on.
+    /// Writes `bufs`, concatenated, at byte `offset`.
     Write {
         /// Where, in bytes.
         offset: u64,
-        /// What; shared buffers stay unchanged until the request is done.
+        /// The data; shared buffers stay unchanged until the request is done.
         bufs: Vec<Buf>,
-        /// Its order against other writes.
+        /// Its order relative to other writes.
         order: Order,
         /// Durable by itself when done.
         fua: bool,
         /// Who waits.
         class: Class,
     },
-    /// Makes all writes durable that completed before the submission.
+    /// Makes durable all writes that completed before the submission.
     Flush {
         /// Who waits.
         class: Class,
@@ -121,23 +121,23 @@ pub(crate) fn check_range(op: IoOp, offset: u64, len: u64, size: u64) -> IoResul
     }
 }
 
-/// What a device has and how it likes to be used.
+/// Capabilities and preferences of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Completed writes may be lost in a power cut until they are flushed.
     pub volatile_cache: bool,
-    /// FUA costs less than a write and a flush. (FUA is honoured in any case.)
+    /// FUA costs less than a write and a flush. (FUA always works.)
     pub fua: bool,
-    /// The device keeps the order of barrier writes by itself: all writes of the epochs up to a
-    /// barrier, as given, and all other writes that had completed when the barrier was given, are
-    /// durable before any ordered write given after it.
+    /// The device keeps the order of barrier writes: all writes of the epochs up to a barrier, and
+    /// all other writes that had completed when the barrier was submitted, are durable before any
+    /// later ordered write.
     pub native_barrier: bool,
-    /// Discard gives space back.
+    /// Discard frees space.
     pub discard: bool,
-    /// How many requests under way make full use of the device.
+    /// Number of requests in flight that saturate the device.
     pub queue_depth: u32,
-    /// The smallest unit in bytes that is written without read-modify-write, and the largest that
-    /// can be torn by a power cut only at its borders. Other offsets and lengths work, slower.
+    /// Unit in bytes that is written without read-modify-write; a power cut tears writes only at
+    /// its borders. Other offsets and lengths work, more slowly.
     pub logical_block_size: u32,
     /// Writes are refused.
     pub read_only: bool,
@@ -145,33 +145,32 @@ pub struct Capabilities {
 
 /// A block device.
 pub trait Device: Send + Sync + fmt::Debug {
-    /// What the device has; fixed while it is open.
+    /// Capabilities of the device; fixed while it is open.
     fn capabilities(&self) -> &Capabilities;
 
     /// Its size in bytes. Requests beyond it fail with [`IoErrorKind::OutOfRange`].
     fn size_bytes(&self) -> u64;
 
-    /// Changes the size, where that is possible (files and memory). New space reads as zeroes.
+    /// Changes the size, if possible (files and memory). New space reads as zeroes.
     fn set_size(&self, size_bytes: u64) -> IoResult {
         Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes))
     }
 
-    /// Sees to it that a write of the range finds room below: on a sparse image file, holes get
-    /// blocks, and what lies beside them stays as it is. Costs nothing where there is room
-    /// already. Whoever calls it before anything depends on a write learns of a full disk while
-    /// there is nothing to undo.
+    /// Allocates space for a write of the range: in a sparse image file, holes get blocks, and
+    /// existing contents stay. Costs nothing if the space is allocated. Called before anything
+    /// depends on the write, it reports a full disk while there is nothing to undo.
     ///
-    /// A file system below that needs room for overwriting, too (copy on write), may still fail
-    /// the write.
+    /// A host file system that needs space for overwriting (copy on write) may still fail the
+    /// write.
     ///
     /// # Errors
-    /// [`IoError::is_no_space`], and other failures of the file system below.
+    /// [`IoError::is_no_space`], and other failures of the host file system.
     fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
         let _ = (offset, len);
         Ok(())
     }
 
-    /// Whether the device is still what was opened: a file may have been truncated.
+    /// Checks that the device is unchanged since the open: a file may have been truncated.
     ///
     /// # Errors
     /// [`IoErrorKind::Truncated`].
@@ -183,44 +182,45 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The requests of a batch may run in any order, so a flush covers none of its own batch.
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket>;
 
-    /// Submits a read that fills `bufs`, one after the other, from byte `offset` on.
+    /// Submits a read that fills `bufs`, concatenated, from byte `offset`.
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket;
 
-    /// Whether callers may leave order to the device: [`Order`] is enforced, requests of a batch
+    /// Whether the device keeps order for its callers: [`Order`] is enforced, requests of a batch
     /// are taken in the order of the batch, and a flush also covers all ordered writes submitted
-    /// before it. True of the epoch scheduler only; a native barrier alone is less.
+    /// before it. True for the epoch scheduler only; a native barrier alone is not sufficient.
     fn keeps_order(&self) -> bool {
         false
     }
 
-    /// What the device did so far.
+    /// Statistics since the device was opened.
     fn stats(&self) -> DeviceStats {
         DeviceStats::default()
     }
 
-    /// The user is done with the device, though references to it may live on: lets others open
-    /// the image, where that can be done before the last reference goes (files, not block
-    /// devices). Nothing may be submitted afterwards.
+    /// Ends the use of the device although references to it may remain: unlocks the image, if that
+    /// is possible before the last reference is dropped (files, not block devices). Nothing may be
+    /// submitted afterwards.
     fn release(&self) {}
 
-    /// Holds a block device for this process alone (`true`, as it is opened for writing), or lets
-    /// somebody else claim it, as mount(2) does (`false`). Nothing changes for other images, nor
-    /// for devices that are open read-only, which are claimed by nobody.
+    /// Claims a block device exclusively (`true`, the state after an open for writing), or releases
+    /// it so that mount(2) can claim it (`false`). No effect on image files and on devices that are
+    /// open read-only.
     ///
     /// # Errors
-    /// Somebody else holds the device by now.
+    /// Another process or the kernel has claimed the device.
     fn claim(&self, _alone: bool) -> Result<(), OpenError> {
         Ok(())
     }
 
-    /// Copies the device into `out`, an empty regular file open for writing, as it is at one moment
-    /// during this call: it has every change that completed before the call, and none without
-    /// those that completed before that one was submitted, as after a power cut that loses nothing
-    /// that had completed. The copy is not durable. Meanwhile the device is in use as ever, but for
-    /// a pause. Where blocks are not shared, holes and zeroes of 4096 bytes become holes.
+    /// Copies the device to `out`, an empty regular file open for writing, as of one moment during
+    /// this call: the copy includes every change that completed before the call; and if it includes
+    /// a change, it includes all that completed before that one was submitted (as after a power cut
+    /// that loses no completed change). The copy is not durable. The device stays in use, except
+    /// for a pause. If blocks are not shared, aligned zeroes of 4096 bytes become holes.
     ///
     /// # Errors
-    /// [`SnapshotError`]; `out` holds anything then. `Unsupported` where the device is no file.
+    /// [`SnapshotError`]; the contents of `out` are then undefined. `Unsupported` if the device is
+    /// not a file.
     fn snapshot_to(
         &self,
         out: &File,
@@ -277,7 +277,7 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 /// The largest buffer that the helpers below allocate at once, in bytes.
 const HELPER_BUF_BYTES_MAX: usize = 1 << 20;
 
-/// Simple calls on top of [`Device`], for callers that need one thing done now.
+/// Synchronous helper calls on top of [`Device`].
 pub trait DeviceExt: Device {
     /// Submits one request.
     fn submit_one(&self, request: Request) -> Ticket {

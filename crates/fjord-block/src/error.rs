@@ -21,9 +21,9 @@ pub enum IoOp {
     WriteZeroes,
     /// A change of the device's size.
     SetSize,
-    /// Taking room below for later writes.
+    /// Allocating space on the host for later writes.
     EnsureRoom,
-    /// A look whether the device is still what was opened.
+    /// A check that the device is unchanged since the open.
     Check,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for IoOp {
     }
 }
 
-/// What went wrong with a request.
+/// Kind of failure of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoErrorKind {
     /// The operating system (or an injected fault) reported this errno.
@@ -53,28 +53,27 @@ pub enum IoErrorKind {
     ReadOnly,
     /// The file ended before the request was complete.
     UnexpectedEof,
-    /// The image file is shorter than when it was opened: somebody truncated it. What it had
-    /// behind that is lost, whatever a read returns there later.
+    /// The image file is shorter than when it was opened: it was truncated. The data past its end
+    /// is lost.
     Truncated {
-        /// How many bytes it has now.
+        /// Its current size in bytes.
         size_bytes: u64,
     },
-    /// The device does not have this operation.
+    /// The device does not support this operation.
     Unsupported,
-    /// An earlier flush, or a write whose ticket nobody waited on, failed with this errno. Which
-    /// data reached the medium is unknown, so that every later flush fails until the device is
-    /// opened again.
+    /// An earlier flush, or a write whose result was never read, failed with this errno. Which data
+    /// is durable is unknown, so every later flush fails until the device is opened again.
     Earlier(i32),
-    /// An ordered write or a flush before it failed, so that the epoch scheduler must not let
-    /// anything ordered follow, until the device is opened again. Tells which request it was.
+    /// An ordered write or a flush before it failed, so the epoch scheduler dispatches nothing
+    /// ordered after it, until the device is opened again. Names the failed request.
     OrderBroken {
         /// Why that request failed.
         errno: i32,
-        /// What it was.
+        /// Its operation.
         op: IoOp,
-        /// Where it was, in bytes.
+        /// Its offset, in bytes.
         offset: u64,
-        /// How many bytes it had.
+        /// Its length in bytes.
         len: u64,
     },
     /// The device went away before it finished the request.
@@ -99,32 +98,37 @@ impl fmt::Display for IoError {
         match self.op {
             IoOp::Flush => write!(f, "flush failed: ")?,
             IoOp::Check => {}
-            IoOp::EnsureRoom => {
-                write!(f, "taking room for {} bytes at offset {} failed: ", self.len, self.offset)?
-            }
+            IoOp::EnsureRoom => write!(
+                f,
+                "allocating space for {} bytes at offset {} failed: ",
+                self.len, self.offset
+            )?,
             op => write!(f, "{op} of {} bytes at offset {} failed: ", self.len, self.offset)?,
         }
         match self.kind {
             IoErrorKind::Os(libc::ENOSPC | libc::EDQUOT) => {
-                f.write_str("no space left where the image lies; make room there")
+                f.write_str("no space left on the disk that holds the image; free space there")
             }
             IoErrorKind::Os(errno) => write!(f, "{}", io::Error::from_raw_os_error(errno)),
-            IoErrorKind::OutOfRange => f.write_str("beyond the end of the device"),
+            IoErrorKind::OutOfRange => f.write_str("past the end of the device"),
             IoErrorKind::ReadOnly => f.write_str("the device is open read-only"),
-            IoErrorKind::UnexpectedEof => f.write_str("the device ended early"),
+            IoErrorKind::UnexpectedEof => f.write_str("unexpected end of the device"),
             IoErrorKind::Truncated { size_bytes } => write!(
                 f,
-                "the image file was truncated below, to {size_bytes} bytes; unmount, restore the file and run e2fsck -f"
+                "the image file was truncated to {size_bytes} bytes by another program; unmount, \
+                 restore the file and run e2fsck -f"
             ),
             IoErrorKind::Unsupported => f.write_str("the device does not support it"),
             IoErrorKind::Earlier(errno) => write!(
                 f,
-                "an earlier request failed ({}) and nothing is certain since; reopen the device and recover",
+                "an earlier request failed ({}), so it is unknown which data is durable; unmount \
+                 and run fjord recover",
                 io::Error::from_raw_os_error(errno)
             ),
             IoErrorKind::OrderBroken { errno, op, offset, len } => write!(
                 f,
-                "the {op} of {len} bytes at offset {offset} before it failed ({}), and order lets nothing follow; reopen the device and recover",
+                "an earlier {op} of {len} bytes at offset {offset} failed ({}), so nothing may be \
+                 written after it; unmount and run fjord recover",
                 io::Error::from_raw_os_error(errno)
             ),
             IoErrorKind::Abandoned => {
@@ -178,7 +182,7 @@ impl From<IoError> for io::Error {
     }
 }
 
-/// Why a file or block device could not be opened.
+/// Errors of opening a file or block device.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process (or another handle of this one) has the image open.
@@ -186,7 +190,7 @@ pub enum OpenError {
     InUse {
         /// The path as given.
         path: PathBuf,
-        /// Who holds it, as far as it can be told.
+        /// Who has it open, if known.
         by: String,
     },
     /// The path is neither a regular file nor a block device.
@@ -194,7 +198,7 @@ pub enum OpenError {
     NotADevice {
         /// The path as given.
         path: PathBuf,
-        /// What it is instead.
+        /// Its actual type.
         what: &'static str,
     },
     /// The path can be read, but not written.
@@ -205,8 +209,9 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
-    /// io_uring or O_DIRECT was demanded and cannot be had here.
-    #[error("{}: {what} was asked for but is not available here ({source}); leave the choice to fjord", path.display())]
+    /// io_uring or O_DIRECT was requested and is not supported here.
+    #[error("{}: {what} was requested but is not supported here ({source}); unset the option, and \
+             fjord chooses", path.display())]
     Unavailable {
         /// The path as given.
         path: PathBuf,

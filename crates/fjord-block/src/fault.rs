@@ -1,8 +1,8 @@
-//! Faults on purpose, and recording, for tests of the layers above.
+//! Injected faults, and recording, for tests of the layers above.
 //!
-//! Owns [`FaultPlan`] (which requests fail, and how), which [`crate::MemDevice`] carries too,
+//! Owns [`FaultPlan`] (which requests fail, and how), which [`crate::MemDevice`] has too,
 //! [`SparseRoom`] (a sparse file on a disk that fills up), and [`FaultDevice`], a wrapper over any
-//! device that obeys both and can log every request.
+//! device that applies both and can log every request.
 //!
 //! Invariants:
 //! - like a real backend, a wrapper whose flush failed fails every later flush;
@@ -26,7 +26,7 @@ use crate::stats::DeviceStats;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore};
 
-/// Which requests a rule is for.
+/// Matches requests of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultMatch {
     /// Only this operation; None for any.
@@ -44,7 +44,7 @@ impl FaultMatch {
     }
 }
 
-/// What happens to a request.
+/// Effect on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultAction {
     /// Fails with this errno and has no effect.
@@ -57,11 +57,11 @@ pub enum FaultAction {
         /// The errno reported.
         errno: i32,
     },
-    /// Starts only after this time (no effect in [`crate::MemDevice`] itself but a sleep).
+    /// Starts only after this time ([`crate::MemDevice`] just sleeps).
     Delay(Duration),
 }
 
-/// A rule: let `skip_count` matching requests pass, then act on the next `hit_count_max`.
+/// A rule: skip `skip_count` matching requests, then act on the next `hit_count_max`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
     /// Which requests.
@@ -74,12 +74,12 @@ pub struct FaultRule {
     pub action: FaultAction,
 }
 
-/// The rules in force. The first rule that matches and is not used up acts.
+/// The rules. The first one that matches and is not used up acts.
 #[derive(Debug, Default)]
 pub struct FaultPlan {
     rules: Mutex<Vec<FaultRule>>,
     hit_count: AtomicU64,
-    /// Whether `rules` holds any, to keep the usual path free of the lock.
+    /// Whether `rules` has any, so that the usual path takes no lock.
     armed: AtomicBool,
 }
 
@@ -150,19 +150,19 @@ impl FaultPlan {
     }
 }
 
-/// Bytes that a [`SparseRoom`] hands out at a time.
+/// Allocation unit of a [`SparseRoom`] in bytes.
 const ROOM_PAGE_BYTES: u64 = 4096;
 
-/// The room below a sparse image: which pages have blocks, and how many more can get some.
+/// Host space of a sparse image: which pages have blocks, and how many more can be allocated.
 #[derive(Clone, Debug, Default)]
 pub struct SparseRoom {
     /// Pages of 4096 bytes that have blocks.
     pub backed: HashSet<u64>,
-    /// How many more can have some.
+    /// Pages that can still be allocated.
     pub left_count: u64,
-    /// Requests for room that were refused.
+    /// Allocations that were refused.
     pub refused_count: u64,
-    /// Writes among them: room had not been asked for before.
+    /// Writes among them, for which no space had been allocated before.
     pub refused_write_count: u64,
 }
 
@@ -198,13 +198,13 @@ pub struct Record {
     pub request: Request,
     /// The clock at submission.
     pub submitted_at: u64,
-    /// The clock at completion; None while under way.
+    /// The clock at completion; None while in flight.
     pub completed_at: Option<u64>,
-    /// The error, when it failed. A failed write may have had part of its effect.
+    /// The error, if it failed. A failed write may have been written partly.
     pub error: Option<IoError>,
 }
 
-/// The state shared with the callbacks of requests under way.
+/// State shared with the callbacks of requests in flight.
 #[derive(Debug, Default)]
 struct Shared {
     faults: FaultPlan,
@@ -212,7 +212,7 @@ struct Shared {
     clock: AtomicU64,
     /// None while not recording.
     log: Mutex<Option<Vec<Record>>>,
-    /// None while room below is no matter.
+    /// None if host space is unlimited.
     room: Mutex<Option<SparseRoom>>,
 }
 
@@ -221,7 +221,7 @@ impl Shared {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Takes the room that a request needs.
+    /// Allocates the space that a request needs.
     fn take_room(&self, op: IoOp, offset: u64, len: u64) -> IoResult {
         let mut room = self.room.lock();
         let Some(room) = room.as_mut() else { return Ok(()) };
@@ -248,7 +248,7 @@ impl Shared {
         Some(log.len() - 1)
     }
 
-    /// Notes the completion and gives the result that the caller must see.
+    /// Records the completion and returns the result for the caller.
     fn finish(&self, index: Option<usize>, op: IoOp, result: IoResult) -> IoResult {
         if let (IoOp::Flush, Err(error)) = (op, &result) {
             self.sticky.set(error);
@@ -262,12 +262,12 @@ impl Shared {
     }
 }
 
-/// Lends a waiting thread to the inner device.
+/// Has a waiting thread drive the inner device.
 struct Forward(Ticket);
 
 impl Driver for Forward {
     fn drive(&self, _: &Arc<TicketCore>) {
-        // The result travels by the callback.
+        // The callback delivers the result.
         let _ = self.0.wait();
     }
     fn start(&self, _: &Arc<TicketCore>) {
@@ -287,26 +287,25 @@ pub struct FaultDevice {
 }
 
 impl FaultDevice {
-    /// Wraps `inner`; without rules it only passes on.
+    /// Wraps `inner`; without rules it passes requests on unchanged.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         let capabilities = inner.capabilities().clone();
         FaultDevice { inner, capabilities, shared: Arc::default() }
     }
 
-    /// Claims other capabilities than the inner device's: for recordings of what a device of
-    /// another kind would have to be told.
+    /// Reports other capabilities than the inner device's: to record the requests that another kind
+    /// of device would get.
     pub fn claiming(mut self, change: impl FnOnce(&mut Capabilities)) -> Self {
         change(&mut self.capabilities);
         self
     }
 
-    /// The rules, to change at any time.
+    /// The rules; can be changed at any time.
     pub fn faults(&self) -> &FaultPlan {
         &self.shared.faults
     }
 
-    /// Looks at the room below, or changes it; `None`, as at first, for a device that has all
-    /// of its own.
+    /// The host space, for reading and changing; `None` (the default) if it is unlimited.
     pub fn with_room<T>(&self, act: impl FnOnce(&mut Option<SparseRoom>) -> T) -> T {
         act(&mut self.shared.room.lock())
     }
@@ -316,7 +315,7 @@ impl FaultDevice {
         *self.shared.log.lock() = Some(Vec::new());
     }
 
-    /// Stops recording and gives the log, in the order of submission. Reads are not in it.
+    /// Stops recording and returns the log, in the order of submission, without reads.
     pub fn take_recording(&self) -> Vec<Record> {
         self.shared.log.lock().take().unwrap_or_default()
     }

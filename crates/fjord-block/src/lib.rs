@@ -1,4 +1,4 @@
-//! The block layer: order apart from durability, asynchronous tickets, file and memory backends.
+//! The block layer: order separate from durability, asynchronous tickets, file and memory backends.
 //!
 //! Knows no ext4; addresses are byte offsets. Layers, from the caller down:
 //! - [`Device`]: submit requests, get tickets ([`Request`], [`Ticket`], [`ReadTicket`]);

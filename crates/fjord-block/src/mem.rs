@@ -28,10 +28,10 @@ const SHARD_COUNT: u64 = 64;
 
 type Pieces = HashMap<u64, Buf>;
 
-/// A device in memory: what an image for a test, or one that is written out later, lies on.
+/// A device in memory, for images of tests and images that are written to a file later.
 ///
-/// Only what was written takes memory. Clones of an `Arc` of it share the contents;
-/// [`MemDevice::snapshot`] keeps what it holds at one moment.
+/// Only written pieces take memory. Clones of an `Arc` of it share the contents;
+/// [`MemDevice::snapshot`] copies the contents at one moment.
 ///
 /// ```
 /// use fjord_block::{Buf, DeviceExt, MemDevice, Request};
@@ -79,7 +79,7 @@ impl MemDevice {
         }
     }
 
-    /// A device with the contents of a file; its holes stay unallocated as far as they read zero.
+    /// A device with the contents of a file; pieces of zeroes stay unallocated.
     ///
     /// # Errors
     /// Those of opening and reading the file.
@@ -102,7 +102,7 @@ impl MemDevice {
         Ok(device)
     }
 
-    /// Same contents as `image`, which stays as it is.
+    /// A device with the contents of `image`, which does not change.
     pub fn from_image(image: &MemImage) -> Self {
         let device = MemDevice::new(image.size_bytes);
         for (piece, buf) in &image.pieces {
@@ -111,7 +111,7 @@ impl MemDevice {
         device
     }
 
-    /// The faults of this device, to change at any time.
+    /// The fault plan of this device; can be changed at any time.
     pub fn faults(&self) -> &FaultPlan {
         &self.faults
     }
@@ -237,7 +237,7 @@ impl Device for MemDevice {
     fn set_size(&self, size_bytes: u64) -> IoResult {
         let old = self.size_bytes.swap(size_bytes, Ordering::AcqRel);
         if size_bytes < old {
-            // Only what is stored needs clearing: the device may be far larger than memory.
+            // Only stored pieces need clearing: the device may be far larger than memory.
             for shard in &self.shards {
                 shard.write().retain(|piece, _| piece * PIECE_BYTES < size_bytes);
             }
@@ -345,7 +345,7 @@ impl MemImage {
     }
 
     /// As [`MemImage::write_at`] within one piece, sharing `buf` when it is a whole one. The caller
-    /// has checked that it lies on the image.
+    /// has checked the range.
     pub(crate) fn put(&mut self, offset: u64, buf: &Buf) {
         if offset.is_multiple_of(PIECE_BYTES) && buf.len() as u64 == PIECE_BYTES {
             self.pieces.insert(offset / PIECE_BYTES, buf.clone());
@@ -354,7 +354,7 @@ impl MemImage {
         }
     }
 
-    /// Makes a range read as zeroes; its cost is bounded by what is stored.
+    /// Makes a range read as zeroes; its cost is bounded by the stored pieces.
     pub(crate) fn zero(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         let whole = offset.div_ceil(PIECE_BYTES)..end / PIECE_BYTES;
@@ -377,7 +377,7 @@ impl MemImage {
         }
     }
 
-    /// Whether the piece at `offset` is stored; one that is not reads as zeroes.
+    /// Whether the piece at `offset` is stored; a missing one reads as zeroes.
     pub(crate) fn is_stored(&self, offset: u64) -> bool {
         self.pieces.contains_key(&(offset / PIECE_BYTES))
     }

@@ -1,58 +1,57 @@
-//! Planted bugs: mistakes that the crash explorer must find, switched on by its tests.
+//! Planted bugs: deliberate mistakes that the crash explorer must find, switched on by its tests.
 //!
-//! Owns [`Bug`], their names, and the switch. Without the feature `plant` [`planted`] is a
-//! constant, and so is every branch that asks it. The names of all layers are here, in the lowest
-//! crate with a bug, so that there is one switch.
+//! Owns [`Bug`], their names, and the switch. Without the feature `plant`, [`planted`] is a
+//! constant, so its branches are removed. The names for all layers are here, in the lowest crate
+//! with a bug, so that there is one switch.
 //!
 //! Invariant: one bug at a time in a process; a `Planting` owns the switch while it lives.
 
 /// A mistake in the order of storage or in recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bug {
-    /// Scheduler: the barrier of an epoch stays on the write that it came with.
+    /// Scheduler: the barrier of an epoch stays on the write that it was submitted with.
     BarrierNotReassigned,
     /// Commit: the commit block is written before the blocks that it commits.
     CommitBeforeBlocks,
     /// Commit: no flush between the blocks and the commit block.
     NoFlushBeforeCommit,
-    /// Commit: the commit block stays in the device's cache; the only flush was before it.
+    /// Commit: the commit block stays in the device's cache; the only flush is before it.
     CommitNotDurable,
-    /// Commit: the file data of data=ordered is not waited for.
+    /// Commit: does not wait for ordered data.
     DataAfterCommit,
-    /// Commit: who waits for its end is told before the log is written; what it frees may be taken.
+    /// Commit: waiters and callbacks run before the log is written; freed blocks may be reused.
     ToldBeforeLogged,
     /// Commit: freed metadata blocks are not revoked.
     NoRevoke,
-    /// Log: behind its end it goes on at its second block.
+    /// Log: wraps to its second block.
     WrapOffByOne,
-    /// Checkpoint: the tail moves without a flush of what was written home.
+    /// Checkpoint: the tail moves without a flush of the home writes.
     TailBeforeHome,
-    /// Checkpoint: log space is used again before the superblock with the new tail is durable.
+    /// Checkpoint: log space is reused before the superblock with the new tail is durable.
     TailNotDurable,
-    /// Checkpoint: contents of the running transaction go home.
+    /// Checkpoint: writes contents of the running transaction.
     RunningGoesHome,
     /// Recovery: revoke records are ignored.
     RevokesIgnored,
     /// Recovery: the first word of an escaped block stays zero.
     EscapeNotUndone,
-    /// Recovery: blocks of any transaction are taken for the next one's.
+    /// Recovery: the transaction ID of blocks is not checked.
     SequenceNotChecked,
     /// Recovery: checksums of logged blocks are not verified.
     ChecksumsNotVerified,
     /// Recovery: the log is marked empty before the replayed blocks are durable.
     ReplayNotFlushed,
-    /// Recovery: the newest transaction is left out.
+    /// Recovery: the newest transaction is not replayed.
     LastCommitIgnored,
-    /// Superblock: a change of it changes the checksum in its second sector, too.
+    /// Superblock: a change also updates the checksum, which is in the second sector.
     SuperblockInTwoSectors,
-    /// Mount: the superblock does not say that the log is in use.
+    /// Mount: the superblock does not get `needs_recovery`.
     LogNotAnnounced,
-    /// Allocator: freed blocks are picked again before their transaction has committed.
+    /// Allocator: freed blocks are reused before their transaction has committed.
     BlockReuse,
     /// Allocator: blocks are freed twice.
     FreedTwice,
-    /// Allocator: an inode's number is free as soon as its last name is gone, while its deletion
-    /// is still to come.
+    /// Allocator: an inode number is free as soon as the last name is removed, before the deletion.
     InodeReuse,
     /// Allocator: freed blocks are discarded before their transaction has committed.
     DiscardBeforeCommit,
@@ -60,123 +59,123 @@ pub enum Bug {
     EntryBeforeInode,
     /// Names: a rename is two transactions.
     RenameInTwo,
-    /// Orphans: a file without names is recorded only when it is closed.
+    /// Orphans: a file without a name is recorded only when it is closed.
     OrphanTooLate,
-    /// Orphans: nothing is done about them at mount.
+    /// Orphans: ignored at mount.
     OrphansNotProcessed,
-    /// Files: the size is stored before delayed data has blocks.
+    /// Files: the size is stored before delayed data is allocated.
     SizeBeforeData,
-    /// Files: growth shows what a truncation left in the last block.
+    /// Files: growth exposes old data after the end in the last block.
     StaleTail,
-    /// Orphans: a truncation of several transactions that was cut short is taken for complete.
+    /// Orphans: an interrupted truncation of several transactions is taken for complete.
     TruncationNotCompleted,
-    /// Attributes: freed blocks of a value's own inode are not revoked.
+    /// Attributes: freed blocks of a value inode are not revoked.
     ValueNotRevoked,
-    /// Commit: a revoke block that is not the first holds one record.
+    /// Commit: a revoke block after the first holds one record only.
     RevokeBlockCut,
-    /// Files: the page whose end a truncation clears is forgotten.
+    /// Files: the page that a truncation zeroes partly is not written.
     ShrunkPageForgotten,
-    /// Files: growth does not clear the rest of the last block, which holds what a truncation left
-    /// there if the power was cut before it was written.
+    /// Files: growth does not zero the rest of the last block, which has old data if a power cut
+    /// lost the zeroing of a truncation.
     OldTailKept,
-    /// Files: a shifted range is written to before the shift has committed.
+    /// Files: data is written to a shifted range before the shift has committed.
     ShiftNotCommitted,
-    /// Writeback: metadata follows data that was sent, but is not there yet.
+    /// Writeback: metadata is committed after submission of the data, not after its transfer.
     WritebackNotAwaited,
-    /// Fsync: does no more than fdatasync.
+    /// Fsync: does only what fdatasync does.
     FsyncAsFdatasync,
-    /// Fsync: fdatasync of a directory takes none of its names for data.
+    /// Fsync: fdatasync of a directory ignores changes of its entries.
     DirectoryFdatasync,
-    /// Fsync: a directory without changes of its own commits nothing.
+    /// Fsync: a directory whose inode did not change commits nothing.
     DirectoryFsyncAlone,
-    /// Fsync: an overwrite in place is waited for, but not flushed.
+    /// Fsync: an overwrite is waited for, but not flushed.
     OverwriteNotFlushed,
     /// fbarrier and fdatabarrier do nothing.
     BarrierIgnored,
-    /// Fast commit: no flush between the data and the records that add its blocks.
+    /// Fast commit: no flush between data and the records that add its blocks.
     FastCommitBeforeData,
-    /// Fast commit: files with a block of attributes are logged.
+    /// Fast commit: files with an attribute block are logged.
     FastCommitAttributeBlock,
-    /// Group: blocks written in place are not flushed where nothing commits.
+    /// Group: overwritten data is not flushed if nothing commits.
     PartOverwriteNotFlushed,
-    /// Fast commit: the log goes on at its front, where e2fsck does not look.
+    /// Fast commit: the log wraps, where e2fsck does not look.
     LogGoesRound,
     /// Fast commit: the blocks stay in the device's cache.
     FastCommitNotDurable,
-    /// Fast commit: behind a full commit the stream goes on where it was.
+    /// Fast commit: the stream continues at its old position after a full commit.
     FastCommitNotRestarted,
-    /// Fast commit: counts of directories that are not home are taken for harmless.
+    /// Fast commit: link counts of directories that are not checkpointed are ignored.
     DirectoryCountNotHome,
-    /// Fast commit: the area counts before its first block is written.
+    /// Fast commit: the area is valid before its first block is written.
     StreamMarkedEarly,
     /// Fast commit: the full commit that ends the stream is written where recovery looks.
     StreamEndNotHidden,
     /// Fast commit: no flush between that commit and the superblock that makes it valid.
     StreamEndNotFlushed,
-    /// Fast commit: what came before that commit is not brought home.
+    /// Fast commit: older transactions are not checkpointed before that commit.
     StreamEndBeforeHome,
     /// Fast commit: the entry of a new file is not logged.
     FastCommitNoName,
-    /// Fast commit: of the changed range only what is mapped is logged.
+    /// Fast commit: only mapped blocks of the changed range are logged.
     FastCommitNoHoles,
-    /// Recovery: fast commits of any transaction are taken for the next one's.
+    /// Recovery: the transaction ID of fast commits is not checked.
     FastCommitTidNotChecked,
     /// Recovery: the log is marked clean before its fast commits are applied.
     FastCommitMarkedClean,
     /// Recovery: fast commits are applied in several transactions.
     FastCommitInParts,
-    /// Commit of parts: what shares a handle with them is left behind.
+    /// Partial commit: parts that share a handle are not included.
     PartsNotClosed,
-    /// Commit of parts: a shared block is logged with the entries of all.
+    /// Partial commit: a shared block is logged with the entries of all parts.
     EntriesOfAllParts,
-    /// Commit of parts: entries are put into a version older than the last committed one.
+    /// Partial commit: entries are copied into a version older than the last committed one.
     EntriesBeforeLastPart,
-    /// Commit of parts: the file data that they refer to is not waited for.
+    /// Partial commit: does not wait for ordered data.
     PartDataNotAwaited,
-    /// Commit of parts: the next commit bears the same number in the log.
+    /// Partial commit: the next commit has the same sequence in the log.
     PartSequenceReused,
-    /// Commit of parts: what all parts freed is used again.
+    /// Partial commit: blocks freed by all parts are reused.
     FreedOfAllParts,
-    /// i-journal: i-transactions count although their transaction has committed.
+    /// i-journal: i-transactions are applied although their transaction has committed.
     ItransactionDead,
     /// i-journal: i-transactions are applied newest first.
     ItransactionOrder,
-    /// i-journal: an area is written over while its i-transactions are live.
+    /// i-journal: live i-transactions are overwritten.
     ItransactionAreaReused,
-    /// i-journal: large data written over in place is not flushed.
+    /// i-journal: large overwritten data is not flushed.
     ItransactionOverwriteNotFlushed,
-    /// i-journal: a file that got another name is logged without it.
+    /// i-journal: a new name of a file is not logged.
     ItransactionLinkNotCommitted,
-    /// i-journal: a file whose block of attributes changed is logged without that.
+    /// i-journal: a changed attribute block of a file is not logged.
     ItransactionAttributesNotCommitted,
     /// i-journal: an i-transaction stays in the device's cache.
     ItransactionNotDurable,
-    /// i-journal: carried data is called superseded before what supersedes it is flushed.
+    /// i-journal: carried data is marked superseded before the newer data is flushed.
     SupersededNotFlushed,
-    /// i-journal: others rely on a new directory before the i-transaction with it is durable.
+    /// i-journal: other i-transactions depend on a new directory before its own is durable.
     EntryLoggedTooEarly,
-    /// i-journal: an i-transaction shows blocks whose data is not flushed.
+    /// i-journal: an i-transaction refers to blocks whose data is not flushed.
     ItransactionBeforeData,
-    /// i-journal: the new directories above a file are left out.
+    /// i-journal: new parent directories of a file are not logged.
     ItransactionNoParents,
-    /// i-journal: changed blocks of the extent tree are left out.
+    /// i-journal: changed blocks of the extent tree are not logged.
     ItransactionNoNodes,
-    /// i-journal: a name is taken from a file that lives on elsewhere.
+    /// i-journal: the removal of one name deletes a file with other names.
     ItransactionNameTaken,
-    /// i-journal: the journal is not marked before the first i-transaction.
+    /// i-journal: the ijournal mark is not set before the first i-transaction.
     ItransactionNoMark,
-    /// i-journal: data that was written over in place is brought back.
+    /// i-journal: recovery restores data that was overwritten since.
     InlineDataStale,
-    /// i-journal: inline data is not written home.
+    /// i-journal: recovery does not write inline data.
     InlineDataNotReplayed,
-    /// i-journal: a commit does not wait for what an i-transaction carries.
+    /// i-journal: a commit does not wait for deferred writes of carried data.
     InlineDataNotCommitted,
-    /// i-journal: that recovery has begun is not written down.
+    /// i-journal: the start of a recovery is not recorded.
     RecoveryNotMarked,
 }
 
 impl Bug {
-    /// All of them.
+    /// All bugs.
     pub const ALL: [Bug; 81] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
@@ -290,7 +289,7 @@ mod switch {
         ON.load(Ordering::Relaxed) == bug as u8
     }
 
-    /// The switch, in the hands of one test; others wait for it.
+    /// The switch, owned by one test; others wait for it.
     #[derive(Debug)]
     pub struct Planting {
         _owner: MutexGuard<'static, ()>,

@@ -10,7 +10,7 @@
 //! free goes back to that class.
 //!
 //! Invariant: resident free memory is at most `HOT_BYTES_MAX` per class plus the magazines
-//! (`MAGAZINE_BYTES_MAX` per class and thread), so that RSS stays near the live bytes.
+//! (`MAGAZINE_BYTES_MAX` per class and thread), so that RSS stays close to the live bytes.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

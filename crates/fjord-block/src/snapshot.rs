@@ -1,5 +1,5 @@
-//! Snapshots: a copy of a device as it is at one moment, while it is in use. Owns the types that
-//! [`crate::Device::snapshot_to`] takes and gives; the files backend has the work.
+//! Snapshots: a copy of a device as of one moment, while it is in use. Owns the types of
+//! [`crate::Device::snapshot_to`]; the file backend implements it.
 
 use std::fmt;
 use std::io;
@@ -10,12 +10,12 @@ use crate::error::IoError;
 /// Whether the copy shares its blocks with the image (FICLONE), as `cp --reflink` has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reflink {
-    /// Where the file system can; else the bytes are copied.
+    /// If the file system supports it; else the bytes are copied.
     #[default]
     Auto,
-    /// Or fail.
+    /// Always; fail if unsupported.
     Always,
-    /// The bytes are copied: nothing is shared, so that overwriting the image needs no room.
+    /// Never: the bytes are copied, so that overwriting the image needs no space.
     Never,
 }
 
@@ -40,7 +40,7 @@ impl Reflink {
 pub struct SnapshotOptions<'a> {
     /// Whether blocks are shared.
     pub reflink: Reflink,
-    /// Asked between pieces of the copy, which ends when it says `true`.
+    /// Polled between pieces of the copy; `true` cancels it.
     pub is_cancelled: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
@@ -59,18 +59,18 @@ impl SnapshotOptions<'_> {
     }
 }
 
-/// What a snapshot did.
+/// Report of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotReport {
     /// The size of the copy in bytes.
     pub size_bytes: u64,
-    /// Bytes written to the copy; 0 where it shares all blocks.
+    /// Bytes written to the copy; 0 if it shares all blocks.
     pub copied_bytes: u64,
     /// The copy shares its blocks with the image.
     pub reflinked: bool,
-    /// For how long no change of the image began.
+    /// Length of the pause of all changes.
     pub pause: Duration,
-    /// Changes that waited: during the pause, or until the chunks that they touch had been read.
+    /// Changes that waited: during the pause, or until their chunks had been read.
     pub held_count: u64,
     /// Permission bits of the image.
     pub mode: u32,
@@ -78,39 +78,40 @@ pub struct SnapshotReport {
     pub image: (u64, u64),
 }
 
-/// Why there is no snapshot. Whatever the copy holds then is of no use.
+/// Errors of a snapshot. The copy is then incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// A device that is neither a file nor a block device.
     #[error("snapshots of this device are not supported; unmount the image and copy it")]
     Unsupported,
-    /// One at a time.
-    #[error("another snapshot of it is being taken; wait until that is done, then try again")]
+    /// Another snapshot is in progress.
+    #[error("another snapshot of this image is in progress; try again when it has ended")]
     Busy,
-    /// By who asked for it.
+    /// Cancelled by the caller.
     #[error("the snapshot was cancelled")]
     Cancelled,
-    /// The device was released meanwhile.
-    #[error("the image was unmounted during the snapshot; name the image to copy it")]
+    /// The device was closed meanwhile.
+    #[error("the image was unmounted during the snapshot; run fjord snapshot on the image")]
     Closed,
     /// The image became shorter.
     #[error("the size of the image changed during the snapshot; try again")]
     Resized,
-    /// Writes in flight, or the clone, took longer than a pause may last.
+    /// Writes in flight, or the clone, took longer than the maximum pause.
     #[error(
-        "the pause took longer than {0:?}: the disk with the image is too slow for it now, or the \
-         file system takes too long to share the blocks; try again, or with --reflink never"
+        "writes were paused for longer than {0:?}: the disk of the image is too slow at present, \
+         or the file system takes too long to share the blocks; try again, or use --reflink=never"
     )]
     SlowPause(Duration),
-    /// Writes to the image waited for the copy, which was too slow.
+    /// Writes to the image waited too long for the copy.
     #[error(
-        "the copy was so slow that writes to the image waited for {0:?}; copy to a faster disk, or \
+        "the copy was too slow: writes to the image waited for {0:?}; copy to a faster disk, or \
          when the mount is less busy"
     )]
     SlowCopy(Duration),
     /// The blocks cannot be shared.
     #[error(
-        "the blocks cannot be shared ({0}); put the copy on the same file system, one that has reflinks (XFS, Btrfs), or leave --reflink out"
+        "the blocks cannot be shared ({0}); put the copy on the file system of the image, which \
+         must support reflinks (XFS, Btrfs), or omit --reflink"
     )]
     NoReflink(io::Error),
     /// The image could not be read.

@@ -17,7 +17,7 @@ pub struct OpStats {
     pub bytes: u64,
 }
 
-/// What a device did since it was opened. Arrays are indexed by `Class as usize`.
+/// Statistics of a device since it was opened. Arrays are indexed by `Class as usize`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
     /// Reads by class.
@@ -28,7 +28,7 @@ pub struct DeviceStats {
     pub fua_count: u64,
     /// Flushes asked for, by class.
     pub flush_count: [u64; CLASS_COUNT],
-    /// Flushes that were really sent down; the rest were combined or had nothing to do.
+    /// Flushes sent to the device; the rest were combined or had nothing to do.
     pub flush_issued_count: u64,
     /// Discards.
     pub discards: OpStats,
@@ -88,7 +88,7 @@ struct Shard {
     error_count: AtomicU64,
 }
 
-/// The counters behind [`DeviceStats`], sharded by thread; for implementers of [`crate::Device`].
+/// The counters of [`DeviceStats`], sharded by thread; for implementers of [`crate::Device`].
 #[derive(Default)]
 pub struct StatCounters([Shard; SHARD_COUNT]);
 

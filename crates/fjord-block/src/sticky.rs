@@ -1,6 +1,6 @@
-//! The memory of failures. Owns the rule "a failed flush, or a failed write nobody looked at,
-//! fails every later flush": the kernel reports a lost write once, and a file system that flushes
-//! again after it must not be told that all is well.
+//! Sticky errors. Owns the rule "after a failed flush, or a failed write whose result was never
+//! read, every later flush fails": the kernel reports a lost write only once, and a later flush
+//! must not succeed.
 
 use parking_lot::Mutex;
 
@@ -20,7 +20,7 @@ impl Sticky {
         }
     }
 
-    /// Remembers a failure; the first one stays.
+    /// Records a failure; the first one stays.
     pub(crate) fn set(&self, error: &IoError) {
         self.0.lock().get_or_insert(error.errno());
     }
@@ -28,7 +28,7 @@ impl Sticky {
 
 impl ErrorSink for Sticky {
     fn unseen_error(&self, error: &IoError) {
-        // A lost read harms no flush.
+        // A failed read does not affect flushes.
         if error.op != IoOp::Read {
             self.set(error);
         }

@@ -1,14 +1,14 @@
-//! Tickets: the promise that a submitted request will have a result.
+//! Tickets: handles for the results of submitted requests.
 //!
-//! Owns the hand-over of a result from the backend ([`Completer`]) to any number of waiters
-//! ([`Ticket`]). No thread of its own: a waiting thread first lends itself to the backend
-//! ([`Driver::drive`]), so that a lone writer does its own I/O without a context switch.
+//! Owns the delivery of a result from the backend ([`Completer`]) to any number of waiters
+//! ([`Ticket`]). It has no thread: a waiting thread first drives the backend ([`Driver::drive`]),
+//! so that a single writer does its own I/O without a context switch.
 //!
 //! Invariants:
 //! - each ticket completes exactly once; a [`Completer`] that is dropped completes it with
 //!   [`IoErrorKind::Abandoned`];
 //! - callbacks run once, on the completing thread, outside of all locks of this module;
-//! - a failure that nobody saw (all clones dropped) is told to the [`ErrorSink`].
+//! - a failure that was never read (all clones dropped) is reported to the [`ErrorSink`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,11 +25,11 @@ pub type IoResult = Result<(), IoError>;
 /// The backend's side of waiting. One driver may serve one ticket or many.
 pub trait Driver: Send + Sync {
     /// Called by a thread that waits for `ticket`. Does the I/O, or reaps completions for all, and
-    /// returns when the ticket is done or when only sleeping is left; it is called again after
+    /// returns when the ticket is done or nothing is left but to sleep; it is called again after
     /// [`TicketCore::nudge`].
     fn drive(&self, ticket: &Arc<TicketCore>);
 
-    /// Makes sure that the request makes progress without anyone waiting, at once.
+    /// Starts the request now, without a waiter.
     fn start(&self, ticket: &Arc<TicketCore>);
 
     /// A thread depends on this request: treat it as [`crate::Class::Sync`] from now on.
@@ -38,9 +38,9 @@ pub trait Driver: Send + Sync {
     }
 }
 
-/// Told of failures whose tickets were all dropped unseen.
+/// Receives failures whose tickets were all dropped unread.
 pub trait ErrorSink: Send + Sync {
-    /// A request failed with `error` and its owner never looked.
+    /// A request failed with `error` and its result was never read.
     fn unseen_error(&self, error: &IoError);
 }
 
@@ -50,7 +50,7 @@ type Callback = Box<dyn FnOnce(&IoResult) + Send>;
 pub struct TicketCore {
     /// Set once, under `waiting`.
     result: OnceLock<IoResult>,
-    /// Whether somebody looked at the result.
+    /// Whether the result was read.
     seen: AtomicBool,
     sink: Option<Arc<dyn ErrorSink>>,
     waiting: Mutex<Waiting>,
@@ -134,7 +134,7 @@ impl Ticket {
         ticket
     }
 
-    /// A ticket under way and the means to complete it; for implementers of [`crate::Device`].
+    /// A pending ticket and the means to complete it; for implementers of [`crate::Device`].
     pub fn pending(sink: Option<Arc<dyn ErrorSink>>) -> (Ticket, Completer) {
         let core = Arc::new(TicketCore {
             result: OnceLock::new(),
@@ -151,7 +151,7 @@ impl Ticket {
         Ticket(core)
     }
 
-    /// Waits for the result, lending this thread to the backend meanwhile.
+    /// Waits for the result; this thread drives the backend meanwhile.
     pub fn wait(&self) -> IoResult {
         loop {
             self.finish();
@@ -188,15 +188,15 @@ impl Ticket {
     }
 
     /// Dispatches the request now, for callers that will wait later or never: a request of class
-    /// [`crate::Class::Sync`] may otherwise stay with the backend for some milliseconds in the
-    /// expectation that its submitter waits at once.
+    /// [`crate::Class::Sync`] may otherwise stay with the backend for some milliseconds because its
+    /// submitter is expected to wait at once.
     pub fn start(&self) {
         if let Some(driver) = self.0.driver() {
             driver.start(&self.0);
         }
     }
 
-    /// Tells the backend that a thread now depends on this request (boosting): it is treated as
+    /// Tells the backend that a thread now depends on this request: it is treated as
     /// [`crate::Class::Sync`] and dispatched ahead of its former class. Waiting does not imply it.
     pub fn promote(&self) {
         if let Some(driver) = self.0.driver() {
@@ -211,8 +211,8 @@ impl Ticket {
         self.start();
     }
 
-    /// As [`Ticket::on_complete`], but without starting the request: for wrappers whose own
-    /// ticket lends its waiter to this one.
+    /// As [`Ticket::on_complete`], but without starting the request: for wrappers whose own ticket
+    /// has its waiter drive this one.
     pub fn watch(&self, callback: impl FnOnce(&IoResult) + Send + 'static) {
         let mut waiting = self.0.waiting.lock();
         let Some(result) = self.0.result.get() else {
@@ -224,8 +224,8 @@ impl Ticket {
         callback(result);
     }
 
-    /// Waits for all of `tickets`; the first error wins. All are started before the first wait,
-    /// so that they run side by side.
+    /// Waits for all of `tickets`; the first error wins. All are started before the first wait, so
+    /// that they run in parallel.
     pub fn wait_all(tickets: &[Ticket]) -> IoResult {
         if tickets.len() > 1 {
             tickets.iter().for_each(Ticket::start);
@@ -255,7 +255,7 @@ pub struct Completer {
 }
 
 impl Completer {
-    /// Sets who is asked to make progress when a thread waits.
+    /// Sets the driver that waiting threads call.
     pub fn set_driver(&self, driver: Arc<dyn Driver>) {
         if let Some(core) = &self.core {
             core.waiting.lock().driver = Some(driver);
@@ -283,7 +283,7 @@ impl Drop for Completer {
     }
 }
 
-/// Where a read leaves its buffers for the ticket's owner.
+/// The buffers of a read, for the ticket's owner.
 pub type ReadSlot = Arc<Mutex<Option<Vec<AlignedBuf>>>>;
 
 /// A submitted read. Dropping it does not cancel anything; the buffers live until it is done.

@@ -175,7 +175,7 @@ fn resolve(place: &Path, replaces: bool) -> Result<PathBuf> {
 
 fn exists(place: &Path) -> Failure {
     Failure::new(format!(
-        "{} exists already; give another name, or --force to replace it",
+        "{} already exists; give another name, or --force to replace it",
         place.display()
     ))
 }

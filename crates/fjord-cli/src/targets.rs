@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use fjord::{FileKind, Fs, InodeRef};
 
 use crate::{
-    failure::{Context, Failure, Result},
+    failure::{Context, EXIT_DAMAGED, Failure, Result},
     output,
     paths::{self, Last},
 };
@@ -110,6 +110,12 @@ pub(crate) fn all<T>(items: &[T], mut each: impl FnMut(&T) -> Result<()>) -> Res
     outcome
 }
 
+/// A directory was met a second time on the way down.
+pub(crate) fn two_paths() -> Failure {
+    let message = "the directory has two paths; run e2fsck -f on the image".to_owned();
+    Failure { code: EXIT_DAMAGED, message }
+}
+
 /// Calls `each` for a file and, with `recursive`, for all below it, directories before what is in
 /// them.
 ///
@@ -129,8 +135,7 @@ pub(crate) fn for_each(
             continue;
         }
         if !seen.insert(file.ino()) {
-            let message = format!("{path}: the directory has two paths; run e2fsck -f");
-            return Err(Failure { code: crate::failure::EXIT_DAMAGED, message });
+            return Err(two_paths().context(path));
         }
         for name in crate::commands::ls::names(&file).context(&path)? {
             let below = format!("{}/{}", path.trim_end_matches('/'), output::name(&name));

@@ -212,7 +212,7 @@ fn image_too_small() -> Result<()> {
     expect(&fjord().arg("info").arg(&tiny).output()?, FAILURE, &["too small"])?;
     let len = fs::metadata(&img)?.len();
     File::options().write(true).open(&img)?.set_len(len / 2)?;
-    expect(&mount(&img, &dir).output()?, FAILURE, &["cut short", "resize2fs"])
+    expect(&mount(&img, &dir).output()?, FAILURE, &["is truncated", "resize2fs"])
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn wrong_arguments() -> Result<()> {
     expect(&fjord().args(["mount"]).output()?, USAGE, &["IMAGE"])?;
     expect(&fjord().args(["frobnicate"]).output()?, USAGE, &["frobnicate"])?;
     expect(&mount(&img, &dir).args(["--cache-size", "many"]).output()?, USAGE, &["64M"])?;
-    expect(&mount(&img, &dir).args(["--new", "1G"]).output()?, FAILURE, &["exists already"])?;
+    expect(&mount(&img, &dir).args(["--new", "1G"]).output()?, FAILURE, &["already exists"])?;
     expect(&fjord().args(["mkfs"]).arg(&img).output()?, FAILURE, &["--force"])?;
     expect(&fjord().args(["mkfs"]).arg(dir.join("new")).output()?, USAGE, &["--size"])?;
     ensure!(!is_mounted(&dir)?);
@@ -496,7 +496,7 @@ fn write_until_the_disk_is_full(scratch: &Scratch, below: &Path) -> Result<()> {
     let status = daemon.wait()?;
     ensure!(status.code() == Some(FAILURE), "the daemon hides that data found no room: {status}");
     let said = fs::read_to_string(&log)?;
-    ensure!(said.contains("that no fsync promised are lost"), "{said}");
+    ensure!(said.contains("that no fsync had made durable are lost"), "{said}");
     // The image itself is clean, and what was promised is there.
     image::e2fsck_clean(&img)?;
     let rescued = scratch.join("rescued");

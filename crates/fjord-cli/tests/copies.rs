@@ -289,19 +289,19 @@ fn what_is_in_the_way_is_told() -> Result<()> {
     fjord(&["put"], &img, &[text(&scratch.join("x")), "/tree/"])?.expect_code(&[1])?;
     fjord(&["put", "-r"], &img, &[text(&tree), "/"])?.ok()?;
     let said = fjord(&["put"], &img, &[text(&scratch.join("x")), "/tree"])?.expect_code(&[1])?;
-    ensure!(said.stderr.contains("/x: a directory is in the way"), "{said:?}");
+    ensure!(said.stderr.contains("/x: a directory exists there"), "{said:?}");
     fjord(&["rm", "-r"], &img, &["/tree"])?.ok()?;
     fjord(&["put"], &img, &[text(&scratch.join("x")), "/tree"])?.ok()?;
     let said = fjord(&["put", "-r"], &img, &[text(&tree), "/"])?.expect_code(&[1])?;
-    ensure!(said.stderr.contains("what is no directory is in the way"), "{said:?}");
+    ensure!(said.stderr.contains("something other than a directory exists there"), "{said:?}");
     // The same on the way out.
     let out = scratch.join("out");
     fs::create_dir_all(out.join("tree"))?;
     let said = fjord(&["get"], &img, &["/tree", text(&out)])?.expect_code(&[1])?;
-    ensure!(said.stderr.contains("a directory is in the way"), "{said:?}");
+    ensure!(said.stderr.contains("a directory exists there"), "{said:?}");
     fs::write(out.join("lost+found"), b"")?;
     let said = fjord(&["get", "-r"], &img, &["/", text(&out)])?.expect_code(&[1])?;
-    ensure!(said.stderr.contains("what is no directory is in the way"), "{said:?}");
+    ensure!(said.stderr.contains("something other than a directory exists there"), "{said:?}");
     ensure!(fs::read_dir(&out)?.count() == 2, "something is left behind");
     Ok(())
 }
@@ -325,7 +325,7 @@ fn copies_stay_where_they_belong() -> Result<()> {
     symlink(victim.join("file"), out.join("file"))?;
     symlink(victim.join("dir"), out.join("dir"))?;
     let said = fjord(&["get", "-r"], &img, &["/tree/.", text(&out)])?.expect_code(&[1])?;
-    ensure!(said.stderr.contains("in the way"), "{said:?}");
+    ensure!(said.stderr.contains("exists there"), "{said:?}");
     fs::remove_file(out.join("dir"))?;
     fjord(&["get", "-r"], &img, &["/tree/.", text(&out)])?.ok()?;
     ensure!(fs::read(victim.join("file"))? == b"precious", "a link was followed");

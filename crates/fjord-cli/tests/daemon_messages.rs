@@ -150,28 +150,25 @@ fn a_failed_write_is_told() -> Result<()> {
     let healthy = fjord(&["stats"], &below.dir)?.ok()?.stdout;
     ensure!(healthy.starts_with("state                 read-write\n"), "{healthy}");
     below.fail()?;
-    let message = below.syslog.wait_for("nothing more is written")?;
+    let message = below.syslog.wait_for("is now read-only")?;
     ensure!(message.starts_with("<27>fjord["), "{message}");
-    ensure!(message.contains("truncated below"), "{message}");
+    ensure!(message.contains("was truncated"), "{message}");
     below.named_in(&message)?;
 
     let json = fjord(&["stats", "--json"], &below.dir)?.ok()?.stdout;
     let health = &serde_json::from_str::<Value>(&json)?["health"];
     ensure!(health["read_only"] == true, "{health}");
     let error = health["failure"]["error"].as_str().context("no error")?;
-    ensure!(error.contains("truncated below"), "{error}");
+    ensure!(error.contains("was truncated"), "{error}");
     let since = health["failure"]["time"].as_i64().context("no time")?;
     ensure!((started - 1..=now()?).contains(&since), "{health}");
     let events = health["events"].as_array().context("no events")?;
     let first = events.iter().find(|event| event["severity"] == "error").context("no error")?;
-    ensure!(
-        first["message"].as_str().context("a text")?.contains("nothing more is written"),
-        "{first}"
-    );
+    ensure!(first["message"].as_str().context("a text")?.contains("is now read-only"), "{first}");
     ensure!(first["count"] == 1 && first["time"].as_i64() >= Some(started - 1), "{first}");
     let table = fjord(&["stats"], &below.dir)?.ok()?.stdout;
     ensure!(table.starts_with("state                 read-only since 2"), "{table}");
-    ensure!(table.contains("UTC error: nothing more is written"), "{table}");
+    ensure!(table.contains("UTC error: is now read-only"), "{table}");
 
     below.wait_for_ro()?;
 

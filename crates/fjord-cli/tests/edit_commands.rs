@@ -334,6 +334,26 @@ fn owners_are_those_of_the_image() -> Result<()> {
     mount.unmount()
 }
 
+/// In a damaged image a directory may lie in itself; walks end all the same.
+#[test]
+fn a_directory_in_itself_is_reported() -> Result<()> {
+    let pair = Pair::new("loop")?;
+    image::debugfs_write(&pair.ours, &["link /dir /dir/sub/loop".to_owned()])?;
+    for line in [
+        "chmod -R 700 /dir",
+        "chown -R 1 /dir",
+        "rm -r /dir",
+        "cp -r /dir /new",
+        "mv /dir /dir/sub/x",
+    ] {
+        let said = pair.fjord(line)?.expect_code(&[1, 2, 4])?;
+        ensure!(!said.stderr.is_empty(), "{line}: {said:?}");
+    }
+    let said = pair.fjord("chmod -R 700 /dir")?.expect_code(&[4])?;
+    ensure!(said.stderr.contains("/dir/sub/loop") && said.stderr.contains("e2fsck"), "{said:?}");
+    Ok(())
+}
+
 #[test]
 fn wrong_use_is_told() -> Result<()> {
     let pair = Pair::new("use")?;

@@ -168,7 +168,7 @@ fn a_failed_new_leaves_no_image() -> Result<()> {
             ensure!(!img.exists(), "{options}: the image is left behind: {failed:?}");
         }
         let refused = new(daemon, "rw", &file, &dir)?.expect_code(&[1])?;
-        ensure!(refused.stderr.contains("exists already"), "{refused:?}");
+        ensure!(refused.stderr.contains("already exists"), "{refused:?}");
         ensure!(fs::read(&file)? == b"kept");
     }
     Ok(())

@@ -303,7 +303,7 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     std::os::unix::fs::symlink("image", scratch.join("link"))?;
     for name in ["image", "same", "link"] {
         for source in [dir, &image] {
-            refused(&[], source, &scratch.join(name), 1, "exists already")?;
+            refused(&[], source, &scratch.join(name), 1, "already exists")?;
             let said = fjord(&["snapshot", "-f"], &[source, &scratch.join(name)])?;
             ensure!(matches!(said.code, Some(2 | 3)), "{said:?}");
         }
@@ -323,7 +323,7 @@ fn places_that_make_no_sense_are_refused() -> Result<()> {
     }
     image::e2fsck_clean(&image)?;
     // What is no image, no mount of fjord.
-    refused(&[], Path::new("/proc"), &scratch.join("x"), 1, "not on a mount of fjord")?;
+    refused(&[], Path::new("/proc"), &scratch.join("x"), 1, "not on a fjord mount")?;
     refused(&[], Path::new("/dev/null"), &scratch.join("x"), 2, "character device")?;
     refused(&[], &scratch.join("nothing"), &scratch.join("x"), 1, "nothing")?;
     fs::write(scratch.join("text"), vec![b'x'; 9000])?;
@@ -340,7 +340,7 @@ fn images_that_others_use_are_refused() -> Result<()> {
     make(&image, 64 << 20)?;
     let linux = KernelMount::new(&image, "rw")?;
     refused(&[], &image, &copy, 3, "mounted by Linux")?;
-    refused(&[], linux.path(), &copy, 1, "not on a mount of fjord")?;
+    refused(&[], linux.path(), &copy, 1, "not on a fjord mount")?;
     linux.unmount()?;
     // A program that embeds fjord.
     let fs = Fs::open(&image, &MountOptions::default())?;
@@ -560,7 +560,7 @@ fn a_disk_that_hangs_holds_nobody_up() -> Result<()> {
     println!("300 MiB overwritten in {took:?} beside a snapshot that hangs");
     disk.thaw()?;
     let said = copying.end()?;
-    ensure!(said.code == Some(1) && said.stderr.contains("the copy was so slow"), "{said:?}");
+    ensure!(said.code == Some(1) && said.stderr.contains("the copy was too slow"), "{said:?}");
     disk.is_as_before(used)?;
     // The command is killed while the server waits for the disk.
     let copying = Copying::start(mount.path(), &disk, &disk.join("copy"))?;

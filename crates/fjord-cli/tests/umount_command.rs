@@ -94,7 +94,7 @@ fn what_went_wrong_at_the_mount_is_among_the_events() -> Result<()> {
     let stats: Value = serde_json::from_slice(stats.stdout.as_bytes())?;
     let events = stats["health"]["events"].as_array().context("no list of events")?;
     let is_told = |event: &Value| {
-        event["message"].as_str().is_some_and(|told| told.contains("orphan is ignored"))
+        event["message"].as_str().is_some_and(|told| told.contains("orphan record is ignored"))
     };
     ensure!(events.iter().any(is_told), "{events:?}");
     Ok(())

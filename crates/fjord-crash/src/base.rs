@@ -1,7 +1,7 @@
-//! The file systems that workloads start from.
+//! Base images: the file systems that workloads start from.
 //!
 //! Owns [`Features`], the mke2fs feature sets, and [`Base`], a clean image with the tree that a
-//! workload wants to find, and the model of that tree. Bases are made once per process and set.
+//! workload expects, and the model of that tree. Bases are made once per process and set.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -29,7 +29,7 @@ pub struct Features {
     mke2fs: &'static [&'static str],
     size_bytes: u64,
     inodes: u32,
-    /// Areas for i-transactions behind the log.
+    /// Areas for i-transactions after the log.
     pub areas: u32,
 }
 
@@ -76,7 +76,7 @@ pub const FAST_COMMIT: [Features; 5] = [
     set("fast_commit-inline", &["-b", "4096", "-O", "fast_commit,inline_data"]),
 ];
 
-/// Many small block groups, for policies that tell them apart: each with its own bitmaps, and
+/// Many small block groups, for policies that distinguish them: each with its own bitmaps, and
 /// together in flex groups.
 pub const GROUPS: [Features; 4] = [
     set("groups", &["-b", "4096", "-g", "512", "-G", "1", "-O", "orphan_file", "-J", "size=4"]),
@@ -98,7 +98,7 @@ pub const LARGE: Features = Features {
 pub const MANY: Features =
     Features { inodes: 1200, ..set("many-inodes", &["-b", "4096", "-O", "fast_commit"]) };
 
-/// The same in eight block groups, for the policy that tells them apart.
+/// The same in eight block groups, for the policy that distinguishes them.
 pub const MANY_GROUPS: Features = Features {
     name: "many-groups",
     mke2fs: &["-b", "4096", "-g", "512", "-G", "1", "-J", "size=4"],
@@ -112,7 +112,7 @@ pub const FAR_1K: Features = Features {
     ..set("far-1k", &["-b", "1024", "-m", "0", "-J", "size=1", "-O", "fast_commit"])
 };
 
-/// The same without room for fast commits, so that the log goes round.
+/// The same without a fast-commit area, so that the log wraps.
 pub const SMALL_LOG: Features =
     Features { inodes: 512, ..set("small-log", &["-b", "1024", "-m", "0", "-J", "size=1"]) };
 
@@ -142,7 +142,7 @@ impl Features {
         all.find(|set| set.name == name)
     }
 
-    /// What stands for this set under a policy.
+    /// The replacement for this set under a policy.
     #[must_use]
     pub fn under(self, policy: FsyncPolicyKind) -> Features {
         match policy {
@@ -211,7 +211,7 @@ fn log_extents(path: &std::path::Path) -> Result<Vec<(u64, u64)>> {
         .lines()
         .find_map(|line| line.strip_prefix("Block size:"))
         .and_then(|text| text.trim().parse::<u64>().ok())
-        .context("debugfs does not tell the block size")?;
+        .context("debugfs does not show the block size")?;
     let blocks: Vec<u64> = image::debugfs(path, "blocks <8>")?
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
@@ -237,11 +237,11 @@ pub struct Base {
     pub model: Model,
     /// Byte extents (start, length) of the log.
     pub log_extents: Extents,
-    /// The same of all that means nothing after recovery: the log, and the areas behind it.
+    /// The same of all that means nothing after recovery: the log, and the areas after it.
     pub dead_extents: Extents,
 }
 
-/// Options of mounts that only do what they are told.
+/// Options of mounts without background work.
 pub fn quiet(options: &MountOptions) -> MountOptions {
     MountOptions {
         background_threads: false,

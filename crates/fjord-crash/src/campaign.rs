@@ -168,7 +168,7 @@ pub enum Event<'a> {
     Done(&'a Report),
 }
 
-/// Runs a plan; `progress` is told what happens, and `shared` tells how far it is. Findings are
+/// Runs a plan; calls `progress` for events, and counts in `shared`. Findings are
 /// minimised.
 ///
 /// # Errors

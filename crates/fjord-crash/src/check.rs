@@ -1,15 +1,15 @@
-//! What a recovered tree must show.
+//! Checks of a recovered tree.
 //!
-//! Owns the comparison of a [`Tree`] with a [`Model`] at a cut, and [`Problem`], what can be
-//! wrong. Each aspect of each object must be one of its admissible versions; content is compared
-//! byte by byte, since parts of a write may be there.
+//! Owns the comparison of a [`Tree`] with a [`Model`] at a cut, and [`Problem`], the failures. Each
+//! aspect of each object must be one of its admissible versions; content is compared byte by byte,
+//! because a write may be there partly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fjord::{DataMode, FileKind};
 
 use crate::content::{BLOCK_BYTES, Content};
-use crate::model::{History, Model, Object, ObjectId, ROOT, Slot};
+use crate::model::{Attrs, History, Model, Object, ObjectId, ROOT, Slot};
 use crate::tree::{Seen, Tree};
 
 /// The kinds of finding.
@@ -19,7 +19,7 @@ pub enum Kind {
     RecoveryFailed,
     /// e2fsck finds fault with the recovered image.
     Fsck,
-    /// Something promised is gone, or older than promised.
+    /// A promised version is lost, or older than promised.
     PromiseLost,
     /// A change shows that came after a barrier, and something from before it does not.
     OrderBroken,
@@ -249,7 +249,9 @@ fn object(
         let text = format!("the target of {} is {:?}", describe(object), seen.target);
         return Err(Problem::new(Kind::ForeignBytes, shorten(text)));
     }
-    one_of(&object.attrs, &seen.attrs, cut, what("attributes"))?;
+    if !(model.is_threaded && object.kind == FileKind::Directory && unseen(object, seen, cut)) {
+        one_of(&object.attrs, &seen.attrs, cut, what("attributes"))?;
+    }
     one_of(&object.xattrs, &seen.xattrs, cut, what("extended attributes"))?;
     if object.kind == FileKind::Regular {
         content(&object.content, &seen.content, cut, data)
@@ -267,6 +269,17 @@ fn object(
         names.insert((parent, name.clone()));
     }
     one_of(&object.names, &names, cut, what("names"))
+}
+
+/// Whether a directory has admissible attributes, but for a time between those of two admissible
+/// versions.
+fn unseen(directory: &Object, seen: &Seen, cut: u64) -> bool {
+    let admissible = directory.attrs.admissible(cut);
+    let mtimes = admissible.clone().map(|attrs| attrs.mtime);
+    let is_between = mtimes.clone().any(|mtime| mtime <= seen.attrs.mtime)
+        && mtimes.clone().any(|mtime| mtime >= seen.attrs.mtime);
+    is_between
+        && admissible.clone().any(|attrs| Attrs { mtime: seen.attrs.mtime, ..*attrs } == seen.attrs)
 }
 
 fn shown_slots(tree: &Tree, found: &Found) -> BTreeMap<Slot, ObjectId> {

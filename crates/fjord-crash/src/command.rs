@@ -29,9 +29,12 @@ const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMod
 
 /// Arguments of `cargo xtask crash`.
 #[derive(Clone, Debug, PartialEq, Args)]
-#[command(after_help = "Without choices every family runs under every configuration in turn; \
-endless families (ace3, random, threads, groups, fsyncs) go on until --hours or --workloads end \
-them. A finding prints the command that runs it again. docs/crash-model.md says what is modelled.")]
+#[command(
+    after_help = "By default every family runs under every configuration in turn; endless families \
+                  (ace3, random, threads, groups, fsyncs) run until --hours or --workloads ends \
+                  them. A finding prints the command that repeats it. docs/crash-model.md \
+                  describes the model."
+)]
 pub struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
     /// barriers, edges, thousand-files, append-far, deep-leaf, ten-threads, random, threads,
@@ -321,12 +324,12 @@ impl CrashArgs {
         }
     }
 
-    /// What judges a recorded run.
+    /// The judge of a recorded run.
     pub fn of_recording(path: PathBuf) -> CrashArgs {
         CrashArgs { recording: Some(path), ..CrashArgs::default() }
     }
 
-    /// The campaign that is asked for.
+    /// The requested campaign.
     ///
     /// # Errors
     /// A name is unknown, or an endless campaign has no end.
@@ -389,7 +392,7 @@ impl CrashArgs {
             && !self.features.is_empty()
         {
             let name = family.name();
-            bail!("the workloads of {name} have images of their own: leave --features out");
+            bail!("the workloads of {name} have their own images; omit --features");
         }
         Ok(families)
     }
@@ -397,7 +400,10 @@ impl CrashArgs {
     fn deadline(&self) -> Result<Option<Instant>> {
         let Some(hours) = self.hours else { return Ok(None) };
         let time = Duration::try_from_secs_f64(hours * 3600.0);
-        Ok(Some(Instant::now() + time.with_context(|| format!("--hours {hours} is no time"))?))
+        Ok(Some(
+            Instant::now()
+                + time.with_context(|| format!("--hours {hours} is not a valid time"))?,
+        ))
     }
 
     fn fsync_policy(&self) -> Result<FsyncPolicyKind> {
@@ -447,7 +453,7 @@ impl CrashArgs {
 
     fn target(&self) -> Result<Option<Target>> {
         let Some(path) = self.case.clone() else { return Ok(None) };
-        ensure!(self.is_one_run(), "--case is of a run: give --ops or --recording");
+        ensure!(self.is_one_run(), "--case needs a run: give --ops or --recording");
         Ok(Some(Target { path, damage: self.damage }))
     }
 
@@ -466,7 +472,7 @@ impl CrashArgs {
             let mut replayer = Replayer::new(&config, &workload, run.recording.into())?;
             match replayer.problem(&target) {
                 Ok(Some(problem)) => return Ok(replayer.report(problem, target)),
-                Ok(None) => say("this case is sound now; trying all of the workload"),
+                Ok(None) => say("this case passes now; trying all of the workload"),
                 Err(error) => say(&format!("{error:#}; trying all of the workload")),
             }
         }
@@ -500,7 +506,7 @@ impl CrashArgs {
             if let Some(problem) = replayer.problem(&target)? {
                 return Ok(here(replayer.report(problem, target)));
             }
-            say("this case is sound now; trying all of the recording");
+            say("this case passes now; trying all of the recording");
         }
         explore_recording(&config, &workload, recording, shared, None).map(here)
     }
@@ -561,7 +567,7 @@ mod tests {
         }
         let own = CrashArgs::parse_line("cargo xtask crash --workload edges --features block-1k");
         let error = own.unwrap().plan().unwrap_err().to_string();
-        assert!(error.contains("images of their own"), "{error}");
+        assert!(error.contains("their own images"), "{error}");
         let args = CrashArgs::parse_line("cargo xtask crash --case 1:- --workload ace1").unwrap();
         assert!(args.target().is_err());
     }

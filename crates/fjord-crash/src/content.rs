@@ -2,8 +2,8 @@
 //!
 //! Owns [`Content`]: a size and the 4096-byte blocks that are not zero, shared between clones.
 //!
-//! Invariant: no block lies wholly behind the size, bytes behind the size are zero, and a block
-//! of zeros is left out; so equality is equality of what a reader sees.
+//! Invariant: no block is past the size, bytes past the size are zero, and blocks of zeros are
+//! omitted; so two values are equal if a reader sees equal contents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

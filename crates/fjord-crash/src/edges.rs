@@ -1,9 +1,9 @@
-//! Workloads that go where short sequences on a small tree never get: directories whose index is
-//! made and split, deletions of several transactions, a log that fills up, extent trees of depth 2,
-//! values with an inode of their own, more revoke records than one block holds.
+//! Workloads for states that short sequences on a small tree do not reach: directories whose index
+//! is created and split, deletions of several transactions, a log that fills up, extent trees of
+//! depth 2, values with an inode of their own, more revoke records than one block holds.
 //!
-//! Owns [`edges`]. Invariant: each workload still gets there; a test looks at what the engine
-//! counts and at the image that it leaves.
+//! Owns [`edges`]. Invariant: each workload reaches its state; a test checks the engine's counters
+//! and the image.
 
 use crate::base::{FAR_1K, FAR_EA, SMALL_LOG, SPREAD};
 use crate::explore::Workload;
@@ -16,19 +16,19 @@ const IMAGES: usize = 1200;
 const NAMES_PER_BLOCK: usize = 4;
 const ROOT_ENTRIES: usize = 123;
 
-/// A workload of this module, and what it is there for.
+/// A workload of this module, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
     /// A directory gets an index, and its leaves split.
     IndexMade,
-    /// The root of an index is full: a level comes in below.
+    /// The root of an index is full: a level is added.
     IndexDeeper,
-    /// A file goes whose blocks lie in more groups than one transaction has room for.
+    /// Deletion of a file with blocks in more groups than fit in one transaction.
     LongTruncate,
     /// The log is full, more than once: checkpoints, and the tail moves, between the operations.
     FullLog,
-    /// A log with an area for fast commits comes to its end, more than once: it is emptied, and begins
-    /// anew.
+    /// A log with a fast-commit area reaches its end, more than once: it is emptied, and restarts
+    /// at its front.
     LogAnew,
     /// Extent trees of depth 2, that grow, are cut, and go.
     DeepExtents,
@@ -77,7 +77,7 @@ pub fn edges() -> impl Iterator<Item = Workload> + Send {
     Edge::ALL.into_iter().map(Edge::workload)
 }
 
-/// An image with hardly any room: what is freed comes back as something else.
+/// An image with little free space: freed blocks are reused for other purposes.
 fn filled(bytes: u64) -> String {
     format!("create /fill; fallocate /fill keep 0 {bytes}; create /pad; append /pad 200000; sync; ")
 }
@@ -149,7 +149,7 @@ fn long_truncate() -> String {
 }
 
 fn full_log() -> String {
-    // What no later transaction holds has to go home.
+    // Blocks without a newer version must be checkpointed.
     let mut text = String::from("mkdir /kept; fsync /kept; ");
     for round in 0..170 {
         text += &format!("create /f{round}; append /f{round} 1500; fsync /f{round}; ");

@@ -83,8 +83,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Default features on a volatile device. Options that leave the fsync policy to the image
-    /// mean compound: which policy is explored is for whoever asks to say.
+    /// Default features on a volatile device. `Auto` means compound here: the caller chooses the
+    /// policy explicitly.
     pub fn new(mut options: MountOptions) -> Config {
         if options.fsync == FsyncPolicyKind::Auto {
             options.fsync = FsyncPolicyKind::Compound;
@@ -115,8 +115,7 @@ impl Config {
     }
 }
 
-/// What explorations share: what e2fsck has passed already, and how far they are, for whoever
-/// watches.
+/// State shared by explorations: images that e2fsck has passed, and progress counters.
 #[derive(Debug, Default)]
 pub struct Shared {
     /// Canonical hashes of images that e2fsck has passed; a leaf lock.
@@ -144,7 +143,7 @@ pub fn explore(config: &Config, workload: &Workload, shared: &Arc<Shared>) -> Re
     explore_until(config, workload, shared, None)
 }
 
-/// As [`explore`], up to a moment: what was not tried by then is left out.
+/// As [`explore`], with a deadline: later cases are skipped.
 pub(crate) fn explore_until(
     config: &Config,
     workload: &Workload,
@@ -487,7 +486,7 @@ impl Replayer {
         explorer.report.cases += 1;
         explorer.report.states += 1;
         let Some((first, inner)) = target.path.0.split_first() else { bail!("no case is named") };
-        let unknown = |case: &Case| format!("{case} is no case of this workload");
+        let unknown = |case: &Case| format!("{case} is not a case of this workload");
         let recording = explorer.recording.clone();
         let state = states::find(&recording.log, explorer.config.device, first);
         let state = state.with_context(|| unknown(first))?;

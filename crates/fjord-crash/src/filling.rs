@@ -1,10 +1,10 @@
-//! Sequences whose operations find what they want.
+//! Sequences of operations on existing files.
 //!
-//! Owns [`Filling`], which steps along with a sequence as it is made up: it makes missing files and
-//! directories first, and leaves out most operations that would be refused all the same.
+//! Owns [`Filling`], which follows a sequence as it is generated: it creates missing files and
+//! directories first, and drops most operations that would still be refused.
 //!
-//! Invariant: what it knows of the tree is what the tree will be, as long as no operation fails for
-//! want of space or of a feature.
+//! Invariant: its state of the tree equals the real tree, unless an operation fails for lack of
+//! space or of a feature.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ enum Kind {
     Symlink,
 }
 
-/// What a name stands for.
+/// Kind of the file of a name.
 #[derive(Debug)]
 struct Node {
     kind: Kind,
@@ -58,8 +58,8 @@ impl Filling {
         self.ops
     }
 
-    /// Appends an operation, and before it what it wants to find; or most likely nothing, if it
-    /// does not fit.
+    /// Appends an operation, and before it the operations that it needs; or, most likely, nothing
+    /// if it does not fit.
     pub(crate) fn push(&mut self, op: Op) {
         let wanted = match &op {
             Op::Create(path) | Op::Mkdir(path) | Op::Symlink(path, _) => vec![parent(path)],

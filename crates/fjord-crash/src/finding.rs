@@ -1,4 +1,4 @@
-//! What is found, and the command that shows it again.
+//! Findings, and the command that repeats one.
 //!
 //! Owns [`Finding`], [`CasePath`] and [`Damage`], the name of one image with all that was done to
 //! it. Invariant: [`Finding::rerun`] names the image exactly; where threads make the run itself
@@ -56,7 +56,8 @@ impl std::str::FromStr for Damage {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Damage> {
-        let bad = || format!("{text:?} is no bit of an image; they look like 1056768:3");
+        let bad =
+            || format!("{text:?} is not a bit of an image; expected BYTE:BIT, such as 1056768:3");
         let (at, bit) = text.split_once(':').with_context(bad)?;
         let damage =
             Damage { at: at.parse().with_context(bad)?, bit: bit.parse().with_context(bad)? };
@@ -129,7 +130,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\n  rerun: {}", self.problem, self.rerun())?;
         if self.saved.is_none() && !self.workload.others.is_empty() {
-            f.write_str("\n  (its threads take turns as they like: this may pass)")?;
+            f.write_str("\n  (the order of its threads is not deterministic: this may pass)")?;
         }
         Ok(())
     }

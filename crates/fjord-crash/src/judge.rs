@@ -215,7 +215,7 @@ impl Judge {
         };
         let written =
             dirty.changed_pieces(base).into_iter().map(|piece| piece * PIECE_BYTES as u64);
-        // A piece may hold several blocks, the last of them the first behind the log.
+        // A piece may hold several blocks, the last of them the first after the log.
         let pieces: Vec<u64> = written.filter(in_log).collect();
         if pieces.is_empty() || !has_checksums(dirty) {
             return None;

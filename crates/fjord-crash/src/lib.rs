@@ -1,13 +1,13 @@
-//! The crash explorer: records what the engine asks of its device, builds the images that a power
-//! cut could leave, recovers each and judges it.
+//! The crash explorer: records the engine's requests to its device, builds the images that a power
+//! cut could leave, recovers each and checks it.
 //!
 //! - [`ops`], [`model`], [`run`]: workloads, the model that keeps step with them, promises;
 //! - [`record`], [`states`], [`image`]: the recorded device and the images of its cuts;
 //! - [`tree`], [`check`], [`judge`]: what a recovered image shows and what it must show;
-//!   [`panics`]: the engine's, as findings;
+//!   [`panics`]: panics of the engine, as findings;
 //! - [`recording`], [`explore`]: all of it together for one workload; [`finding`], [`minimise`],
-//!   [`report`]: what comes of it;
-//! - [`workloads`], [`edges`], [`campaign`], [`command`]: many, and how they are asked for.
+//!   [`report`]: the results;
+//! - [`workloads`], [`edges`], [`campaign`], [`command`]: many workloads, and the command line.
 //!
 //! ```no_run
 //! use fjord_crash::explore::{Config, Workload, explore};

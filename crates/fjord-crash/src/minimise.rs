@@ -1,4 +1,4 @@
-//! Making a finding small.
+//! Minimises findings.
 //!
 //! Owns [`minimise`]. First operations are left out, of the workload and then of what prepares
 //! the tree, as long as a finding of the same kind remains; then the image comes nearer to the
@@ -8,7 +8,7 @@
 //! Runs of several threads are not repeated: only their image is made small, in the run that was
 //! recorded.
 //!
-//! Invariant: what comes back was judged as it is.
+//! Invariant: the result has been checked.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::states::{Case, Kept};
 const EXPLORATIONS_MAX: usize = 400;
 /// See [`EXPLORATIONS_MAX`].
 const EXPLORING_MAX: Duration = Duration::from_secs(120);
-/// Lists of so many operations first lose what comes behind the finding.
+/// Lists of so many operations first lose what comes after the finding.
 const LONG: usize = 64;
 /// Judged images that one finding is worth.
 const IMAGES_MAX: usize = 600;
@@ -71,7 +71,7 @@ impl Tries {
         true
     }
 
-    /// Looks for the first operation behind which a long workload has the finding.
+    /// Looks for the first operation after which a long workload has the finding.
     fn shorten(&mut self, finding: &mut Finding) {
         let mut sound = 0;
         while finding.workload.ops.len() - sound > LONG {

@@ -1,4 +1,4 @@
-//! The model: what the file system holds, what it held before, and what was promised.
+//! The model: current and earlier contents of the file system, and promises.
 //!
 //! Owns [`Model`]: objects (inodes) and slots (a name in a directory), each aspect of them with
 //! its [`History`]. A promise pins an aspect: from its moment on, a crash may leave the version of
@@ -291,6 +291,10 @@ pub struct Model {
     barriers: Vec<Barrier>,
     /// Counts writes; each has a pattern of its own.
     pub write_count: u64,
+    /// Several threads work at once: between two operations on a directory, which the model is
+    /// told after each, its times may have had values that nobody saw.
+    #[serde(default)]
+    pub is_threaded: bool,
 }
 
 impl Model {
@@ -302,6 +306,7 @@ impl Model {
             slots: BTreeMap::new(),
             barriers: Vec::new(),
             write_count: 0,
+            is_threaded: false,
         };
         model.add(root, None);
         model

@@ -34,7 +34,7 @@ pub enum Op {
     Exchange(Path, Path),
     /// Sets the size in bytes.
     Truncate(Path, u64),
-    /// Writes behind the end, so many bytes.
+    /// Writes after the end, so many bytes.
     Append(Path, u64),
     /// Writes at an offset, so many bytes.
     Write(Path, u64, u64),
@@ -153,7 +153,7 @@ fn parse_mode(text: &str) -> Result<FallocMode> {
     let mut mode = FallocMode::empty();
     for part in text.split('+').filter(|part| *part != "plain") {
         let known = MODES.iter().find(|known| known.0 == part);
-        mode |= known.with_context(|| format!("{part:?} is no mode of fallocate"))?.1;
+        mode |= known.with_context(|| format!("{part:?} is not a mode of fallocate"))?.1;
     }
     Ok(mode)
 }
@@ -226,7 +226,7 @@ impl FromStr for Op {
             "fbarrier" => Op::Fbarrier(path()?),
             "fdatabarrier" => Op::Fdatabarrier(path()?),
             "sync" => Op::Sync,
-            _ => bail!("{verb:?} is no operation"),
+            _ => bail!("{verb:?} is not an operation"),
         };
         if words.next().is_some() {
             bail!("{text:?}: too many words");
@@ -243,7 +243,7 @@ fn written(word: &str) -> Result<u64> {
     let len = word.parse()?;
     ensure!(
         len <= WRITTEN_BYTES_MAX,
-        "{len} bytes are too many for one write; take {WRITTEN_BYTES_MAX} at most"
+        "{len} bytes are too many for one write; the maximum is {WRITTEN_BYTES_MAX}"
     );
     Ok(len)
 }

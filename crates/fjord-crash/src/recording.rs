@@ -37,7 +37,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Writes it into a file in `dir`, behind a line with the command of its run; gives the path.
+    /// Writes it into a file in `dir`, after a line with the command of its run; gives the path.
     ///
     /// # Errors
     /// The directory or the file cannot be made.
@@ -115,7 +115,9 @@ pub fn record(config: &Config, workload: &Workload) -> Result<Run> {
         writeback_interval: BACKGROUND_INTERVAL,
         ..quiet(&config.options)
     };
-    let model = Mutex::new(base.model.clone());
+    let mut model = base.model.clone();
+    model.is_threaded = threaded;
+    let model = Mutex::new(model);
     let run = || run(&device, &options, &model, workload);
     let ran = panics::catch(run);
     let failed = ran.as_ref().err().map(|e| Problem::new(Kind::EngineFailed, format!("{e:#}")));

@@ -1,6 +1,6 @@
 //! The images that a power cut could leave.
 //!
-//! Owns [`enumerate`], which walks a [`Log`] and gives the legal images at each moment, and
+//! Owns [`enumerate`], which walks a [`Log`] and returns the legal images at each moment, and
 //! [`Case`], the name of one of them.
 //!
 //! At any moment some writes are *forced* (a completed flush or FUA covers them, or the device
@@ -43,7 +43,7 @@ impl Budget {
     /// For logs of recoveries: as many images of a moment, but where moments are few, fewer still.
     #[must_use]
     pub fn inside(self) -> Budget {
-        /// Of what the log of the workload gives, one in so many.
+        /// Sample: one of N of the cases of the log.
         const SHARE: usize = 64;
         Budget { images_max: self.images_max.map(|max| (max / SHARE).max(1)), ..self }
     }
@@ -124,7 +124,7 @@ impl std::str::FromStr for Case {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Case> {
-        let bad = || anyhow::anyhow!("{text:?} is no case; they look like 17:3,5/0110");
+        let bad = || anyhow::anyhow!("{text:?} is not a case; expected the form 17:3,5/0110");
         let (after, list) = text.split_once(':').ok_or_else(bad)?;
         let mut kept = Vec::new();
         for part in list.split(',').filter(|part| *part != "-" && !part.is_empty()) {
@@ -571,7 +571,7 @@ fn all_subsets(count: usize, max: usize) -> Option<usize> {
     all.filter(|all| *all <= max)
 }
 
-/// How many subsets [`pairwise`] gives behind the empty one.
+/// How many subsets [`pairwise`] gives after the empty one.
 fn pairwise_rows(count: usize) -> usize {
     let mut rows = 1;
     while choose(rows, rows / 2 + 1) < count {
@@ -581,7 +581,7 @@ fn pairwise_rows(count: usize) -> usize {
 }
 
 /// As few subsets as can be, the empty one first, that have any two things in all four
-/// combinations (Katona; Kleitman and Spencer, 1973). Of `n` subsets behind the first, each thing is
+/// combinations (Katona; Kleitman and Spencer, 1973). Of `n` subsets after the first, each thing is
 /// in another choice of more than half: of two such choices, neither contains the other, and they
 /// meet. Which thing has which choice is random.
 fn pairwise(count: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
@@ -590,7 +590,7 @@ fn pairwise(count: usize, rng: &mut Rng) -> Vec<Vec<bool>> {
     let mut choice: Vec<usize> = (0..rows / 2 + 1).collect();
     while choices.len() < count {
         choices.push(choice.clone());
-        // The next one in order: the last place that can move does, those behind it follow.
+        // The next one in order: the last place that can move does, those after it follow.
         let movable = (0..choice.len()).rev().find(|at| choice[*at] + choice.len() - at < rows);
         let Some(at) = movable else { break };
         let start = choice[at] + 1;

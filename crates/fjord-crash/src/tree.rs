@@ -1,4 +1,4 @@
-//! What a recovered file system shows.
+//! The visible tree of a recovered file system.
 //!
 //! Owns [`Tree`], read through the engine. Invariant: it holds no access or change times and no
 //! block counts, so two recoveries of one image give equal trees.

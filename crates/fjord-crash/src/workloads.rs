@@ -345,7 +345,7 @@ fn threads(seed: u64, round: u64) -> Workload {
     Workload::threads(own(&dirs), (0..count).map(thread).collect())
 }
 
-/// One thread at a time makes a directory, the others meet it right behind: whose fsync logs the
+/// One thread at a time makes a directory, the others meet it right after: whose fsync logs the
 /// directory, and who relies on it?
 fn shared_dirs(seed: u64, round: u64) -> Workload {
     let mut rng = Rng::new(seed ^ round.wrapping_mul(0xD134_2543_DE82_EF95));

@@ -53,14 +53,14 @@ pub fn crc32c_with_hole(
 /// The four bytes that between `before` and `after` make the raw CRC-32C, begun at `seed`, come out as
 /// `wanted`.
 pub fn crc32c_filler(seed: u32, before: &[u8], after: &[u8], wanted: u32) -> [u8; 4] {
-    // Back from the end to the register behind the four bytes, and on as if they were zero: what the
+    // Back from the end to the register after the four bytes, and on as if they were zero: what the
     // register before them differs in is what they are.
     let behind = after.iter().rev().fold(wanted, |crc, &byte| crc32c_step_back(crc, byte));
     let needed = (0..4).fold(behind, |crc, _| crc32c_step_back(crc, 0));
     (needed ^ crc32c(seed, before)).to_le_bytes()
 }
 
-/// The register before `byte` that is `crc` behind it.
+/// The register before `byte` that is `crc` after it.
 fn crc32c_step_back(crc: u32, byte: u8) -> u32 {
     let (low, entry) = CRC32C_BY_HIGHEST[(crc >> 24) as usize];
     ((crc ^ entry) << 8) | u32::from(low ^ byte)

@@ -108,7 +108,7 @@ pub struct DirFormat {
 pub struct DirEntry<'a> {
     /// Bytes from the start of the area.
     pub offset: usize,
-    /// Bytes that the record takes, free space behind the name included.
+    /// Bytes that the record takes, free space after the name included.
     pub rec_len: usize,
     /// The inode named, or `None` when the record is free.
     pub inode: Option<InodeNo>,
@@ -405,7 +405,7 @@ pub fn insert(
     let Some((offset, rec_len, free)) = place else {
         return Ok(Inserted::NoRoom);
     };
-    // A used record keeps what its name needs; the new one takes the free space behind it.
+    // A used record keeps what its name needs; the new one takes the free space after it.
     let kept = rec_len.saturating_sub(free);
     if kept != 0 {
         format.put_rec_len(area, offset, kept)?;
@@ -719,7 +719,7 @@ fn pack(source: &[u8], target: &mut [u8], format: &DirFormat, chosen: &[Moved]) 
         let used = rec_len_for(moved.name_len);
         let is_last = index.saturating_add(1) == chosen.len();
         let rec_len = if is_last { area.len().saturating_sub(at) } else { used };
-        // Names only: padding behind them would carry bytes of names long removed.
+        // Names only: padding after them would carry bytes of names long removed.
         let kept = HEADER_BYTES.saturating_add(moved.name_len);
         le::put(WHAT, area, at, le::slice(WHAT, source, moved.offset, kept)?)?;
         format.put_rec_len(area, at, rec_len)?;

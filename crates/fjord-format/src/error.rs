@@ -1,4 +1,4 @@
-//! What can be wrong with bytes, or with a value that is to become bytes.
+//! Errors of decoding and encoding.
 //!
 //! Invariant: a decoder returns one of these for any input; it never panics.
 

@@ -251,7 +251,7 @@ impl<'a> ExtentNode<'a> {
     }
 
     /// Place of the last entry that starts at or before `logical`, or `None` when even the
-    /// first one starts behind it.
+    /// first one starts after it.
     pub fn search(&self, logical: LogicalBlock) -> Option<usize> {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -544,7 +544,7 @@ impl<'a> ExtentNodeMut<'a> {
     }
 }
 
-/// Where the checksum of a node block lies: right behind the last possible entry.
+/// Where the checksum of a node block lies: right after the last possible entry.
 fn tail_offset(block: &[u8], geometry: &Geometry) -> Result<usize> {
     check_header(block, NodeKind::Block, geometry)?;
     let offset = entry_at(usize::from(u16_at(block, 4)));

@@ -61,7 +61,7 @@ pub struct Geometry {
     pub descs_per_block: u32,
     /// Blocks of one copy of all descriptors.
     pub desc_block_count: u32,
-    /// Blocks behind each copy of the descriptors kept for growth.
+    /// Blocks after each copy of the descriptors kept for growth.
     pub reserved_gdt_blocks: u32,
     /// First meta block group in units of descriptor blocks (meaningful with meta_bg).
     pub first_meta_bg: u32,
@@ -191,7 +191,7 @@ impl Geometry {
         BlockNo(u64::from(self.block_size == BLOCK_SIZE_MIN_BYTES))
     }
 
-    /// Whether the block is one that data or metadata may lie in: behind the first data block
+    /// Whether the block is one that data or metadata may lie in: after the first data block
     /// and before the end.
     pub fn contains(&self, block: BlockNo) -> bool {
         block >= self.first_data_block && block.0 < self.block_count
@@ -293,7 +293,7 @@ impl Geometry {
         self.features.incompat.contains(Incompat::META_BG)
     }
 
-    /// Descriptor blocks that lie behind every superblock copy (all of them without meta_bg).
+    /// Descriptor blocks that lie after every superblock copy (all of them without meta_bg).
     pub fn old_desc_blocks(&self) -> u32 {
         if self.has_meta_bg() {
             self.first_meta_bg.min(self.desc_block_count)

@@ -161,7 +161,7 @@ impl<'a> DxEntries<'a> {
         })
     }
 
-    /// Whether the block behind entry `index - 1` may hold more names with `hash` that go on in
+    /// Whether the block after entry `index - 1` may hold more names with `hash` that go on in
     /// entry `index`: lookups must then look there too.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ pub fn parse<'a>(block: &'a [u8], kind: DxKind, format: &DirFormat) -> Result<Dx
     }
 }
 
-/// Adds an entry behind entry `after`, in the order that the caller's search gave.
+/// Adds an entry after entry `after`, in the order that the caller's search gave.
 ///
 /// # Errors
 /// [`FormatError::NoRoom`] when the block is full, [`FormatError::Usage`] when there is no entry

@@ -33,7 +33,7 @@ const EMPTY_IBODY_BYTES: usize = 8;
 pub struct InlineData<'a> {
     /// The first 60 bytes.
     pub head: &'a [u8; I_BLOCK_BYTES],
-    /// The bytes behind them, as many as there is room for now.
+    /// The bytes after them, as many as there is room for now.
     pub tail: &'a [u8],
 }
 
@@ -118,7 +118,7 @@ pub fn capacity_bytes(area_bytes: usize, xattrs: Option<&XattrView<'_>>) -> usiz
 pub struct InlineDir<'a> {
     /// What `..` would name.
     pub parent: InodeNo,
-    /// The 56 bytes behind it in `i_block`.
+    /// The 56 bytes after it in `i_block`.
     pub head: &'a [u8],
     /// The value of `system.data`; empty when it is not used yet.
     pub tail: &'a [u8],

@@ -1,7 +1,7 @@
-//! Inodes: the 128 bytes of ext2 and the extra fields behind them.
+//! Inodes: the 128 bytes of ext2 and the extra fields after them.
 //!
 //! Invariant: [`DiskInode::encode`] changes only the bytes of the fields that the inode has
-//! room for (`i_extra_isize`); extended attributes and unknown fields behind them stay as they
+//! room for (`i_extra_isize`); extended attributes and unknown fields after them stay as they
 //! are, and encoding what was decoded gives the same bytes. Checksums are set apart, last.
 
 use std::mem::offset_of;

@@ -1,9 +1,8 @@
 //! Bytes to types and back for ext4, ext2/3 and JBD2: no I/O, no unsafe.
 //!
-//! The only place of the workspace that knows an on-disk offset. Raw structures bear the
-//! kernel's field names; decoders return validated domain types or a typed
-//! [`FormatError`], whatever the bytes. One definition serves reading
-//! and writing: what was decoded encodes to the same bytes.
+//! The only place of the workspace that knows an on-disk offset. Raw structures have the kernel's
+//! field names; decoders return validated domain types or a typed [`FormatError`] for any bytes.
+//! One definition serves reading and writing: what was decoded encodes to the same bytes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The block of multi-mount protection: who uses the file system, and that it still does.
+//! The block of multi-mount protection: the user of the file system, and its heartbeat.
 //!
 //! Invariant: [`MmpBlock::encode`] of what was decoded gives the same bytes; padding is kept.
 

@@ -76,7 +76,7 @@ pub fn orphans(block: &[u8]) -> impl Iterator<Item = (usize, InodeNo)> + '_ {
     })
 }
 
-/// Index of a free slot at `from` or behind it, or before it when there is none.
+/// Index of a free slot at `from` or after it, or before it when there is none.
 pub fn free_slot(block: &[u8], from: usize) -> Option<usize> {
     let slots = block.as_chunks::<SLOT_BYTES>().0.get(..slot_count(block.len()))?;
     let (before, behind) = slots.split_at(from.min(slots.len()));

@@ -168,7 +168,7 @@ pub struct RawSuperblock {
     pub s_prealloc_blocks: u8,
     /// Preallocation hint for directories, unused by Linux.
     pub s_prealloc_dir_blocks: u8,
-    /// Blocks behind each copy of the descriptors kept for growth.
+    /// Blocks after each copy of the descriptors kept for growth.
     pub s_reserved_gdt_blocks: U16,
     /// UUID of the external journal.
     pub s_journal_uuid: [u8; 16],

@@ -296,7 +296,7 @@ pub const FUSE_FSYNC_FDATASYNC: u32 = 1 << 0;
 pub const FUSE_GETATTR_FH: u32 = 1 << 0;
 /// IOCTL: the caller is a 32-bit program.
 pub const FUSE_IOCTL_32BIT: u32 = 1 << 3;
-/// SETXATTR: an access ACL is set by somebody outside the owning group; drop set-group-ID.
+/// SETXATTR: an access ACL is set by a user outside the owning group; drop set-group-ID.
 pub const FUSE_SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// Notification code of [`NotifyInvalInodeOut`].
 pub const FUSE_NOTIFY_INVAL_INODE: i32 = 2;

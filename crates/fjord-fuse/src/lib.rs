@@ -1,14 +1,14 @@
-//! The FUSE front end: the protocol, the transport, the mount, and their tie to the engine.
+//! The FUSE front end: the protocol, the transport, the mount, and the mapping to the engine.
 //!
 //! Layers, each knowing only those before it:
 //! - [`abi`]: the structures on the wire; [`request`] and [`reply`]: their parsing and building;
-//! - [`transport`]: how they travel (/dev/fuse; a place for virtiofs and FUSE over io_uring);
+//! - [`transport`]: how they are transported (/dev/fuse; open to virtiofs and FUSE over io_uring);
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
 //! - [`Server`]: all of it together;
-//! - [`stats`]: what a mount has done, asked for from outside;
-//! - [`snapshot`]: a copy of the image of a mount, asked for from outside;
+//! - [`stats`]: counters of a mount, for other processes;
+//! - [`snapshot`]: a copy of the image of a mount, for other processes;
 //! - [`sim`]: a modelled device as a file, over the same protocol and session.
 //!
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.

@@ -1,4 +1,4 @@
-//! The way back: each request that wants a reply gets exactly one.
+//! Replies: each request that needs a reply gets exactly one.
 
 use std::io::IoSlice;
 

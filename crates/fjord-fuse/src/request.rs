@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 /// Longest name of a directory entry or of an extended attribute, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
 
-/// Why a request cannot be served as it stands.
+/// Errors of parsing a request.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ParseError {
     /// The opcode is not known; the kernel falls back or stops asking on ENOSYS.
@@ -37,7 +37,7 @@ impl ParseError {
     }
 }
 
-/// What a request asks for, with its arguments.
+/// The operation of a request, with its arguments.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "variants and fields carry the kernel's names")]
 pub enum Op<'a> {
@@ -138,7 +138,7 @@ pub enum Op<'a> {
     Unserved(Opcode),
 }
 
-/// A request: who asks, about which node, for what.
+/// A request: caller, node and operation.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// Node, caller and the number that the reply must carry.

@@ -12,7 +12,7 @@ use crate::{
     standstill::Standstill,
 };
 
-/// Why serving failed.
+/// Errors of serving.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The mount was not made.
@@ -31,7 +31,7 @@ pub struct Server {
     mounted: Mounted,
     session: Session<EngineHandler>,
     negotiated: Negotiated,
-    /// Watched for an error that stops it, if it is mounted for writing by root.
+    /// Watches for an error that turns it read-only, if root mounted it for writing.
     watched: Option<Fs>,
 }
 
@@ -64,24 +64,24 @@ impl Server {
             }
             Err(e) => {
                 if let Err(error) = mounted.handle().cut() {
-                    tracing::error!(%error, "a mount that failed could not be taken down");
+                    tracing::error!(%error, "a failed mount could not be unmounted");
                 }
                 Err(e.into())
             }
         }
     }
 
-    /// A handle to take the mount down with, from any thread.
+    /// A handle to unmount it, from any thread.
     pub fn handle(&self) -> MountHandle {
         self.mounted.handle()
     }
 
-    /// What this mount lacks, if anything; see [`Mounted::lost`].
+    /// Limitations of this mount, if any; see [`Mounted::lost`].
     pub fn lost(&self) -> Option<&str> {
         self.mounted.lost()
     }
 
-    /// What the kernel agreed to.
+    /// Parameters negotiated with the kernel.
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated
     }

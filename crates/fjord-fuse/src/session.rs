@@ -1,10 +1,10 @@
-//! A mounted connection at work: INIT, the pool of workers, the end.
+//! A session on a mounted connection: INIT, the pool of workers, shutdown.
 //!
 //! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
 //! exactly one reply (or none, where the protocol has none); one worker is always waiting for a
 //! request, or will be within a millisecond, unless [`SessionConfig::threads_max`] are busy, so a
-//! worker that sleeps in an fsync holds nobody up for long; [`Session::run`] returns after every worker has ended and the handler has
-//! seen [`Handler::destroy`].
+//! worker that sleeps in an fsync does not delay other requests for long; [`Session::run`] returns
+//! after every worker has ended and the handler has seen [`Handler::destroy`].
 
 use std::{
     io,
@@ -27,7 +27,7 @@ use crate::{
     transport::{Channel, RequestBuf, Transport},
 };
 
-/// What a session asks the kernel for.
+/// Parameters that a session requests from the kernel.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
     /// Largest payload of one WRITE or READ, in bytes; at most 1 MiB unless the kernel's
@@ -41,7 +41,7 @@ pub struct SessionConfig {
     pub threads_idle_max: usize,
     /// Most requests that the kernel may have in flight in the background (readahead, writeback).
     pub background_max: u16,
-    /// Keep the processors from halting while requests come in quick succession.
+    /// Keep the processors from halting during a rapid sequence of requests.
     pub low_latency: LowLatency,
 }
 
@@ -64,7 +64,7 @@ impl Default for SessionConfig {
     }
 }
 
-/// What the kernel agreed to.
+/// Parameters negotiated with the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiated {
     /// Minor protocol version in use.
@@ -75,7 +75,7 @@ pub struct Negotiated {
     pub io_len_max: u32,
 }
 
-/// Why a session could not start or go on.
+/// Errors of a session.
 #[derive(Debug, Error)]
 pub enum SessionError {
     /// The transport failed.
@@ -93,23 +93,23 @@ pub enum SessionError {
         minor: u32,
     },
     /// Processors cannot be kept awake.
-    #[error("low_latency needs {CPU_DMA_LATENCY} ({0}): mount as root, or leave the option out")]
+    #[error("low_latency needs {CPU_DMA_LATENCY} ({0}): mount as root, or omit the option")]
     LowLatency(io::Error),
     /// The connection ended before it began.
-    #[error("the mount was taken down before the first request")]
+    #[error("it was unmounted before the first request")]
     EndedBeforeInit,
 }
 
 /// Serves requests; called from many workers at a time.
 pub trait Handler: Send + Sync + 'static {
-    /// Told once, before the first request, what the kernel agreed to.
+    /// Called once, before the first request, with the negotiated parameters.
     fn init(&self, negotiated: Negotiated);
 
     /// Serves one request and answers it through `reply`.
     fn handle(&self, request: &Request<'_>, reply: Responder<'_>, scratch: &mut Scratch);
 
-    /// The last call: the file system is going. Returns when everything is durable. Called at
-    /// least once; a second call finds nothing left to do.
+    /// The last call, at the unmount. Returns when everything is durable. Called at least once; a
+    /// second call does nothing.
     fn destroy(&self);
 }
 

@@ -1,10 +1,11 @@
-//! A file system that an error made read-only, shown as such by the kernel.
+//! Remounts the kernel's mount read-only after an error has made the file system read-only.
 //!
-//! Owns the thread that looks whether the engine has stopped writing, and then remounts read-only:
-//! /proc/mounts says `ro`, and the kernel refuses writes itself, as with ext4's `errors=remount-ro`.
+//! Owns the thread that polls whether the engine has turned read-only, and then remounts:
+//! /proc/mounts says `ro`, and the kernel refuses writes itself, as with ext4's
+//! `errors=remount-ro`.
 //!
-//! The kernel refuses that while files are open for writing, so it is tried until it succeeds. Needs
-//! root; elsewhere only `fjord stats` and the errors of the calls tell.
+//! The kernel refuses that while files are open for writing, so it is tried until it succeeds.
+//! Needs root; without root only `fjord stats` and errors of calls show it.
 
 use std::{
     path::PathBuf,
@@ -18,7 +19,7 @@ use rustix::mount::MountFlags;
 
 use crate::mount::{self, MountError};
 
-/// How often the engine is looked at.
+/// Poll interval.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Ends the thread when it is dropped.
@@ -40,7 +41,8 @@ impl Standstill {
         };
         let spawned = thread::Builder::new().name("fjord-standstill".into()).spawn(look);
         if let Err(error) = &spawned {
-            tracing::warn!(%error, "the mount table will not show an error of the file system");
+            tracing::warn!(%error, "after an error of the file system, the mount table will not \
+                                    show ro");
         }
         Standstill { end: Some(end), thread: spawned.ok() }
     }
@@ -69,7 +71,7 @@ fn show(dir: &std::path::Path) -> bool {
         }
         Err(MountError::Busy(_)) => false,
         Err(error) => {
-            tracing::warn!(%error, "cannot show in the mount table that the image is read-only");
+            tracing::warn!(%error, "cannot remount read-only after an error");
             true
         }
     }

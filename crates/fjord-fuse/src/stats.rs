@@ -1,4 +1,4 @@
-//! Counters of a mount, for `fjord stats`: an ioctl gives them as JSON.
+//! Counters of a mount, for `fjord stats`: an ioctl returns them as JSON.
 //!
 //! The text goes through a buffer of fixed size, because the size is part of an ioctl's number and
 //! the kernel lets no more through. Anybody who can open a directory of the mount may ask.
@@ -128,7 +128,7 @@ pub struct FsyncReport {
     pub latency_histogram: Vec<(u64, u64)>,
 }
 
-/// What the log did.
+/// Counters of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalReport {
     /// Commits.
@@ -141,7 +141,7 @@ pub struct JournalReport {
     pub control_blocks: u64,
     /// Flushes sent by commits and checkpoints.
     pub flushes: u64,
-    /// Blocks that checkpoints wrote home.
+    /// Blocks written by checkpoints.
     pub checkpoint_blocks: u64,
 }
 
@@ -152,13 +152,13 @@ pub struct AreasReport {
     pub count: u32,
     /// Blocks of each.
     pub area_blocks: u32,
-    /// Blocks of all that hold what no commit covers (some may have committed since).
+    /// Blocks of live i-transactions (some may have committed since).
     pub live_blocks: u64,
     /// I-transactions written.
     pub transactions: u64,
     /// Their blocks.
     pub blocks: u64,
-    /// I-transactions for which no area had room.
+    /// I-transactions for which no area had space.
     pub full: u64,
 }
 
@@ -264,7 +264,7 @@ impl MountStats {
         }
     }
 
-    /// As the ioctl gives it: JSON, zeroes behind. What does not fit is left out: the histogram,
+    /// As the ioctl gives it: JSON, zeroes after. What does not fit is left out: the histogram,
     /// then the oldest events.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut short = self.clone();

@@ -1,4 +1,4 @@
-//! Why no image came of it.
+//! Errors of formatting.
 
 use fjord_block::IoError;
 use fjord_format::error::FormatError;
@@ -7,20 +7,20 @@ use thiserror::Error;
 /// Result of formatting.
 pub type Result<T, E = MkfsError> = std::result::Result<T, E>;
 
-/// Why formatting failed. The device then holds no valid file system.
+/// Errors of formatting. The device then has no valid file system.
 #[derive(Debug, Error)]
 pub enum MkfsError {
     /// The device failed.
     #[error("cannot write the image: {0}")]
     Io(#[from] IoError),
-    /// The parameters cannot be had, or not together.
+    /// Unsupported or conflicting parameters.
     #[error("{0}")]
     Usage(String),
     /// The size is too small for the parameters; a larger one would do.
     #[error("{0}")]
     TooSmall(String),
-    /// A structure cannot hold what the parameters call for.
-    #[error("these parameters make no valid file system: {0}")]
+    /// The parameters exceed a limit of the format.
+    #[error("these parameters give no valid file system: {0}")]
     Format(#[from] FormatError),
 }
 

@@ -28,7 +28,7 @@ const LOST_FOUND: InodeNo = InodeNo::GOOD_OLD_FIRST;
 const ORPHAN_FILE: InodeNo = InodeNo(LOST_FOUND.0 + 1);
 const LOST_FOUND_BYTES: u64 = 16 * 1024;
 const FAST_COMMIT_SHARE: u32 = 64;
-/// Most areas that a new image gets by itself.
+/// Most areas that a new image gets by default.
 const AUTO_AREAS_MAX: u32 = 16;
 /// All areas together take one part in this many of the journal's length,
 const AUTO_JOURNAL_SHARE: u64 = 2;
@@ -51,7 +51,7 @@ pub(crate) struct Files<'a> {
     pub(crate) inodes_used: u32,
     /// Blocks of the journal, 0 without one; areas not counted.
     pub(crate) journal_blocks: u32,
-    /// Areas behind the journal's log.
+    /// Areas after the journal's log.
     pub(crate) areas: Option<AreaTable>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Files<'a> {
         let has_orphan_file = geometry.features.compat.contains(Compat::ORPHAN_FILE);
         let inodes_used = if has_orphan_file { ORPHAN_FILE.0 } else { LOST_FOUND.0 };
         if geometry.inodes_per_group < inodes_used {
-            return Err(usage("there are too few inodes per group; ask more inodes"));
+            return Err(usage("too few inodes per group; increase the number of inodes"));
         }
         let table_blocks = inodes_used.div_ceil(geometry.inodes_per_block());
         let mut files = Files {
@@ -388,7 +388,7 @@ pub(crate) fn journal_blocks(
     Ok(Some((log, if has_fast_commit { log / FAST_COMMIT_SHARE } else { 0 })))
 }
 
-/// The table of the areas that the options call for, behind a journal of `journal` blocks.
+/// The table of the areas that the options call for, after a journal of `journal` blocks.
 fn area_table(
     options: &MkfsOptions,
     geometry: &Geometry,
@@ -420,8 +420,8 @@ fn area_table(
     let error: fn(String) -> MkfsError = if makes_sense { too_small } else { usage };
     if !makes_sense || !fits {
         return Err(error(format!(
-            "{area_count} areas of {} bytes: take 1 to {AREA_COUNT_MAX} areas of at least {} \
-             bytes, together at most half of the image",
+            "{area_count} areas of {} bytes are not possible; give 1 to {AREA_COUNT_MAX} areas of \
+             at least {} bytes, together at most half of the image",
             area_blocks * block_size,
             min * block_size
         )));

@@ -1,8 +1,8 @@
-//! What a file or device holds already, by its signatures: so that nothing is formatted over by
-//! mistake.
+//! Recognises existing contents of a file or device by their signatures, so that they are not
+//! overwritten by mistake.
 //!
-//! Owns a table of signatures with their places. Invariant: it reads only, a bounded part of a
-//! device, and of a file up to the first byte that is not zero.
+//! Owns a table of signatures with their offsets. Invariant: it only reads: a bounded part of a
+//! device, a file up to its first nonzero byte.
 //!
 //! Sources: the superblock probes of util-linux (libblkid), the magic database of file(1), and the
 //! on-disk formats' own documentation.
@@ -12,14 +12,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-/// What was found.
+/// Contents found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// Nothing that is known; of a file, nothing at all: all of it is zeroes.
+    /// Nothing known on a device; a file of zeroes.
     Nothing,
-    /// Something that has a signature, in words: `"an XFS file system"`.
+    /// Contents with a signature, described: `"an XFS file system"`.
     Known(&'static str),
-    /// A file with bytes that are not zeroes.
+    /// A file with nonzero bytes.
     Data,
 }
 
@@ -35,8 +35,8 @@ const fn signature(name: &'static str, offset: i64, magic: &'static [u8]) -> Sig
     Signature { name, offset, magic }
 }
 
-/// Of file systems, volumes and partition tables; the more telling ones first. (The boot sector
-/// of a FAT file system looks like one with a partition table.)
+/// Signatures of file systems, volumes and partition tables; the more specific ones first. (The
+/// boot sector of a FAT file system looks like one with a partition table.)
 const SYSTEMS: &[Signature] = &[
     signature("an ext2, ext3 or ext4 file system", 1080, b"\x53\xef"),
     signature("an XFS file system", 0, b"XFSB"),
@@ -91,7 +91,7 @@ const SYSTEMS: &[Signature] = &[
     signature("a partition table or boot sector (MBR)", 510, b"\x55\xaa"),
 ];
 
-/// Of files that are no disk at all.
+/// Signatures of files that are not disk images.
 const FILES: &[Signature] = &[
     signature("a tar archive", 257, b"ustar"),
     signature("a gzip file", 0, b"\x1f\x8b"),
@@ -261,7 +261,7 @@ fn is_zero(file: &File, size_bytes: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Where the next data begins; `None` where nobody knows.
+/// Start of the next data; `None` if unknown.
 fn next_data(file: &File, at: u64) -> Option<u64> {
     match rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Data(at)) {
         Ok(start) => Some(start),

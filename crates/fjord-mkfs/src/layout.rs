@@ -96,7 +96,7 @@ fn sizes(
     let mut block_count = size_bytes / u64::from(block_size);
     if size_bytes < SIZE_BYTES_MIN {
         return Err(too_small(format!(
-            "{size_bytes} bytes are too few for a file system; take at least {} KiB",
+            "{size_bytes} bytes are too few for a file system; use at least {} KiB",
             SIZE_BYTES_MIN >> 10
         )));
     }
@@ -124,7 +124,7 @@ fn sizes(
         let group_count = u32::try_from(groups).map_err(|_| usage("too many block groups"))?;
         let per_group = inodes.div_ceil(groups);
         if per_group > u64::from(block_size) * 8 {
-            // A bitmap block cannot tell so many: smaller groups, more of them.
+            // A bitmap block has too few bits: use more, smaller groups.
             if blocks_per_group < 256 {
                 return Err(too_small(format!("{inodes} inodes are too many for this size")));
             }

@@ -41,7 +41,7 @@ use files::Files;
 use space::Space;
 use write::ImageWriter;
 
-/// What was made.
+/// Report of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Block size in bytes.
@@ -77,8 +77,8 @@ const JOURNAL_IMAGE_BLOCKS_MIN: u64 = 2048;
 /// `options.size_bytes` and emptied, space that was allocated to it included.
 ///
 /// # Errors
-/// [`MkfsError::Usage`] and [`MkfsError::Format`] before anything is written, for parameters
-/// that cannot be had; [`MkfsError::Io`] when the device fails.
+/// [`MkfsError::Usage`] and [`MkfsError::Format`] before anything is written, for unsupported
+/// parameters; [`MkfsError::Io`] when the device fails.
 pub fn format(device: &dyn Device, options: &MkfsOptions) -> Result<Report> {
     let size_bytes = options.size_bytes.unwrap_or_else(|| device.size_bytes());
     let mut sb = plan(options, size_bytes)?;

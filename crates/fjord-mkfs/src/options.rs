@@ -1,4 +1,4 @@
-//! What the caller asks for, and the features that come of it.
+//! Options of a new image, and the resulting features.
 //!
 //! Invariant: a [`Features`] set that leaves [`resolve_features`] is one that fjord can write
 //! and whose features agree with each other.
@@ -15,7 +15,7 @@ const DEFAULT_FEATURES: &str = "has_journal ext_attr resize_inode dir_index file
 const OPTIONAL_FEATURES: &str = "sparse_super2 fast_commit stable_inodes orphan_file meta_bg \
      mmp ea_inode metadata_csum_seed large_dir inline_data uninit_bg project";
 
-/// How long the journal is to be; [`MkfsOptions`] has an example.
+/// Size of the journal; [`MkfsOptions`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JournalSize {
     /// As long as mke2fs makes it for this size; none where that is too small for one.
@@ -27,11 +27,10 @@ pub enum JournalSize {
     Bytes(u64),
 }
 
-/// The areas of the i-journal, behind the log in the journal inode. Other tools than fjord do
-/// not look there.
+/// The areas for i-transactions, after the log in the journal inode. Other tools ignore them.
 ///
 /// An image with areas is mounted by fjord with the fsync policy of that name unless the mount says
-/// otherwise, and after a crash must be recovered by fjord before Linux or e2fsck take it.
+/// otherwise, and after a crash must be recovered by fjord before Linux or e2fsck accept it.
 /// [`IjournalAreas::None`] makes an image as mke2fs does. [`MkfsOptions`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IjournalAreas {
@@ -49,7 +48,7 @@ pub enum IjournalAreas {
     },
 }
 
-/// What to make. [`MkfsOptions::default`] is what `mke2fs -t ext4` makes, and areas for
+/// Options of a new image. [`MkfsOptions::default`] is what `mke2fs -t ext4` makes, and areas for
 /// fsync by i-transactions ([`IjournalAreas`] says what these mean after a crash).
 ///
 /// ```
@@ -95,7 +94,7 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Length of the journal.
     pub journal: JournalSize,
-    /// Areas behind the journal's log.
+    /// Areas after the journal's log.
     pub ijournal: IjournalAreas,
     /// Cores that [`IjournalAreas::Auto`] makes areas for; `None` for those of this machine.
     pub cores: Option<u32>,
@@ -227,7 +226,7 @@ fn check_agreement(features: &Features, options: &MkfsOptions) -> Result<()> {
         ),
         (
             matches!(options.ijournal, IjournalAreas::Areas { .. }) && !journal,
-            "areas of the i-journal need has_journal",
+            "areas for i-transactions need has_journal",
         ),
         (
             matches!(options.journal, JournalSize::Bytes(_)) && !journal,

@@ -114,9 +114,11 @@ impl<'a> Space<'a> {
     }
 
     /// First place from `from` on with `len` free blocks in a row that end before `limit`,
-    /// else anywhere behind.
+    /// else anywhere after it.
     fn find(&self, from: BlockNo, len: u64, limit: u64) -> Result<BlockNo> {
-        let no_room = || too_small("the groups are too small for their metadata; ask fewer inodes");
+        let no_room = || {
+            too_small("the groups are too small for their metadata; reduce the number of inodes")
+        };
         let found = self.first_fit(from, len).ok_or_else(no_room)?;
         if found.0 + len > limit {
             tracing::debug!(block = found.0, "metadata lies behind its flex group");

@@ -226,7 +226,7 @@ impl Checker<'_> {
             .push_back(format!("{name} {offset:#x}+{len:#x} (size {:#x})", self.model.len()));
     }
 
-    /// A range that may end behind the file's end but within the maximum.
+    /// A range that may end after the file's end but within the maximum.
     fn range(&mut self) -> (u64, u64) {
         let offset = self.rng.below(self.options.max_bytes - 1);
         let len = self.rng.magnitude((self.options.max_bytes - offset).min(96 << 10)).max(1);

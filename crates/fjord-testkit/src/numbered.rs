@@ -187,7 +187,7 @@ fn make_noise(dir: &Path, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Checks a tree: everything up to `promised` is there, and nothing behind `attempted`.
+/// Checks a tree: everything up to `promised` is there, and nothing after `attempted`.
 pub fn verify(root: &Path, promised: &Numbers, attempted: &Numbers) -> Result<()> {
     for (index, kind) in KINDS.into_iter().enumerate() {
         let (dir, promised, attempted) =

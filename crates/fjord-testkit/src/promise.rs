@@ -2,7 +2,7 @@
 //!
 //! The ledger lives outside the file system under test, so that it survives its death. After
 //! recovery [`Ledger::verify`] looks at the tree: each name must be in one of the states it had
-//! since its last promise, each append-only file must hold at least what was promised and behind
+//! since its last promise, each append-only file must hold at least what was promised and after
 //! that only its own bytes or zeros, each block of an overwritten file one whole version at least as new as promised.
 //!
 //! Not verified: that the unsynced states of different names come from one moment.

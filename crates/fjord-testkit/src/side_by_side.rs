@@ -1,4 +1,4 @@
-//! The same steps on a fjord mount and on the kernel's ext4, which must tell the same.
+//! Runs the same steps on a fjord mount and on the kernel's ext4, with equal output.
 //!
 //! Owns the comparison and the shell that scripts run in. Both mounts start as copies of one image.
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Runs `steps` on an image of `set`, mounted by Linux with `linux_options` and by `program` with
-/// `fjord_args`; what they tell must be equal.
+/// `fjord_args`; their output must be equal.
 pub fn same(
     program: &Path,
     set: &str,

@@ -1,21 +1,19 @@
-//! The mount that a new image is filled through.
+//! The mount that fills a new image.
 //!
-//! Owns what makes filling fast and repeatable: no log, no flush before the end, no threads. A new
-//! image that a crash leaves half filled is worth nothing to anybody, so there is nothing to protect
-//! until it is complete.
+//! Makes filling fast and reproducible: no log, no flush before the end, no threads. A new image
+//! that a crash leaves incomplete is useless, so it needs no crash safety before it is complete.
 //!
-//! Invariant: while it is filled, the superblock says that the image has no journal and was not
-//! unmounted; what it says otherwise, and that it is clean, comes back when all else is durable.
+//! Invariant: while it is filled, the superblock has no journal and the state "not clean"; the
+//! final superblock is written when everything else is durable.
 
 use std::sync::Arc;
 
 use fjord::{AtimeMode, Fs, FsyncPolicyKind, MountOptions, Scheduler, Timespec, awake::LowLatency};
-use fjord_block::{
-    AlignedBuf, Capabilities, Class, Device, DeviceExt, DeviceStats, IoError, OpenError,
-    ReadTicket, Request, Ticket,
-};
+use fjord_block::{Device, DeviceExt};
 use fjord_format::features::{Compat, Incompat, RoCompat};
 use fjord_format::superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
+
+use crate::gather::Gather;
 
 /// Memory for file pages and metadata, in bytes.
 const CACHE_BYTES: u64 = 16 << 20;
@@ -24,6 +22,7 @@ const CACHE_BYTES: u64 = 16 << 20;
 pub(crate) struct Build {
     pub(crate) fs: Fs,
     device: Arc<dyn Device>,
+    gather: Arc<Gather>,
     /// The superblock as it was made.
     made: RawSuperblock,
 }
@@ -54,14 +53,16 @@ impl Build {
             fixed_time,
             ..MountOptions::default()
         };
-        let fs = Fs::open_device(Arc::new(Unflushed(device.clone())), &options)?;
-        Ok(Build { fs, device, made })
+        let gather = Arc::new(Gather::new(device.clone()));
+        let fs = Fs::open_device(gather.clone(), &options)?;
+        Ok(Build { fs, device, gather, made })
     }
 
-    /// Brings everything home, makes it durable and the image clean.
+    /// Writes everything, makes it durable and marks the image clean.
     pub(crate) fn finish(self) -> fjord::Result<()> {
-        let Build { fs, device, made } = self;
+        let Build { fs, device, gather, made } = self;
         fs.unmount()?;
+        gather.settle()?;
         // Before the superblock that vouches for it.
         device.flush()?;
         let filled = read_superblock(&*device)?;
@@ -86,59 +87,4 @@ fn read_superblock(device: &dyn Device) -> fjord::Result<RawSuperblock> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     device.read_exact_at(SUPERBLOCK_OFFSET_BYTES, &mut bytes)?;
     Ok(RawSuperblock::decode(&bytes)?)
-}
-
-/// A device whose flushes come later, all at once, and where room below is not asked for before it is
-/// needed: when there is none, the image fails as a whole.
-#[derive(Debug)]
-struct Unflushed(Arc<dyn Device>);
-
-impl Device for Unflushed {
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn check(&self) -> Result<(), IoError> {
-        self.0.check()
-    }
-
-    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-        let mut flushes = Vec::new();
-        let mut others = Vec::with_capacity(batch.len());
-        for (place, mut request) in batch.into_iter().enumerate() {
-            match &mut request {
-                Request::Flush { .. } => {
-                    flushes.push(place);
-                    continue;
-                }
-                Request::Write { fua, .. } => *fua = false,
-                Request::Discard { .. } | Request::WriteZeroes { .. } => {}
-            }
-            others.push(request);
-        }
-        let mut tickets = match others.is_empty() {
-            true => Vec::new(),
-            false => self.0.submit(others),
-        };
-        for place in flushes {
-            tickets.insert(place, Ticket::ready(Ok(())));
-        }
-        tickets
-    }
-
-    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
-        self.0.submit_read(offset, bufs, class)
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.0.stats()
-    }
-
-    fn claim(&self, alone: bool) -> Result<(), OpenError> {
-        self.0.claim(alone)
-    }
 }

@@ -1,4 +1,4 @@
-//! Puts entries into a mounted image: what a directory tree and a tar stream have in common.
+//! Adds entries to a mounted image: common code for directory trees and tar streams.
 //!
 //! Invariants: attributes of a directory are set after all that goes into it, since new entries
 //! change its times and would inherit its default access lists. An entry that replaces another is
@@ -32,7 +32,7 @@ pub(crate) const COPY_BYTES: usize = 1 << 20;
 const NAME_BYTES_MAX: usize = 255;
 /// Most bytes of paths and attributes that are kept until the end.
 const DEFERRED_BYTES_MAX: usize = 64 << 20;
-/// Most things that are listed as left out, and bytes of each line.
+/// Limits of the list of skipped entries: lines, and bytes of a line.
 const LISTED_MAX: usize = 10_000;
 const LINE_BYTES_MAX: usize = 1024;
 /// Data and entries that a new image collects before they are written to the device.
@@ -52,10 +52,10 @@ pub struct Populated {
     pub blocks: u64,
     /// Inodes in use, those of the file system itself among them; known at the end of [`populate`].
     pub inodes: u64,
-    /// Paths and names of records that say nothing fjord takes over.
+    /// Paths and names of records that fjord does not support.
     pub skipped: Vec<String>,
-    /// Paths and what of them could not be kept, and why: attributes that the image cannot hold,
-    /// entries that could not be read.
+    /// Losses by path, with reasons: attributes that the image cannot hold, entries that could not
+    /// be read.
     pub unkept: Vec<String>,
 }
 

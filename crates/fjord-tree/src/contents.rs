@@ -1,7 +1,6 @@
-//! What contents take up in an image, before they are put into one.
+//! Measures contents before they are copied to an image.
 //!
-//! Invariant: nothing is counted that [`populate`](crate::populate) would leave out, and nothing is
-//! left out that it would put in.
+//! Invariant: exactly the entries that [`populate`](crate::populate) copies are counted.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -33,7 +32,7 @@ const FAST_LINK_BYTES: u64 = 60;
 /// Attributes up to so many bytes of names and values lie in the inode.
 const INODE_ATTRIBUTE_BYTES: usize = 64;
 
-/// What contents take up, before they are put into an image.
+/// Space that contents need in an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Entries of all kinds, further names of a file included.
@@ -53,7 +52,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Looks at a directory tree, as [`populate`](crate::populate) would copy it.
+    /// Measures a directory tree, as [`populate`](crate::populate) would copy it.
     ///
     /// # Errors
     /// [`TreeError::Source`](crate::TreeError::Source) when part of it cannot be read.
@@ -75,7 +74,7 @@ impl Contents {
     /// Reads a tar stream, compressed or not, to its end.
     ///
     /// # Errors
-    /// [`TreeError::Tar`](crate::TreeError::Tar) when it cannot be read or is no tar.
+    /// [`TreeError::Tar`](crate::TreeError::Tar) if it cannot be read or is not a tar stream.
     pub fn of_tar(stream: &mut dyn Read, rules: &Rules) -> Result<Contents> {
         let mut count = TarCount::new(rules);
         let counted =
@@ -154,7 +153,7 @@ impl Contents {
 /// Directories of tar streams that are remembered, so that they are counted once.
 const DIRECTORIES_MAX: usize = 1 << 18;
 
-/// The look at tar streams.
+/// State of measuring tar streams.
 struct TarCount<'r> {
     rules: &'r Rules,
     contents: Contents,
@@ -250,7 +249,7 @@ impl<'r> TarCount<'r> {
     }
 }
 
-/// The look at a directory tree.
+/// State of measuring a directory tree.
 struct Walk<'r> {
     contents: Contents,
     /// Device and inode of what has several names, with their numbers in the order of the look.

@@ -1,7 +1,8 @@
-//! A digest of contents: what a repeatable image derives its numbers from.
+//! A digest of contents, from which a reproducible image derives its identifiers.
 //!
-//! Invariant: contents that make different images have different digests, but by chance: each part
-//! is preceded by its length, and all that gets into the image is fed. Not against an adversary.
+//! Invariant: contents that make different images have different digests, except by chance: each
+//! part is preceded by its length, and everything that enters the image is included. Not
+//! cryptographically secure.
 
 use fjord::Timespec;
 use xxhash_rust::xxh3::Xxh3;

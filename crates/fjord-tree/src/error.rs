@@ -1,4 +1,4 @@
-//! Errors of moving trees in and out of images.
+//! Errors of copying trees into and out of images.
 
 use fjord::Fs;
 use fjord_mkfs::MkfsError;
@@ -9,7 +9,7 @@ use crate::tar::error::TarError;
 /// Result of moving a tree.
 pub type Result<T, E = TreeError> = std::result::Result<T, E>;
 
-/// Of what an image that is full has no more.
+/// The resource that is used up in a full image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// Blocks.
@@ -68,10 +68,10 @@ impl std::fmt::Display for Full {
     }
 }
 
-/// Why a tree could not be moved.
+/// Errors of copying a tree.
 #[derive(Debug, Error)]
 pub enum TreeError {
-    /// The contents or the options make no sense.
+    /// The contents or the options are invalid.
     #[error("{0}")]
     Usage(String),
     /// The image cannot be formatted with these options.
@@ -101,8 +101,8 @@ pub enum TreeError {
         /// What failed.
         source: std::io::Error,
     },
-    /// What has the name is not of the kind that could be replaced.
-    #[error("{path}: {what} is in the way; remove it first")]
+    /// The existing file of that name cannot be replaced.
+    #[error("{path}: {what} exists there; remove it first")]
     InTheWay {
         /// Path of the entry.
         path: String,
@@ -119,9 +119,9 @@ pub enum TreeError {
     },
     /// The extended attributes of a file do not fit beside each other.
     #[error(
-        "cannot put {path} into the image: its attribute {name} ({bytes} bytes) does not fit with the \
-         others into a block of {block_size} bytes: make the image with larger blocks (mkfs -b 4096) \
-         or with the feature ea_inode (mkfs -O ea_inode)"
+        "cannot put {path} into the image: its attribute {name} ({bytes} bytes) does not fit in a \
+         block of {block_size} bytes with the others: make the image with larger blocks (mkfs -b \
+         4096) or with the feature ea_inode (mkfs -O ea_inode)"
     )]
     AttributesTooLarge {
         /// Path of the entry.
@@ -135,8 +135,8 @@ pub enum TreeError {
     },
     /// The names and extended attributes of directories, which are set last, are too many to keep.
     #[error(
-        "{path}: the extended attributes of all directories together are larger than {} MiB, which is \
-         not supported: leave some out",
+        "{path}: the extended attributes of all directories together are larger than {} MiB, which \
+         is not supported; exclude some",
         max_bytes >> 20
     )]
     DirectoryAttributes {
@@ -147,8 +147,8 @@ pub enum TreeError {
     },
     /// The target of a symbolic link does not fit.
     #[error(
-        "cannot put {path} into the image: the target of a symbolic link must fit into a block, of \
-         {block_size} bytes here: make the image with larger blocks (mkfs -b 4096)"
+        "cannot put {path} into the image: the target of a symbolic link must fit in a block of \
+         {block_size} bytes; make the image with larger blocks (mkfs -b 4096)"
     )]
     LinkTooLong {
         /// Path of the entry.

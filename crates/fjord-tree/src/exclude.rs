@@ -1,6 +1,6 @@
-//! Entries that are left out, by patterns as .gitignore files have them.
+//! Excluded entries, by patterns in the syntax of .gitignore files.
 //!
-//! Invariant: an entry below a directory that is left out is left out, too.
+//! Invariant: entries below an excluded directory are excluded.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +15,12 @@ pub struct Exclude {
 }
 
 impl Exclude {
-    /// Patterns as in a .gitignore file at the top of the tree: `*.o` anywhere, `/build` at the top,
-    /// `cache/` directories only, `a/**/b` across directories, `!kept` takes back what an earlier
-    /// one left out. Empty lines and those that begin with `#` are passed over.
+    /// Patterns as in a .gitignore file at the top of the tree: `*.o` anywhere, `/build` at the
+    /// top, `cache/` directories only, `a/**/b` across directories, `!kept` re-includes entries.
+    /// Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// The pattern that makes no sense, and why.
+    /// The invalid pattern, and why.
     pub fn new<'l>(lines: impl IntoIterator<Item = &'l str>) -> Result<Exclude, String> {
         let mut builder = GitignoreBuilder::new("");
         let mut is_empty = true;
@@ -35,8 +35,8 @@ impl Exclude {
         Ok(Exclude { patterns: Some(patterns) })
     }
 
-    /// Whether an entry is left out. `path` begins at the top of the tree, without a slash; the
-    /// directories above it have been asked for already.
+    /// Whether an entry is excluded. `path` begins at the top of the tree, without a slash; its
+    /// parent directories have already been checked.
     pub(crate) fn has(&self, path: &[u8], is_dir: bool) -> bool {
         let path = Path::new(OsStr::from_bytes(path));
         let Some(patterns) = &self.patterns else { return false };

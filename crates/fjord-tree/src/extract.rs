@@ -1,8 +1,8 @@
 //! Entries of an image on their way to the host: content, holes, links, devices, owners, modes,
 //! times and attributes, as `cp -a` keeps them.
 //!
-//! Invariants: a copy never leaves the directory that it goes to, whatever names and links the image
-//! has; what could not be kept is listed, and never widens anybody's rights.
+//! Invariants: a copy never leaves the directory that it goes to, whatever names and links the
+//! image has; losses are listed, and never grant additional permissions.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
@@ -21,21 +21,21 @@ use crate::host::DEPTH_MAX;
 use crate::host::sys::{self, Place};
 use crate::host::write::{Attributes, Setter, Spot, failed, open_dir};
 
-/// How entries come out of an image.
+/// Options of copying out of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtractRules {
-    /// Keep owners and groups, which takes root's privileges; else all belongs to the caller.
+    /// Keep owners and groups, which needs root; else files belong to the caller.
     pub owners: bool,
 }
 
-/// What came out of the image so far.
+/// Progress of the copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extracted {
     /// Entries of all kinds.
     pub entries: u64,
     /// Bytes of file data, holes left out.
     pub bytes: u64,
-    /// Paths and what of them could not be kept, and why.
+    /// Losses by path, with reasons.
     pub unkept: Vec<String>,
 }
 
@@ -140,7 +140,7 @@ fn checked_name(name: &[u8], path: &Path) -> Result<CString> {
     match CString::new(name) {
         Ok(name) if is_safe => Ok(name),
         _ => Err(TreeError::Usage(format!(
-            "{}: the image has an entry named {:?}, which no directory can have; run e2fsck -f",
+            "{}: the image has an entry named {:?}, which is not a valid name; run e2fsck -f",
             path.display(),
             shown(name)
         ))),
@@ -198,7 +198,7 @@ impl Extraction<'_> {
                 if source.raw_os_error() == Some(libc::EPERM) =>
             {
                 let kind = kind_name(attr.kind());
-                self.done.unkept.push(format!("{path}: {kind}, left out: {source}"));
+                self.done.unkept.push(format!("{path}: {kind} skipped: {source}"));
                 return Ok(());
             }
             made => made?,

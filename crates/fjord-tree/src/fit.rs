@@ -1,4 +1,4 @@
-//! How large an image has to be for given contents.
+//! Computes the size of an image for given contents.
 //!
 //! Invariant: the space that an image of some size offers is never guessed: it is formatted in
 //! memory, which costs only the few blocks that are not zero.
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const SLACK_BYTES: u64 = 4 * MIB;
 /// Smallest image that is proposed, in bytes, unless the room is given.
 const SIZE_MIN_BYTES: u64 = 8 * MIB;
-/// Images that are tried before the size counts as not to be had.
+/// Most images that are tried.
 const TRIES_MAX: u32 = 100;
 /// Inodes that a new image has in use already.
 const USED_INODES: u64 = 11;
@@ -81,7 +81,7 @@ impl Contents {
             size_bytes = size_bytes.saturating_add(missing_bytes).next_multiple_of(MIB);
         }
         Err(TreeError::Usage(
-            "no size was found that holds the contents with these options; give one".to_owned(),
+            "no size was found that holds the contents with these options; give a size".to_owned(),
         ))
     }
 }

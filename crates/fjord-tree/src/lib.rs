@@ -13,6 +13,7 @@ mod error;
 mod exclude;
 mod extract;
 mod fit;
+mod gather;
 mod host;
 mod owners;
 mod put;

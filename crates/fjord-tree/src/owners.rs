@@ -1,6 +1,6 @@
 //! Owners of entries: a map from those of the source to those in the image.
 //!
-//! Invariant: the first rule that fits decides; without one an ID stays as it is.
+//! Invariant: the first matching rule applies; without one an ID is unchanged.
 
 use std::ops::RangeInclusive;
 
@@ -20,7 +20,7 @@ struct Rule {
     from: RangeInclusive<u32>,
     /// What the first of them becomes.
     to: u32,
-    /// The others become the numbers behind it; else all become the same.
+    /// The others become the numbers after it; else all become the same.
     shifts: bool,
 }
 
@@ -41,8 +41,8 @@ impl Owners {
     }
 
     /// Adds rules, one on each line: `u:FROM=TO` for users, `g:FROM=TO` for groups. `FROM` is an
-    /// ID, a name, a range `FIRST-LAST` (whose IDs become `TO` and those behind it) or `*` for all
-    /// others; `TO` is an ID or a name. Empty lines and what stands behind `#` are passed over.
+    /// ID, a name, a range `FIRST-LAST` (whose IDs become `TO` and those after it) or `*` for all
+    /// others; `TO` is an ID or a name. Empty lines and what stands after `#` are passed over.
     ///
     /// # Errors
     /// What is wrong with which line.
@@ -78,7 +78,7 @@ impl Owners {
 
 fn parse(line: &str, id_of_name: IdOfName<'_>) -> Result<Rule, String> {
     let expected = || {
-        format!("{line:?} is no rule for owners: write u:FROM=TO or g:FROM=TO, such as u:1000=0")
+        format!("{line:?} is not a rule for owners; write u:FROM=TO or g:FROM=TO, such as u:1000=0")
     };
     let (kind, rest) = line.split_once(':').ok_or_else(expected)?;
     let kind = match kind.trim() {
@@ -97,7 +97,8 @@ fn parse(line: &str, id_of_name: IdOfName<'_>) -> Result<Rule, String> {
             return Err(expected());
         }
         let what = if kind == IdKind::User { "user" } else { "group" };
-        let unknown = || format!("{line:?}: there is no {what} {text:?} here; give its number");
+        let unknown =
+            || format!("{line:?}: there is no {what} {text:?} on this machine; give the number");
         id_of_name(kind, text).ok_or_else(unknown)
     };
     let to = id(to)?;
@@ -115,7 +116,9 @@ fn parse(line: &str, id_of_name: IdOfName<'_>) -> Result<Rule, String> {
         || last == u32::MAX
         || to.checked_add(last - first).is_none_or(|id| id == u32::MAX)
     {
-        return Err(format!("{line:?}: the range ends before it begins, or beyond the highest ID"));
+        return Err(format!(
+            "{line:?}: the range ends before it begins, or exceeds the highest ID"
+        ));
     }
     Ok(Rule { kind, from: first..=last, to, shifts: true })
 }

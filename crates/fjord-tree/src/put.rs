@@ -1,4 +1,4 @@
-//! Entries of the host, or a stream, into an image that has contents.
+//! Copies entries of the host, or a stream, into an existing image.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What becomes of entries on their way into an image. Owns no state but the caller's choices.
+//! Rules for entries copied into an image. Owns no state but the caller's choices.
 
 use fjord::Timespec;
 
@@ -6,12 +6,12 @@ use crate::exclude::Exclude;
 use crate::owners::Owners;
 use crate::tar::stream::{TarEntry, TarKind};
 
-/// What becomes of entries on their way into an image. The default keeps all as it is.
+/// Rules for entries copied into an image. The default changes nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Which entries are left out.
+    /// Excluded entries.
     pub exclude: Exclude,
-    /// Who owns entries.
+    /// Owners of entries.
     pub owners: Owners,
     /// Who owns the root directory of the image, when its contents do not say.
     pub root_owner: Option<(u32, u32)>,

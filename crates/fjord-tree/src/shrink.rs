@@ -1,12 +1,12 @@
 //! The smallest image that holds given contents.
 //!
-//! What contents take up shows when they are in an image; what an image of some size offers shows
-//! when it is formatted, which costs little in memory. So a first, roomy image tells how many blocks
-//! and inodes are needed, a search finds the smallest size that offers them, and a second image of
-//! that size proves it. Where blocks lie differently, the contents may need a few more of them (for
-//! extent trees), or fewer; then the search goes on with what the last image told.
+//! The space that contents need is known only once they are in an image; the space that an image of
+//! some size has is known once it is formatted, which is cheap in memory. So a first, large image
+//! gives the number of blocks and inodes, a search finds the smallest size with as many, and a
+//! second image of that size proves it. With another layout the contents may need a few more blocks
+//! (for extent trees), or fewer; then the search continues with the result of the last image.
 //!
-//! Invariant: the result was built; nothing smaller that was tried held the contents.
+//! Invariant: the result was built; no smaller size that was tried held the contents.
 
 use fjord_block::MemDevice;
 use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, Report};

@@ -1,8 +1,8 @@
 //! POSIX access control lists: attributes that are tied to the mode.
 //!
-//! Invariant: the permission bits of the mode and the access list always say the same, because
-//! chmod, setting the list and creation change both in one handle. A list that says no more
-//! than a mode is not stored.
+//! Invariant: the permission bits of the mode and the access list always agree, because chmod,
+//! setting the list and creation change both in one handle. A list equivalent to a mode is not
+//! stored.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) fn get_xattr(
 /// Sets `system.posix_acl_*`; an empty list removes it.
 ///
 /// # Errors
-/// `EINVAL` for a malformed list, `EACCES` for a default list on what is no directory,
+/// `EINVAL` for a malformed list, `EACCES` for a default list on a file that is not a directory,
 /// `EOPNOTSUPP`, `ENOSPC`; damage, I/O.
 pub(crate) fn set_xattr(
     fs: &Arc<FsInner>,
@@ -102,7 +102,7 @@ pub(crate) fn prepare_chmod(
     Ok(acl)
 }
 
-/// Stores an access list from [`prepare_chmod`], which is as long as the one before.
+/// Stores an access list from [`prepare_chmod`], of the same length as the old one.
 ///
 /// # Errors
 /// `ENOSPC` where a shared block must be copied; damage, I/O.

@@ -1,10 +1,10 @@
-//! Growing and shrinking the journal inode by the areas of the i-journal.
+//! Adds and removes areas for i-transactions: grows and shrinks the journal inode.
 //!
-//! The areas lie behind the blocks that the journal's superblock counts, so neither the log
-//! nor other tools are concerned. For an image that only this process uses.
+//! The areas are after the blocks that the journal's superblock counts, so the log and other tools
+//! are not affected. For an image that only this process uses.
 //!
-//! Invariants: the inode's size never covers a block that is not mapped, for the journal
-//! could not be found then; the table is durable before the size covers it.
+//! Invariants: the inode's size never covers an unmapped block, which would make the journal
+//! invalid; the table is durable before the size covers it.
 
 use std::sync::Arc;
 
@@ -50,12 +50,12 @@ impl Fs {
         })
     }
 
-    /// Gives the image these areas in place of those it has, or none. They are used from the
-    /// next open on; nothing else should be done with this `Fs` but unmount it.
+    /// Replaces the areas of the image by these, or removes them. They are used from the next open
+    /// on; unmount this `Fs` afterwards.
     ///
     /// # Errors
-    /// `Usage` for a layout that makes no sense or an image without a journal; `ENOSPC`, and
-    /// the image has no areas then; I/O and journal errors.
+    /// `Usage` for an invalid layout or an image without a journal; `ENOSPC` (the image then has no
+    /// areas); I/O and journal errors.
     pub fn set_ijournal_areas(&self, layout: Option<AreaLayout>) -> Result<()> {
         let fs = &self.0;
         fs.check_writable()?;
@@ -83,7 +83,7 @@ impl Fs {
 
 fn journal_inode(fs: &FsInner) -> Result<InodeNo> {
     let ino = fs.sb.snapshot().journal_inode();
-    ino.ok_or_else(|| Error::Usage("the image has no journal of its own".into()))
+    ino.ok_or_else(|| Error::Usage("the image has no internal journal".into()))
 }
 
 fn table_of(fs: &FsInner, uuid: [u8; 16], layout: AreaLayout) -> Result<AreaTable> {
@@ -94,8 +94,8 @@ fn table_of(fs: &FsInner, uuid: [u8; 16], layout: AreaLayout) -> Result<AreaTabl
     if !fits {
         let min = u64::from(AREA_BLOCKS_MIN) * u64::from(fs.geo.block_size);
         return Err(Error::Usage(format!(
-            "{} areas of {} bytes: take 1 to {AREA_COUNT_MAX} areas of at least {min} bytes \
-             that fit into the image",
+            "{} areas of {} bytes are not possible; give 1 to {AREA_COUNT_MAX} areas of at least \
+             {min} bytes that fit in the image",
             layout.count, layout.area_bytes
         )));
     }
@@ -105,7 +105,7 @@ fn table_of(fs: &FsInner, uuid: [u8; 16], layout: AreaLayout) -> Result<AreaTabl
     Ok(AreaTable { uuid, area_count: layout.count, area_blocks })
 }
 
-/// Cuts the journal inode down to the log.
+/// Truncates the journal inode to the log.
 fn shrink(fs: &Arc<FsInner>, inode: &Inode, state: &mut InodeState, log_blocks: u32) -> Result<()> {
     let credits = map::credits_remove(fs) + disk::STORE_CREDITS + BACKUP_CREDITS;
     loop {
@@ -121,7 +121,7 @@ fn shrink(fs: &Arc<FsInner>, inode: &Inode, state: &mut InodeState, log_blocks: 
     }
 }
 
-/// Adds the blocks of the table and the areas, writes the table, then moves the size on.
+/// Adds the blocks of the table and the areas, writes the table, then increases the size.
 fn grow(
     fs: &Arc<FsInner>,
     inode: &Inode,

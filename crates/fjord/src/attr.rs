@@ -133,7 +133,7 @@ pub const S_IXGRP: u16 = 0o0010;
 pub struct Attr {
     /// Inode number.
     pub ino: InodeNo,
-    /// Generation, which tells apart two lives of one inode number.
+    /// Generation, which distinguishes successive uses of an inode number.
     pub generation: u32,
     /// Size in bytes.
     pub size: u64,
@@ -145,7 +145,7 @@ pub struct Attr {
     pub mtime: Timespec,
     /// Last change of the inode.
     pub ctime: Timespec,
-    /// Birth; zero where the inode has no room for it.
+    /// Birth; zero if the inode is too small for it.
     pub crtime: Timespec,
     /// Type and permission bits.
     pub mode: u16,
@@ -223,13 +223,14 @@ pub struct SetAttr {
     pub ctime: Option<Timespec>,
     /// Drop set-user-ID, set-group-ID (where group execute is set) and capabilities.
     pub kill_privileges: bool,
-    /// With `kill_privileges`, by somebody outside the file's group: set-group-ID goes also
-    /// where group execute is not set.
+    /// With `kill_privileges`, the caller is not in the file's group: set-group-ID is dropped even
+    /// if group execute is not set.
     pub outside_group: bool,
 }
 
-/// Who makes a call: for ownership of new files and the rules of set-group-ID. Rights are not checked;
-/// a program that acts for others does that itself. The calls by path act for root.
+/// Credentials of a call: for ownership of new files and the rules of set-group-ID. Permissions are
+/// not checked; a program that acts for other users must check them itself. The calls by path act
+/// for root.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -1,14 +1,14 @@
-//! Keeps the processors from halting while calls come in quick succession.
+//! Low latency: keeps processors from halting during a rapid sequence of calls.
 //!
-//! Who calls fsync sleeps while the device writes, and a program sleeps while its mount serves
-//! it; its processor halts meanwhile, and waking a halted one takes longer than much of what is
-//! waited for, above all in a virtual machine. Linux lets programs forbid that: whoever holds
-//! `/dev/cpu_dma_latency` open with a 0 in it makes idle processors poll
-//! (Documentation/power/pm_qos_interface; the kernel's drivers of flash devices do the same while
-//! requests are under way). That costs power, and a virtual machine's neighbours processor time, so
-//! the hold begins only where many calls came in a short time and ends when they do.
+//! A thread sleeps in fsync while the device writes, and in a system call while the mount serves
+//! it. Its processor halts meanwhile, and waking a halted processor often takes longer than the
+//! wait itself, above all in a virtual machine. A program that keeps `/dev/cpu_dma_latency` open
+//! with value 0 makes idle processors poll instead (Documentation/power/pm_qos_interface; the
+//! kernel's flash drivers do the same during requests). Polling costs power, and other virtual
+//! machines' processor time, so the hold begins only after many calls in a short time and ends with
+//! them.
 //!
-//! Owns the descriptor and the thread that lets go of it. Invariant: the hold ends within two
+//! Owns the descriptor and the thread that closes it. Invariant: the hold ends within two
 //! `PERIOD`s of the last busy one, and with the [`Awake`]; while nothing is held, nothing runs.
 
 use std::fs::File;
@@ -21,33 +21,33 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Access, access};
 
-/// Where Linux takes the wish.
+/// The PM QoS device.
 pub const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
 
-/// [`BUSY_CALLS`] in such a time begin a hold; a time without them ends it.
+/// [`BUSY_CALLS`] in this period begin a hold; a period without them ends it.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// Calls in a period that make it a busy one.
 const BUSY_CALLS: u64 = 20;
 
-/// Fsyncs that come closer than this wait for no device: their callers do not sleep, and another
-/// processor that polls would only take from what the two may share.
+/// Fsyncs at shorter intervals do not wait for a device: their callers do not sleep, and a polling
+/// processor would only take time from its sibling.
 pub(crate) const FSYNC_TIME_MIN: Duration = Duration::from_micros(30);
 
 /// Whether idle processors may be kept from halting while calls come in quick succession.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LowLatency {
-    /// Where this process may (root).
+    /// If this process is permitted (root).
     #[default]
     Auto,
-    /// Yes; it is an error where it may not.
+    /// Always; an error if not permitted.
     Always,
     /// No.
     Never,
 }
 
 impl LowLatency {
-    /// What that gives here, for calls that take `time_min` at least where their callers sleep.
+    /// Opens the hold, for calls that take at least `time_min` if their callers sleep.
     ///
     /// # Errors
     /// `Always`, and the file cannot be written (it is root's).
@@ -64,7 +64,7 @@ impl LowLatency {
 #[derive(Debug)]
 pub struct Awake {
     shared: Arc<Shared>,
-    /// What lets go; started by the first busy period.
+    /// The thread that ends the hold; started by the first busy period.
     thread: Mutex<Option<JoinHandle<()>>>,
     hold: fn() -> io::Result<File>,
 }
@@ -80,7 +80,7 @@ struct Shared {
     counted_ns: AtomicU64,
     /// When a busy period ended last, in the same way.
     busy_ns: AtomicU64,
-    /// The thread is at work, or never will be again: it need not be woken. Changed with `state`.
+    /// The thread is running, or has ended: no wake-up is needed. Changed with `state`.
     is_up: AtomicBool,
     state: Mutex<State>,
     /// Signalled, with `state`, when there is something for the thread to do.
@@ -112,7 +112,7 @@ impl Shared {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A call came; whether the thread is to be woken.
+    /// Counts a call; returns whether the thread must be woken.
     fn count(&self) -> bool {
         let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         if !calls.is_multiple_of(BUSY_CALLS) {
@@ -148,7 +148,7 @@ impl Shared {
             let held = match hold() {
                 Ok(held) => held,
                 Err(error) => {
-                    // It could be opened before; without it all goes on, more slowly.
+                    // It could be opened before; without it calls are only slower.
                     tracing::warn!("{CPU_DMA_LATENCY}: {error}");
                     return;
                 }

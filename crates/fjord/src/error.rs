@@ -1,10 +1,9 @@
 //! The engine's error type.
 //!
-//! Owns the split that every caller sees: the device failed (`Io`), the image is
-//! damaged (`Corrupt`), the image needs something this build does not write
-//! (`Incompatible`), a file does not hold what the call expects (`InvalidData`), the call was wrong (`Usage`) or came after the unmount (`Closed`), or the
-//! operation ended as POSIX says it may (`Posix`: no such file, no space, ...). Invariant: `errno()` maps every
-//! error to the number that ext4 gives for it.
+//! Owns the classification: device failure (`Io`), damaged image (`Corrupt`), unsupported feature
+//! (`Incompatible`), unexpected contents of a file (`InvalidData`), wrong call (`Usage`), call
+//! after the unmount (`Closed`), or an outcome that POSIX defines (`Posix`: no such file, no space,
+//! ...). Invariant: `errno()` maps every error to the number that ext4 gives for it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use thiserror::Error;
 /// Result of an engine call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong in an engine call. It converts to [`std::io::Error`], with the kind that
+/// Error of an engine call. It converts to [`std::io::Error`], with the kind that
 /// `std::fs` gives for the same failure.
 ///
 /// ```
@@ -43,7 +42,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device below failed; the file system is read-only from then on if it was a write.
+    /// The device failed; after a failed write the file system is read-only.
     #[error("device error: {0}")]
     Io(#[from] IoError),
     /// Bytes on disk contradict the format.
@@ -57,30 +56,30 @@ pub enum Error {
     /// The image cannot be opened: missing, in use, no permission, not a file.
     #[error("{0}")]
     Open(Arc<OpenError>),
-    /// The image uses a feature that is not supported in the wanted way.
+    /// The image has a feature that is not supported for this operation.
     #[error("{feature} is not supported: {hint}")]
     Incompatible {
         /// Name of the feature as `dumpe2fs` prints it.
         feature: String,
-        /// What can be done instead.
+        /// What to do instead.
         hint: String,
     },
-    /// The file system that holds the image is full, and the image needs room there.
+    /// The file system that holds the image is full, and the image needs space there.
     #[error("{0}")]
     NoRoom(String),
     /// A file does not hold what the call expects of it, such as text in UTF-8.
     #[error("{0}")]
     InvalidData(String),
-    /// The call or its options make no sense.
+    /// The call or its options are invalid.
     #[error("{0}")]
     Usage(String),
-    /// A snapshot could not be taken; the file system is as it was.
+    /// A snapshot could not be taken; the file system is unchanged.
     #[error("{0}")]
     Snapshot(Arc<SnapshotError>),
     /// The outcome that POSIX and Linux define for this call.
     #[error("{}", posix_message(*.0))]
     Posix(Errno),
-    /// The file system was unmounted ([`crate::Fs::unmount`]); the call came too late.
+    /// The file system was unmounted ([`crate::Fs::unmount`]) before the call.
     #[error("the file system is closed: it was unmounted before this call; open the image again")]
     Closed,
     /// The journal failed or was aborted; nothing more can be written.

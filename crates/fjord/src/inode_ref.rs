@@ -341,7 +341,7 @@ impl InodeRef {
     /// The offset of the next hole at or after `offset`; the end of the file is one.
     ///
     /// # Errors
-    /// `ENXIO` behind the end of the file.
+    /// `ENXIO` after the end of the file.
     pub fn seek_hole(&self, offset: u64) -> Result<u64> {
         self.reading(|| seek::seek(&self.fs, &self.inode, offset, false))
     }

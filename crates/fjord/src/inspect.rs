@@ -1,4 +1,4 @@
-//! A look at an image that is not mounted.
+//! Inspection of images that are not mounted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
     Ok(Some(recovery::scan(&device, &map, block_size)?))
 }
 
-/// Whether the journal of the image at `path` bears the mark of i-transactions: e2fsck and Linux
-/// refuse the image until it is recovered. Writes nothing.
+/// Whether the ijournal mark is set in the image at `path`: e2fsck and Linux refuse the image until
+/// it is recovered. Writes nothing.
 ///
 /// # Errors
 /// As [`log`].
@@ -37,11 +37,12 @@ pub fn is_marked(path: impl AsRef<Path>) -> Result<bool> {
     Ok(recovery::is_marked(&device, &map, block_size)?)
 }
 
-/// Gives up what was fsynced since the last commit of an image whose areas, or whose log under
-/// their mark, are damaged: see [`recovery::drop_i_transactions`]. Returns whether there was a mark.
+/// Discards the i-transactions (fsynced changes since the last commit) of an image whose areas, or
+/// whose log with the mark, are damaged: see [`recovery::drop_i_transactions`]. Returns whether
+/// there was a mark.
 ///
 /// # Errors
-/// As [`crate::Fs::open`]; a journal superblock that makes no sense.
+/// As [`crate::Fs::open`]; an invalid journal superblock.
 pub fn drop_fsyncs(path: impl AsRef<Path>) -> Result<bool> {
     let device = FileDevice::open(path.as_ref(), &FileOptions::default())
         .map_err(|error| Error::Open(Arc::new(error)))?;

@@ -54,7 +54,7 @@ pub enum FsyncPolicyKind {
     Group,
     /// The file's own changes, as ext4's fast commit logs them.
     FastCommit,
-    /// The file alone, by an i-transaction behind the log (iJournaling): one write for a small file.
+    /// The file alone, by an i-transaction after the log (iJournaling): one write for a small file.
     /// Needs an image with areas. After a crash only fjord recovers it; Linux and e2fsck refuse the
     /// image until then.
     Ijournal,
@@ -289,7 +289,7 @@ pub struct MountOptions {
     /// Fsync policy, and so who can recover the image after a crash; `Auto` is what the image is made
     /// for.
     pub fsync: FsyncPolicyKind,
-    /// Who keeps the order of writes. A device that keeps order by itself is used as it is.
+    /// How the order of writes is kept. A device that keeps order by itself is used as it is.
     pub scheduler: Scheduler,
     /// When a commit may follow another.
     pub pipeline: CommitPipeline,
@@ -325,13 +325,12 @@ pub struct MountOptions {
     /// Start the engine's background threads (writeback, commit timer); without them
     /// only calls do work, which makes tests repeatable.
     pub background_threads: bool,
-    /// Files may fill the image to the last block: nothing is kept for root, nor for metadata of data
-    /// whose place is not decided yet. A write that was accepted may then find no space at writeback,
-    /// where fsync, sync and unmount tell it. For images that are filled once.
+    /// Files may fill the image to the last block: nothing is kept for root, nor for metadata of
+    /// data that is not allocated yet. An accepted write may then fail for lack of space at
+    /// writeback, which fsync, sync and unmount report. For images that are filled once.
     pub fill_all: bool,
-    /// For images that come out the same each time: all times that the file system gives by itself
-    /// (creation, change, mount) are this one, and the generations of new inodes follow from their
-    /// numbers.
+    /// For reproducible images: all times that the file system sets itself (creation, change,
+    /// mount) are this one, and generations of new inodes are derived from their numbers.
     pub fixed_time: Option<Timespec>,
 }
 

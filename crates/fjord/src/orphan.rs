@@ -3,10 +3,10 @@
 //! Owns the linked list that starts in the superblock (`s_last_orphan`, linked through
 //! `i_dtime`), the orphan file, and their processing at mount.
 //!
-//! Invariants: an inode whose blocks would be lost by a crash is recorded before its
-//! transaction ends (where groups commit alone, just before it is frozen: most have been deleted
-//! by then); `OrphanTable::list` mirrors the on-disk list, head first; the next
-//! pointer of a listed inode is taken from there whenever the inode is stored.
+//! Invariants: an inode whose blocks would be lost by a crash is recorded before its transaction
+//! ends (with partial commits, just before the freeze of a full commit: most have been deleted by
+//! then); `OrphanTable::list` mirrors the on-disk list, head first; the next pointer of a listed
+//! inode is taken from there whenever the inode is stored.
 //!
 //! Locking: `serial` is taken with a handle open, after inode state locks and before buffers,
 //! and held over each change of the record, in memory and on disk, so that both see the same
@@ -223,20 +223,20 @@ pub(crate) fn load_file(fs: &FsInner) -> Result<()> {
     Ok(())
 }
 
-/// What the records of orphans come to.
+/// Result of reading the orphan records.
 #[derive(Default)]
 pub(crate) struct Records {
-    /// What is to be completed, the list first.
+    /// Orphans to process, the list first.
     pub(crate) inodes: Vec<Arc<Inode>>,
-    /// The first record that cannot be right.
+    /// The first invalid record.
     pub(crate) damage: Option<Error>,
 }
 
 impl Records {
-    /// As Linux: a wrong record is an error that the superblock gets a note of, but the mount goes
-    /// on. `e2fsck -f` frees what is left over.
+    /// As Linux: an invalid record is recorded as an error in the superblock, but the mount
+    /// succeeds. `e2fsck -f` frees what remains.
     fn note(&mut self, fs: &FsInner, error: Error) {
-        fs.error(format_args!("a record of an orphan is ignored: {error}"));
+        fs.error(format_args!("an invalid orphan record is ignored: {error}"));
         self.damage.get_or_insert(error);
     }
 }
@@ -377,7 +377,7 @@ fn get_orphan(fs: &Arc<FsInner>, ino: InodeNo) -> Result<Arc<Inode>> {
         return Err(wrong(ino, "has links and nothing to truncate"));
     }
     if state.disk.dtime > fs.geo.inode_count {
-        return Err(wrong(ino, "leads to an inode that there is not"));
+        return Err(wrong(ino, "leads to an inode that does not exist"));
     }
     if map::has_map(&state) {
         // As Linux: one whose map is damaged at its root is not touched.

@@ -1,5 +1,5 @@
-//! Copies of images as they are at one moment: of a mounted one by [`Fs::snapshot_to`], of one that
-//! nobody uses by [`copy_image`]. [`settle`] makes either an image that anybody can use.
+//! Copies of images as of one moment: of an open one by [`Fs::snapshot_to`], of an unused one by
+//! [`copy_image`]. [`settle`] makes either an ordinary clean image.
 //!
 //! ```no_run
 //! use std::fs::File;
@@ -25,12 +25,12 @@ pub use fjord_block::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 
 use crate::error::Result;
 
-/// Copies an image that is not mounted into `out`, an empty regular file open for writing. Nobody can
-/// mount it for writing meanwhile.
+/// Copies an image that is not mounted into `out`, an empty regular file open for writing. It is
+/// locked meanwhile.
 ///
 /// # Errors
-/// `Open`, also when it is in use; `Usage` if it is no ext2, ext3 or ext4 image, or bears the mark of a
-/// user (MMP); `Snapshot`. `out` holds anything then.
+/// `Open`, also when it is in use; `Usage` if it is not an ext2, ext3 or ext4 image, or if its MMP
+/// block names a user; `Snapshot`. The contents of `out` are then undefined.
 pub fn copy_image(
     image: impl AsRef<Path>,
     out: &File,
@@ -39,8 +39,8 @@ pub fn copy_image(
     crate::fs::snapshot::copy_image(image.as_ref(), out, options)
 }
 
-/// Makes a copy an image of its own: recovers it, and takes the mark of the other's user from it (MMP).
-/// A copy that needs neither is left as it is. UUID and label are those of the other.
+/// Makes a copy an ordinary image: recovers it, and clears its MMP block. A copy that needs neither
+/// is not changed. UUID and label are those of the original.
 ///
 /// # Errors
 /// As [`crate::Fs::open`].

@@ -1,8 +1,8 @@
 //! The file system as a whole, for front ends and embedding programs.
 //!
-//! Owns [`Fs`]: opening, creating, syncing, unmounting, figures. Inodes are [`InodeRef`]'s, paths
-//! those of [`crate::api`]. Permission checks are the caller's (FUSE `default_permissions`, or the
-//! path API's trust).
+//! Owns [`Fs`]: opening, creating, syncing, unmounting, statistics. Inodes are [`InodeRef`]'s,
+//! paths those of [`crate::api`]. Permission checks are the caller's (FUSE `default_permissions`,
+//! or the path API's trust).
 //!
 //! Invariant: every call but those that only read memory fails with [`Error::Closed`] after
 //! [`Fs::unmount`].
@@ -93,7 +93,7 @@ pub struct DirEntry<'a> {
     pub kind: Option<FileKind>,
     /// Name.
     pub name: &'a [u8],
-    /// Where to go on behind this entry.
+    /// Where to go on after this entry.
     pub next_cookie: u64,
 }
 
@@ -157,19 +157,18 @@ impl Fs {
     /// Opens an image file or a block device.
     ///
     /// **After a crash, recover the image with fjord before Linux or e2fsck get it.** An image made
-    /// with the defaults ([`FsyncPolicyKind::Ijournal`](crate::FsyncPolicyKind::Ijournal)) keeps what
-    /// was fsynced since the last commit in areas that only fjord knows. Until that is recovered, the
-    /// journal has a mark that makes Linux refuse to mount the image and e2fsck report an unsupported
-    /// journal; nothing is lost, and e2fsck must not be told to go on regardless. Opening
+    /// with the defaults ([`FsyncPolicyKind::Ijournal`](crate::FsyncPolicyKind::Ijournal)) keeps
+    /// fsynced changes since the last commit in areas that only fjord can read. Until that is
+    /// recovered, the journal has a mark that makes Linux refuse to mount the image and e2fsck
+    /// report an unsupported journal; nothing is lost, unless e2fsck is forced to continue. Opening
     /// the image here for writing recovers it, and so does `fjord recover IMAGE`; after
     /// [`Fs::unmount`] it is plain ext4. Programs whose images must be recoverable by Linux choose
-    /// [`FsyncPolicyKind::Compound`](crate::FsyncPolicyKind::Compound) for
-    /// [`MountOptions::fsync`], or make them with
-    /// [`IjournalAreas::None`](crate::IjournalAreas::None).
+    /// [`FsyncPolicyKind::Compound`](crate::FsyncPolicyKind::Compound) for [`MountOptions::fsync`],
+    /// or make them with [`IjournalAreas::None`](crate::IjournalAreas::None).
     ///
     /// Replays the journal and completes deletions that a crash interrupted, unless `options` say
-    /// read-only ([`MountOptions::recover_before_read_only`] has that done before a read-only mount).
-    /// An image that somebody else has locked is waited for ([`MountOptions::lock_timeout`]).
+    /// read-only ([`MountOptions::recover_before_read_only`] has that done before a read-only
+    /// mount). Waits for an image that another process has locked ([`MountOptions::lock_timeout`]).
     ///
     /// ```no_run
     /// use fjord::{Fs, MountOptions};
@@ -184,8 +183,8 @@ impl Fs {
     ///
     /// # Errors
     /// `Open` if there is no such image, it may not be opened, or is still in use after the wait;
-    /// `Io`; `Corrupt` if it is damaged; `Incompatible` naming the feature; `Usage` if it is no ext4,
-    /// and for options that do not fit the image.
+    /// `Io`; `Corrupt` if it is damaged; `Incompatible` naming the feature; `Usage` if it is not
+    /// ext4, and for options that do not fit the image.
     pub fn open(path: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         mount::open_path(path.as_ref(), options).map(Fs)
     }
@@ -217,7 +216,7 @@ impl Fs {
     /// its size is [`MkfsOptions::size_bytes`], and it is sparse: it takes the space of what is
     /// written to it. If this fails, the file is removed again.
     ///
-    /// What [`Fs::open`] says about images after a crash holds from now on.
+    /// [`Fs::open`] describes what to do with the image after a crash.
     ///
     /// ```
     /// use fjord::{Fs, MkfsOptions, MountOptions};
@@ -263,8 +262,7 @@ impl Fs {
     /// second `unmount` does nothing.
     ///
     /// # Errors
-    /// The first error that kept something from reaching the device; the image then asks
-    /// for recovery or e2fsck.
+    /// The first error that prevented a write; the image then needs recovery or e2fsck.
     pub fn unmount(&self) -> Result<()> {
         self.0.unmount()
     }
@@ -277,25 +275,25 @@ impl Fs {
         self.0.sync()
     }
 
-    /// Lets `take` claim the block device below in place of this file system, as mount(2) of a
-    /// `fuseblk` mount does, which needs the device to be claimed by nobody else. If `take` fails,
-    /// the file system holds the device alone again. Image files have no such claim.
+    /// Lets `take` claim the block device instead of this file system: mount(2) of a `fuseblk`
+    /// mount needs a device without another claim. If `take` fails, the file system holds the
+    /// device alone again. Image files have no such claim.
     ///
     /// # Errors
-    /// The outer error: somebody else holds the device by now. The file system writes nothing to
-    /// it any more. Also what [`Fs::sync`] gives, before anything else is done.
+    /// The outer error: another process has claimed the device. The file system writes nothing to
+    /// it any more. Also errors of [`Fs::sync`], which is called first.
     pub fn hand_over<T, E>(&self, take: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>> {
         self.0.hand_over(take)
     }
 
     /// Copies the image into `out`, an empty regular file open for writing, as it is at one moment:
-    /// all that was written before the call is in the copy, and the use of the file system goes on
-    /// meanwhile. The copy is what a crash at that moment would leave; [`crate::snapshot::settle`]
-    /// recovers it. It is not durable before its owner has called fsync(2).
+    /// the copy has everything written before the call, and the file system stays in use. The copy
+    /// is what a crash at that moment would leave; [`crate::snapshot::settle`] recovers it. It is
+    /// not durable before its owner has called fsync(2).
     ///
     /// # Errors
     /// `Snapshot`; what [`Fs::sync`] gives; `Usage` for an image without a journal that is open for
-    /// writing, as nothing could recover its copy. `out` holds anything then.
+    /// writing, because its copy could not be recovered. The contents of `out` are then undefined.
     pub fn snapshot_to(
         &self,
         out: &std::fs::File,
@@ -304,9 +302,8 @@ impl Fs {
         self.0.snapshot_to(out, options)
     }
 
-    /// Waits a moment for removed files that nobody seems to use any more, and for the end of
-    /// deletions: for front ends that are told late who lets go of a file, before they call
-    /// [`Fs::sync`] or [`Fs::statfs`].
+    /// Waits a moment for removed files that seem unused, and for the end of deletions: for front
+    /// ends that get the release of a file late, before they call [`Fs::sync`] or [`Fs::statfs`].
     pub fn settle_removed(&self) {
         self.0.settle_removed();
     }

@@ -35,7 +35,7 @@ impl Asset {
     pub(super) fn place(&self, file: &Path) -> Result<PathBuf> {
         let target = Path::new(&self.target);
         let plain = target.components().all(|part| matches!(part, Component::Normal(_)));
-        ensure!(plain, "{} is no place below the root", self.target);
+        ensure!(plain, "{} is not a path below the root", self.target);
         match self.target.ends_with('/') {
             true => Ok(target.join(file.file_name().context("a file with a name")?)),
             false => Ok(target.to_owned()),

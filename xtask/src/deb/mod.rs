@@ -1,8 +1,9 @@
 //! `cargo xtask deb`: the Debian package of the `fjord` command.
 //!
-//! Owns the way from the metadata in the manifest of fjord-cli (`package.metadata.deb`, as cargo-deb
-//! reads it) to a package, by the tools of dpkg. Invariants: nothing comes from outside the workspace;
-//! the same program makes the same bytes, for all times come from the changelog or SOURCE_DATE_EPOCH.
+//! Builds a package from the metadata in the manifest of fjord-cli (`package.metadata.deb`, as
+//! cargo-deb reads it), with the tools of dpkg. Invariants: nothing comes from outside the
+//! workspace; the package is reproducible, because all times come from the changelog or
+//! SOURCE_DATE_EPOCH.
 
 mod files;
 mod metadata;
@@ -29,8 +30,7 @@ pub(crate) struct DebArgs {
     /// Directory for the package [default: target/debian]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Make manual pages, completions and links in target/package, as cargo-deb needs them, and no
-    /// package
+    /// Only make manual pages, completions and links in target/package, for cargo-deb
     #[arg(long)]
     files_only: bool,
 }

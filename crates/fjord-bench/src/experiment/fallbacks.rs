@@ -1,4 +1,4 @@
-//! How often a policy has to commit everything, under programs that fsync: counted by fjord.
+//! How often programs make a policy fall back to a full commit, from fjord's counters.
 
 use std::fs;
 use std::io::{self, Write};
@@ -39,7 +39,7 @@ fn run_program(program: Program, stand: &Stand, plan: &Plan) -> Result<Outcome> 
 fn mount_dir(stand: &Stand) -> Result<&Path> {
     let name = stand.target.name();
     stand.mount_dir().ok_or_else(|| {
-        BenchError::Usage(format!("programs run on mounts, and {name} is none; take fjord-fuse"))
+        BenchError::Usage(format!("programs need a mount, and {name} is not one; use fjord-fuse"))
     })
 }
 
@@ -94,7 +94,7 @@ fn varmail(fs: &dyn BenchFs, plan: &Plan) -> io::Result<Sample> {
         sizes[gone] = added;
         let mut file = fs.open(&mail(*thread, old as u64))?;
         file.read_at(0, &mut vec![0; sizes[old] as usize])?;
-        // A mailbox does not grow for ever.
+        // A mailbox does not grow forever.
         if sizes[old] < 16 * MAIL_BYTES {
             file.write_at(sizes[old], &data[..added as usize])?;
             sizes[old] += added;

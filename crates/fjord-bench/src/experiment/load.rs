@@ -1,5 +1,4 @@
-//! What goes on beside and inside a measurement: a stream in the background, and the probe whose
-//! fsyncs are timed.
+//! Load of a measurement: a background stream, and the probe whose fsyncs are timed.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -112,7 +111,7 @@ impl Probe {
     }
 }
 
-/// Runs the probe beside the stream, which begins `warm` earlier and ends when the turn is over,
+/// Runs the probe during the stream, which begins `warm` earlier and ends when the turn is over,
 /// though the probe's last call may not have returned.
 pub(super) fn beside(
     fs: &dyn BenchFs,

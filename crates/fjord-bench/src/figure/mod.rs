@@ -1,7 +1,7 @@
 //! Figures of papers, redone on modelled devices in virtual time: exactly repeatable, whatever the
 //! machine is doing.
 //!
-//! Owns the experiments behind `fjord bench --figure`; the devices are [`fjord_block::sim`].
+//! Owns the experiments of `fjord bench --figure`; the devices are [`fjord_block::sim`].
 
 mod drive;
 mod latency;

@@ -233,7 +233,7 @@ impl Mount {
         if std::mem::take(&mut self.mounted) {
             result = self.unmount_soon();
             if result.is_err() {
-                // A file left open must not keep the mount for ever.
+                // A file left open must not keep the mount forever.
                 let _ = run_program("umount", &["--lazy"], &[&self.dir]);
             }
         }

@@ -1,18 +1,16 @@
 //! The scheduler as a device. Owns [`EpochDevice`]: the queue under a lock, the data and tickets
 //! of its requests, and the hand-over to the inner device.
 //!
-//! No thread of its own: whoever submits, and whoever completes a request of the inner device,
-//! hands out what may leave. A waiting thread lends itself to the inner requests that its own one
-//! waits for.
+//! It has no thread: threads that submit, or complete a request of the inner device, dispatch. A
+//! waiting thread drives the inner requests that its own request waits for.
 //!
 //! Invariants:
-//! - one thread at a time hands out (`State::dispatching`), so that commands reach the inner
-//!   device in the order in which they left the queue, and so that a completion inside of a
-//!   submission does not recurse;
+//! - one thread at a time dispatches (`State::dispatching`), so that commands reach the inner
+//!   device in queue order, and so that a completion inside a submission does not recurse;
 //! - no call to the inner device, no completion and no callback happens under the lock;
-//! - a ticket of the inner device is in `State::commands` before its completion is taken in;
-//! - a waiter that finds nothing to lend itself to is in `State::sleepers`, and is woken when
-//!   something was handed out or has completed.
+//! - a ticket of the inner device is in `State::commands` before its completion is processed;
+//! - a waiter that finds nothing to drive is in `State::sleepers`, and is woken after a dispatch or
+//!   a completion.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,11 +33,11 @@ use crate::ticket::{
     Completer, Driver, ErrorSink, IoResult, ReadSlot, ReadTicket, Ticket, TicketCore,
 };
 
-/// A device that keeps the order of its writes, above one that need not.
+/// A device that keeps the order of its writes, above any device.
 ///
-/// Requests of one batch are taken in the order of the batch, and a flush covers also the ordered
-/// writes submitted before it that have not completed: `[D, JD barrier, JC barrier, flush]` can be
-/// submitted at once, and only the flush waited for.
+/// Requests of one batch are ordered as in the batch, and a flush also covers ordered writes
+/// submitted before it that have not completed: `[D, JD barrier, JC barrier, flush]` can be
+/// submitted at once, with one wait, for the flush.
 pub struct EpochDevice {
     shared: Arc<Shared>,
 }
@@ -56,11 +54,11 @@ struct Shared {
 struct State {
     queue: EpochQueue,
     requests: HashMap<RequestId, Held>,
-    /// Requests under way in the inner device.
+    /// Requests in flight in the inner device.
     commands: HashMap<CommandId, Ticket>,
-    /// Waiters with nothing to lend themselves to.
+    /// Waiters with nothing to drive.
     sleepers: Vec<Arc<TicketCore>>,
-    /// A thread is handing out.
+    /// A thread is dispatching.
     dispatching: bool,
 }
 
@@ -74,18 +72,18 @@ struct Held {
 
 enum Data {
     Write(Vec<Buf>),
-    /// The buffers are gone while the inner device has them.
+    /// Empty while the inner device has the buffers.
     Read(Vec<AlignedBuf>, ReadSlot),
     None,
 }
 
-/// A command as the inner device takes it.
+/// A command in the form of the inner device.
 enum Outgoing {
     Request(Request),
     Read { offset: u64, bufs: Vec<AlignedBuf>, class: Class, slot: ReadSlot },
 }
 
-/// A command in the inner device, and where its data go.
+/// A command in the inner device, with the destination of its data.
 struct Sent {
     id: CommandId,
     ticket: Ticket,
@@ -99,7 +97,7 @@ struct Unseen(Mutex<Option<IoError>>);
 
 impl ErrorSink for Unseen {
     fn unseen_error(&self, error: &IoError) {
-        // A lost read harms no order.
+        // A failed read does not affect order.
         if error.op != IoOp::Read {
             self.0.lock().get_or_insert_with(|| error.clone());
         }
@@ -134,7 +132,7 @@ impl EpochDevice {
         EpochDevice { shared: Arc::new(shared) }
     }
 
-    /// What the scheduler did so far.
+    /// Statistics of the scheduler.
     pub fn epoch_stats(&self) -> EpochStats {
         self.shared.state.lock().queue.stats()
     }
@@ -154,7 +152,7 @@ impl Shared {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Takes in requests in order; one ticket each.
+    /// Queues requests in order; returns one ticket for each.
     fn submit(self: &Arc<Self>, requests: Vec<(Io, Data)>) -> Vec<Ticket> {
         let now_ns = self.now_ns();
         let mut refused = Vec::new();
@@ -184,7 +182,8 @@ impl Shared {
         tickets
     }
 
-    /// Refuses what the device would: a bad request must not spoil those it is merged with.
+    /// Refuses requests that the device would refuse: a bad request must not fail those it is
+    /// merged with.
     fn check(&self, io: &Io) -> IoResult {
         if io.kind.changes() && self.capabilities.read_only {
             return Err(IoError::new(IoErrorKind::ReadOnly, io.kind.op(), io.offset, io.len));
@@ -192,7 +191,7 @@ impl Shared {
         check_range(io.kind.op(), io.offset, io.len, self.inner.size_bytes())
     }
 
-    /// Takes in the outcome of a command.
+    /// Processes the completion of a command.
     fn completed(self: &Arc<Self>, id: CommandId, result: &IoResult) {
         let mut state = self.state.lock();
         let ticket = state.commands.remove(&id);
@@ -201,8 +200,8 @@ impl Shared {
         drop(ticket);
     }
 
-    /// Completes what is done and hands out what may leave, until there is neither. `moved` says
-    /// that sleepers should look again.
+    /// Completes finished requests and dispatches commands until there are none. `moved`: wake the
+    /// sleepers.
     fn advance(self: &Arc<Self>, mut state: MutexGuard<'_, State>, mut moved: bool) {
         loop {
             let done = state.take_done();
@@ -214,7 +213,7 @@ impl Shared {
             if !done.is_empty() || !sleepers.is_empty() {
                 MutexGuard::unlocked(&mut state, || {
                     for (held, result) in done {
-                        // Whoever waits may want to change the buffers in place.
+                        // Waiters may want to change the buffers in place.
                         drop(held.data);
                         held.completer.complete(result);
                     }
@@ -279,7 +278,7 @@ impl Shared {
 }
 
 impl State {
-    /// Results that nobody has yet, with their requests.
+    /// Undelivered results, with their requests.
     fn take_done(&mut self) -> Vec<(Held, IoResult)> {
         let mut done = Vec::new();
         while let Some((id, result)) = self.queue.pop_done() {
@@ -288,7 +287,7 @@ impl State {
         done
     }
 
-    /// All commands that may leave now, and whether each is to be started.
+    /// All commands that may be dispatched now, and whether to start each.
     fn take_batch(&mut self, now_ns: u64) -> Vec<(CommandId, Outgoing, bool)> {
         let mut batch = Vec::new();
         while let Some(command) = self.queue.next_dispatch(now_ns) {
@@ -296,7 +295,7 @@ impl State {
             batch.push((command.id, self.outgoing(&command), start));
         }
         if self.queue.stats().queued_count > 0 {
-            // Others wait for these: leave none to a waiter that may come late.
+            // Other requests depend on these: do not leave them to a waiter that may come late.
             batch.iter_mut().for_each(|(.., start)| *start = true);
         }
         batch
@@ -328,7 +327,7 @@ impl State {
         Outgoing::Request(request)
     }
 
-    /// The data of a piece. A buffer that a border cuts is copied.
+    /// The data of a piece. A buffer that crosses its border is copied.
     fn piece(&self, part: &Part) -> Vec<Buf> {
         let Some(Held { data: Data::Write(bufs), .. }) = self.requests.get(&part.request) else {
             return Vec::new();
@@ -357,7 +356,7 @@ impl State {
     }
 }
 
-/// Lends the waiter of a request to what that request waits for.
+/// Has the waiter of a request drive what that request waits for.
 struct Lend {
     shared: Arc<Shared>,
     id: RequestId,
@@ -367,7 +366,7 @@ impl Driver for Lend {
     fn drive(&self, ticket: &Arc<TicketCore>) {
         while !ticket.is_done() {
             let mut state = self.shared.state.lock();
-            // One that is done has its completion taken in at this moment, by another thread.
+            // If it is done, another thread is processing its completion.
             let Some(inner) = state.inner_ticket(self.id).filter(|inner| !inner.is_done()) else {
                 state.sleepers.push(ticket.clone());
                 return;

@@ -1,7 +1,7 @@
-//! From ready requests to commands: what may leave, what should leave, merging and splitting.
+//! From ready requests to commands: order, scheduling discipline, merging and splitting.
 //!
-//! Owns no state of its own. [`EpochQueue::choices`] is what order allows; [`EpochQueue::choose`]
-//! is the discipline's pick among it, within the shares of the classes.
+//! Owns no state of its own. [`EpochQueue::choices`]: the commands that order allows;
+//! [`EpochQueue::choose`]: the discipline's choice among them, within the shares of the classes.
 
 use super::queue::{Entry, EpochQueue, InFlight};
 use super::rules::Rules;
@@ -12,7 +12,7 @@ const CLASSES: [Class; 3] = [Class::Sync, Class::Async, Class::Background];
 /// Pieces start at multiples of this many bytes, so that no two share a page.
 const PIECE_ALIGN_BYTES: u64 = 4096;
 
-/// A command in the making.
+/// A command under construction.
 struct Draft {
     offset: u64,
     len: u64,
@@ -20,7 +20,7 @@ struct Draft {
 }
 
 impl<R: Rules> EpochQueue<R> {
-    /// Everything that order allows to leave now, whatever the discipline thinks of it.
+    /// All commands that order allows now, regardless of the discipline.
     pub fn choices(&self) -> Vec<Choice> {
         let mut choices = Vec::new();
         if self.flush_class().is_some() {
@@ -30,8 +30,8 @@ impl<R: Rules> EpochQueue<R> {
         choices
     }
 
-    /// The best class among those that a new flush would serve. It does not wait for flushes under
-    /// way on behalf of lower classes.
+    /// The highest class that a new flush would serve. It does not wait for flushes in flight for
+    /// lower classes.
     fn flush_class(&self) -> Option<Class> {
         if !self.traits.volatile_cache || self.failure().is_some() {
             return None;
@@ -42,7 +42,7 @@ impl<R: Rules> EpochQueue<R> {
         (before < self.tuning.flush_depth as usize).then_some(class)
     }
 
-    /// Whether a flush should go before requests below class Sync, to make room for them in the
+    /// Whether a flush should precede requests below class Sync, to make space for them in the
     /// device's cache.
     fn wants_room(&self, now_ns: u64) -> bool {
         self.failure().is_none()
@@ -51,7 +51,7 @@ impl<R: Rules> EpochQueue<R> {
             && self.flushes.in_flight.len() < self.tuning.flush_depth as usize
     }
 
-    /// What the discipline sends next; None while the queue is empty or the device has enough.
+    /// The discipline's next choice; None if the queue is empty or the device has enough commands.
     pub fn choose(&self, now_ns: u64) -> Option<Choice> {
         if self.share.in_flight_total() >= self.traits.queue_depth {
             return None;
@@ -78,10 +78,9 @@ impl<R: Rules> EpochQueue<R> {
         overdue
     }
 
-    /// Of all below class Sync that have waited too long, the one that is late by most: the oldest
-    /// ready request of a class, unless one of its class is under way, or the flush that a request
-    /// or the next epoch waits for. What these wait for is older and of no worse class, so that it
-    /// had its turn before them.
+    /// The most overdue candidate below class Sync: the oldest ready request of a class, unless one
+    /// of its class is in flight, or the flush that a request or the next epoch waits for. Their
+    /// dependencies are older and of no lower class, so they had their turn before.
     fn most_overdue(&self, now_ns: u64) -> Option<Choice> {
         let late_ns = |class: Class, pushed_ns: u64| {
             let limit_ns = self.tuning.starvation_ns[class as usize];
@@ -107,7 +106,7 @@ impl<R: Rules> EpochQueue<R> {
         self.dispatch(choice, now_ns)
     }
 
-    /// Sends one of [`EpochQueue::choices`], or a flush that nobody asked for. None when the
+    /// Dispatches one of [`EpochQueue::choices`], or a flush of the scheduler itself. None if the
     /// choice is not among them.
     pub fn dispatch(&mut self, choice: Choice, now_ns: u64) -> Option<Command> {
         self.overdue_left_last = self.most_overdue(now_ns) == Some(choice);
@@ -168,7 +167,7 @@ impl<R: Rules> EpochQueue<R> {
         Some(self.send_draft(draft, kind, class, fua, now_ns))
     }
 
-    /// How many bytes of a request may leave at once.
+    /// Most bytes of a request in one command.
     fn piece_bytes(&self, entry: &Entry, now_ns: u64) -> u64 {
         let splits = matches!(entry.io.kind, IoKind::Write { .. })
             && (entry.io.offset + entry.sent).is_multiple_of(PIECE_ALIGN_BYTES);
@@ -191,8 +190,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// Adds ready writes right after and right before the draft. They are of the same class, and
-    /// what leaves together needs FUA together.
+    /// Merges ready writes adjacent to the draft, of the same class and with the same FUA.
     fn merge(&mut self, draft: &mut Draft, class: Class, fua: bool, bytes_max: u64) {
         let end = |draft: &Draft| draft.offset.checked_add(draft.len);
         while let Some(id) = end(draft).and_then(|end| self.ready.write_at(end)) {
@@ -210,7 +208,8 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// Takes a neighbour out of the ready ones if it may join; its length is added to the draft.
+    /// Takes an adjacent request out of the ready ones if it may be merged; adds its length to the
+    /// draft.
     fn merge_one(
         &mut self,
         id: RequestId,
@@ -234,7 +233,7 @@ impl<R: Rules> EpochQueue<R> {
         Some(part)
     }
 
-    /// Marks the draft's parts as sent and makes the command, with the order it must bear.
+    /// Marks the draft's parts as dispatched and builds the command, with its order.
     fn send_draft(
         &mut self,
         draft: Draft,
@@ -279,13 +278,13 @@ impl<R: Rules> EpochQueue<R> {
             InFlight { kind, class, requests, len: draft.len, sent_ns: now_ns, bounded };
         self.share.begin(&in_flight);
         self.commands.insert(id, in_flight);
-        // An epoch may be over as soon as its last write has left.
+        // An epoch may end as soon as its last write is dispatched.
         self.settle();
         Command { id, kind, offset: draft.offset, len: draft.len, class, parts: draft.parts }
     }
 
-    /// A command under way that must end before this request can, or that at least holds a place
-    /// in the device's queue which it waits for. Who waits for the request may lend a hand there.
+    /// A command in flight that must end before this request can, or that occupies a slot of the
+    /// device's queue that it waits for. A waiter of the request can drive it.
     pub fn waits_for(&self, id: RequestId) -> Option<CommandId> {
         let mut at = id;
         loop {

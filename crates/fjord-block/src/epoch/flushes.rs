@@ -1,21 +1,22 @@
-//! When flushes are due and whom they serve. Owns the clock of changes and the flushes under way.
+//! When flushes are due and which requests they serve. Owns the change clock and the flushes in
+//! flight.
 //!
-//! The clock counts completed changes. A flush that begins at time `t` covers all changes up to
-//! `t` once it has ended well; whoever needs a time no later than that is served by it. So one
-//! flush serves every request whose covered writes completed before it began.
+//! The clock counts completed changes. A flush that begins at time `t` covers all changes up to `t`
+//! when it succeeds, and serves every request that needs a time up to `t`. So one flush serves
+//! every request whose writes completed before it began.
 
 use std::collections::BTreeSet;
 
 use super::types::{CommandId, RequestId};
 use crate::device::Class;
 
-/// A time of the clock of changes.
+/// A time of the change clock.
 pub(super) type ChangeTime = u64;
 
 /// Flushes of one device.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Flushes {
-    /// Changes completed so far. Starts at 1: what earlier users left in caches is not known.
+    /// Changes completed so far. Starts at 1: earlier users may have left data in caches.
     pub(super) now: ChangeTime,
     /// All changes up to here are durable.
     pub(super) durable: ChangeTime,
@@ -23,7 +24,7 @@ pub(super) struct Flushes {
     pub(super) not_ready: BTreeSet<RequestId>,
     /// Flush requests and writes with emulated FUA that need durability up to a time.
     pub(super) waiting: Vec<(RequestId, ChangeTime)>,
-    /// Under way, oldest first, with the time each began and its class.
+    /// In flight, oldest first, with its start time and class.
     pub(super) in_flight: Vec<(CommandId, ChangeTime, Class)>,
 }
 
@@ -38,23 +39,24 @@ impl Flushes {
         }
     }
 
-    /// A request needs all changes so far; gives whether a flush under way or an earlier one will do.
+    /// Registers a request that needs all changes so far; returns whether a flush in flight or an
+    /// earlier one is sufficient.
     pub(super) fn wait(&mut self, id: RequestId) -> bool {
         self.waiting.push((id, self.now));
         self.is_served(self.now)
     }
 
-    /// Whether a flush under way or an earlier one brings durability up to `time`.
+    /// Whether a flush in flight or an earlier one makes changes up to `time` durable.
     pub(super) fn is_served(&self, time: ChangeTime) -> bool {
         self.durable >= time || self.in_flight.iter().any(|(_, began, _)| *began >= time)
     }
 
-    /// Those that no flush under way will serve.
+    /// Requests that no flush in flight will serve.
     pub(super) fn unserved(&self) -> impl Iterator<Item = RequestId> {
         self.waiting.iter().filter(|(_, time)| !self.is_served(*time)).map(|(id, _)| *id)
     }
 
-    /// A flush begins; gives the number of requests that no other one serves.
+    /// Begins a flush; returns the number of requests that no other flush serves.
     pub(super) fn begin(&mut self, command: CommandId, class: Class) -> u64 {
         let count = self.unserved().count();
         self.in_flight.push((command, self.now, class));
@@ -70,7 +72,7 @@ impl Flushes {
         }
     }
 
-    /// Takes out those whose time is durable.
+    /// Removes requests whose time is durable.
     pub(super) fn take_served(&mut self) -> Vec<RequestId> {
         let durable = self.durable;
         let mut served = Vec::new();

@@ -1,7 +1,9 @@
-//! The epoch scheduler: storage order without waiting for it.
+//! The epoch scheduler: storage order without waits.
 //!
-//! - [`EpochQueue`]: the pure state machine; `rules`: what order demands, apart from the mechanism;
-//! - `dispatch`, `ready`, `share`, `pace`: what leaves next; `overlap`: same bytes; `flushes`: durability;
+//! - [`EpochQueue`]: the pure state machine; `rules`: the rules of order, separate from the
+//!   mechanism;
+//! - `dispatch`, `ready`, `share`, `pace`: the next command; `overlap`: overlapping requests;
+//!   `flushes`: durability;
 //! - [`EpochDevice`]: the state machine over a [`crate::Device`].
 //!
 //! The rules are in docs/ordering.md.

@@ -1,20 +1,20 @@
-//! Which requests touch the same bytes. Owns the index of all requests that are not done.
+//! Overlap of requests. Owns the index of all requests that are not done.
 //!
-//! Invariant: a request that is not aligned to the device's blocks stands for the whole 4096-byte
-//! pages it touches, because a backend reads and writes those back.
+//! Invariant: a request that is not aligned to the device's blocks counts for the whole 4096-byte
+//! pages it touches, because a backend does read-modify-write on those.
 
 use std::collections::BTreeSet;
 
 use super::types::{Io, IoKind, RequestId};
 
 const PAGE_BYTES: u64 = 4096;
-/// Longer requests are kept apart, so that short ones need only a short look back.
+/// Longer requests are kept separately, so that the search for short ones is short.
 const LONG_BYTES: u64 = 1 << 20;
 
-/// The bytes a request stands for: start and end.
+/// The bytes that a request counts for: start and end.
 type Span = (u64, u64);
 
-/// All requests that are not done, by place.
+/// All requests that are not done, by offset.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Overlaps {
     logical_block_size: u64,
@@ -35,7 +35,7 @@ impl Overlaps {
             && io.len.is_multiple_of(self.logical_block_size)
     }
 
-    /// None for what touches nothing.
+    /// None for an empty range.
     fn span(&self, io: &Io) -> Option<Span> {
         if io.kind == IoKind::Flush || io.len == 0 {
             return None;

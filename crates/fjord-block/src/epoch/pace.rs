@@ -1,27 +1,27 @@
-//! How much of the device the classes below Sync may fill, learnt from the device's own times.
+//! Limits on the classes below Sync, learnt from the device's latencies.
 //!
-//! Owns what is known of those times. The principle: what lower classes have in the device may make
-//! a command of class Sync take so much longer than by itself, and no more. So a slow device gets
-//! little at a time and a fast one much, without anybody naming its speed.
+//! Owns the latency estimates. Principle: commands of lower classes in the device may lengthen a
+//! command of class Sync by a fixed share of its latency alone. So a slow device gets few bytes at
+//! a time and a fast one many, without configuration.
 //!
-//! Invariant: a clock that stands still teaches nothing, so that a search over states without time
-//! meets no more of them.
+//! Invariant: without progress of the clock nothing is learnt, so a state search without time has
+//! no additional states.
 
 use crate::device::Class;
 
-/// How long a kind of command takes when no lower class is in its way.
+/// Latency of a kind of command without interference by lower classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Alone {
     /// In ns, once it is known.
     ns: Option<u64>,
-    /// Some command had nothing in its way.
+    /// Measured without interference at least once.
     is_sure: bool,
 }
 
 impl Alone {
-    /// A command took so long. With others in its way it can only show that the time alone is
-    /// shorter than was thought: which is the only hint until one had nothing in its way, and says
-    /// little afterwards, for among many there are always some that are lucky.
+    /// Records a latency. With interference it is only an upper bound: the only information before
+    /// the first measurement without interference, and of little value afterwards, because among
+    /// many commands some are fast by chance.
     pub(super) fn note(&mut self, took_ns: u64, undisturbed: bool) {
         if took_ns == 0 {
             return;
@@ -43,7 +43,7 @@ impl Alone {
         self.is_sure |= undisturbed;
     }
 
-    /// The time, once it is known.
+    /// The latency, once it is known.
     pub(super) fn ns(self) -> Option<u64> {
         self.ns
     }
@@ -58,25 +58,24 @@ impl Alone {
 const BYTES_MIN: u64 = 4096;
 /// Time between two steps beyond the edge.
 const EDGE_STEP_NS: u64 = 150_000_000;
-/// So many commands in a row that took too long narrow a window, by witness: one may be late by
-/// chance.
+/// Consecutive slow commands that narrow a window, by witness: a single one may be slow by chance.
 const LATE_COUNT: [u32; 2] = [2, 2];
-/// Those of lower classes come close together, and one absence of the processor makes many late:
-/// they must have been late for so long.
+/// Commands of lower classes come in bursts, and one scheduling delay makes many slow: they must
+/// have been slow for this long.
 const LATE_NS: u64 = 200_000;
-/// A rate is that of so long a time.
+/// Interval of a rate measurement.
 const SPAN_NS: u64 = 100_000_000;
-/// How often the best rate fades, and by which part.
+/// How often the best rate decays, and by which fraction.
 const FADE_NS: u64 = 10_000_000_000;
 const FADE_PART: u64 = 16;
 
-/// How fast the device takes writes of lower classes for longer than its cache lasts, in bytes per
-/// second: the best of late.
+/// Sustained write rate of lower classes (beyond the device's cache), in bytes per second: the
+/// recent maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Rate {
     bytes_per_s: u64,
     faded_ns: u64,
-    /// Of the present span: its start and what was written in it.
+    /// The current interval: its start and the bytes written in it.
     since_ns: u64,
     bytes: u64,
 }
@@ -100,24 +99,24 @@ impl Rate {
         (self.since_ns, self.bytes) = (now_ns, 0);
     }
 
-    /// What the device takes in such a time, in bytes, once it is known.
+    /// Bytes that the device writes in this time, once the rate is known.
     pub(super) fn bytes_in(self, ns: u64) -> Option<u64> {
         let bytes = u128::from(self.bytes_per_s) * u128::from(ns) / 1_000_000_000;
         (self.bytes_per_s > 0).then(|| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }
 
-/// Commands of one kind that took too long, in a row.
+/// Consecutive slow commands of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Late {
     count: u32,
     /// When the first was sent.
     since_ns: u64,
-    /// How long the fastest took.
+    /// Latency of the fastest.
     least_ns: u64,
 }
 
-/// Who a command that is judged belongs to.
+/// Origin of a judged command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Witness {
     Sync,
@@ -130,18 +129,18 @@ impl From<Class> for Witness {
     }
 }
 
-/// How many bytes may be somewhere; grows while that does no harm, shrinks when it does.
+/// A limit in bytes; grows while Sync latency is good, shrinks when it is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Window {
     bytes: u64,
-    /// It is never narrower.
+    /// Lower bound of the width.
     bytes_min: u64,
-    /// When it was changed and when it was narrowed last: what was sent earlier tells nothing of
-    /// the present width. (A slow command that was sent before the last widening does.)
+    /// Times of the last change and of the last narrowing: commands sent earlier say nothing about
+    /// the current width. (Except slow commands sent before the last widening.)
     changed_ns: u64,
     narrowed_ns: u64,
-    /// The width after it was narrowed last; none before. Trouble may begin long after the step
-    /// that led to it, for a cache takes its time to fill: beyond this it is widened slowly.
+    /// The width after the last narrowing; none before. A cache takes time to fill, so slowness may
+    /// begin long after the step that caused it: beyond this width it is widened slowly.
     edge_bytes: Option<u64>,
     /// By witness.
     late: [Late; 2],
@@ -163,19 +162,19 @@ impl Window {
         self.bytes
     }
 
-    /// So much does no harm, whatever single commands say.
+    /// A safe width, regardless of single commands.
     pub(super) fn set_least(&mut self, bytes: u64) {
         self.bytes_min = bytes.max(BYTES_MIN);
         self.bytes = self.bytes.max(self.bytes_min);
     }
 
-    /// One page at a time: what is slow now is so by itself.
+    /// One page at a time: remaining slowness is not caused by lower classes.
     pub(super) fn is_least(&self) -> bool {
         self.bytes <= BYTES_MIN
     }
 
-    /// A command that was under way from `sent_ns` to `now_ns` was allowed `target_ns`. Gives
-    /// whether it kept to that; the window is narrower if none of the last few of its kind did.
+    /// Judges a command in flight from `sent_ns` to `now_ns` against `target_ns`. Returns whether
+    /// it met the target; narrows the window if none of the last few of its kind did.
     pub(super) fn judge(
         &mut self,
         witness: Witness,
@@ -209,7 +208,7 @@ impl Window {
         false
     }
 
-    /// The window was in use from `sent_ns` to `now_ns`, and all was well.
+    /// Records that the window was in use from `sent_ns` to `now_ns` and the target was met.
     pub(super) fn widen(&mut self, sent_ns: u64, now_ns: u64, bytes_max: u64) {
         let is_beyond = self.edge_bytes.is_some_and(|edge| self.bytes >= edge);
         let step_ns = if is_beyond { EDGE_STEP_NS } else { 1 };
@@ -217,7 +216,7 @@ impl Window {
             return;
         }
         let step = match self.edge_bytes {
-            // As long as nothing went wrong the right width may be far away.
+            // Before the first narrowing the right width may be much larger.
             None => self.bytes,
             Some(_) => (self.bytes / 8).max(512),
         };

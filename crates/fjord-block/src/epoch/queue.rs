@@ -4,10 +4,10 @@
 //! while there are any, and reports their completion; results come out of [`EpochQueue::pop_done`].
 //!
 //! Invariants:
-//! - every wait is for something submitted earlier (overlap, epochs, flushes alike), so that
-//!   nothing waits in a circle;
+//! - every dependency is on an earlier submission (overlap, epochs, flushes), so that there are no
+//!   cycles;
 //! - an ordered write is ready only while its epoch is the open one;
-//! - every request gets one result; after a failure that stops order, `failure` is set for good.
+//! - every request gets one result; after a failure that breaks order, `failure` stays set.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -26,41 +26,41 @@ use crate::ticket::IoResult;
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Entry {
     pub(super) io: Io,
-    /// Its class now, which promotion may have raised.
+    /// Its current class; promotion may have raised it.
     pub(super) class: Class,
     pub(super) pushed_ns: u64,
-    /// Of an ordered write.
+    /// The epoch of an ordered write.
     pub(super) epoch: Option<Epoch>,
-    /// Bytes that have left the queue.
+    /// Bytes that have been dispatched.
     pub(super) sent: u64,
-    /// All of it has left the queue.
+    /// All of it has been dispatched.
     pub(super) left: bool,
-    /// Commands under way with pieces of it.
+    /// Commands in flight with pieces of it.
     pub(super) in_flight: u32,
     /// Earlier requests on the same bytes that are not done.
     pub(super) blockers: BTreeSet<RequestId>,
-    /// Later ones that wait for this.
+    /// Later requests that wait for this one.
     pub(super) blocks: Vec<RequestId>,
     error: Option<IoError>,
 }
 
-/// An epoch that is not over.
+/// An unfinished epoch.
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct EpochState {
     /// Its barrier was submitted.
     pub(super) closed: bool,
-    /// Writes that have not left the queue.
+    /// Writes that have not been dispatched.
     pub(super) queued_count: u64,
     /// Writes that are not transferred.
     pub(super) unfinished_count: u64,
-    /// When the last change ended that a flush must make durable before the next epoch: of its
-    /// own transfers, or of whatever had completed when its barrier was submitted.
+    /// End of the last change that a flush must make durable before the next epoch: of its own
+    /// transfers, or of any write that had completed when its barrier was submitted.
     changed: ChangeTime,
-    /// Writes submitted while an earlier epoch was open.
+    /// Number of writes submitted while an earlier epoch was open.
     outside: Vec<RequestId>,
 }
 
-/// A command under way.
+/// A command in flight.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct InFlight {
     pub(super) kind: IoKind,
@@ -68,7 +68,7 @@ pub(super) struct InFlight {
     pub(super) requests: Vec<RequestId>,
     pub(super) len: u64,
     pub(super) sent_ns: u64,
-    /// The bounds of lower classes held when it was sent.
+    /// The bounds of lower classes were in force when it was sent.
     pub(super) bounded: bool,
 }
 
@@ -86,16 +86,16 @@ pub struct EpochQueue<R: Rules = Paper> {
     overlaps: Overlaps,
     /// The number of the first of `epochs`.
     open: Epoch,
-    /// The open epoch, those waiting outside, and last the one that new ordered writes join.
+    /// The open epoch, then the waiting ones; new ordered writes join the last.
     pub(super) epochs: VecDeque<EpochState>,
     /// Ordered writes that are not transferred.
     pub(super) ordered: BTreeSet<RequestId>,
-    /// Ordered writes in the queue below class Sync, to be raised when a better one waits.
+    /// Queued ordered writes below class Sync, promoted when a higher class depends on them.
     low_ordered: BTreeSet<RequestId>,
     pub(super) flushes: Flushes,
     pub(super) share: Share,
-    /// The last command left because it was overdue. The next one is another: else what is overdue
-    /// without end would hold up class Sync.
+    /// The last command was chosen because it was overdue. The next one is not: else a stream of
+    /// overdue requests would delay class Sync.
     pub(super) overdue_left_last: bool,
     failure: Option<IoError>,
     done: VecDeque<(RequestId, IoResult)>,
@@ -110,7 +110,7 @@ impl EpochQueue<Paper> {
 }
 
 impl<R: Rules> EpochQueue<R> {
-    /// An empty queue under other rules than the paper's, for tests of the tests.
+    /// An empty queue with wrong rules, to test the tests.
     pub fn with_rules(rules: R, traits: DeviceTraits, tuning: Tuning) -> Self {
         EpochQueue {
             rules,
@@ -135,7 +135,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// Takes in a request. `now_ns` may be of any clock that does not run backwards.
+    /// Queues a request. `now_ns` is of any monotonic clock.
     pub fn push(&mut self, io: Io, now_ns: u64) -> RequestId {
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -205,7 +205,7 @@ impl<R: Rules> EpochQueue<R> {
         self.make_ready(id);
     }
 
-    /// Enters a write into the newest epoch, and begins another after a barrier.
+    /// Adds a write to the newest epoch, and starts another after a barrier.
     fn join_epoch(&mut self, order: Order) -> Epoch {
         let epoch = Epoch(self.open.0 + self.epochs.len() as u64 - 1);
         if let Some(state) = self.epochs.back_mut() {
@@ -223,13 +223,13 @@ impl<R: Rules> EpochQueue<R> {
         epoch
     }
 
-    /// The state of an epoch that is not over.
+    /// The state of an unfinished epoch.
     pub(super) fn epoch_mut(&mut self, epoch: Epoch) -> Option<&mut EpochState> {
         let index = usize::try_from(epoch.0.checked_sub(self.open.0)?).ok()?;
         self.epochs.get_mut(index)
     }
 
-    /// Whether it may leave now, as far as order is concerned.
+    /// Whether order allows it to be dispatched now.
     pub(super) fn is_free(&self, entry: &Entry) -> bool {
         entry.io.kind != IoKind::Flush
             && !entry.left
@@ -257,8 +257,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// A thread depends on this request now: it is of class Sync from here on, and so is whatever
-    /// it waits for.
+    /// Promotes a request and its dependencies to class Sync, because a thread depends on it.
     pub fn promote(&mut self, id: RequestId, now_ns: u64) {
         let Some(io) = self.requests.get(&id).map(|entry| entry.io) else { return };
         self.share.note_sync(&io, now_ns);
@@ -268,7 +267,7 @@ impl<R: Rules> EpochQueue<R> {
         self.raise(id, Class::Sync);
     }
 
-    /// Raises the ordered writes before `before` in earlier epochs than `epoch` (None: in all).
+    /// Promotes the ordered writes before `before` in epochs earlier than `epoch` (None: in all).
     fn raise_ordered_before(&mut self, before: RequestId, epoch: Option<Epoch>, class: Class) {
         let low = |entry: &Entry| {
             entry.class > class && epoch.is_none_or(|epoch| entry.epoch.is_some_and(|e| e < epoch))
@@ -281,7 +280,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// Raises a request and all it waits for to `class`, if that is better.
+    /// Promotes a request and its dependencies to `class`, if that is higher.
     fn raise(&mut self, id: RequestId, class: Class) {
         let mut todo = vec![id];
         while let Some(id) = todo.pop() {
@@ -311,7 +310,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// Takes in the outcome of a command.
+    /// Processes the completion of a command.
     pub fn completed(&mut self, command: CommandId, result: IoResult, now_ns: u64) {
         let Some(in_flight) = self.commands.remove(&command) else { return };
         self.stats.in_flight_count -= 1;
@@ -349,7 +348,7 @@ impl<R: Rules> EpochQueue<R> {
         entry.in_flight -= 1;
         let epoch = entry.epoch;
         if let Err(error) = result {
-            // The rest of it is not worth sending.
+            // The rest is not sent.
             entry.error.get_or_insert_with(|| error.clone());
             place.map(|place| self.ready.remove(place));
             self.leave(id);
@@ -362,7 +361,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// A request has nothing under way and nothing more to send.
+    /// Completes a request with nothing in flight and nothing more to send.
     fn finish_transfer(&mut self, id: RequestId) {
         if let Some(place) = self.place(id) {
             self.ready.remove(place);
@@ -426,7 +425,7 @@ impl<R: Rules> EpochQueue<R> {
         self.stats.queued_count_max = self.stats.queued_count_max.max(self.stats.queued_count);
     }
 
-    /// The error of a request that order forbids since the failure.
+    /// The error of a request that order forbids after the failure.
     fn stop_error(&self, io: &Io) -> IoError {
         let kind = match &self.failure {
             Some(first) => IoErrorKind::OrderBroken {
@@ -440,13 +439,13 @@ impl<R: Rules> EpochQueue<R> {
         IoError::new(kind, io.kind.op(), io.offset, io.len)
     }
 
-    /// The failure that ended all order, if there was one.
+    /// The failure that broke order, if any.
     pub fn failure(&self) -> Option<&IoError> {
         self.failure.as_ref()
     }
 
-    /// Ends all order: every ordered write not with the device and every flush fails, now and
-    /// later. Also for failures that the owner learns of otherwise.
+    /// Breaks order: from now on every ordered write that is not dispatched and every flush fails.
+    /// Also for failures that the owner detects itself.
     pub fn fail(&mut self, error: IoError) {
         if self.failure.is_some() {
             return;
@@ -483,7 +482,7 @@ impl<R: Rules> EpochQueue<R> {
         }
     }
 
-    /// Draws all consequences: epochs advance, flush requests become ready or are served.
+    /// Updates the state: epochs advance, flush requests become ready or are served.
     pub(super) fn settle(&mut self) {
         if self.failure.is_some() {
             return;
@@ -524,7 +523,7 @@ impl<R: Rules> EpochQueue<R> {
         true
     }
 
-    /// How far the open epoch is; None while its barrier has not come.
+    /// Progress of the open epoch; None before its barrier.
     fn progress(&self) -> Option<Progress> {
         let open = self.epochs.front().filter(|open| open.closed)?;
         Some(Progress {
@@ -534,7 +533,7 @@ impl<R: Rules> EpochQueue<R> {
         })
     }
 
-    /// The request on whose behalf a flush is wanted so that the next epoch can leave.
+    /// The request for which a flush is needed so that the next epoch can be dispatched.
     pub(super) fn epoch_flush_request(&self) -> Option<RequestId> {
         let progress = self.progress()?;
         let open = self.epochs.front()?;
@@ -548,12 +547,12 @@ impl<R: Rules> EpochQueue<R> {
         self.ordered.first().copied()
     }
 
-    /// Takes out a result, oldest first.
+    /// Takes a result, oldest first.
     pub fn pop_done(&mut self) -> Option<(RequestId, IoResult)> {
         self.done.pop_front()
     }
 
-    /// Whether no request is left, results not taken out aside.
+    /// Whether no request is left (results may not have been taken).
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.commands.is_empty()
     }

@@ -1,8 +1,7 @@
-//! What may leave the queue, in the order of the discipline. Owns the ready requests by class, age
-//! and place.
+//! Ready requests in the order of the discipline. Owns the indexes by class, age and offset.
 //!
-//! Discipline: classes strictly by rank; within a class the oldest once it is past its deadline,
-//! else the next one upwards from where the class left off.
+//! Discipline: strict priority of classes; within a class, the oldest if it is past its deadline,
+//! else the next one by ascending offset from the end of the last (C-SCAN).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +11,10 @@ use crate::device::Class;
 /// The ready requests of one class.
 #[derive(Clone, Debug, Default, Hash)]
 struct Line {
-    /// By time of arrival.
+    /// By arrival time.
     by_age: BTreeSet<(u64, RequestId)>,
     by_offset: BTreeSet<(u64, RequestId)>,
-    /// Where the last one ended.
+    /// End offset of the last command.
     head: u64,
 }
 
@@ -23,17 +22,17 @@ struct Line {
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Ready {
     lines: [Line; 3],
-    /// Ready writes of all classes by offset, to find neighbours.
+    /// Ready writes of all classes by offset, for merging.
     writes: BTreeMap<u64, RequestId>,
 }
 
-/// Where a request stands among the ready ones.
+/// Position of a request among the ready ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) id: RequestId,
     pub(super) class: Class,
     pub(super) pushed_ns: u64,
-    /// Where its remaining part starts.
+    /// Offset of its remaining part.
     pub(super) offset: u64,
     pub(super) is_write: bool,
 }
@@ -48,7 +47,7 @@ impl Ready {
         }
     }
 
-    /// Takes a request out; gives whether it was there.
+    /// Removes a request; returns whether it was there.
     pub(super) fn remove(&mut self, place: Place) -> bool {
         let line = &mut self.lines[place.class as usize];
         if place.is_write && self.writes.get(&place.offset) == Some(&place.id) {

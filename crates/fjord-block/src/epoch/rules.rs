@@ -1,8 +1,8 @@
-//! The rules of storage order, one function each, apart from the mechanism that applies them.
+//! The rules of storage order, one function each, separate from the mechanism that applies them.
 //!
-//! Owns no state. [`Paper`] is the set in force: section 3 of *Barrier-Enabled IO Stack for Flash
-//! Storage* (FAST '18), completed where the paper is silent. Tests put wrong rules in its place to
-//! see that the proof of order notices.
+//! Owns no state. [`Paper`] is the set in use: section 3 of *Barrier-Enabled IO Stack for Flash
+//! Storage* (FAST '18), with rules for cases that the paper leaves open. Tests use wrong rules to
+//! prove that the proof of order detects them.
 
 use std::fmt;
 use std::hash::Hash;
@@ -11,16 +11,16 @@ use super::types::{Io, IoKind};
 use crate::device::{Capabilities, Order};
 use crate::plant::{Bug, planted};
 
-/// What the rules need to know of a device.
+/// Device properties that the rules depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceTraits {
     /// Completed writes may be lost in a power cut until they are flushed.
     pub volatile_cache: bool,
-    /// FUA is passed on; else it is made of a write and a flush.
+    /// FUA is passed on; else it is emulated by a write and a flush.
     pub fua: bool,
-    /// The device keeps the order of barrier writes by itself.
+    /// The device keeps the order of barrier writes (native barrier).
     pub native_barrier: bool,
-    /// How many commands may be under way.
+    /// Maximum number of commands in flight.
     pub queue_depth: u32,
     /// Requests not aligned to this many bytes exclude others from their 4096-byte pages.
     pub logical_block_size: u32,
@@ -38,21 +38,21 @@ impl From<&Capabilities> for DeviceTraits {
     }
 }
 
-/// How far the open epoch has come.
+/// Progress of the open epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Its barrier was submitted and all its writes have left the queue.
+    /// Its barrier was submitted and all its writes have been dispatched.
     pub left: bool,
     /// All its writes have been transferred.
     pub transferred: bool,
-    /// A flush that began after the last transfer has ended, or none is needed.
+    /// A flush that began after the last transfer has completed, or none is needed.
     pub durable: bool,
 }
 
-/// The decisions that storage order hangs on. The defaults are the right ones.
+/// The decisions that determine storage order. The defaults are correct.
 pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
-    /// The order that a write bears when it leaves the queue. `asked` is the strongest order of
-    /// its parts; `last` says that no other write of its epoch is left and the epoch is closed.
+    /// The order of a write command. `asked` is the strongest order of its parts; `last`: it is the
+    /// last write of a closed epoch.
     fn leaves_as(self, asked: Order, last: bool) -> Order {
         match (asked, last) {
             (asked, _) if planted(Bug::BarrierNotReassigned) => asked,
@@ -62,14 +62,14 @@ pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
         }
     }
 
-    /// Whether the next epoch may leave the queue: at once when the device keeps order (wait on
-    /// dispatch), else when nothing of this epoch can be lost any more.
+    /// Whether the next epoch may be dispatched: at once if the device keeps order (wait on
+    /// dispatch), else when this epoch is durable.
     fn next_epoch_may_leave(self, traits: &DeviceTraits, progress: Progress) -> bool {
         progress.left && (traits.native_barrier || (progress.transferred && progress.durable))
     }
 
-    /// Whether a barrier stands behind every change that had completed when it was submitted, as
-    /// it does on a device with barriers. An epoch of FUA writes needs a flush for that, if they
+    /// Whether a barrier also orders changes that had completed when it was submitted, as on a
+    /// device with native barriers. An epoch of FUA writes needs a flush for that, if such changes
     /// are still in the cache.
     fn barrier_covers_completed(self) -> bool {
         true
@@ -80,21 +80,20 @@ pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
         !(earlier.kind == IoKind::Read && later.kind == IoKind::Read)
     }
 
-    /// Whether a flush may begin on behalf of a flush request; `ordered_before` says that an
-    /// ordered write submitted before the request is not transferred yet.
+    /// Whether a flush may begin for a flush request; `ordered_before`: an ordered write submitted
+    /// before the request is not transferred yet.
     fn flush_may_begin(self, ordered_before: bool) -> bool {
         !ordered_before
     }
 
-    /// Whether FUA of this write may be left to the device. A device that keeps order by itself
-    /// could make an ordered FUA write durable ahead of earlier epochs in its cache; there a
-    /// flush does it.
+    /// Whether FUA of this write is passed to the device. A device with native barriers could make
+    /// an ordered FUA write durable before earlier epochs in its cache; there a flush replaces it.
     fn passes_fua(self, traits: &DeviceTraits, order: Order) -> bool {
         traits.fua && (order == Order::Orderless || !traits.native_barrier)
     }
 
-    /// Whether the failure of such a request ends all order: nothing ordered and no flush
-    /// succeeds after it.
+    /// Whether the failure of such a request breaks order: no later ordered write or flush
+    /// succeeds.
     fn stops(self, kind: IoKind) -> bool {
         match kind {
             IoKind::Write { order, .. } => order != Order::Orderless,
@@ -104,7 +103,7 @@ pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
     }
 }
 
-/// The rules in force.
+/// The rules in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Paper;
 

@@ -1,77 +1,77 @@
-//! What classes below Sync may take of the device. Owns the counts of commands under way and of
-//! lower classes' bytes in the device's cache.
+//! Shares of the device for classes below Sync. Owns the counts of commands in flight and of lower
+//! classes' bytes in the device's cache.
 //!
-//! Four bounds keep lower classes from holding class Sync up: bytes under way (the queue), bytes per
-//! command (the bus: no longer there than a read takes), bytes sent while a command of class Sync is
-//! with the device (which may serve the newcomer first), and bytes not yet flushed (a flush drains them
-//! all). The widths are learnt, see `pace`, and hold whether or not class Sync was about lately: nobody
-//! can take back what the device has when its next request comes. Until a write of class Sync was seen
-//! only background writes are bounded, and widely. Each bound lets at least one command through, so
-//! that all classes always advance.
+//! Four bounds limit the delay of class Sync by lower classes: bytes in flight (queue), bytes per
+//! command (bus: no longer than a read), bytes sent while a command of class Sync is in flight (the
+//! device may serve the newcomer first), and bytes not yet flushed (a flush drains them all). The
+//! widths are learnt, see `pace`, and also apply while class Sync is idle, because dispatched
+//! commands cannot be recalled when its next request arrives. Before the first write of class Sync
+//! only background writes are bounded, widely. Each bound admits at least one command, so that all
+//! classes make progress.
 
 use super::pace::{Alone, Rate, Window, Witness};
 use super::queue::InFlight;
 use super::types::{CommandId, Io, IoKind, Tuning};
 use crate::device::Class;
 
-/// So many pieces fill a window.
+/// Pieces per window.
 const PIECES: u64 = 2;
 const PIECE_ALIGN_BYTES: u64 = 4096;
-/// Reads make no piece shorter, however fast they are: commands have a price of their own.
+/// Lower bound of a piece that reads can cause, however fast they are: each command has a fixed
+/// cost.
 const PIECE_BESIDE_READS_BYTES_MIN: u64 = 32 << 10;
-/// A flush is sent when lower classes have used this part of their share of the cache.
+/// A flush is sent when lower classes have used this fraction of their share of the cache.
 const FLUSH_PART: u64 = 2;
-/// More bytes of class Sync than these are slow by themselves: what shares the device with them tells
-/// nothing of lower classes.
+/// Beyond this, class Sync slows itself down: concurrent commands say nothing about lower classes.
 const SYNC_BYTES_MAX: u64 = 64 << 10;
-/// The bounds hold for so long in the hope that a write of class Sync shows how long it takes.
+/// How long the bounds apply before a write of class Sync has shown its latency.
 const LEARNING_NS: u64 = 1_000_000_000;
-/// After so long without lower classes, nothing of theirs is left even in a protected cache.
+/// After this time without lower classes, even a protected cache holds no data of theirs.
 const QUIET_NS: u64 = 100_000_000;
 
-/// A flush under way.
+/// A flush in flight.
 #[derive(Clone, Copy, Debug, Hash)]
 struct Draining {
     command: CommandId,
-    /// Bytes of lower classes that were ever transferred when it began.
+    /// Total bytes of lower classes transferred when it began.
     bytes: u64,
-    /// Anything was transferred since the flush before.
+    /// Something was transferred since the previous flush.
     has_work: bool,
-    /// Bytes of class Sync transferred since the flush before.
+    /// Bytes of class Sync transferred since the previous flush.
     sync_bytes: u64,
 }
 
 /// Guarded, like all of the scheduler, by its owner.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Share {
-    /// Commands under way by class; flushes apart.
+    /// Commands in flight by class, without flushes.
     in_flight: [u32; 3],
-    /// Bytes of lower classes under way.
+    /// Bytes of lower classes in flight.
     lower_bytes: u64,
-    /// Bytes of class Sync under way, and when they were too many last.
+    /// Bytes of class Sync in flight, and when they were last above the limit.
     sync_bytes: u64,
     sync_heavy_ns: Option<u64>,
     /// Bytes of class Sync transferred since the last flush began.
     sync_cached_bytes: u64,
     pub(super) in_flight_flushes: u32,
-    /// Commands of lower classes under way that were sent while these bounds did not hold, and when
-    /// the last such one ended: what shared the device with them teaches nothing.
+    /// Commands of lower classes in flight that were sent without these bounds, and when the last
+    /// of them ended: commands concurrent with them are not used for learning.
     unbounded: u32,
     unbounded_end_ns: u64,
-    /// When a short write of class Sync was submitted last.
+    /// Time of the last submission of a short write of class Sync.
     sync_seen_ns: Option<u64>,
-    /// When a command of a lower class was with the device last.
+    /// When a command of a lower class was last in flight.
     lower_seen_ns: u64,
-    /// Bytes of lower classes sent since the device got or finished a command of class Sync.
+    /// Bytes of lower classes sent since a command of class Sync was sent or completed.
     overtaking_bytes: u64,
-    /// Bytes of lower classes ever sent, ever transferred, and known to be out of the cache.
+    /// Total bytes of lower classes: sent, transferred, and known to have left the cache.
     sent_bytes: u64,
     transferred_bytes: u64,
     durable_bytes: u64,
     draining: Vec<Draining>,
     /// Something was transferred since the last flush began.
     has_work: bool,
-    /// Lower classes had their share of the cache since the last flush of class Sync ended.
+    /// Lower classes used their share of the cache since the last flush of class Sync.
     was_full: bool,
     volatile_cache: bool,
     write_alone: Alone,
@@ -79,7 +79,7 @@ pub(super) struct Share {
     read_alone: Alone,
     /// Of writes of lower classes.
     rate: Rate,
-    /// For bytes of lower classes under way.
+    /// For bytes of lower classes in flight.
     window: Window,
     /// For their bytes in the cache.
     cache_window: Window,
@@ -123,7 +123,8 @@ impl Share {
         self.in_flight[class as usize]
     }
 
-    /// A request of class Sync came. The bounds begin with the first write, so that its time shows.
+    /// A request of class Sync arrived. The bounds start with its first write, so that its latency
+    /// can be measured.
     pub(super) fn note_sync(&mut self, io: &Io, now_ns: u64) {
         let is_plain_write = matches!(io.kind, IoKind::Write { fua: false, .. });
         if is_plain_write && io.len <= SYNC_BYTES_MAX {
@@ -131,14 +132,14 @@ impl Share {
         }
     }
 
-    /// Whether the bounds hold: it is known, or being learnt, what class Sync takes alone.
+    /// Whether the bounds apply: the latency of class Sync alone is known or being learnt.
     fn is_bounded(&self, now_ns: u64) -> bool {
         let is_learning =
             || self.sync_seen_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < LEARNING_NS);
         self.write_alone.ns().is_some() || is_learning()
     }
 
-    /// Whether a command of this class may leave.
+    /// Whether a command of this class may be dispatched.
     pub(super) fn allows(&self, class: Class, now_ns: u64, tuning: &Tuning) -> bool {
         if class == Class::Sync {
             return true;
@@ -160,7 +161,7 @@ impl Share {
         if self.volatile_cache { self.sent_bytes - self.durable_bytes } else { 0 }
     }
 
-    /// How many there may be.
+    /// Limit of those bytes.
     fn cache_bytes_max(&self, now_ns: u64, tuning: &Tuning) -> u64 {
         match self.flush_alone.ns() {
             Some(_) if self.is_bounded(now_ns) => self.cache_window.bytes(),
@@ -168,8 +169,8 @@ impl Share {
         }
     }
 
-    /// Whether a flush should make room in the lower classes' share of the cache: early, so that
-    /// they need not wait for it.
+    /// Whether a flush should free the lower classes' share of the cache: early, so that they need
+    /// not wait for it.
     pub(super) fn wants_flush(&self, now_ns: u64, tuning: &Tuning) -> bool {
         let draining = self.draining.iter().map(|flush| flush.bytes).max().unwrap_or(0);
         let flushable = self.transferred_bytes.saturating_sub(draining.max(self.durable_bytes));
@@ -178,7 +179,7 @@ impl Share {
             && self.cached_bytes() >= self.cache_bytes_max(now_ns, tuning) / FLUSH_PART
     }
 
-    /// No flush will make room any more: writes go on without that bound.
+    /// No flush will succeed any more: this bound no longer applies.
     pub(super) fn stop_flushes(&mut self) {
         self.volatile_cache = false;
     }
@@ -199,7 +200,7 @@ impl Share {
         piece.min(tuning.background_bytes_max)
     }
 
-    /// Whether these bounds hold for what is sent now.
+    /// Whether these bounds apply to commands sent now.
     pub(super) fn bounds(&self, class: Class, now_ns: u64) -> bool {
         class != Class::Sync && self.is_bounded(now_ns)
     }
@@ -269,18 +270,18 @@ impl Share {
         }
     }
 
-    /// Whether class Sync had little in the device since this was sent.
+    /// Whether class Sync had few bytes in flight since this was sent.
     fn is_light(&self, sent: &InFlight) -> bool {
         self.sync_heavy_ns.is_none_or(|at_ns| at_ns < sent.sent_ns)
     }
 
-    /// Whether lower classes had nothing in the device, nor lately, when this was sent.
+    /// Whether lower classes were idle when this was sent, and shortly before.
     fn is_quiet(&self, sent: &InFlight) -> bool {
         let [_, r#async, background] = self.in_flight;
         r#async + background == 0 && self.lower_seen_ns.saturating_add(QUIET_NS) <= sent.sent_ns
     }
 
-    /// What a write of class Sync tells.
+    /// Learns from a write of class Sync.
     fn learn_alone(&mut self, sent: &InFlight, now_ns: u64, tuning: &Tuning) {
         if self.unbounded > 0 || sent.sent_ns < self.unbounded_end_ns {
             return;
@@ -293,20 +294,20 @@ impl Share {
         }
     }
 
-    /// How long lower classes may hold up a write of class Sync, and a flush once more: a share of
-    /// what the two take alone, in ns.
+    /// Permitted delay of a write of class Sync by lower classes, and again of a flush: a fraction
+    /// of their latencies alone, in ns.
     fn slack_ns(&self, tuning: &Tuning) -> Option<u64> {
         let alone_ns = self.write_alone.ns()?.saturating_add(self.flush_alone.ns().unwrap_or(0));
         Some(tuning.slack_ns(alone_ns))
     }
 
-    /// What the device takes in such a time; as much as is given while that is not known.
+    /// Bytes that the device writes in this time; the given limit while the rate is unknown.
     fn least_bytes(&self, ns: u64, unknown_bytes: u64) -> u64 {
         let unknown_bytes = if self.write_alone.is_sure() { unknown_bytes } else { 0 };
         self.rate.bytes_in(ns).unwrap_or(unknown_bytes)
     }
 
-    /// Whether a write took no longer than one of class Sync should.
+    /// Whether a write met the target of class Sync.
     fn judge(&mut self, sent: &InFlight, now_ns: u64, tuning: &Tuning) -> bool {
         let (Some(alone_ns), Some(slack_ns)) = (self.write_alone.ns(), self.slack_ns(tuning))
         else {
@@ -343,11 +344,11 @@ impl Share {
         let was_full = std::mem::take(&mut self.was_full);
         let is_light = self.is_light(sent) && flush.sync_bytes <= SYNC_BYTES_MAX;
         if drained_bytes / 2 > width || !is_light {
-            // So much was sent while other bounds held, or by those who wait themselves.
+            // Such data was sent under other bounds, or by waiting threads.
             return;
         }
-        // What nobody waits for begins at moments of its own, and what has nothing to drain is
-        // faster than any that has: neither says what who waits would have to expect.
+        // A flush without a waiter starts at arbitrary times, and one with an empty cache is
+        // unusually fast: neither is representative for a waiting thread.
         if sent.class == Class::Sync && flush.has_work {
             let undisturbed = (drained_bytes == 0 && !was_full) || self.cache_window.is_least();
             self.flush_alone.note(now_ns.saturating_sub(sent.sent_ns), undisturbed);
@@ -360,8 +361,8 @@ impl Share {
         }
     }
 
-    /// Whether a flush took no longer on account of what lower classes had in the cache. What
-    /// drains faster than the device takes writes is not what held it up.
+    /// Whether a flush was not delayed by lower classes' data in the cache. A flush that drains
+    /// faster than the device writes was not delayed by that data.
     fn judge_flush(
         &mut self,
         sent: &InFlight,
@@ -374,7 +375,7 @@ impl Share {
         let target_ns = alone_ns.saturating_add(slack_ns);
         let more_ns = now_ns.saturating_sub(sent.sent_ns).saturating_sub(alone_ns);
         let is_other = self.rate.bytes_in(more_ns).is_some_and(|bytes| drained_bytes / 2 > bytes);
-        // What the device takes in a time it also drains in that time.
+        // The drain rate is at least the write rate.
         let both_ns = alone_ns.saturating_add(self.write_alone.ns().unwrap_or(0));
         self.cache_window.set_least(self.least_bytes(both_ns / 4 * 3, tuning.background_bytes_max));
         let target_ns = if is_other { u64::MAX } else { target_ns };

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-/// What the scheduler did since it was made.
+/// Statistics of the scheduler since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochStats {
     /// Requests submitted, flushes and reads included.
@@ -11,13 +11,13 @@ pub struct EpochStats {
     pub command_count: u64,
     /// Epochs that a barrier closed.
     pub epoch_count: u64,
-    /// Barriers that left on another write than they were submitted with.
+    /// Barriers that moved to another write of their epoch.
     pub reassigned_count: u64,
-    /// Requests that left inside the command of another one.
+    /// Requests merged into the command of another one.
     pub merged_count: u64,
-    /// Further pieces that requests below class Sync were split into.
+    /// Additional pieces from splitting requests below class Sync.
     pub split_count: u64,
-    /// Requests raised to a better class, by promotion or because a better one waited for them.
+    /// Requests promoted to a higher class, directly or because a higher one waited for them.
     pub promoted_count: u64,
     /// Flush requests and writes with emulated FUA.
     pub flush_request_count: u64,
@@ -25,19 +25,20 @@ pub struct EpochStats {
     pub flush_count: u64,
     /// Flush requests and emulated FUA writes that shared a flush or needed none.
     pub combined_flush_count: u64,
-    /// Flushes sent only to take writes below class Sync out of the device's cache.
+    /// Flushes sent only to drain writes below class Sync from the device's cache.
     pub background_flush_count: u64,
-    /// Requests in the queue at this moment: submitted and not wholly with the device.
+    /// Requests in the queue at this moment: submitted and not fully dispatched.
     pub queued_count: u64,
-    /// The most there ever were.
+    /// The maximum so far.
     pub queued_count_max: u64,
-    /// Commands under way at this moment.
+    /// Commands in flight at this moment.
     pub in_flight_count: u32,
-    /// The most there ever were.
+    /// The maximum so far.
     pub in_flight_count_max: u32,
 }
 
-/// Counters decide nothing: queues that differ only in them are one state to a search.
+/// Counters do not affect decisions: queues that differ only in them are the same state for a
+/// search.
 impl Hash for EpochStats {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }

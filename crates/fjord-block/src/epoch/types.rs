@@ -1,4 +1,4 @@
-//! What goes into the scheduler and what comes out of it. Owns no state.
+//! Requests and commands of the scheduler. Owns no state.
 
 use crate::device::{Class, Order, Request};
 use crate::error::IoOp;
@@ -15,14 +15,14 @@ pub struct CommandId(pub(super) u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub(super) u64);
 
-/// What is to be done.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoKind {
     /// Read a range.
     Read,
     /// Write a range.
     Write {
-        /// Against other writes.
+        /// Order relative to other writes.
         order: Order,
         /// Durable by itself when done.
         fua: bool,
@@ -31,7 +31,7 @@ pub enum IoKind {
     Discard,
     /// The range reads as zeroes from now on.
     WriteZeroes,
-    /// Make durable what completed before, and every ordered write submitted before.
+    /// Make durable all writes that completed before, and every ordered write submitted before.
     Flush,
 }
 
@@ -61,7 +61,7 @@ impl IoKind {
     }
 }
 
-/// A request as the scheduler sees it: without its data.
+/// A request without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Io {
     /// What.
@@ -109,7 +109,7 @@ impl From<&Request> for Io {
 /// A piece of a request inside a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Whose.
+    /// Its request.
     pub request: RequestId,
     /// Where the piece starts within its request, in bytes.
     pub skip: u64,
@@ -120,64 +120,64 @@ pub struct Part {
 /// One command for the device: a request, a piece of a large one, or several merged ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Command {
-    /// To be given back on completion.
+    /// Returned on completion.
     pub id: CommandId,
-    /// What. The order and FUA of a write are those the device must see: a barrier may sit on
-    /// another write than it was submitted with, and FUA is absent where a flush stands in.
+    /// What. Order and FUA of a write are those for the device: a barrier may have moved to another
+    /// write, and FUA is cleared if a flush replaces it.
     pub kind: IoKind,
     /// Where, in bytes; 0 for a flush.
     pub offset: u64,
     /// How many bytes; 0 for a flush.
     pub len: u64,
-    /// The best class of its parts.
+    /// The highest class of its parts.
     pub class: Class,
     /// Its pieces by ascending offset, without gaps. A flush has none.
     pub parts: Vec<Part>,
 }
 
-/// What may leave the queue next.
+/// A choice for the next command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
-    /// A flush on behalf of all that need one.
+    /// A flush for all requests that need one.
     Flush,
     /// This request, or the next piece of it, with what can be merged into it.
     Request(RequestId),
 }
 
-/// How the scheduler chooses among what may leave. Nothing here touches order.
+/// Parameters of the scheduling discipline. None affects order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tuning {
     /// Age in ns, by class, at which the oldest request is taken before the nearest one.
     pub deadline_ns: [u64; 3],
-    /// Age in ns, by class, at which a request or the flush that it waits for is overdue: it takes
-    /// turns with whatever else may leave, so that no stream of others can hold it for ever.
+    /// Age in ns, by class, at which a request or the flush that it waits for is overdue: it
+    /// alternates with other choices, so that no stream of other requests can starve it.
     pub starvation_ns: [u64; 3],
     /// Merged commands have at most this many bytes; 0 merges nothing.
     pub merge_bytes_max: u64,
-    /// Commands under way that may be of class Async or Background.
+    /// Maximum number of commands of class Async or Background in flight.
     pub async_depth: u32,
-    /// Commands of class Background under way.
+    /// Maximum number of commands of class Background in flight.
     pub background_depth: u32,
-    /// Background writes leave in pieces of at most this many bytes (a multiple of 4096); once the
-    /// device's times are known, so do async ones.
+    /// Largest piece of a background write in bytes (a multiple of 4096); once the device's
+    /// latencies are known, also of an async one.
     pub background_bytes_max: u64,
-    /// Bytes of lower classes that may ever lie in a volatile cache, since a flush has to drain them;
-    /// when half of what may is used up, a flush of the scheduler's own makes room.
+    /// Upper bound of lower classes' bytes in a volatile cache, because a flush has to drain them;
+    /// when half of the current limit is used, the scheduler sends a flush of its own.
     pub background_cache_bytes_max: u64,
-    /// Bytes below class Sync that may be under way: where to begin when the first write of class
-    /// Sync has shown what it takes.
+    /// Initial limit of bytes below class Sync in flight, once the first write of class Sync has
+    /// shown its latency.
     pub lower_bytes_start: u64,
     /// The same for bytes in a volatile cache.
     pub lower_cache_bytes_start: u64,
-    /// What a write of class Sync may take on account of lower classes, and a flush once more: in
-    /// percent of the time that the two take alone.
+    /// Permitted delay of a write of class Sync by lower classes, and again of a flush, in percent
+    /// of their latencies alone.
     pub slowdown_percent: u64,
-    /// Flushes under way at a time; more combine less.
+    /// Maximum number of flushes in flight; more of them combine fewer requests.
     pub flush_depth: u32,
 }
 
 impl Tuning {
-    /// Sensible values for a device that takes `queue_depth` commands.
+    /// Default values for a device with this `queue_depth`.
     pub fn for_depth(queue_depth: u32) -> Tuning {
         let quarter = (queue_depth / 4).max(1);
         Tuning {
@@ -195,7 +195,7 @@ impl Tuning {
         }
     }
 
-    /// How long commands that take `alone_ns` by themselves may be held up.
+    /// Permitted delay of commands with latency `alone_ns` alone.
     pub(super) fn slack_ns(&self, alone_ns: u64) -> u64 {
         alone_ns.saturating_mul(self.slowdown_percent.saturating_sub(100)) / 100
     }

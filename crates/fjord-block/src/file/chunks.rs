@@ -1,17 +1,17 @@
-//! The chunks of an image that is being copied: which are taken, which are safe.
+//! State of the chunks of an image during a snapshot copy: free, taken, safe.
 //!
-//! Invariants: a chunk is taken by one thread, which reads it; a chunk that is safe was taken, and
-//! its bytes of the moment of the snapshot are in memory or in the copy, so that it may change. The
-//! bytes of a chunk that is not safe do not change.
+//! Invariants: a chunk is taken by one thread, which reads it; a safe chunk has been taken and its
+//! bytes of the snapshot are in memory or in the copy, so it may change. The bytes of a chunk that
+//! is not safe do not change.
 
 use std::ops::Range;
 
-/// The smallest chunk, as a power of two: one block of the log at a time would cost a read each.
+/// The smallest chunk, as a power of two: larger than a block, because each chunk costs a read.
 const CHUNK_BITS_MIN: u32 = 16;
 /// The most chunks; two bits each.
 const CHUNK_COUNT_MAX: u64 = 1 << 24;
 
-/// What is known of the chunks of one image.
+/// State of the chunks of one image.
 pub(super) struct Chunks {
     chunk_bits: u32,
     size_bytes: u64,
@@ -21,7 +21,7 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// None is taken of an image of `size_bytes`.
+    /// All chunks free, for an image of `size_bytes`.
     pub(super) fn new(size_bytes: u64) -> Chunks {
         let mut chunk_bits = CHUNK_BITS_MIN;
         while size_bytes >> chunk_bits > CHUNK_COUNT_MAX {
@@ -43,7 +43,7 @@ impl Chunks {
         self.size_bytes.div_ceil(1 << self.chunk_bits)
     }
 
-    /// Chunks for a range in bytes, those touched in part among them.
+    /// Chunks that a range in bytes touches, also in part.
     fn touched(&self, range: &Range<u64>) -> Range<u64> {
         let end = range.end.min(self.size_bytes).div_ceil(1 << self.chunk_bits);
         (range.start >> self.chunk_bits).min(end)..end
@@ -55,7 +55,7 @@ impl Chunks {
     }
 
     fn has(bits: &[u64], chunk: u64) -> bool {
-        // A chunk of the image, so that the word exists; outside nothing is taken.
+        // The chunk is in the image, so the word exists; other chunks are never taken.
         bits.get((chunk / 64) as usize).is_some_and(|word| word >> (chunk % 64) & 1 == 1)
     }
 
@@ -78,12 +78,11 @@ impl Chunks {
         self.unsafe_count == 0
     }
 
-    /// The first byte at or behind `offset` in a chunk that nobody has taken, at the start of
-    /// that chunk or at `offset`.
+    /// The first byte at or after `offset` in a free chunk.
     pub(super) fn next_free(&self, offset: u64) -> Option<u64> {
         let mut chunk = offset >> self.chunk_bits;
         while chunk < self.count() {
-            // Whole words first: most of a large image is done in order.
+            // Whole words first: most of a large image is copied in order.
             let word = self.taken.get((chunk / 64) as usize)?;
             let free = !word >> (chunk % 64);
             if free == 0 {
@@ -96,8 +95,8 @@ impl Chunks {
         None
     }
 
-    /// Takes the first free chunks of a range, as many as lie in a row, up to `max_bytes` but at
-    /// least one; the range in bytes.
+    /// Takes the first free chunks of a range: contiguous, up to `max_bytes` but at least one.
+    /// Returns the range in bytes.
     pub(super) fn take(&mut self, range: Range<u64>, max_bytes: u64) -> Option<Range<u64>> {
         let touched = self.touched(&range);
         let start = touched.clone().find(|chunk| !Self::has(&self.taken, *chunk))?;
@@ -110,7 +109,7 @@ impl Chunks {
         Some(self.bytes(&(start..end)))
     }
 
-    /// What was taken may change now.
+    /// Marks taken chunks as safe.
     pub(super) fn set_safe(&mut self, range: &Range<u64>) {
         for chunk in self.touched(range) {
             if !Self::has(&self.safe, chunk) {
@@ -120,7 +119,7 @@ impl Chunks {
         }
     }
 
-    /// The chunks that lie in a hole of the image, and that nobody has taken, need no copy.
+    /// Marks free chunks in a hole of the image as safe: they need no copy.
     pub(super) fn skip_hole(&mut self, hole: Range<u64>) {
         let first = hole.start.div_ceil(1 << self.chunk_bits);
         let end =

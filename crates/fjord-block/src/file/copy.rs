@@ -1,14 +1,14 @@
-//! The snapshot itself: pause, clone or copy, go on. Owns the two threads that take part.
+//! The snapshot: pause, clone or copy, resume. Owns the two threads of it.
 //!
-//! - the *copier*, who asked for the snapshot: pauses, clones, or sweeps over the image from start
-//!   to end, and does all the writing to the copy;
-//! - the *keeper*: sees to it that the pause ends in time, and reads the chunks that held changes
-//!   wait for, in front of the sweep. It never writes to the copy, so that a slow disk there holds
-//!   changes up only when as much as [`PIECES_BYTES_MAX`] is read and not written.
+//! - the *copier*, the caller's thread: pauses, clones, or sweeps over the image from start to end,
+//!   and does all writes to the copy;
+//! - the *pre-reader*: limits the length of the pause, and reads the chunks that held changes wait
+//!   for, ahead of the sweep. It never writes to the copy, so a slow disk there delays changes only
+//!   when [`PIECES_BYTES_MAX`] have been read and not written.
 //!
-//! Invariants: what the copy gets of a chunk was read while the chunk was taken and not safe, so
-//! after the pause began and before any later change; a hold ends after [`PAUSE_MAX`] or
-//! [`HOLD_MAX`] at the latest, and the snapshot fails then.
+//! Invariants: a chunk is read for the copy while it is taken and not safe, so after the pause
+//! began and before any later change; a hold ends after [`PAUSE_MAX`] or [`HOLD_MAX`] at the
+//! latest, and the snapshot then fails.
 
 use std::fs::File;
 use std::io;
@@ -30,15 +30,15 @@ use crate::buf::AlignedBuf;
 use crate::error::IoOp;
 use crate::snapshot::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 
-/// The longest pause. A clone of a file in many pieces takes a while.
+/// The longest pause. A clone of a file with many extents takes a while.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The longest time that a change waits for its chunks.
 const HOLD_MAX: Duration = Duration::from_secs(5);
 /// Bytes that the sweep reads at a time.
 const SWEEP_BYTES: u64 = 1 << 20;
-/// Bytes in memory that the copy has not got yet.
+/// Most bytes in memory that are not written to the copy yet.
 const PIECES_BYTES_MAX: usize = 32 << 20;
-/// Bytes written to the copy before their transfer to the disk is started.
+/// Bytes written to the copy between starts of writeback.
 const WRITEBACK_BYTES: u64 = 8 << 20;
 /// Zeroes of this many bytes, at multiples of it, become holes.
 const HOLE_BYTES: usize = 4096;
@@ -46,7 +46,7 @@ static ZEROES: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
-/// Copies the image as it is at one moment into `out`, an empty file.
+/// Takes the snapshot into `out`, an empty file.
 pub(super) fn snapshot(
     shared: &Arc<Shared>,
     out: &File,
@@ -55,9 +55,9 @@ pub(super) fn snapshot(
     shared.gate.begin()?;
     let _finish = Finish(&shared.gate);
     std::thread::scope(|scope| {
-        let keeper = std::thread::Builder::new().name("fjord-snapshot".into());
-        keeper.spawn_scoped(scope, || keep(shared)).map_err(SnapshotError::Thread)?;
-        // On unwinding too: the scope waits for the keeper.
+        let pre_reader = std::thread::Builder::new().name("fjord-snapshot".into());
+        pre_reader.spawn_scoped(scope, || pre_read(shared)).map_err(SnapshotError::Thread)?;
+        // Also on unwinding: the scope waits for the pre-reader.
         let _end = EndKeeping(shared);
         Copier { shared, out, options, report: report_of(&shared.file)?, sent_bytes: 0 }.run()
     })
@@ -72,7 +72,7 @@ impl Drop for Finish<'_> {
     }
 }
 
-/// Opens the gate and ends the keeper.
+/// Opens the gate and ends the pre-reader.
 struct EndKeeping<'a>(&'a Arc<Shared>);
 
 impl Drop for EndKeeping<'_> {
@@ -96,7 +96,7 @@ struct Copier<'a> {
     out: &'a File,
     options: &'a SnapshotOptions<'a>,
     report: SnapshotReport,
-    /// Of `report.copied_bytes`: on their way to the disk.
+    /// Bytes of `report.copied_bytes` whose writeback has been started.
     sent_bytes: u64,
 }
 
@@ -117,7 +117,7 @@ impl Copier<'_> {
         }
         let chunks = Chunks::new(self.report.size_bytes);
         self.report.pause = self.shared.gate.reopen(Mode::Copying(chunks), self.shared)?;
-        // Not during the pause: nothing that may block is done with the copy there.
+        // Not during the pause: no call on the copy that may block.
         self.out.set_len(self.report.size_bytes).map_err(SnapshotError::Write)?;
         self.sweep()?;
         Ok(self.report)
@@ -136,12 +136,12 @@ impl Copier<'_> {
         Ok(Ok(()))
     }
 
-    /// What was cut off below would look like a hole.
+    /// A truncated part would look like a hole.
     fn check_size(&self) -> Result<()> {
         self.shared.file.check(IoOp::Check).map_err(SnapshotError::Read)
     }
 
-    /// Copies chunk by chunk, and in between what the keeper has read.
+    /// Copies chunk by chunk, and in between the chunks that the pre-reader has read.
     fn sweep(&mut self) -> Result<()> {
         let gate = &self.shared.gate;
         let mut at = 0;
@@ -173,14 +173,14 @@ impl Copier<'_> {
                 drop(guard);
                 return self.check_size();
             } else {
-                // The keeper is reading the rest.
+                // The pre-reader is reading the rest.
                 gate.wait(&mut guard, None);
             }
         }
     }
 
-    /// Copies what comes first at or behind `free`, which is in a chunk that is not taken; returns
-    /// where to go on.
+    /// Copies the first data at or after `free`, which is in a free chunk; returns where to
+    /// continue.
     fn copy_from(&mut self, free: u64) -> Result<u64> {
         let size_bytes = self.report.size_bytes;
         let file = &self.shared.file;
@@ -221,25 +221,25 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Starts the transfer of what is written: all at once at the end, it would hold up the flushes
-    /// of an image on the same disk.
+    /// Starts writeback of the copy: all at once at the end, it would delay the flushes of an image
+    /// on the same disk.
     fn send_home(&self) {
         let fd = self.out.as_raw_fd();
-        // SAFETY: the call takes no memory. Its errors show when the copy is made durable.
+        // SAFETY: the call takes no memory. Its errors are reported when the copy is made durable.
         unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
     }
 }
 
-/// The life of the keeper.
-pub(super) fn keep(shared: &Arc<Shared>) {
-    Keeper { shared }.run();
+/// The pre-reader thread.
+pub(super) fn pre_read(shared: &Arc<Shared>) {
+    PreReader { shared }.run();
 }
 
-struct Keeper<'a> {
+struct PreReader<'a> {
     shared: &'a Arc<Shared>,
 }
 
-impl Keeper<'_> {
+impl PreReader<'_> {
     fn run(&self) {
         let gate = &self.shared.gate;
         let mut guard = gate.lock();
@@ -253,7 +253,7 @@ impl Keeper<'_> {
                     if guard.pieces_bytes < PIECES_BYTES_MAX
                         && let Some(range) = take_wanted(&mut guard)
                     {
-                        guard = self.keep(guard, &range);
+                        guard = self.pre_read(guard, &range);
                         continue;
                     }
                     let slow = SnapshotError::SlowCopy(HOLD_MAX);
@@ -274,8 +274,8 @@ impl Keeper<'_> {
         }
     }
 
-    /// Reads what held changes wait for, and lets go of those that have all of theirs.
-    fn keep<'g>(
+    /// Reads the chunks that held changes wait for, and releases changes whose chunks are all safe.
+    fn pre_read<'g>(
         &'g self,
         guard: MutexGuard<'g, Guard>,
         range: &Range<u64>,
@@ -300,7 +300,7 @@ impl Keeper<'_> {
     }
 }
 
-/// Takes the first chunks that a held change waits for; some may be taken by the sweep already.
+/// Takes the first chunks that a held change waits for; the sweep may already have taken some.
 fn take_wanted(guard: &mut Guard) -> Option<Range<u64>> {
     let wanted: Vec<Range<u64>> = guard.held_ranges().collect();
     let Mode::Copying(chunks) = &mut guard.mode else { return None };
@@ -316,7 +316,7 @@ fn read(file: &RawFile, range: &Range<u64>) -> Result<AlignedBuf> {
     Ok(buf)
 }
 
-/// Where the next data is at or behind `at`, as far as the file system tells; else `at`.
+/// Start of the next data at or after `at`, if the file system reports it; else `at`.
 fn next_data(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
     match rustix::fs::seek(&file.buffered, SeekFrom::Data(at)) {
         Ok(data) => data.clamp(at, size_bytes),
@@ -326,7 +326,7 @@ fn next_data(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
     }
 }
 
-/// Where the data at `at` ends, as far as the file system tells.
+/// End of the data at `at`, if the file system reports it.
 fn next_hole(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
     match rustix::fs::seek(&file.buffered, SeekFrom::Hole(at)) {
         Ok(hole) if hole > at => hole.min(size_bytes),
@@ -334,7 +334,7 @@ fn next_hole(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
     }
 }
 
-/// The ranges of `bytes` that hold more than zeroes, in multiples of [`HOLE_BYTES`].
+/// The ranges of `bytes` that are not zero, in multiples of [`HOLE_BYTES`].
 fn data_ranges(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (index, block) in bytes.chunks(HOLE_BYTES).enumerate() {

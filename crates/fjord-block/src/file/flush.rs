@@ -1,14 +1,14 @@
-//! Flush combining. Owns who runs `fdatasync`, and which tickets each run answers.
+//! Flush combining. Owns the runs of `fdatasync`, and the tickets that each run answers.
 //!
-//! A flush ticket joins the batch of the next run to start; that run covers it, because every
-//! write it is about completed before it was submitted. The run is done by a thread that waits
-//! (measured faster than IORING_OP_FSYNC, which hands over to a kernel worker and back), or by a
-//! helper thread when nobody waits.
+//! A flush ticket joins the batch of the next run to start; that run covers it, because all its
+//! writes completed before it was submitted. A waiting thread does the run (measured faster than
+//! IORING_OP_FSYNC, which switches to a kernel worker and back), or a helper thread if no thread
+//! waits.
 //!
 //! Invariants:
 //! - a run that starts takes the whole waiting batch; tickets are never moved between batches;
-//! - at most `RUNNING_COUNT_MAX` runs are under way;
-//! - after a failed run every flush fails ([`Sticky`]), also those under way.
+//! - at most `RUNNING_COUNT_MAX` runs are in progress;
+//! - after a failed run every flush fails ([`Sticky`]), including those in progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,11 +22,11 @@ use crate::stats::StatCounters;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, Ticket, TicketCore};
 
-/// Runs under way at a time. The device takes flushes one after the other anyway; a few more
-/// in its queue hide the wake-up of the thread that would start the next.
+/// Most concurrent runs. The device serialises flushes; a few more in its queue hide the wake-up
+/// latency of the thread that starts the next.
 const RUNNING_COUNT_MAX: u32 = 4;
 
-/// Writes that completed, and those of them known to be durable, as counts of one clock.
+/// Completed writes, and those known to be durable, as counts of one clock.
 #[derive(Debug)]
 pub(super) struct DirtyClock {
     completed: AtomicU64,
@@ -34,7 +34,7 @@ pub(super) struct DirtyClock {
 }
 
 impl DirtyClock {
-    /// Starts dirty: what earlier users of the image left in caches is not known.
+    /// Starts dirty: earlier users of the image may have left data in caches.
     pub(super) fn new() -> Self {
         DirtyClock { completed: AtomicU64::new(1), durable: AtomicU64::new(0) }
     }
@@ -57,7 +57,7 @@ struct State {
     running_count: u32,
     /// The batch of run `started_count + 1`.
     waiting: Vec<(Completer, Pending)>,
-    /// A thread waits with this ticket of the batch for its turn to run it.
+    /// A thread waits, with this ticket of the batch, for its turn to run the batch.
     next_runner: Option<Arc<TicketCore>>,
 }
 
@@ -101,8 +101,8 @@ impl Flusher {
         ticket
     }
 
-    /// Runs the batch of `run_number` if it has not started and there is room; else makes sure
-    /// that its turn comes.
+    /// Runs the batch of `run_number` if it has not started and the limit allows it; else ensures
+    /// that it will run.
     fn take_turn(&self, shared: &Shared, run_number: u64, ticket: &Arc<TicketCore>) {
         let mut state = self.state.lock();
         if state.started_count >= run_number {
@@ -142,7 +142,7 @@ fn run(file: &RawFile, dirty: &DirtyClock, sticky: &Sticky, stats: &StatCounters
         sticky.set(&error);
         return Err(error);
     }
-    // A run beside this one may have been told of a loss that the kernel reports only once.
+    // A concurrent run may have got an error that the kernel reports only once.
     sticky.check()?;
     dirty.durable.fetch_max(covered, Ordering::SeqCst);
     Ok(())

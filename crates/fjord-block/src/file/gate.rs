@@ -1,18 +1,18 @@
 //! The gate that every change of the image passes. Owns the count of requests in flight, and the
-//! changes held back while a snapshot is taken.
+//! changes held during a snapshot.
 //!
-//! A snapshot closes the gate: changes submitted from then on are held, those in flight finish. What
-//! lies on the image then is what a crash at that moment would leave of completed writes. A clone is
-//! taken while the gate is closed; for a plain copy it lets changes through to chunks that have
-//! been read, and holds the others until theirs have been.
+//! A snapshot closes the gate: later changes are held, those in flight finish. The image then has
+//! exactly the completed writes. A clone is taken while the gate is closed; during a plain copy the
+//! gate passes changes to chunks that have been read, and holds the others until their chunks have
+//! been read.
 //!
 //! Invariants:
 //! - a change is counted in flight from before it starts until its bytes are in place; with
-//!   [`GUARDED`] set it is counted only under `guard`, where the mode allows it;
-//! - `GUARDED` is set while the mode is not `Open`, so that a submission looks at one word, which
-//!   it changes anyway, while there is no snapshot;
+//!   [`GUARDED`] set it is counted only under `guard`, if the mode allows it;
+//! - `GUARDED` is set while the mode is not `Open`, so that without a snapshot a submission reads
+//!   only one word, which it changes anyway;
 //! - `submit` never sleeps here: a thread that reaps completions submits from callbacks;
-//! - held changes are let go when the mode becomes `Open`, whatever ended the snapshot.
+//! - held changes are released when the mode becomes `Open`, however the snapshot ended.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,32 +33,32 @@ const REQUEST: u64 = 1;
 /// One change in flight.
 const CHANGE: u64 = 1 << 32;
 const CHANGE_MASK: u64 = GUARDED - CHANGE;
-/// A snapshot looks at every change.
+/// A snapshot checks every change.
 const GUARDED: u64 = 1 << 63;
 
-/// How often a closing gate looks again at what is in flight.
+/// Poll interval of a closing gate for requests in flight.
 const DRAIN_POLL: Duration = Duration::from_millis(1);
 
 /// What may pass.
 #[derive(Default)]
 pub(super) enum Mode {
-    /// Everything; there is no snapshot, or nothing is left for it to read.
+    /// All; there is no snapshot, or it has read everything.
     #[default]
     Open,
-    /// Nothing, since then.
+    /// None, since this time.
     Closed(Instant),
-    /// What touches only chunks that are safe.
+    /// Changes that touch only safe chunks.
     Copying(Chunks),
 }
 
-/// A change that waits.
+/// A held change.
 struct Held {
     work: Work,
     class: Class,
     since: Instant,
 }
 
-/// Bytes that were read for a held change and are to be written to the copy.
+/// Bytes read for a held change, to be written to the copy.
 pub(super) struct Piece {
     pub(super) offset: u64,
     pub(super) buf: AlignedBuf,
@@ -74,11 +74,11 @@ pub(super) struct Guard {
     /// Read, not yet written to the copy.
     pub(super) pieces: VecDeque<Piece>,
     pub(super) pieces_bytes: usize,
-    /// There is a snapshot.
+    /// A snapshot is in progress.
     taken: bool,
     /// Why it failed.
     pub(super) failure: Option<SnapshotError>,
-    /// Nothing more is to be kept: the thread that reads for held changes ends.
+    /// No more reads for held changes: their thread ends.
     pub(super) ended: bool,
 }
 
@@ -89,12 +89,12 @@ impl Guard {
         self.held.iter().map(move |held| range(&held.work))
     }
 
-    /// Since when the oldest held change waits.
+    /// Start of the oldest held change's wait.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.held.first().map(|held| held.since)
     }
 
-    /// Takes out what may pass now.
+    /// Takes the changes that may pass now.
     fn take_passing(&mut self) -> Vec<Held> {
         match &self.mode {
             Mode::Open => std::mem::take(&mut self.held),
@@ -113,7 +113,7 @@ pub(super) struct Gate {
     /// [`GUARDED`], changes in flight, requests in flight.
     word: AtomicU64,
     guard: Mutex<Guard>,
-    /// Whatever a thread of the snapshot may wait for.
+    /// Signalled on all events that a thread of the snapshot may wait for.
     changed: Condvar,
 }
 
@@ -142,7 +142,7 @@ impl Pending {
 }
 
 impl Gate {
-    /// A request that changes nothing.
+    /// A request that is not a change.
     pub(super) fn enter(self: &Arc<Self>) -> Pending {
         self.word.fetch_add(REQUEST, Ordering::SeqCst);
         Pending { gate: self.clone(), is_change: false }
@@ -167,8 +167,8 @@ impl Gate {
         (self.word.load(Ordering::SeqCst) & CHANGE_MASK) / CHANGE
     }
 
-    /// Gives a change back that may start now, and holds any other. A discard is not held but
-    /// dropped, as it may be at any time: one can be of most of the image.
+    /// Returns a change that may start now, and holds any other. A discard is dropped instead of
+    /// held, which is always allowed: one can cover most of the image.
     pub(super) fn pass(&self, mut work: Work, class: Class, shared: &Shared) -> Option<Work> {
         if work.pending.has_passed() {
             return Some(work);
@@ -224,10 +224,10 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// A snapshot begins; nothing is held yet.
+    /// Begins a snapshot; nothing is held yet.
     ///
     /// # Errors
-    /// `Busy`: there is one.
+    /// `Busy`: another snapshot is in progress.
     pub(super) fn begin(&self) -> Result<(), SnapshotError> {
         let mut guard = self.guard.lock();
         if guard.taken {
@@ -237,10 +237,10 @@ impl Gate {
         Ok(())
     }
 
-    /// Holds every change from now on, and waits for those in flight.
+    /// Closes the gate: holds every change from now on, and waits for those in flight.
     ///
     /// # Errors
-    /// What made the snapshot fail meanwhile, by another thread.
+    /// The failure of the snapshot meanwhile, by another thread.
     pub(super) fn close(&self, shared: &Arc<Shared>) -> Result<(), SnapshotError> {
         let mut guard = self.guard.lock();
         if let Some(failure) = guard.failure.take() {
@@ -253,7 +253,7 @@ impl Gate {
             if let Some(failure) = guard.failure.take() {
                 return Err(failure);
             }
-            // Those who wait for held changes do not reap the others.
+            // Threads that wait for held changes do not reap other requests.
             let reaped = MutexGuard::unlocked(&mut guard, || shared.reap_for_all(DRAIN_POLL));
             if !reaped {
                 self.wait(&mut guard, Some(Instant::now() + DRAIN_POLL));
@@ -262,11 +262,11 @@ impl Gate {
         guard.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Changes the mode of a closed gate, and lets go what may pass then. Returns for how long it
-    /// was closed.
+    /// Changes the mode of a closed gate, and releases the changes that may pass. Returns for how
+    /// long it was closed.
     ///
     /// # Errors
-    /// What made the snapshot fail meanwhile; the gate is open then.
+    /// The failure of the snapshot meanwhile; the gate is open then.
     pub(super) fn reopen(
         &self,
         mode: Mode,
@@ -285,7 +285,7 @@ impl Gate {
         Ok(closed)
     }
 
-    /// Dispatches what may pass as things are.
+    /// Dispatches the held changes that may pass now.
     pub(super) fn let_go(&self, mut guard: MutexGuard<'_, Guard>, shared: &Arc<Shared>) {
         if matches!(guard.mode, Mode::Open) {
             self.word.fetch_and(!GUARDED, Ordering::SeqCst);
@@ -305,7 +305,7 @@ impl Gate {
         }
     }
 
-    /// The snapshot has failed, if there is one: everything passes from now on.
+    /// Fails the snapshot, if any: all changes pass from now on.
     pub(super) fn fail(&self, failure: SnapshotError, shared: &Arc<Shared>) {
         let mut guard = self.guard.lock();
         if !guard.taken || guard.ended {
@@ -316,8 +316,8 @@ impl Gate {
         self.let_go(guard, shared);
     }
 
-    /// Nothing more is to be read: everything passes, and the thread that reads for held changes
-    /// ends.
+    /// The snapshot has read everything: all changes pass, and the thread that reads for held
+    /// changes ends.
     pub(super) fn end_keeping(&self, shared: &Arc<Shared>) {
         let mut guard = self.guard.lock();
         guard.ended = true;
@@ -325,7 +325,7 @@ impl Gate {
         self.let_go(guard, shared);
     }
 
-    /// The next snapshot may begin.
+    /// Ends the snapshot: the next one may begin.
     pub(super) fn finish(&self) {
         *self.guard.lock() = Guard::default();
     }

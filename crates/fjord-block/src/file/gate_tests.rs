@@ -1,4 +1,4 @@
-//! The gate from inside: what passes while it is closed, and that it opens whatever happens.
+//! Unit tests of the gate: which requests pass while it is closed, and that it always opens again.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -54,7 +54,7 @@ fn no_change_passes_a_closed_gate() {
             requests.push(write(index as u64 * 8192 + 4096, 2, class, true));
         }
         let tickets = device.submit(requests);
-        // One that its submitter waits for at once.
+        // A write that its submitter waits for at once.
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| device.write_all_at(SIZE - 4096, &[3; 4096]));
             tickets.iter().for_each(|ticket| ticket.start());
@@ -167,8 +167,8 @@ fn changes_wait_for_their_own_chunks() {
     gate.finish();
 }
 
-/// A change held while the copy makes no progress waits for so long and no longer, then the
-/// snapshot fails. So does one during a pause that does not end.
+/// A change held while the copy makes no progress waits only for the limit, then the snapshot
+/// fails. So does one during a pause that does not end.
 #[test]
 fn a_hold_ends_in_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ fn a_pause_ends_in_time() {
     let shared: Arc<_> = device.shared.clone();
     shared.gate.begin().unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| super::copy::keep(&shared));
+        scope.spawn(|| super::copy::pre_read(&shared));
         shared.gate.close(&shared).unwrap();
         let began = Instant::now();
         device.write_all_at(0, &[1; 4096]).unwrap();

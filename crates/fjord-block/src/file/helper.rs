@@ -1,7 +1,8 @@
-//! Threads that do what nobody waits for. Owns the queues of unclaimed jobs.
+//! Helper threads for requests without a waiter. Owns the queues of unclaimed jobs.
 //!
-//! - The *ticker* looks every few milliseconds for requests that their submitter left alone, and
-//!   reaps ring completions that no waiter reaps. It sleeps for good while the device is idle.
+//! - The *ticker* looks every few milliseconds for requests that their submitter does not wait for,
+//!   and reaps ring completions that no waiter reaps. While the device is idle, it sleeps without a
+//!   timeout.
 //! - *Workers*, started when needed, run jobs that block and do not suit the ring, Sync first.
 //!
 //! Invariant: while a request is pending, the ticker is awake or about to wake.
@@ -18,14 +19,15 @@ use super::shared::{Job, Shared};
 use crate::device::Class;
 use crate::ticket::Ticket;
 
-/// How long a request may lie before the ticker dispatches it.
+/// Age at which the ticker dispatches a request.
 const TICK: Duration = Duration::from_millis(5);
-/// Ticks without work before the ticker sleeps for good; spares wake-ups under steady load.
+/// Ticks without work before the ticker sleeps without a timeout; avoids wake-ups under steady
+/// load.
 const IDLE_TICK_COUNT_MAX: u32 = 20;
 /// Threads for blocking jobs.
 const WORKER_COUNT_MAX: usize = 8;
 
-/// Something that its submitter is expected to do itself soon.
+/// A job that its submitter is expected to do itself soon.
 enum Lazy {
     Job(Arc<Job>),
     Flush(Ticket),
@@ -82,7 +84,7 @@ impl Helpers {
         self.wake_ticker(&mut queues);
     }
 
-    /// The ring has requests under way.
+    /// The ring has requests in flight.
     pub(super) fn notice_ring(&self) {
         self.wake_ticker(&mut self.queues.lock());
     }
@@ -130,7 +132,7 @@ impl Helpers {
         }
     }
 
-    /// The life of a worker.
+    /// The worker thread.
     fn work(shared: &Arc<Shared>) {
         let helpers = &shared.helpers;
         let mut queues = helpers.queues.lock();
@@ -149,7 +151,7 @@ impl Helpers {
         }
     }
 
-    /// The life of the ticker.
+    /// The ticker thread.
     fn tick(shared: &Arc<Shared>) {
         let helpers = &shared.helpers;
         let (mut idle_tick_count, mut turn_count) = (0, 0);
@@ -168,8 +170,8 @@ impl Helpers {
             if queues.stopping {
                 if shared.gate.pending_count() == 0 {
                     helpers.worker_wake.notify_all();
-                    // Shells of jobs that waiters did, those younger than a tick too; they would
-                    // keep the device alive.
+                    // Drops finished jobs, also younger than a tick; they would keep the device
+                    // alive.
                     queues.lazy.clear();
                     queues.urgent.iter_mut().for_each(VecDeque::clear);
                     queues.flushes.clear();
@@ -179,7 +181,7 @@ impl Helpers {
                 }
                 helpers.ticker_wake.wait_for(&mut queues, Duration::from_millis(1));
             } else if attendance == Attendance::ByTicker {
-                // It has waited already.
+                // It is older than a tick.
             } else if idle_tick_count < IDLE_TICK_COUNT_MAX || shared.gate.pending_count() > 0 {
                 helpers.ticker_wake.wait_for(&mut queues, TICK);
             } else if queues.lazy.is_empty() {
@@ -195,8 +197,8 @@ impl Helpers {
         }
     }
 
-    /// Takes what is older than a tick (everything when stopping) and not claimed; also says
-    /// whether there are no workers although there should be.
+    /// Takes unclaimed jobs older than a tick (all when stopping); also returns whether workers are
+    /// missing.
     fn take_old(&self) -> (Vec<Arc<Job>>, Vec<Ticket>, bool) {
         let now = Instant::now();
         let (mut jobs, mut flushes) = (Vec::new(), Vec::new());

@@ -1,13 +1,14 @@
-//! Locks against other users of an image, whatever name they have for it.
+//! Locks against other users of an image, by any of its names.
 //!
-//! - a file: flock, exclusive for writers, and no loop device over it may be held;
-//! - a block device: for writers O_EXCL, which excludes mounts and all other programs that claim
-//!   it ([`Claim`]), and for everybody a lock of the open file description, which excludes other
-//!   instances of fjord, also while the claim is handed over to a mount. It is no flock, because
-//!   udev takes that for its probes and leaves a device alone that somebody else has locked so;
+//! - a file: flock, exclusive for writers, and no loop device over it may be in use;
+//! - a block device: for writers O_EXCL, which excludes mounts and all other programs that claim it
+//!   ([`Claim`]), and for all users an open file description lock (OFD), which excludes other
+//!   instances of fjord, also while the claim is passed to a mount. Not flock, because udev takes
+//!   it for its probes and does not probe a device that another process has locked so;
 //! - a loop device: the same, and the flock on the file behind it.
 //!
-//! Invariant: a lock lives on a descriptor that the [`super::raw::RawFile`] owns and goes with it.
+//! Invariant: a lock is on a descriptor that the [`super::raw::RawFile`] owns, and is released with
+//! it.
 
 use std::fs;
 use std::ops::Range;
@@ -22,8 +23,8 @@ use rustix::io::Errno;
 
 use crate::error::OpenError;
 
-/// How long a busy block device is tried again: a child of this process between fork and exec
-/// keeps what was given up already, so does a process that is ending, and so do probes of udev.
+/// How long a busy block device is retried: a child of this process between fork and exec still
+/// holds released locks, and so do an ending process and probes of udev.
 const BUSY_PATIENCE: Duration = Duration::from_millis(250);
 
 fn in_use(path: &Path, by: String) -> OpenError {
@@ -47,7 +48,7 @@ pub(super) struct Claim {
     /// The path as given, for messages.
     path: PathBuf,
     read_only: bool,
-    /// A descriptor that is used for nothing else, while the device is claimed.
+    /// A descriptor for the claim alone.
     held: Mutex<Option<OwnedFd>>,
 }
 
@@ -73,7 +74,7 @@ impl Claim {
         Ok(())
     }
 
-    /// Lets others claim it.
+    /// Releases the claim.
     pub(super) fn give_up(&self) {
         self.held.lock().take();
     }
@@ -87,7 +88,7 @@ pub(super) fn lock_device(
     read_only: bool,
 ) -> Result<Claim, OpenError> {
     let claim = Claim { path: path.to_owned(), read_only, held: Mutex::new(None) };
-    // First, so that the claim is not in the way of another instance that hands its own over.
+    // First, so that the claim does not block another instance that passes its own to a mount.
     match patiently(|| lock_description(fd, read_only)) {
         Ok(()) => {}
         Err(Errno::AGAIN | Errno::ACCESS) => {
@@ -101,7 +102,7 @@ pub(super) fn lock_device(
     Ok(claim)
 }
 
-/// The error for a block device that a mount holds, or else somebody not known better than `else_by`.
+/// The error for a block device that is held by a mount, or else by `else_by`.
 fn held_device(path: &Path, metadata: &fs::Metadata, else_by: &str) -> OpenError {
     in_use(path, mount_of(path, metadata).unwrap_or_else(|| else_by.to_owned()))
 }
@@ -136,9 +137,9 @@ fn patiently<T>(attempt: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// Where `path` is a loop device, locks the file behind it as [`lock_file`] would, so that one
-/// image is not opened by two names. A loop device over a part of a file takes no lock: other
-/// parts may be in use by others.
+/// If `path` is a loop device, locks its backing file as [`lock_file`] would, so that one image is
+/// not opened by two names. A loop device over a part of a file takes no lock: other parts may be
+/// in use.
 pub(super) fn lock_backing_file(
     path: &Path,
     metadata: &fs::Metadata,
@@ -148,7 +149,7 @@ pub(super) fn lock_backing_file(
     let node = format!("/sys/dev/block/{}:{}", libc::major(rdev), libc::minor(rdev));
     let Some(LoopPart { file, range }) = loop_part(Path::new(&node)) else { return Ok(None) };
     let Ok(backing) = fs::metadata(&file) else {
-        // Deleted, or of another mount name space: nobody else can name it.
+        // Deleted, or in another mount namespace: no path leads to it.
         return Ok(None);
     };
     if !read_only {
@@ -164,8 +165,8 @@ pub(super) fn lock_backing_file(
     Ok(Some(fd))
 }
 
-/// An error if a loop device over an overlapping part of the file is held, as a mount does, by
-/// somebody else than `own`.
+/// An error if a loop device other than `own` over an overlapping part of the file is held, for
+/// example by a mount.
 fn refuse_if_served(
     path: &Path,
     file: &fs::Metadata,
@@ -178,14 +179,15 @@ fn refuse_if_served(
     }
 }
 
-/// What a loop device shows.
+/// The backing range of a loop device.
 struct LoopPart {
     file: PathBuf,
-    /// In bytes of the file; to the end of everything when there is no limit.
+    /// In bytes of the file; unbounded without a size limit.
     range: Range<u64>,
 }
 
-/// What the loop device at `node` in /sys shows; `None` for other devices and free loop devices.
+/// The backing range of the loop device at `node` in /sys; `None` for other devices and free loop
+/// devices.
 fn loop_part(node: &Path) -> Option<LoopPart> {
     let value = |name: &str| fs::read_to_string(node.join("loop").join(name)).ok();
     let number = |name| value(name).and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
@@ -210,16 +212,17 @@ fn take_lock(
     match rustix::fs::flock(fd, operation) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => return Err(in_use(path, lock_holder(metadata))),
-        // Some network file systems have no locks; the image's own mount protection is left.
+        // Some network file systems have no locks; only the image's multiple mount protection
+        // remains.
         Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            tracing::warn!("no lock can be had on {}", path.display());
+            tracing::warn!("locks are not supported on the file system of {}", path.display());
         }
         Err(errno) => return Err(OpenError::Os { path: path.to_owned(), source: errno.into() }),
     }
     Ok(())
 }
 
-/// The process that holds a flock on the file, from /proc/locks, in words.
+/// Description of the process that holds a flock on the file, from /proc/locks.
 fn lock_holder(metadata: &fs::Metadata) -> String {
     let dev = metadata.dev();
     let wanted = format!("{:02x}:{:02x}:{}", libc::major(dev), libc::minor(dev), metadata.ino());
@@ -239,7 +242,7 @@ fn lock_holder(metadata: &fs::Metadata) -> String {
     }
 }
 
-/// The mount that holds a block device, in words.
+/// Description of the mount that holds a block device.
 fn mount_of(path: &Path, metadata: &fs::Metadata) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let rdev = metadata.rdev();
@@ -254,8 +257,8 @@ fn mount_of(path: &Path, metadata: &fs::Metadata) -> Option<String> {
     mount.map(|dir| format!("the mount at {dir}"))
 }
 
-/// A loop device over a part of this file that touches `range`, and that is itself held
-/// (mounted): the kernel takes no flock for it. `own` is one not to look at.
+/// A loop device over a part of this file that overlaps `range` and is in use (mounted): the kernel
+/// takes no flock for it. `own` is ignored.
 fn busy_loop_device(
     metadata: &fs::Metadata,
     range: &Range<u64>,

@@ -1,13 +1,13 @@
 //! The backend for image files and block devices. Owns [`FileDevice`] and the routing of requests.
 //!
-//! - `raw`: blocking system calls; `open`: how the file was opened, `lock`: against whom;
-//! - `shared`: a request and who may do it; `helper`: threads for what nobody waits for;
+//! - `raw`: blocking system calls; `open`: opening; `lock`: locks against other users;
+//! - `shared`: a request and its claim; `helper`: threads for requests without a waiter;
 //! - `ring`: io_uring for several transfers at a time; `flush`: flush combining;
 //! - `room`: which parts of a sparse file have blocks;
-//! - `gate`: holds changes back for a snapshot; `copy`: the snapshot; `chunks`: how far it is.
+//! - `gate`: holds changes during a snapshot; `copy`: the snapshot; `chunks`: its progress.
 //!
-//! Invariant: the thread that waits does the work itself where that is fastest: a lone transfer
-//! and a flush are plain calls of the waiter, without a hand-over.
+//! Invariant: the waiting thread does the work itself where that is fastest: a single transfer and
+//! a flush are system calls of the waiter, without a thread switch.
 
 mod chunks;
 mod copy;
@@ -46,7 +46,7 @@ use shared::{Job, Shared, Work};
 /// How requests reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// io_uring where the kernel allows it, else plain calls. The environment variable
+    /// io_uring if the kernel allows it, else plain system calls. The environment variable
     /// `FJORD_IO_ENGINE` (`uring` or `plain`) decides when it is set.
     #[default]
     Auto,
@@ -56,10 +56,10 @@ pub enum Engine {
     Plain,
 }
 
-/// How long [`FileOptions::default`] waits for the lock of an image that is in use. A process that
-/// was killed, and a mount that has just ended, hold it for a moment longer.
+/// Lock timeout of [`FileOptions::default`]. A process that was killed, and a mount that has just
+/// ended, hold the lock for a moment longer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often the lock is tried meanwhile.
+/// Retry interval of the lock.
 const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How to open a file or block device.
@@ -68,7 +68,7 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 /// use std::time::Duration;
 /// use fjord_block::FileOptions;
 ///
-/// // To look at an image, and to give up at once if somebody writes to it.
+/// // Read an image; fail at once if it is open for writing.
 /// let options =
 ///     FileOptions { read_only: true, lock_timeout: Duration::ZERO, ..FileOptions::default() };
 /// assert!(options.direct);
@@ -79,14 +79,13 @@ pub struct FileOptions {
     pub read_only: bool,
     /// How requests reach the kernel.
     pub engine: Engine,
-    /// Bypass the page cache where the file system allows it. The environment variable
+    /// Bypass the page cache if the file system allows it. The environment variable
     /// `FJORD_IO_DIRECT=0` overrides it.
     pub direct: bool,
-    /// How long to wait for an image that somebody else has locked, before it counts as in use.
-    /// Zero does not wait.
+    /// How long to wait for an image that another process has locked. Zero does not wait.
     pub lock_timeout: Duration,
-    /// Give holes of a sparse file blocks where [`Device::ensure_room`] asks for it. Without, a
-    /// write may find the disk full.
+    /// Allocate holes of a sparse file on [`Device::ensure_room`]. Otherwise a write may find the
+    /// disk full.
     pub takes_room: bool,
 }
 
@@ -102,7 +101,7 @@ impl Default for FileOptions {
     }
 }
 
-/// A file or block device, open and locked. Dropping it waits for every request under way.
+/// A file or block device, open and locked. Dropping it waits for every request in flight.
 ///
 /// It has threads: open it after a fork, not before.
 ///
@@ -116,7 +115,7 @@ impl Default for FileOptions {
 /// let device = FileDevice::open(&path, &FileOptions::default())?;
 /// assert_eq!(device.size_bytes(), 1 << 20);
 /// assert_eq!(device.read_buf(0, 512)?[0], 7);
-/// // Locked: nobody else gets it meanwhile.
+/// // Locked: a second open fails.
 /// let at_once = FileOptions { lock_timeout: Duration::ZERO, ..FileOptions::default() };
 /// assert!(FileDevice::open(&path, &at_once).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -161,9 +160,9 @@ impl FileDevice {
     /// Opens and locks `path`, which must exist.
     ///
     /// # Errors
-    /// `InUse` when it is still locked after [`FileOptions::lock_timeout`]; `NotADevice` for what is
-    /// neither a file nor a block device; `WriteProtected`; `Unavailable` without an engine that was
-    /// asked for; `Os` for the rest.
+    /// `InUse` when it is still locked after [`FileOptions::lock_timeout`]; `NotADevice` for a path
+    /// that is neither a file nor a block device; `WriteProtected`; `Unavailable` if the requested
+    /// engine is not supported; `Os` for the rest.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, OpenError> {
         let mut options = options.clone();
         options.direct &= std::env::var_os("FJORD_IO_DIRECT").is_none_or(|value| value != "0");
@@ -207,11 +206,10 @@ impl FileDevice {
         Ok(FileDevice { capabilities, shared })
     }
 
-    /// Fails unless `path` is what [`FileDevice::open`] opens: a regular file or a block device. The
-    /// path is not opened for that.
+    /// Fails unless `path` is a regular file or a block device. Does not open the path.
     ///
     /// # Errors
-    /// `NotADevice`; `Os` where nothing can be said.
+    /// `NotADevice`; `Os` if stat(2) fails.
     pub fn check_kind(path: &Path) -> Result<(), OpenError> {
         open::check_kind(path)
     }
@@ -260,13 +258,13 @@ impl FileDevice {
         ticket
     }
 
-    /// Leaves a lone Sync job to its waiter; dispatches everything else.
+    /// Leaves a single Sync job to its waiter; dispatches everything else.
     fn enqueue(&self, mut jobs: Vec<(Arc<Job>, Class)>) {
         let shared = &self.shared;
         if jobs.is_empty() {
             return;
         }
-        // The thread does not wait for its last job before the next: both had better run now.
+        // The thread did not wait for its last job before this one: run both now.
         let last = LAST.try_with(|last| last.take().upgrade()).ok().flatten();
         let last = last.filter(|last| Arc::ptr_eq(&last.shared, shared) && !last.is_claimed());
         let lone = jobs.len() == 1 && last.is_none();
@@ -276,7 +274,8 @@ impl FileDevice {
             // A buffered write is a copy in memory, best done by the waiter in any case.
             if class == Class::Sync && (lone || !self.is_direct()) {
                 if lone {
-                    // A thread that is ending has no locals; the ticker takes care then.
+                    // A thread that is ending has no thread-locals; the ticker dispatches the job
+                    // then.
                     let _ = LAST.try_with(|last| last.replace(Arc::downgrade(&job)));
                 }
                 shared.helpers.push_lazy_job(job);

@@ -1,4 +1,4 @@
-//! Opening: what the path is, whether O_DIRECT works and with what alignment.
+//! Opening: type of the path, support and alignment of O_DIRECT.
 //!
 //! Invariant: a [`RawFile`] exists only while its locks are held; see `lock`.
 
@@ -21,7 +21,7 @@ use crate::error::OpenError;
 
 /// STATX_DIOALIGN of linux/stat.h (6.1).
 const STATX_DIOALIGN: u32 = 0x2000;
-/// Alignments tried where statx does not tell, in bytes.
+/// Alignments to try if statx does not report them, in bytes.
 const ALIGN_CANDIDATES: [usize; 2] = [512, 4096];
 /// `f_type` of file systems on local disks and in memory, whose writes with RWF_DSYNC are known to
 /// be durable when they return: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, ramfs.
@@ -30,7 +30,7 @@ const DSYNC_TRUSTED: [u64; 7] =
 /// `f_type` of FUSE.
 const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
-/// Opens `path`, locks it and finds out how it can be used.
+/// Opens and locks `path`, and determines its capabilities.
 pub(super) fn open(
     path: &Path,
     options: &FileOptions,
@@ -58,7 +58,7 @@ pub(super) fn open(
         refuse_if_replaced(path, &buffered)?;
         None
     };
-    // The end of a block device is its size as well.
+    // For a block device, too, the end is its size.
     let size_bytes = rustix::fs::seek(&buffered, SeekFrom::End(0)).map_err(|e| os(e.into()))?;
     let direct = if options.direct { open_direct(path, access, &buffered) } else { None };
     let (direct, direct_align, memory_align) = match direct {
@@ -68,8 +68,8 @@ pub(super) fn open(
     let trusts_dsync = is_block_device || trusts_dsync(&buffered, &metadata);
     let rdev = if is_block_device { metadata.rdev() } else { metadata.dev() };
     let capabilities = Capabilities {
-        // The metadata of an image file needs a flush whatever the disk below has, and so does
-        // what lies in the kernel's cache.
+        // The metadata of an image file needs a flush with any disk, and so does the kernel's page
+        // cache.
         volatile_cache: !is_block_device
             || direct.is_none()
             || queue_value(rdev, "write_cache").is_none_or(|value| value != "write through"),
@@ -99,8 +99,8 @@ pub(super) fn open(
     Ok((file, capabilities))
 }
 
-/// Fails if the path has become another file since it was opened: somebody who held the lock has
-/// just put a new image in the place of the old one, which has no name any more.
+/// Fails if the path names another file than the opened one: the former holder of the lock has
+/// replaced the image by a new one.
 fn refuse_if_replaced(path: &Path, file: &OwnedFd) -> Result<(), OpenError> {
     let (Ok(now), Ok(opened)) = (fs::metadata(path), rustix::fs::fstat(file)) else {
         return Ok(());
@@ -115,9 +115,9 @@ fn refuse_if_replaced(path: &Path, file: &OwnedFd) -> Result<(), OpenError> {
     Err(OpenError::InUse { path: path.to_owned(), by })
 }
 
-/// Whether the file system below makes a write with RWF_DSYNC durable before it returns. FUSE does
-/// not for files that its server wants unbuffered (no FSYNC follows), a network file system may
-/// leave it to its server, and an overlay may lie on either: they get an fdatasync of its own.
+/// Whether the host file system makes a write with RWF_DSYNC durable before it returns. FUSE does
+/// not for files with direct I/O (no FSYNC follows), a network file system may leave it to its
+/// server, and an overlay may be on either: these get a separate fdatasync.
 fn trusts_dsync(file: &OwnedFd, metadata: &fs::Metadata) -> bool {
     match rustix::fs::fstatfs(file).map(|found| found.f_type as u64) {
         Ok(FUSE_SUPER_MAGIC) => is_model(metadata.dev()),
@@ -126,7 +126,7 @@ fn trusts_dsync(file: &OwnedFd, metadata: &fs::Metadata) -> bool {
     }
 }
 
-/// Whether the device number is that of a mount of `fjord sim`, which looks at O_DSYNC.
+/// Whether the device number is that of a mount of `fjord sim`, which honours O_DSYNC.
 fn is_model(dev: u64) -> bool {
     let device = format!("{}:{}", libc::major(dev), libc::minor(dev));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -136,8 +136,7 @@ fn is_model(dev: u64) -> bool {
     })
 }
 
-/// Why a path could not be opened for writing: a write-protected one is told from one that cannot be
-/// opened at all.
+/// Why a path could not be opened for writing: distinguishes write-protected from unreadable ones.
 fn not_opened_to_write(path: &Path, errno: Errno) -> OpenError {
     let (path, source) = (path.to_owned(), errno.into());
     let may_be_protected = matches!(errno, Errno::ROFS | Errno::ACCESS | Errno::PERM);
@@ -148,14 +147,14 @@ fn not_opened_to_write(path: &Path, errno: Errno) -> OpenError {
     OpenError::Os { path, source }
 }
 
-/// Whether a block device refuses writes; most such devices can be opened for writing still.
+/// Whether a block device is read-only; most such devices can still be opened for writing.
 fn is_set_read_only(rdev: u64) -> bool {
     let node = format!("/sys/dev/block/{}:{}/ro", libc::major(rdev), libc::minor(rdev));
     fs::read_to_string(node).is_ok_and(|value| value.trim() == "1")
 }
 
-/// Fails unless the path is a regular file or a block device. Opens nothing: that would wait for the
-/// other end of a pipe.
+/// Fails unless the path is a regular file or a block device. Opens nothing: an open of a pipe
+/// would block.
 pub(super) fn check_kind(path: &Path) -> Result<(), OpenError> {
     let os = |source| OpenError::Os { path: path.to_owned(), source };
     device_kind(path, &fs::metadata(path).map_err(os)?).map(drop)
@@ -178,8 +177,8 @@ fn device_kind(path: &Path, metadata: &fs::Metadata) -> Result<bool, OpenError> 
     Err(OpenError::NotADevice { path: path.to_owned(), what })
 }
 
-/// Opens the path again with O_DIRECT; gives the alignment in bytes of offsets and of memory.
-/// None where direct I/O does not work, or demands more than our buffers give.
+/// Opens the path again with O_DIRECT; returns the alignment in bytes of offsets and of memory.
+/// None if direct I/O is not supported, or needs a larger alignment than that of our buffers.
 fn open_direct(path: &Path, access: OFlags, buffered: &OwnedFd) -> Option<(OwnedFd, usize, usize)> {
     let direct = rustix::fs::open(path, access | OFlags::DIRECT, Mode::empty()).ok()?;
     let (a, b) = (rustix::fs::fstat(&direct).ok()?, rustix::fs::fstat(buffered).ok()?);
@@ -192,7 +191,8 @@ fn open_direct(path: &Path, access: OFlags, buffered: &OwnedFd) -> Option<(Owned
     (offset_align <= 4096 && memory_align <= 512).then_some((direct, offset_align, memory_align))
 }
 
-/// What statx says about direct I/O. None when it does not say; zeroes mean "not possible".
+/// The direct I/O alignment that statx reports; None if it reports none; zeroes mean "not
+/// supported".
 fn told_alignment(fd: &OwnedFd) -> Option<(usize, usize)> {
     let flags = StatxFlags::from_bits_retain(STATX_DIOALIGN);
     let statx = rustix::fs::statx(fd.as_fd(), c"", AtFlags::EMPTY_PATH, flags).ok()?;
@@ -208,16 +208,16 @@ fn told_alignment(fd: &OwnedFd) -> Option<(usize, usize)> {
 fn tried_alignment(fd: &OwnedFd) -> Option<(usize, usize)> {
     ALIGN_CANDIDATES.into_iter().find_map(|align| {
         let mut buf = AlignedBuf::uninit(align);
-        // An empty file reads 0 bytes, which is as good a sign.
+        // An empty file reads 0 bytes, which also shows support.
         rustix::io::preadv(fd, &mut [IoSliceMut::new(&mut buf)], 0).ok()?;
         Some((align, 512))
     })
 }
 
-/// A value of the request queue of the disk behind a device number, trimmed.
+/// A value of the request queue of a disk, by device number, trimmed.
 fn queue_value(dev: u64, name: &str) -> Option<String> {
     let base = format!("/sys/dev/block/{}:{}", libc::major(dev), libc::minor(dev));
-    // A partition has its queue one level up.
+    // The queue of a partition is one level up.
     let value = fs::read_to_string(format!("{base}/queue/{name}"))
         .or_else(|_| fs::read_to_string(format!("{base}/../queue/{name}")))
         .ok()?;

@@ -1,11 +1,11 @@
 //! System calls on the open file. Owns the file descriptors; each call here blocks until done.
 //!
 //! Invariants:
-//! - transfers go through the direct descriptor when every address, length and offset is aligned
-//!   for it, else through the buffered one; the kernel keeps the two coherent;
-//! - a call returns Ok only when every byte was transferred: short transfers are continued,
-//!   EINTR and EAGAIN retried;
-//! - a file that has become shorter than it was when it was opened fails reads and flushes.
+//! - transfers use the direct descriptor if every address, length and offset is aligned for it,
+//!   else the buffered one; the kernel keeps the two coherent;
+//! - a call returns Ok only if every byte was transferred: short transfers are continued, EINTR and
+//!   EAGAIN retried;
+//! - reads and flushes fail on a file that has become shorter since it was opened.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,34 +24,34 @@ use crate::ticket::IoResult;
 
 /// The most pieces that one vectored call takes (IOV_MAX).
 pub(super) const IOV_COUNT_MAX: usize = 1024;
-/// Zeroes written at a time where the file system cannot zero a range.
+/// Zeroes written at a time if the file system cannot zero a range.
 const ZERO_BYTES: usize = 1 << 20;
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: libc::c_ulong = 0x1277;
 
-/// The descriptors of one image, and what they demand.
+/// The descriptors of one image, and their requirements.
 #[derive(Debug)]
 pub(super) struct RawFile {
-    /// Opened with O_DIRECT, where that works.
+    /// Opened with O_DIRECT, if supported.
     pub(super) direct: Option<OwnedFd>,
-    /// Opened without. Holds the lock of the image.
+    /// Opened without O_DIRECT. Holds the lock of the image.
     pub(super) buffered: OwnedFd,
     /// The claim of a block device; `None` for files.
     pub(super) claim: Option<Claim>,
-    /// Of a loop device: the file behind it, locked as if it were the image.
+    /// Of a loop device: its backing file, locked as if it were the image.
     pub(super) backing_lock: Option<OwnedFd>,
-    /// What direct transfers need: offsets and lengths, and addresses, in bytes.
+    /// Alignment of direct transfers: of offsets and lengths, and of addresses, in bytes.
     pub(super) direct_align: usize,
     pub(super) memory_align: usize,
     pub(super) is_block_device: bool,
     /// A write with RWF_DSYNC is durable when it returns. Else FUA is a write and a flush.
     pub(super) trusts_dsync: bool,
     pub(super) size_bytes: AtomicU64,
-    /// Of a file that is open for writing, if it takes room.
+    /// The allocated space of a file that is open for writing, if it is tracked.
     pub(super) room: Option<Room>,
     /// For messages.
     pub(super) path: PathBuf,
-    /// It has been said that the file was truncated.
+    /// The truncation has been logged.
     pub(super) told_truncated: AtomicBool,
 }
 
@@ -130,11 +130,11 @@ impl RawFile {
         Ok(())
     }
 
-    /// Makes completed writes durable. An error is final: the kernel tells it once.
+    /// Makes completed writes durable. An error is final: the kernel reports it once.
     pub(super) fn flush(&self) -> IoResult {
         loop {
             match rustix::fs::fdatasync(&self.buffered) {
-                // A promise would be false if a part of the file is gone.
+                // The flush must fail if a part of the file is gone.
                 Ok(()) => return self.check(IoOp::Flush),
                 // Interrupted before it did anything; a real failure is never EINTR.
                 Err(Errno::INTR) => {}
@@ -157,7 +157,7 @@ impl RawFile {
         self.truncated_to().map_or(IoErrorKind::UnexpectedEof, truncated)
     }
 
-    /// The size in bytes of a file that was truncated. Says so the first time.
+    /// The size in bytes of a truncated file. Logs the first time.
     fn truncated_to(&self) -> Option<u64> {
         if self.is_block_device {
             return None;
@@ -169,7 +169,7 @@ impl RawFile {
         }
         if !self.told_truncated.swap(true, Ordering::Relaxed) {
             let image = self.path.display();
-            tracing::error!(%image, size_bytes, expected_bytes, "the image file was truncated below");
+            tracing::error!(%image, size_bytes, expected_bytes, "the image file was truncated");
         }
         Some(size_bytes)
     }
@@ -231,10 +231,10 @@ impl RawFile {
         }
     }
 
-    /// Gives up the lock of a file, which tickets not yet dropped would keep.
+    /// Releases the lock of a file, which tickets not yet dropped would keep.
     pub(super) fn unlock(&self) {
         for fd in std::iter::once(&self.buffered).chain(&self.backing_lock) {
-            // Fails on block devices, which have none, and where locks are not to be had.
+            // Fails on block devices, which have none, and if locks are not supported.
             let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::Unlock);
         }
     }
@@ -256,7 +256,7 @@ impl RawFile {
             return Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes));
         }
         let before_bytes = self.size_bytes();
-        // Whoever looks meanwhile must not take it for truncated.
+        // Concurrent checks must not take it for truncated.
         self.size_bytes.fetch_min(size_bytes, Ordering::AcqRel);
         let set = || rustix::fs::ftruncate(&self.buffered, size_bytes);
         let result = match &self.room {

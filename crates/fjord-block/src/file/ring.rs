@@ -1,8 +1,8 @@
-//! io_uring. Owns the ring, and who reaps its completions: leader and followers.
+//! io_uring. Owns the ring, and the roles of its waiters: leader and followers.
 //!
-//! No thread is dedicated to completions. The first thread that waits becomes the leader: it
-//! enters the kernel, reaps for all, and completes their tickets. When its own ticket is done it
-//! steps down and wakes one follower, which leads on. With nobody waiting, the ticker leads.
+//! No thread is dedicated to completions. The first thread that waits becomes the leader: it enters
+//! the kernel, reaps for all, and completes their tickets. When its own ticket is done it steps
+//! down and wakes one follower, which becomes the leader. Without waiters, the ticker leads.
 //!
 //! Invariants:
 //! - only the leader touches the completion queue; only the holder of `submitting` the submission
@@ -28,7 +28,7 @@ use crate::error::{IoError, IoErrorKind};
 use crate::ticket::{Driver, TicketCore};
 
 const SUBMISSION_COUNT: u32 = 256;
-/// Beyond this many completions the kernel keeps them aside (NODROP).
+/// Beyond this many completions the kernel queues them itself (NODROP).
 const COMPLETION_COUNT: u32 = 4096;
 const ENTER_GETEVENTS: u32 = 1;
 /// Index of each descriptor in the registered table.
@@ -39,9 +39,9 @@ const FIXED_BUFFERED: u32 = 1;
 #[derive(Default)]
 struct Lead {
     leading: bool,
-    /// Tickets whose waiters found a leader at work; some may be done by now.
+    /// Tickets of followers; some may be done.
     followers: VecDeque<Arc<TicketCore>>,
-    /// How often a waiter led, for the ticker to see whether anyone does.
+    /// How often a waiter led, so that the ticker can see whether any does.
     turn_count: u64,
 }
 
@@ -60,7 +60,7 @@ struct Parts {
     count: AtomicUsize,
     /// The first failure of an op.
     error: Mutex<Option<IoError>>,
-    /// Taken out by the op that finishes last. Holds the memory of all ops.
+    /// Taken by the op that finishes last. Holds the memory of all ops.
     work: Mutex<Option<Work>>,
     write: bool,
     fua: bool,
@@ -102,20 +102,20 @@ impl Ring {
         })
     }
 
-    /// Lets go of the files: the kernel keeps a ring for some time after its last use, and with it
+    /// Unregisters the files: the kernel keeps a ring for some time after its last use, and with it
     /// the lock of a block device.
     pub(super) fn release(&self) {
         // Only fails when nothing is registered.
         let _ = self.ring.submitter().unregister_files();
     }
 
-    /// Submits transfers; others are not for the ring.
+    /// Submits transfers; other work does not use the ring.
     pub(super) fn submit(shared: &Arc<Shared>, works: Vec<Work>) {
         let Some(ring) = &shared.ring else { return };
         let mut ops = Vec::with_capacity(works.len());
         for work in works {
             work.set_driver(shared.clone());
-            // A waiter may sleep already, having found the work claimed under its old driver.
+            // A waiter may already sleep, because its old driver found the work claimed.
             work.nudge();
             split(work, shared, &mut ops);
         }
@@ -129,7 +129,7 @@ impl Ring {
         for op in ops {
             let entry =
                 op.entry().user_data(Box::into_raw(Box::new(op)).expose_provenance() as u64);
-            // SAFETY: `submitting` is held, so nobody else uses the submission queue.
+            // SAFETY: `submitting` is held, so no other thread uses the submission queue.
             let mut queue = unsafe { self.ring.submission_shared() };
             // SAFETY: the entry's memory (iovecs and pieces) belongs to the op, which lives until
             // its completion is reaped.
@@ -143,7 +143,7 @@ impl Ring {
         self.enter_submit(shared, &mut submitting);
     }
 
-    /// Hands all queued entries to the kernel. May let go of the lock in between.
+    /// Submits all queued entries to the kernel. May release the lock meanwhile.
     fn enter_submit(&self, shared: &Shared, submitting: &mut parking_lot::MutexGuard<'_, ()>) {
         loop {
             // SAFETY: the lock is held.
@@ -166,12 +166,12 @@ impl Ring {
         }
     }
 
-    /// Takes the lead if nobody has it.
+    /// Becomes the leader if there is none.
     fn try_lead(&self) -> bool {
         !std::mem::replace(&mut self.lead.lock().leading, true)
     }
 
-    /// Takes the lead, or registers as a follower.
+    /// Becomes the leader, or registers as a follower.
     fn lead_or_follow(&self, ticket: &Arc<TicketCore>) -> bool {
         let mut lead = self.lead.lock();
         if lead.leading {
@@ -183,7 +183,7 @@ impl Ring {
         true
     }
 
-    /// Gives up the lead and wakes the next leader.
+    /// Steps down and wakes the next leader.
     fn step_down(&self) {
         let mut lead = self.lead.lock();
         lead.leading = false;
@@ -228,7 +228,7 @@ impl Ring {
     fn reap(&self, shared: &Shared) {
         let mut again = Vec::new();
         loop {
-            // SAFETY: the caller leads, so nobody else uses the completion queue.
+            // SAFETY: the caller leads, so no other thread uses the completion queue.
             let entries: Vec<cqueue::Entry> =
                 unsafe { self.ring.completion_shared() }.take(64).collect();
             if entries.is_empty() {
@@ -253,8 +253,8 @@ impl Ring {
         }
     }
 
-    /// For the ticker: leads for one wait of at most `timeout` when no waiter led since the last
-    /// call with this `turn_count`.
+    /// For the ticker: leads for one wait of at most `timeout` if no waiter led since the last call
+    /// with this `turn_count`.
     pub(super) fn reap_unattended(
         shared: &Shared,
         turn_count: &mut u64,
@@ -271,7 +271,8 @@ impl Ring {
         Attendance::ByTicker
     }
 
-    /// Leads for one wait of at most `timeout`; `false` where somebody does, or nothing is under way.
+    /// Leads for one wait of at most `timeout`; `false` if there is a leader, or nothing is in
+    /// flight.
     pub(super) fn reap_for_all(&self, shared: &Shared, timeout: Duration) -> bool {
         if self.inflight_count.load(Ordering::SeqCst) == 0 || !self.try_lead() {
             return false;
@@ -286,7 +287,7 @@ impl Ring {
 /// Who reaps the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attendance {
-    /// Nothing is under way.
+    /// Nothing is in flight.
     Idle,
     /// Threads that wait for tickets.
     ByWaiters,
@@ -302,7 +303,7 @@ impl Driver for Shared {
         }
     }
 
-    /// What is in the ring is under way.
+    /// Requests in the ring are in flight.
     fn start(&self, _: &Arc<TicketCore>) {}
 }
 
@@ -356,7 +357,7 @@ impl Op {
         if self.retry { entry.flags(squeue::Flags::ASYNC) } else { entry }
     }
 
-    /// Takes in a completion; gives itself back when there is more to transfer.
+    /// Processes a completion; returns itself if there is more to transfer.
     fn advance(mut self, result: i32, shared: &Shared) -> Option<Op> {
         match result {
             count if count > 0 => {
@@ -426,7 +427,7 @@ impl Op {
 }
 
 impl Work {
-    /// The pieces as the kernel wants them, whether to write them, and whether with FUA.
+    /// The pieces as iovecs, whether it is a write, and whether with FUA.
     fn iovecs(&mut self) -> (Vec<libc::iovec>, bool, bool) {
         let iovec = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
         let not_empty = |iovec: &libc::iovec| iovec.iov_len > 0;

@@ -1,14 +1,14 @@
-//! Room below a sparse image file. Owns what is known of its holes.
+//! Space allocation of a sparse image file. Owns the map of allocated chunks.
 //!
 //! The file is divided into chunks, with a bit each that says that the whole chunk has its blocks.
-//! A write that somebody depends on asks for room first; the first one in a chunk looks for holes
-//! and gives them blocks (`fallocate`, which keeps what is there; where the file system has none,
-//! zeroes are written into the holes). Later ones read one bit.
+//! Space is allocated before a write that other changes depend on; the first one in a chunk looks
+//! for holes and allocates them (`fallocate`, which keeps contents; if the file system has none,
+//! zeroes are written to the holes). Later ones read one bit.
 //!
 //! Invariants:
 //! - bits are set, and holes made, under `changes` only, so that no bit outlives its blocks;
-//! - zeroes are written into holes only, and only where holes cannot be made, so that a hole never
-//!   has a write of somebody else under way.
+//! - zeroes are written to holes only, and only on file systems that cannot punch holes, so that no
+//!   other write to the hole is in flight.
 
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -28,10 +28,10 @@ const CHUNK_BITS_MIN: u32 = 16;
 const CHUNK_COUNT_MAX: u64 = 1 << 24;
 /// `FS_IOC_FIEMAP` of linux/fs.h.
 const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
-/// Extents asked for at a time.
+/// Extents per FIEMAP call.
 const EXTENT_COUNT: usize = 32;
 
-/// What is known of the holes of one file.
+/// Allocation state of one file.
 #[derive(Debug)]
 pub(super) struct Room {
     chunk_bits: u32,
@@ -41,7 +41,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Nothing is known of a file of `size_bytes`.
+    /// Unknown state of a file of `size_bytes`.
     pub(super) fn new(size_bytes: u64) -> Room {
         let mut chunk_bits = CHUNK_BITS_MIN;
         while size_bytes >> chunk_bits > CHUNK_COUNT_MAX {
@@ -66,7 +66,7 @@ impl Room {
         range.start >> self.chunk_bits..range.end.div_ceil(1 << self.chunk_bits)
     }
 
-    /// Notes that `range` has its blocks: of the chunks that lie in it.
+    /// Records that `range` is allocated: sets the bits of the chunks inside it.
     fn set(&self, range: &Range<u64>, size_bytes: u64) {
         let first = range.start.div_ceil(1 << self.chunk_bits);
         let end = match range.end >= size_bytes {
@@ -79,7 +79,7 @@ impl Room {
         }
     }
 
-    /// Makes holes, or what may be holes, in `range` by `make`.
+    /// Runs `make`, which may punch holes in `range`.
     pub(super) fn while_holes_come<T>(&self, range: Range<u64>, make: impl FnOnce() -> T) -> T {
         let _changes = self.changes.lock();
         for chunk in self.touched(&range) {
@@ -89,7 +89,7 @@ impl Room {
         make()
     }
 
-    /// Sees to it that `range` has blocks. `true` if that changed the file.
+    /// Allocates `range`. `true` if that changed the file.
     pub(super) fn ensure(&self, file: &RawFile, range: Range<u64>) -> Result<bool, IoError> {
         let mut chunks = self.touched(&range);
         if chunks.all(|chunk| self.is_backed(chunk)) {
@@ -106,7 +106,7 @@ impl Room {
                 at += 1 << self.chunk_bits;
                 continue;
             }
-            // As far as the data goes from here there is nothing to do.
+            // Data needs no allocation.
             let hole = first_hole(file, at..end);
             self.set(&(at..hole), size_bytes);
             if hole >= end {
@@ -116,7 +116,7 @@ impl Room {
             let part = at..self.end_of_unknown(at, end);
             match fill(file, part.clone()) {
                 Ok(()) => self.set(&part, size_bytes),
-                // There may be room for what is wanted, if not for all around it.
+                // There may be space for the range itself, if not for the whole chunks.
                 Err(errno) if is_no_space(errno) => {
                     fill_exactly(file, part.start.max(range.start)..part.end.min(range.end))
                         .map_err(|errno| error(errno, &range))?;
@@ -129,7 +129,7 @@ impl Room {
         Ok(changed)
     }
 
-    /// The end of the chunks in a row, from `at` on, of which nothing is known.
+    /// The end of the run of unknown chunks from `at` on.
     fn end_of_unknown(&self, at: u64, end: u64) -> u64 {
         let mut chunk = (at >> self.chunk_bits) + 1;
         while chunk << self.chunk_bits < end && !self.is_backed(chunk) {
@@ -147,18 +147,18 @@ fn error(errno: i32, range: &Range<u64>) -> IoError {
     IoError::os(errno, IoOp::EnsureRoom, range.start, range.end - range.start)
 }
 
-/// Where the first hole of `range` begins, as far as the file system tells; the end if it has none.
+/// Start of the first hole of `range`, if the file system reports holes; the end if there is none.
 fn first_hole(file: &RawFile, range: Range<u64>) -> u64 {
     match rustix::fs::seek(&file.buffered, SeekFrom::Hole(range.start)) {
         Ok(hole) => hole.min(range.end),
         // The file is shorter than that.
         Err(Errno::NXIO) => range.start,
-        // A file system that does not tell.
+        // A file system that does not report holes.
         Err(_) => range.end,
     }
 }
 
-/// Gives all of `range` blocks.
+/// Allocates all of `range`.
 fn fill(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
     let len = range.end.saturating_sub(range.start);
     match file.fallocate(FallocateFlags::KEEP_SIZE, range.start, len) {
@@ -167,7 +167,8 @@ fn fill(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
     }
 }
 
-/// As [`fill`] on a full file system. Some ask for room before they find that all blocks are there.
+/// As [`fill`] on a full file system. Some check for free space before they see that all blocks are
+/// allocated.
 fn fill_exactly(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
     if first_hole(file, range.clone()) >= range.end || is_mapped(file, &range) {
         return Ok(());
@@ -214,8 +215,8 @@ struct FiemapExtent {
     reserved: [u32; 3],
 }
 
-/// Whether all of `range` has blocks, if only unwritten ones, which `SEEK_HOLE` takes for holes.
-/// `false` where the file system does not tell.
+/// Whether all of `range` is allocated, including unwritten extents, which `SEEK_HOLE` reports as
+/// holes. `false` if the file system does not report it.
 fn is_mapped(file: &RawFile, range: &Range<u64>) -> bool {
     let mut at = range.start;
     while at < range.end {
@@ -229,7 +230,7 @@ fn is_mapped(file: &RawFile, range: &Range<u64>) -> bool {
             extents: [FiemapExtent::default(); EXTENT_COUNT],
         };
         let fd = file.buffered.as_raw_fd();
-        // SAFETY: the kernel reads the header and writes at most `extent_count` extents behind it,
+        // SAFETY: the kernel reads the header and writes at most `extent_count` extents after it,
         // all of which `map` has.
         if unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, &raw mut map) } != 0 {
             return false;
@@ -253,7 +254,7 @@ fn is_mapped(file: &RawFile, range: &Range<u64>) -> bool {
 pub(super) fn ensure(file: &RawFile, offset: u64, len: u64, changed: impl FnOnce()) -> IoResult {
     let Some(room) = &file.room else { return Ok(()) };
     let result = room.ensure(file, offset..offset.saturating_add(len));
-    // A failed one may have changed a part.
+    // A failed call may have changed a part.
     if !matches!(result, Ok(false)) {
         changed();
     }

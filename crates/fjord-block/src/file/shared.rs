@@ -1,15 +1,15 @@
-//! The state of an open file that requests under way share. Owns [`Job`]: a request that is not
-//! done, and may be claimed by whoever comes first.
+//! Shared state of an open file. Owns [`Job`]: a request that is not done, and that the first
+//! thread to claim it does.
 //!
-//! A lone request of class Sync is not dispatched at submission: the thread that waits for it
-//! claims it and does a plain call, which is measured faster than any hand-over. It is dispatched
-//! without a waiter when its thread submits something else, when someone calls `start`, or when
-//! the helpers find it a few milliseconds old.
+//! A single request of class Sync is not dispatched at submission: the thread that waits for it
+//! claims it and does a plain system call, which is measured faster than a thread switch. It is
+//! dispatched without a waiter when its thread submits something else, on `start`, or when the
+//! helpers find it a few milliseconds old.
 //!
 //! Invariants:
-//! - a job is claimed once, by taking its work out;
+//! - a job is claimed once, by taking its work;
 //! - `dirty` is bumped before the ticket of a change completes, and [`Pending`] is left before, too;
-//! - a job exists of a change only once it has passed the gate.
+//! - a change becomes a job only after it has passed the gate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::stats::StatCounters;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, ReadSlot, Ticket, TicketCore};
 
-/// Everything of an open file.
+/// All shared state of an open file.
 pub(super) struct Shared {
     pub(super) file: RawFile,
     pub(super) ring: Option<Ring>,
@@ -40,7 +40,7 @@ pub(super) struct Shared {
     pub(super) gate: Arc<Gate>,
 }
 
-/// What is to be done. Flushes are not here; see [`Flusher`].
+/// The work of a request. Flushes are not here; see [`Flusher`].
 pub(super) enum Action {
     Write { bufs: Vec<Buf>, fua: bool },
     Read { bufs: Vec<AlignedBuf>, slot: ReadSlot },
@@ -48,7 +48,7 @@ pub(super) enum Action {
     WriteZeroes,
 }
 
-/// A request with its extent, and the way to report its result.
+/// A request with its extent, and the means to report its result.
 pub(super) struct Work {
     pub(super) action: Action,
     pub(super) offset: u64,
@@ -58,7 +58,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Makes work of a request, which [`Gate::pass`] must see before it starts; flushes give None.
+    /// Makes work of a request, which must pass [`Gate::pass`] before it starts; None for flushes.
     pub(super) fn new(request: Request, shared: &Shared) -> Option<(Work, Ticket, Class)> {
         let (_, offset, len) = request.extent();
         let (action, class) = match request {
@@ -116,7 +116,7 @@ impl Work {
         }
     }
 
-    /// The way of its transfer; None when it is no transfer.
+    /// The route of its transfer; None if it is not a transfer.
     pub(super) fn route(&self, file: &RawFile) -> Option<Route> {
         match &self.action {
             Action::Write { bufs, .. } => {
@@ -129,8 +129,8 @@ impl Work {
         }
     }
 
-    /// Whether the ring does this better than a thread: buffered writes and range operations go
-    /// to a kernel worker there, which is a thread as well, only further away.
+    /// Whether the ring does this better than a thread: there, buffered writes and range operations
+    /// go to a kernel worker, which is also a thread.
     fn suits_ring(&self, file: &RawFile) -> bool {
         match (self.route(file), &self.action) {
             // Two calls, one after the other.
@@ -147,7 +147,7 @@ impl Work {
         let result = match &mut self.action {
             Action::Write { bufs, fua: true } if !shared.file.trusts_dsync => {
                 let written = shared.file.write(offset, bufs, false, 0);
-                // The kernel tells a failure once; it is that of every later flush, too.
+                // The kernel reports a failure once; every later flush must report it, too.
                 written.and_then(|()| {
                     shared.stats.flush_issued();
                     shared.file.flush().inspect_err(|error| shared.sticky.set(error))
@@ -164,7 +164,7 @@ impl Work {
     /// Reports the result.
     pub(super) fn finish(self, shared: &Shared, result: IoResult) {
         let Work { action, completer, pending, .. } = self;
-        // FUA promises what a flush does, and no promise holds in a truncated file.
+        // FUA promises what a flush does, and must fail on a truncated file.
         let result = match &action {
             Action::Write { fua: true, .. } => result.and_then(|()| shared.file.check(IoOp::Write)),
             _ => result,
@@ -202,7 +202,7 @@ impl Job {
         self.work.lock().is_none()
     }
 
-    /// Takes the work; None when somebody else has it.
+    /// Takes the work; None if another thread has it.
     pub(super) fn claim(&self) -> Option<Work> {
         self.work.lock().take()
     }
@@ -214,7 +214,7 @@ impl Job {
         }
     }
 
-    /// Takes the work if the ring is the place for it.
+    /// Takes the work if it suits the ring.
     pub(super) fn claim_for_ring(&self) -> Option<Work> {
         self.shared.ring.as_ref()?;
         let mut work = self.work.lock();
@@ -228,7 +228,7 @@ impl Driver for Job {
     }
 
     fn start(&self, _: &Arc<TicketCore>) {
-        // The queue wants an owned handle, which a driver has only through its work.
+        // The queue needs an owned handle, which a driver has only through its work.
         if let Some(work) = self.claim() {
             let job = Job::new(work, &self.shared);
             self.shared.dispatch(vec![job], Class::Sync);
@@ -237,7 +237,7 @@ impl Driver for Job {
 }
 
 impl Shared {
-    /// Starts jobs without a waiter: what suits the ring goes there, the rest to the helpers.
+    /// Starts jobs without a waiter: in the ring if they suit it, else in the helpers.
     pub(super) fn dispatch(self: &Arc<Self>, jobs: Vec<Arc<Job>>, class: Class) {
         let mut for_ring = Vec::new();
         for job in jobs {
@@ -252,13 +252,13 @@ impl Shared {
         }
     }
 
-    /// Takes completions for whoever waits for them, for a while at most. `false` where somebody
-    /// does, or nothing is in the ring.
+    /// Reaps completions for their waiters, for at most `timeout`. `false` if there is a leader, or
+    /// nothing is in the ring.
     pub(super) fn reap_for_all(&self, timeout: Duration) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.reap_for_all(self, timeout))
     }
 
-    /// Gives up the lock of the image. Called when the device is dropped and nothing is pending.
+    /// Releases the lock of the image. Called when the device is dropped and nothing is pending.
     pub(super) fn release(&self) {
         if let Some(ring) = &self.ring {
             ring.release();

@@ -1,8 +1,9 @@
-//! An experiment in virtual time: how long a thread waits for its writes while another writer
-//! keeps the device full.
+//! An experiment in virtual time: latency of a thread's writes while another writer saturates the
+//! device.
 //!
-//! Owns the requests of both and the seed of their places. Invariant: unless it is paced, the writer
-//! has as many requests outstanding as it may at every moment, so that it takes whatever it is given.
+//! Owns the requests of both and the seed of their offsets. Invariant: unless it is paced, the
+//! writer always has the maximum number of requests outstanding, so that it uses all bandwidth that
+//! it gets.
 
 use std::collections::HashSet;
 
@@ -16,24 +17,24 @@ use crate::epoch::{Io, RequestId, Tuning};
 use crate::error::IoError;
 use crate::ticket::IoResult;
 
-/// The thread writes below, the writer above, and the journal lies behind both.
+/// Offsets: the thread's area, then the writer's, then the journal.
 const AREA_BYTES: u64 = 256 << 20;
 const JOURNAL_OFFSET: u64 = 3 * AREA_BYTES;
 const DEVICE_BYTES: u64 = 1 << 30;
 const SEED: u64 = 20180212;
-/// How long the writer has the device to itself at first.
+/// How long the writer runs alone at first.
 const HEAD_START_NS: u64 = 20_000_000;
-/// The first requests of the thread find the device as the writer has filled it while nobody
-/// waited, and the scheduler learns from them how fast the device is: they are not counted.
+/// The first requests of the thread meet a device that the writer has filled, and the scheduler
+/// learns the device's latencies from them: they are not counted.
 const WARM_NS: u64 = 300_000_000;
-/// Who is silent, or only reads, has written before.
+/// A thread that is idle, or only reads, has written before.
 const MEET_ROUND_COUNT: u64 = 10;
-/// What is read was written before, at the start of the thread's area, and is on the medium.
+/// Reads are of earlier writes at the start of the thread's area, on the medium.
 const READ_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 512 << 10;
 const FILL_NS: u64 = 200_000_000;
 
-/// What the thread does, again and again, in class Sync.
+/// Operation that the thread repeats, in class Sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// 4 KiB, waited for, then a flush.
@@ -52,16 +53,16 @@ pub enum Probe {
     Read,
 }
 
-/// The writer beside the thread.
+/// The writer that competes with the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writer {
     /// Of its requests.
     pub class: Class,
-    /// Of each; 4096 bytes go to places at random, more one after the other.
+    /// Size of each; 4096 bytes: random offsets; more: sequential.
     pub len: u64,
     /// Requests that it has outstanding.
     pub outstanding_count: usize,
-    /// From one request to the next, in ns; 0: it takes whatever it is given.
+    /// Interval of requests, in ns; 0: unlimited.
     pub period_ns: u64,
 }
 
@@ -92,25 +93,25 @@ impl Writer {
 pub struct Contention {
     /// What the thread does.
     pub probe: Probe,
-    /// What it has beside it; None to be alone.
+    /// The competing writer; None: alone.
     pub writer: Option<Writer>,
     /// The thread's mean pause between two rounds, in ns.
     pub pause_ns: u64,
-    /// How long nobody waits for anything before each round, besides the pause, in ns; if it is
-    /// not 0, the thread had the device to itself for some rounds at first.
+    /// Idle time before each round, in addition to the pause, in ns; if not 0, the thread ran alone
+    /// for some rounds at first.
     pub silence_ns: u64,
     /// Rounds that count.
     pub round_count: usize,
 }
 
-/// What came out, in virtual time.
+/// Result, in virtual time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Waits {
     /// Of a round, in ns.
     pub median_ns: u64,
     /// Of a round, in ns.
     pub p99_ns: u64,
-    /// What the writer got.
+    /// Bandwidth of the writer.
     pub writer_bytes_per_s: f64,
 }
 
@@ -118,7 +119,7 @@ impl Contention {
     /// Runs it.
     ///
     /// # Errors
-    /// The model refuses a request, which would be a fault of the experiment.
+    /// The model refuses a request: a bug of the experiment.
     pub fn run(&self, profile: &Profile, tuning: &Tuning) -> Result<Waits, IoError> {
         let mut stage = Stage {
             sim: SimQueue::new(profile, DEVICE_BYTES, tuning.clone()),
@@ -201,7 +202,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The scheduler meets the device before anything else is about, as at a mount.
+    /// Lets the scheduler learn the idle device, as at a mount.
     fn meet(&mut self) -> IoResult {
         let writer = self.writer.take();
         for _ in 0..MEET_ROUND_COUNT {
@@ -211,7 +212,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Puts on the medium what will be read.
+    /// Writes the data for reads to the medium.
     fn fill(&mut self) -> IoResult {
         let writer = self.writer.take();
         for offset in (0..READ_BYTES).step_by(FILL_BYTES as usize) {
@@ -236,7 +237,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Leaves the device to the writer for so long.
+    /// Lets the writer run alone for this time.
     fn pause(&mut self, ns: u64) -> IoResult {
         let until_ns = self.sim.now_ns() + ns;
         while self.sim.now_ns() < until_ns {

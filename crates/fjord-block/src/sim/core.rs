@@ -1,10 +1,10 @@
-//! The model itself: an event-driven machine with a clock of its own and no threads.
+//! The model: an event-driven machine with its own clock and no threads.
 //!
 //! Owns the command queue, the controller, the bus, the cache and (through [`Log`] and [`Chips`])
-//! contents and medium. The same calls at the same virtual times give the same results, whatever
-//! drives it: a loop over virtual time, or [`super::SimDevice`] in real time.
+//! contents and medium. Deterministic: the same calls at the same virtual times give the same
+//! results, in a loop over virtual time or in real time ([`super::SimDevice`]).
 //!
-//! The way of a write: host (one command at a time, `dispatch_ns`) → queue → controller
+//! Path of a write: host (one command at a time, `dispatch_ns`) → queue → controller
 //! (`setup_ns`) → bus, as soon as the cache has room → cache: *transferred*; completed
 //! `write_ack_ns` later; meanwhile the drain programs it: *persisted*.
 //!
@@ -13,7 +13,7 @@
 //!   order;
 //! - a command with the barrier flag is transferred after all commands dispatched before it and
 //!   before all dispatched after it; the rest in any order;
-//! - a flush covers what was transferred when it left the queue, which is at least what was
+//! - a flush covers all data transferred when it left the queue, which includes all that had
 //!   completed when it was submitted.
 
 use std::cmp::Reverse;
@@ -32,7 +32,7 @@ use crate::error::{IoError, IoOp};
 use crate::mem::MemImage;
 use crate::ticket::IoResult;
 
-/// Names a command from submission to completion; never used twice by one device.
+/// Identifies a command; never reused by one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandId(pub u64);
 
@@ -43,7 +43,7 @@ pub struct Completion {
     pub id: CommandId,
     /// When, in virtual nanoseconds.
     pub at_ns: u64,
-    /// How it went.
+    /// Its result.
     pub result: IoResult,
     /// What was read; None for other commands and for failed reads.
     pub data: Option<Vec<u8>>,

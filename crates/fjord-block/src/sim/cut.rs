@@ -1,8 +1,8 @@
-//! Power cuts: which images a device may leave. Owns nothing of the device; a [`CutState`] is a
-//! copy of what matters at one moment (cheap: contents are shared copy-on-write).
+//! Power cuts: the images that a device may leave. Owns nothing of the device; a [`CutState`] is a
+//! copy of the relevant state at one moment (cheap: contents are shared copy-on-write).
 //!
-//! Invariant: each image that [`CutState::image`] gives keeps all that the host was promised
-//! (completed flushes and FUA writes), and keeps the order that the device's barrier form keeps.
+//! Invariant: each image of [`CutState::image`] includes all promised data (completed flushes and
+//! FUA writes), and keeps the order of the device's barrier form.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -12,18 +12,18 @@ use super::log::{Data, Log, Progress};
 use super::profile::{BarrierForm, SECTOR_BYTES};
 use crate::mem::MemImage;
 
-/// Which images count as legal.
+/// Scope of legal images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutScope {
-    /// All that the host cannot exclude by what it was told. The one for finding bugs.
+    /// All that the host cannot exclude from completions. For finding bugs.
     #[default]
     Contract,
-    /// Those that the model could leave at this very moment: what it has programmed is there,
-    /// what it is programming may be, the rest of a volatile cache is not.
+    /// Those that the model could leave at this moment: programmed data is there, data being
+    /// programmed may be, the rest of a volatile cache is not.
     Timed,
 }
 
-/// Decides between legal images.
+/// Chooses among legal images.
 pub trait Chooser {
     /// A number below `count`, which is at least 1.
     fn choose(&mut self, count: u64) -> u64;
@@ -52,19 +52,19 @@ impl Chooser for SeededChooser {
     }
 }
 
-/// What becomes of a write in a power cut.
+/// Effect of a power cut on a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survival {
-    /// It is there.
+    /// It survives.
     Certain,
-    /// It is there, or not, or torn at sector borders, within the rule of the state.
+    /// It survives, is lost, or is torn at sector borders, within the rule of the state.
     Possible,
-    /// It is gone.
+    /// It is lost.
     Lost,
 }
 
-/// A write of one unit of 4096 bytes at most (or a zeroed range) that is not certain to survive,
-/// or that lies behind such a write.
+/// A write of at most one unit of 4096 bytes (or a zeroed range) that is not certain to survive, or
+/// that follows such a write.
 #[derive(Clone, Debug)]
 pub struct CutWrite {
     /// The command that it is part of.
@@ -92,18 +92,18 @@ pub enum CutRule {
     Subset,
     /// All of some epochs, any subset of the next one, nothing of later ones.
     EpochPrefix,
-    /// The first so many writes, for one of these counts (ascending); none is torn.
+    /// The first N writes, for one of these counts (ascending); none is torn.
     Prefix(Vec<usize>),
 }
 
 /// The state of a device when the power went.
 #[derive(Clone, Debug)]
 pub struct CutState {
-    /// What is there in any case.
+    /// Contents that certainly survive.
     pub base: MemImage,
-    /// What was written since, in transfer order.
+    /// Later writes, in transfer order.
     pub writes: Vec<CutWrite>,
-    /// Which of it may survive together.
+    /// Which of them may survive together.
     pub rule: CutRule,
 }
 
@@ -198,7 +198,7 @@ impl CutState {
         image
     }
 
-    /// The legal image that has most: what a device leaves that was idle long enough.
+    /// The legal image with the most writes: that of a device after a long idle time.
     pub fn image_with_all(&self) -> MemImage {
         let mut image = self.base.clone();
         let kept = match &self.rule {
@@ -226,7 +226,7 @@ fn unit_counts(log: &Log) -> Vec<usize> {
 fn possible_counts(writes: &[CutWrite], counts: Vec<usize>) -> Vec<usize> {
     let first_lost = writes.iter().position(|w| w.survival == Survival::Lost);
     let most = first_lost.unwrap_or(writes.len());
-    // What is programmed behind a hole is cut off with it; before it, it is there.
+    // What is programmed after a hole is cut off with it; before it, it is there.
     let first_open = writes.iter().position(|w| w.survival != Survival::Certain);
     let programmed = first_open.unwrap_or(writes.len());
     // A unit that is not complete counts for nothing.

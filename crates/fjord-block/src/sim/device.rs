@@ -76,7 +76,7 @@ impl Shared {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Brings the model to the present. Gives the tickets to complete.
+    /// Advances the model to the present. Returns the tickets to complete.
     fn catch_up(&self, state: &mut State) -> Vec<Due> {
         let completions = state.core.advance_to(self.now_ns());
         let pending = &mut state.pending;
@@ -190,7 +190,7 @@ impl SimDevice {
         SimDevice { shared, capabilities: profile.capabilities(), timer }
     }
 
-    /// Cuts the power now and gives one of the images that this may leave. Requests under way and
+    /// Cuts the power now and returns one of the images that this may leave. Requests in flight and
     /// all later ones fail with EIO.
     pub fn cut_power(&self, scope: CutScope, chooser: &mut dyn Chooser) -> MemImage {
         self.cut(scope).image(chooser)
@@ -233,7 +233,7 @@ impl SimDevice {
         self.shared.state.lock().core.profile().clone()
     }
 
-    /// What the model counted: queue depth over time, transfers, program operations.
+    /// Statistics of the model: queue depth over time, transfers, program operations.
     pub fn sim_stats(&self) -> SimStats {
         let mut state = self.shared.state.lock();
         let due = self.shared.catch_up(&mut state);
@@ -276,7 +276,7 @@ impl SimDevice {
         }
     }
 
-    /// What would fail in any case: a flush after a failed one, any request without a timer.
+    /// Requests that must fail: a flush after a failed one, any request without a timer.
     fn refusal(&self, op: IoOp, offset: u64, len: u64) -> IoResult {
         if self.timer.is_none() {
             return Err(IoError::new(IoErrorKind::Abandoned, op, offset, len));
@@ -351,7 +351,7 @@ impl Drop for SimDevice {
             // A panic in a callback was reported when it happened.
             let _ = timer.join();
         }
-        // Whoever still waits learns that the device has gone.
+        // Remaining waiters get an error.
         let pending = std::mem::take(&mut self.shared.state.lock().pending);
         drop(pending);
     }

@@ -1,5 +1,5 @@
-//! What the device holds. Owns the contents as reads see them, the contents that are certain to
-//! survive, and between the two the log of writes in transfer order.
+//! Contents of the device. Owns the contents as seen by reads, the contents that certainly survive,
+//! and between the two the log of writes in transfer order.
 //!
 //! Invariants:
 //! - `durable` plus all entries in order is `current`;
@@ -16,11 +16,11 @@ use super::profile::UNIT_BYTES;
 use crate::buf::Buf;
 use crate::mem::MemImage;
 
-/// Entries that the log holds before the device persists its mapping table by itself. Bounds the
-/// memory of a host that never flushes.
+/// Entries in the log before the device persists its mapping table by itself. Bounds the memory if
+/// the host never flushes.
 const MAPPED_ENTRIES_MAX: usize = 1 << 15;
 
-/// How far the data of an entry has come.
+/// Progress of the data of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     Cached,
@@ -126,7 +126,7 @@ impl Log {
         numbers
     }
 
-    /// Notes how far an entry has come. One that is durable already is of no interest.
+    /// Records the progress of an entry. Durable ones are ignored.
     pub(super) fn set_progress(&mut self, number: u64, progress: Progress) {
         let index = number.checked_sub(self.first).map(|index| index as usize);
         if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {

@@ -1,11 +1,11 @@
-//! The medium behind the cache: which chip (or the arm) does what, and until when.
+//! The medium behind the cache: jobs of the chips (or of the arm).
 //!
 //! Owns the chips, the channels, the arm's place, and the queue of units that wait to be
 //! programmed. Knows no commands of the host but by number, and no contents.
 //!
 //! Invariants: a chip does one thing at a time, and so does a channel's transfer; in the order
 //! forms a unit starts only when the form's rule allows it; a read goes before queued programs. A
-//! program that was set aside goes on after one read, and is set aside a bounded number of times.
+//! suspended program operation resumes after one read, and is suspended a bounded number of times.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -22,7 +22,7 @@ pub(super) struct DrainUnit {
     pub(super) offset: u64,
 }
 
-/// How often a program operation is set aside for a read at most, so that it ends.
+/// Most suspensions of a program operation for reads, so that it ends.
 const SUSPENSIONS_MAX: u32 = 4;
 
 /// What a chip is doing.
@@ -36,13 +36,13 @@ pub(super) enum Job {
 #[derive(Debug)]
 struct Working {
     job: Job,
-    /// The number of this start of the job; one that was set aside has another afterwards.
+    /// The number of this start of the job; a resumed job has another.
     start: u64,
     end_ns: u64,
     suspension_count: u32,
 }
 
-/// A program operation that was set aside for a read.
+/// A program operation that is suspended for a read.
 #[derive(Debug)]
 struct Suspended {
     units: Vec<DrainUnit>,
@@ -72,7 +72,7 @@ pub(super) struct Chips {
     size_bytes: u64,
     /// By way; None when free.
     jobs: Vec<Option<Working>>,
-    /// By way: what goes on when the read that is in `jobs` has ended.
+    /// By way: the operation that resumes when the read in `jobs` has ended.
     suspended: Vec<Option<Suspended>>,
     start_count: u64,
     free_count: usize,
@@ -199,8 +199,8 @@ impl Chips {
         Started { way: way as u32, start, end_ns, numbers: Vec::new() }
     }
 
-    /// Sets a program operation aside for a read that waits for its chip, if there are such and
-    /// the chips can do that.
+    /// Suspends a program operation for a read that waits for its chip, if there is one and the
+    /// chips support it.
     pub(super) fn suspend_for_read(&mut self, now_ns: u64) -> Option<Started> {
         let Medium::Flash { suspend_ns: Some(suspend_ns), .. } = self.medium else { return None };
         if self.waiting_read_count == 0 {
@@ -225,7 +225,7 @@ impl Chips {
         self.start_read(way, now_ns + suspend_ns)
     }
 
-    /// Goes on with the program operation that was set aside on a chip, if there is one.
+    /// Resumes the suspended program operation of a chip, if there is one.
     pub(super) fn resume(&mut self, way: u32, now_ns: u64) -> Option<Started> {
         let way = way as usize;
         let Suspended { units, left_ns, count } = self.suspended.get_mut(way)?.take()?;
@@ -315,7 +315,7 @@ impl Chips {
         there_ns + wait_ns + time_ns(bytes, media_bytes_per_s)
     }
 
-    /// The job of a chip has ended, unless it was set aside since this start of it.
+    /// The job of a chip has ended, unless it was suspended since this start.
     pub(super) fn finish(&mut self, way: u32, start: u64) -> Option<Job> {
         let working = self.jobs.get_mut(way as usize)?;
         let job = working.take_if(|working| working.start == start)?.job;

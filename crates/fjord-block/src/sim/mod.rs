@@ -1,8 +1,8 @@
 //! Modelled flash: a device with a queue, a cache, channels and chips, whose time is computed.
 //!
-//! Owns no state of its own. [`SimCore`] is the model, a machine of events without threads or
-//! clock; who drives it decides what time is:
-//! - a loop over virtual time ([`SimCore::advance_to_completion`]): exactly repeatable;
+//! Owns no state of its own. [`SimCore`] is the model, an event-driven machine without threads or
+//! clock; its driver supplies the time:
+//! - a loop over virtual time ([`SimCore::advance_to_completion`]): deterministic;
 //! - [`SimQueue`]: the same with the epoch scheduler above; [`Contention`]: an experiment with it;
 //! - [`SimDevice`]: real time, for the engine and its threads.
 //!

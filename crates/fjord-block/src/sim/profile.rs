@@ -26,7 +26,7 @@ pub enum BarrierForm {
 /// Where the data ends up, and how long that takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Flash chips behind channels.
+    /// Flash chips on channels.
     Flash {
         /// Channels; transfers to the chips of one channel exclude each other.
         channel_count: u32,
@@ -40,14 +40,14 @@ pub enum Medium {
         program_ns: u64,
         /// Time of a page read.
         read_ns: u64,
-        /// Time until a chip has set a program operation aside for a read; None when it cannot.
+        /// Time until a chip has suspended a program operation for a read; None if unsupported.
         suspend_ns: Option<u64>,
     },
     /// One arm over turning platters.
     Disk {
         /// Time of a seek to the next track.
         seek_min_ns: u64,
-        /// Time of a seek over the whole disk; between them it grows with the root of the way.
+        /// Time of a full seek; between them it grows with the square root of the distance.
         seek_max_ns: u64,
         /// Time of a turn.
         turn_ns: u64,
@@ -70,7 +70,7 @@ pub enum TransferOrder {
 pub struct Profile {
     /// Name for tables and the command line.
     pub name: &'static str,
-    /// What it stands for, in a few words.
+    /// Short description.
     pub about: &'static str,
     /// Commands that the device accepts at a time.
     pub queue_depth: u32,
@@ -254,7 +254,7 @@ impl Profile {
         other
     }
 
-    /// What a device of this profile tells its users.
+    /// Capabilities of a device of this profile.
     pub fn capabilities(&self) -> Capabilities {
         Capabilities {
             volatile_cache: !self.power_loss_protection,

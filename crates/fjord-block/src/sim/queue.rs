@@ -1,9 +1,9 @@
-//! The epoch scheduler above a modelled device, both in virtual time: for experiments that must
-//! come out the same on every run.
+//! The epoch scheduler above a modelled device, both in virtual time: for deterministic
+//! experiments.
 //!
-//! Owns the scheduler, the device and who is who among their commands. Data are zeroes.
+//! Owns the scheduler, the device and the mapping of their command numbers. Data are zeroes.
 //!
-//! Invariant: whatever may leave the scheduler has left it before time passes.
+//! Invariant: all dispatchable commands are dispatched before time advances.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use crate::ticket::IoResult;
 pub struct SimQueue {
     queue: EpochQueue,
     core: SimCore,
-    /// The scheduler's names of what is with the device.
+    /// The scheduler's numbers of commands in the device.
     commands: HashMap<CommandId, epoch::CommandId>,
     zeroes: Buf,
 }

@@ -1,4 +1,4 @@
-//! What the model counted. Owns the queue-depth histogram and the optional traces.
+//! Statistics of the model. Owns the queue-depth histogram and the optional traces.
 //!
 //! Invariant: the histogram's times add up to the time since the device was made (or since the
 //! statistics were reset), until its power was cut.
@@ -78,7 +78,7 @@ pub struct Persisted {
     pub offset: u64,
 }
 
-/// What happened, in order. Recorded only on request, because it grows with every command.
+/// Events in order. Recorded only on request, because it grows with every command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SimTrace {
     /// Transfer order.
@@ -137,7 +137,7 @@ impl Meter {
         self.stats.clone()
     }
 
-    /// Starts to count anew.
+    /// Resets the statistics.
     pub(super) fn reset(&mut self, now_ns: u64) {
         let now_ns = self.ended_ns.unwrap_or(now_ns);
         self.stats = SimStats::default();

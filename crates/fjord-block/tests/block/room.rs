@@ -76,7 +76,7 @@ fn holes_get_blocks_and_a_full_disk_says_so() {
 
     let error = device.ensure_room(1 << 20, 4 << 20).unwrap_err();
     assert!(error.is_no_space(), "{error}");
-    assert!(error.to_string().contains("make room"), "{error}");
+    assert!(error.to_string().contains("free space"), "{error}");
     // All that there is, the last of it in a chunk that does not fit as a whole.
     std::fs::write(small.path("other"), vec![1; 40 << 10]).unwrap();
     let mut at = 1 << 20;

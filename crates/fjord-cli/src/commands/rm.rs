@@ -1,13 +1,13 @@
 //! `fjord rm`: remove files.
 
-use std::path::PathBuf;
+use std::{collections::HashSet, path::PathBuf};
 
-use fjord::{FileKind, InodeRef};
+use fjord::{FileKind, InodeNo, InodeRef};
 
 use super::ls;
 use crate::{
     failure::{Context, Failure, Result},
-    image, output, paths,
+    image, output, paths, targets,
 };
 
 #[derive(Debug, clap::Args)]
@@ -37,19 +37,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if file.attr().kind() == FileKind::Directory && !args.recursive {
                 return Err(Failure::new(format!("{path}: is a directory; use -r to remove it")));
             }
-            remove(&dir, &name, &file).context(path)?;
+            remove(&dir, &name, &file, &mut HashSet::new()).context(path)?;
         }
         Ok(())
     })
 }
 
-fn remove(dir: &InodeRef, name: &[u8], file: &InodeRef) -> Result<()> {
+/// Removes a file, or a directory with all that is in it. `seen` has the directories that are being
+/// removed: in a damaged image one may lie in itself.
+fn remove(dir: &InodeRef, name: &[u8], file: &InodeRef, seen: &mut HashSet<InodeNo>) -> Result<()> {
     if file.attr().kind() != FileKind::Directory {
         return Ok(dir.unlink(name)?);
     }
+    if !seen.insert(file.ino()) {
+        return Err(targets::two_paths());
+    }
     for name in ls::names(file)? {
         let child = file.lookup(&name)?;
-        remove(file, &name, &child).context(output::name(&name))?;
+        remove(file, &name, &child, seen).context(output::name(&name))?;
     }
     Ok(dir.rmdir(name)?)
 }

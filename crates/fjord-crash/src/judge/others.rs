@@ -1,8 +1,8 @@
 //! Recoveries by e2fsck and by Linux, compared with ours.
 //!
-//! Owns [`Judge::compare`] and the circumstances in which one of the two is not asked, or excused for
-//! what it gives up. Invariant: each excuse is for one thing that was seen in the image itself, and is
-//! counted.
+//! Owns [`Judge::compare`] and the conditions under which one of the two is skipped, or excused for
+//! changes that it discards. Invariant: each excuse is for one condition seen in the image itself,
+//! and is counted.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,7 +19,7 @@ use crate::image::Image;
 use crate::tree::Tree;
 
 impl Judge {
-    /// Whether the journal bears the mark of i-transactions.
+    /// Whether the ijournal mark is set.
     fn is_marked(&self, image: &Image) -> bool {
         self.journal(image).is_some_and(|found| found.ijournal().is_some())
     }
@@ -31,11 +31,12 @@ impl Judge {
         let said = tools::run(tools::command("e2fsck")?.arg("-fy").arg(&path))?;
         let refused = said.code.is_some_and(|code| code >= 8);
         if !refused || Image::from_file(&path)?.hash() != dirty.hash() {
-            let text = format!("e2fsck took an image with the mark: {}", said.stdout.trim());
+            let text =
+                format!("e2fsck accepted an image with the ijournal mark: {}", said.stdout.trim());
             return Ok(Err(Problem::new(Kind::Disagrees, text)));
         }
         if KernelMount::new(&path, "rw").is_ok() {
-            let text = "Linux mounted an image with the mark".to_owned();
+            let text = "Linux mounted an image with the ijournal mark".to_owned();
             return Ok(Err(Problem::new(Kind::Disagrees, text)));
         }
         self.stats.marked += 1;
@@ -109,15 +110,15 @@ impl Judge {
     }
 }
 
-/// Circumstances in which e2fsck 1.47.0 gives up what Linux and fjord recover.
+/// Conditions under which e2fsck 1.47.0 discards changes that Linux and fjord recover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Excuses {
-    /// The last commit block is torn behind its first sector.
+    /// The last commit block is torn after its first sector.
     torn_commit: bool,
 }
 
 impl Excuses {
-    /// What e2fsck may give up of an image of whose log this is the plan.
+    /// Changes that e2fsck may discard; `plan` is that of the image's log.
     fn of(plan: &Plan) -> Excuses {
         // Commit blocks before the last one are durable, and so whole.
         let torn_commit = plan.report().cases.contains(&Case::PartialCommitBlock);
@@ -132,11 +133,11 @@ impl Excuses {
                 stats.torn_commits += 1;
                 return Ok(());
             }
-            By::NotAnnounced => "a log that the superblock does not speak of",
-            By::GaveUpCommit => "a transaction whose commit block is whole",
+            By::NotAnnounced => "a log that the superblock does not refer to",
+            By::GaveUpCommit => "a transaction whose commit block is valid",
             By::GaveUpLog => "a log that Linux and fjord replay",
         };
-        Err(Problem::new(Kind::Disagrees, format!("e2fsck gives up {what}")))
+        Err(Problem::new(Kind::Disagrees, format!("e2fsck discards {what}")))
     }
 }
 
@@ -148,7 +149,7 @@ enum By {
     /// It gave up the last transaction for a torn commit block. Linux and fjord accept one whose
     /// first sector is whole, e2fsck 1.47.0 does not.
     GaveUpCommit,
-    /// It gave up the whole log, as e2fsck 1.47.0 does for a fast-commit area that counts and begins
+    /// It discarded the whole log, as e2fsck 1.47.0 does for a valid fast-commit area that begins
     /// with the head of another transaction.
     GaveUpLog,
     /// As at boot (`-p`) it leaves a log alone that the superblock does not speak of; with `-y` it

@@ -1,7 +1,7 @@
-//! What programs do with a recovered file system.
+//! Uses a recovered file system as programs do.
 //!
-//! Owns [`Judge::used`]: files grow, and new ones come and go. Invariant: what a crash left where no
-//! file reaches (the rest of a last block, freed blocks) shows nowhere afterwards.
+//! Owns [`Judge::used`]: files grow, and new ones are created and deleted. Invariant: old data in
+//! unused space (the rest of a last block, freed blocks) is never visible afterwards.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const GROWTH_BYTES: u64 = 70_000;
 const NEW_BYTES: usize = 30_000;
 
 impl Judge {
-    /// Uses what was recovered, unmounts it and lets e2fsck look at it.
+    /// Uses the recovered file system, unmounts it and runs e2fsck.
     ///
     /// # Errors
     /// Outer: the tools do not run. Inner: the problem.

@@ -1,6 +1,6 @@
 //! Puts an i-transaction together.
 //!
-//! Invariant: the payload blocks that the caller writes behind the header are those for which
+//! Invariant: the payload blocks that the caller writes after the header are those for which
 //! [`Place::Payload`] was returned, in that order.
 
 use super::{AreaFormat, FIXED_BYTES, FLAG_ESCAPED, HEADER_BLOCKS_MAX, MAGIC, RECORD_HEAD_BYTES};

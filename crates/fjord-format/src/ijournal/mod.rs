@@ -1,8 +1,8 @@
-//! The i-journal: areas behind the log that hold i-transactions, one per fsync.
+//! The i-journal: areas after the log that hold i-transactions, one per fsync.
 //!
-//! The journal inode goes on behind `s_maxlen`, where neither Linux nor e2fsck looks: one
+//! The journal inode goes on after `s_maxlen`, where neither Linux nor e2fsck looks: one
 //! block with the [`AreaTable`], then the areas. An i-transaction is one *header* of whole
-//! blocks and the *payload* blocks right behind it:
+//! blocks and the *payload* blocks right after it:
 //!
 //! ```text
 //! header:  fixed fields, then records: inode images, directory entries, tags of extent
@@ -15,9 +15,9 @@
 //! checksum is what the commit block is in the paper ("iJournaling", ATC '17, section 4.1),
 //! and an i-transaction without payload is its single-block form.
 //!
-//! A header says by nonce to which use of the areas it belongs; the nonce changes each time
-//! that the journal is marked ([`IjournalMark`](crate::jbd2::IjournalMark)), so that nothing
-//! of an earlier use counts. All fields are little-endian.
+//! The nonce of a header identifies the use of the areas; it changes each time that the mark is set
+//! ([`IjournalMark`](crate::jbd2::IjournalMark)), so that i-transactions of an earlier use are
+//! invalid. All fields are little-endian.
 //!
 //! Invariants: no payload block starts with the header's magic number (it is escaped as JBD2
 //! does it), so that every block of an area that starts with it was written as a header; a

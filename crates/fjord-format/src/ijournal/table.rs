@@ -18,7 +18,7 @@ const CHECKSUM: usize = 60;
 
 /// Most areas that a journal has.
 pub const AREA_COUNT_MAX: u32 = 256;
-/// The shortest area that makes sense, in blocks.
+/// Minimum length of an area, in blocks.
 pub const AREA_BLOCKS_MIN: u32 = 16;
 
 /// Number and length of the areas; they follow the table's block.

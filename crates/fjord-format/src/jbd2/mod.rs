@@ -65,7 +65,7 @@ bitflags! {
         const CSUM_V3 = 0x10;
         /// The tail of the journal is a fast-commit area.
         const FAST_COMMIT = 0x20;
-        /// fjord's own: i-transactions may live behind `s_maxlen` (see [`crate::ijournal`]),
+        /// fjord's own: i-transactions may live after `s_maxlen` (see [`crate::ijournal`]),
         /// so Linux and e2fsck must refuse the image, and do, rather than drop them.
         const FJORD_IJOURNAL = 0x4000_0000;
         const _ = !0;

@@ -310,8 +310,8 @@ impl Superblock {
         })
     }
 
-    /// Sets the mark or takes it off, and leaves no trace of it then. All of it lies in the
-    /// first sector, so that a power cut leaves the old mark or the new one.
+    /// Sets or clears the mark; clearing restores the old bytes. It is in the first sector, so that
+    /// a power cut leaves the old mark or the new one.
     pub fn set_ijournal(&mut self, mark: Option<IjournalMark>) {
         self.s_feature_incompat.set(Incompat::FJORD_IJOURNAL, mark.is_some());
         let floor = mark.and_then(|mark| mark.recovering_after);

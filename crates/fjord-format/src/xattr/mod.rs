@@ -31,7 +31,7 @@ pub const XATTR_MAGIC: u32 = 0xea02_0000;
 pub const XATTR_REFCOUNT_MAX: u32 = 1024;
 /// Longest value that a reader accepts.
 pub const XATTR_SIZE_MAX: u32 = 1 << 24;
-/// Longest name behind the prefix, in bytes.
+/// Longest name after the prefix, in bytes.
 pub const XATTR_NAME_LEN_MAX: usize = 255;
 
 /// `struct ext4_xattr_entry` without the name.
@@ -106,7 +106,7 @@ const WHOLE_NAMES: [(NameIndex, &[u8]); 3] = [
 ];
 
 /// Splits a name as users write it into index and stored name; `None` when ext4 has no index for
-/// it or the part behind the prefix is empty, too long or has a zero byte.
+/// it or the part after the prefix is empty, too long or has a zero byte.
 pub fn split_name(full: &[u8]) -> Option<(NameIndex, &[u8])> {
     if let Some((index, _)) = WHOLE_NAMES.iter().find(|(_, name)| *name == full) {
         return Some((*index, &[]));

@@ -56,7 +56,7 @@ impl Xattr {
         self.index
     }
 
-    /// The name behind the prefix.
+    /// The name after the prefix.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
@@ -233,7 +233,7 @@ impl XattrSet {
         each.fold(END_MARK_BYTES, usize::saturating_add)
     }
 
-    /// Bytes that the set needs behind an inode's `i_extra_isize`.
+    /// Bytes that the set needs after an inode's `i_extra_isize`.
     pub fn ibody_bytes(&self) -> usize {
         if self.is_empty() { 0 } else { self.content_bytes().saturating_add(IBODY_HEADER_BYTES) }
     }
@@ -243,7 +243,7 @@ impl XattrSet {
         self.content_bytes().saturating_add(HEADER_BYTES)
     }
 
-    /// Fills the area behind an inode's `i_extra_isize`. An empty set clears it.
+    /// Fills the area after an inode's `i_extra_isize`. An empty set clears it.
     ///
     /// # Errors
     /// [`FormatError::NoRoom`]; the area is then as it was.

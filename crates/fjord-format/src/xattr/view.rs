@@ -65,7 +65,7 @@ pub enum ValueRef<'a> {
 pub struct XattrRef<'a> {
     /// Which prefix.
     pub index: NameIndex,
-    /// The name behind the prefix.
+    /// The name after the prefix.
     pub name: &'a [u8],
     /// The value or its place.
     pub value: ValueRef<'a>,
@@ -78,13 +78,13 @@ pub struct XattrRef<'a> {
 /// The attributes of an inode's area or of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct XattrView<'a> {
-    /// What value offsets count from: the block, or the inode's area behind its magic.
+    /// What value offsets count from: the block, or the inode's area after its magic.
     base: &'a [u8],
     /// Where the first entry starts in `base`.
     first: usize,
 }
 
-/// Reads the attributes in an inode. `area` are the inode's bytes behind `i_extra_isize` up to
+/// Reads the attributes in an inode. `area` are the inode's bytes after `i_extra_isize` up to
 /// the inode's size. `None` when there are none (no magic, or no room for any).
 ///
 /// # Errors

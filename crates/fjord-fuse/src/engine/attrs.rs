@@ -7,10 +7,11 @@ use crate::{abi::*, request::Request};
 
 /// How long the kernel may keep names and attributes: it makes every change itself.
 const LONG_SECS: u64 = 365 * 24 * 3600;
-/// How long for a file that was changed lately. Its block count still moves when delayed blocks
-/// are written, which the kernel does not see.
+/// The same for a recently changed file: delayed allocation still changes its block count, which
+/// the kernel does not see.
 const SHORT_SECS: u64 = 1;
-/// For how long after a change the block count may still move: writeback and commit, with room.
+/// For how long after a change the block count may still change: writeback and commit, with a
+/// margin.
 const SETTLE_SECS: i64 = 30;
 
 const STATX_BASIC_STATS: u32 = 0x7ff;
@@ -60,7 +61,7 @@ pub(super) fn has_set_ids(attr: &Attr) -> bool {
 }
 
 fn attr_valid_secs(attr: &Attr) -> u64 {
-    // The bits go with OPEN and WRITE, whose replies have no attributes: the kernel asks again
+    // OPEN and WRITE drop the bits, and their replies have no attributes: so the kernel asks again
     // before each exec.
     if has_set_ids(attr) {
         return 0;
@@ -69,7 +70,7 @@ fn attr_valid_secs(attr: &Attr) -> u64 {
     if attr.kind() != FileKind::Regular || settled { LONG_SECS } else { SHORT_SECS }
 }
 
-/// The reply that hands `inode` to the kernel; the caller has counted the lookup.
+/// The reply that names `inode`; the caller has counted the lookup.
 pub(super) fn entry_out(inode: &InodeRef) -> EntryOut {
     let attr = inode.attr();
     EntryOut {
@@ -82,7 +83,7 @@ pub(super) fn entry_out(inode: &InodeRef) -> EntryOut {
     }
 }
 
-/// The reply that says that a name does not exist, and may be remembered not to.
+/// The reply for a missing name, with a timeout (negative entry).
 pub(super) fn negative_entry() -> EntryOut {
     EntryOut { entry_valid: LONG_SECS, ..Default::default() }
 }
@@ -176,8 +177,9 @@ impl EngineHandler {
 
     /// Whether a SETATTR that sets nothing comes before a write or an fallocate, to take
     /// set-user-ID and set-group-ID away; the kernel looks at its own copy of the mode, which the
-    /// reply renews before the content changes. A chown(2) to no one looks the same, and anybody
-    /// may try that: only the owner, or who has the file open for writing, takes the bits away.
+    /// reply renews before the content changes. A chown(2) with -1, -1 looks the same, and any user
+    /// may call it: so the bits are dropped only for the owner or a user who has the file open for
+    /// writing.
     fn is_before_write(&self, header: &InHeader, attr: &Attr) -> bool {
         has_set_ids(attr)
             && !caller::keeps_set_ids(header)

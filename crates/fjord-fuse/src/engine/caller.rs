@@ -1,8 +1,8 @@
-//! Who makes a request, beyond the user and group IDs in its header.
+//! Credentials of a request's caller, beyond the user and group IDs in its header.
 //!
-//! The kernel does all permission checks on files (`default_permissions`); what it leaves to the
-//! server needs a capability or the caller's groups, which /proc tells by process ID. A caller that
-//! cannot be seen there (another PID namespace, gone already) has neither.
+//! The kernel does all permission checks on files (`default_permissions`); checks left to the
+//! server need a capability or the caller's groups, which are read from /proc by process ID. A
+//! caller that is not visible there (another PID namespace, exited) has neither.
 
 use std::fs;
 
@@ -37,8 +37,8 @@ pub(super) fn is_owner(header: &InHeader) -> bool {
 }
 
 /// Whether set-user-ID and set-group-ID stay when the caller changes a file: with CAP_FSETID in
-/// this user namespace. Of a caller that cannot be seen, root is taken to have it; each request
-/// in which the kernel says that it has not is followed in any case.
+/// this user namespace. If the caller is not visible, root is assumed to have it; requests in which
+/// the kernel says otherwise are always followed.
 pub(super) fn keeps_set_ids(header: &InHeader) -> bool {
     has_capability(header, CAP_FSETID).unwrap_or(header.uid == 0)
 }
@@ -67,8 +67,8 @@ pub(super) fn read_memory(header: &InHeader, addr: u64, len: usize) -> Option<[u
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
     let remote = libc::iovec { iov_base: addr as usize as *mut _, iov_len: len };
     let pid = libc::pid_t::try_from(header.pid).ok().filter(|&pid| pid > 0)?;
-    // SAFETY: `local` describes memory of `bytes`, valid for the call; the remote address is only
-    // looked at by the kernel, which checks it.
+    // SAFETY: `local` describes memory of `bytes`, valid for the call; only the kernel uses the
+    // remote address, and checks it.
     let got = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(got).is_ok_and(|got| got == len).then_some(bytes)
 }

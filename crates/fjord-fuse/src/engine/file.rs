@@ -22,8 +22,8 @@ const O_APPEND: u32 = libc::O_APPEND as u32;
 const DAY_SECS: i64 = 24 * 3600;
 
 impl EngineHandler {
-    /// The kernel's pages stay valid from one open to the next, as nobody else writes; close(2)
-    /// has nothing to flush.
+    /// The kernel's pages stay valid from one open to the next, because there is no other writer;
+    /// close(2) has nothing to flush.
     pub(super) const OPEN_FLAGS: OpenReplyFlags = OpenReplyFlags::KEEP_CACHE
         .union(OpenReplyFlags::NOFLUSH)
         .union(OpenReplyFlags::PARALLEL_DIRECT_WRITES);
@@ -144,7 +144,7 @@ impl EngineHandler {
         Ok(WriteOut { size: count as u32, padding: 0 })
     }
 
-    /// Drops set-user-ID and set-group-ID before a change by somebody without CAP_FSETID. The
+    /// Drops set-user-ID and set-group-ID before a change by a caller without CAP_FSETID. The
     /// kernel has asked for that already (SETATTR), but not so that it could be followed where the
     /// file was opened by another user than the caller.
     fn drop_set_ids(&self, request: &Request<'_>, node: &InodeRef) -> Outcome<()> {
@@ -189,9 +189,9 @@ impl EngineHandler {
         self.inode_changed(&node)
     }
 
-    /// Where a block of the file lies, in blocks of the size that the kernel asks in, which need not
-    /// be the image's; 0 for nowhere. A larger block has a number only if it lies in one piece from
-    /// such a number on: the kernel may use it without fjord, for swapping.
+    /// Block number of a block of the file, in the kernel's block size, which may differ from the
+    /// image's; 0 if unmapped. A block larger than the image's has a number only if it is
+    /// contiguous and aligned: the kernel may use it without fjord, for swapping.
     pub(super) fn bmap(&self, request: &Request<'_>, args: &BmapIn) -> Outcome<BmapOut> {
         let node = self.node(request)?;
         let (asked, ours) = (u64::from(args.blocksize), u64::from(self.fs.geometry().block_size));
@@ -202,7 +202,7 @@ impl EngineHandler {
         let Some(first) = node.bmap(offset / ours)? else {
             return Ok(BmapOut { block: 0 });
         };
-        // Past the end there is nothing to lie anywhere.
+        // Nothing is mapped past the end.
         let end = (offset + asked).min(node.attr().size.max(offset + 1)).div_ceil(ours);
         for (lblk, place) in (offset / ours..end).zip(first..) {
             if node.bmap(lblk)? != Some(place) {

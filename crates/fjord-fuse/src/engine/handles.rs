@@ -1,9 +1,9 @@
 //! Open files, by the numbers that the kernel hands back.
 //!
-//! A handle carries what belongs to one open(2) and to nothing else: which writeback errors it has
-//! reported, whether it was opened with O_SYNC, and by whom for writing. That is why files are opened with a request although the protocol can do without: an
-//! error must reach every handle that was open, once. Directories have no such state and are
-//! opened without a request.
+//! A handle has the state of one open(2): reported writeback errors, O_SYNC, and the user if open
+//! for writing. For this state files are opened with a request although the protocol can omit it: a
+//! writeback error must be reported once to every open handle. Directories have no such state and
+//! are opened without a request.
 //!
 //! Locks: each shard's mutex guards its map and is a leaf.
 
@@ -23,7 +23,7 @@ const O_SYNC: u32 = libc::O_SYNC as u32;
 const O_ACCMODE: u32 = libc::O_ACCMODE as u32;
 const O_RDONLY: u32 = libc::O_RDONLY as u32;
 
-/// What one open(2) made.
+/// State of one open(2).
 pub(super) struct Opened {
     pub file: OpenFile,
     /// Opened with O_SYNC (not with O_DSYNC alone).
@@ -71,7 +71,7 @@ impl Handles {
         drop(gone);
     }
 
-    /// Lets go of everything, at the end of the mount.
+    /// Drops all handles, at the end of the mount.
     pub(super) fn clear(&self) {
         for shard in &self.shards {
             let gone = std::mem::take(&mut *shard.lock());

@@ -165,7 +165,7 @@ impl EngineHandler {
             if !caller::is_owner(request.header) && !caller::is_admin(request.header) {
                 return Err(Errno(libc::EPERM));
             }
-            self.desk.begin(&self.fs, &parse(input)?)?;
+            self.snapshot_server.begin(&self.fs, &parse(input)?)?;
             return Ok(Vec::new());
         }
         if !caller::is_admin(request.header) {

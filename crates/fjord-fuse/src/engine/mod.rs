@@ -1,4 +1,5 @@
-//! From requests to the engine and back: no policy of its own, only the protocol's demands.
+//! Maps requests to engine calls and results to replies; only the protocol's requirements, no
+//! policy.
 //!
 //! Invariants: each engine error leaves as the errno that ext4 gives; replies that name a node are
 //! counted in `nodes` before they leave; attributes and names are handed out with long timeouts,
@@ -17,7 +18,7 @@ use crate::{
     reply::{Errno, Responder},
     request::{Op, Request},
     session::{Handler, Negotiated, Scratch, SessionConfig},
-    snapshot::Desk,
+    snapshot::SnapshotServer,
 };
 
 mod attrs;
@@ -49,14 +50,14 @@ pub struct EngineHandler {
     handles: Handles,
     atime: AtimeMode,
     acl: bool,
-    /// The kernel holds writes back.
+    /// The kernel's writeback cache is on.
     writeback_cache: bool,
     /// Mounted with `sync` or `dirsync`: names are durable when the call returns. The kernel does
     /// that for writes only.
     sync_names: bool,
     /// Mounted with `sync`: attributes and reserved space too.
     sync_attrs: bool,
-    desk: Desk,
+    snapshot_server: SnapshotServer,
     /// INVAL_INODE notifications being sent; bounded, because each holds a worker.
     notifying: AtomicU32,
     /// How closing the file system ended; set by the first [`Handler::destroy`].
@@ -80,13 +81,13 @@ impl EngineHandler {
             writeback_cache: options.writeback_cache,
             sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
             sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),
-            desk: Desk::default(),
+            snapshot_server: SnapshotServer::default(),
             notifying: AtomicU32::new(0),
             closed: Mutex::new(None),
         })
     }
 
-    /// What to ask the kernel for.
+    /// Features to request from the kernel.
     pub fn session_config(options: &FuseOptions) -> SessionConfig {
         let mut config = SessionConfig::default();
         config.flags |= InitFlags::ATOMIC_O_TRUNC
@@ -192,7 +193,7 @@ impl EngineHandler {
                 return self.ioctl(request, args, input, reply);
             }
             Op::Syncfs => {
-                // FORGET and RELEASE of what was removed may be on their way.
+                // FORGET and RELEASE of removed files may be in flight.
                 self.fs.settle_removed();
                 reply.result(self.fs.sync());
             }
@@ -258,7 +259,7 @@ impl Handler for EngineHandler {
         if closed.is_some() {
             return;
         }
-        self.desk.close();
+        self.snapshot_server.close();
         self.handles.clear();
         self.nodes.clear();
         let result = self.fs.unmount();

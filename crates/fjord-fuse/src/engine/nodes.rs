@@ -4,7 +4,7 @@
 //! TMPFILE, and each entry of READDIRPLUS with a node ID) adds one to that node's count; FORGET and
 //! BATCH_FORGET subtract what they say. While the count is above zero the engine holds the inode by
 //! number, so the number is not given to another file and an unlinked file that is still open keeps
-//! its blocks. At zero the hold goes, and with it the last blocks of a deleted file.
+//! its blocks. At zero the hold is dropped, and the blocks of a deleted file are freed.
 //!
 //! The kernel may remember millions of files. That is why a node is a number and a count, not an
 //! inode in memory: the engine keeps those that are in use, and reads others again.
@@ -52,14 +52,14 @@ impl Nodes {
         inode.hold();
     }
 
-    /// Takes `lookups` back. The root has a name, so that nothing depends on its count.
+    /// Subtracts `lookups`. The root cannot be deleted, so its count does not matter.
     pub(super) fn forget(&self, nodeid: u64, lookups: u64) {
         if let Some(ino) = inode_no(nodeid) {
             self.0.unhold(ino, lookups);
         }
     }
 
-    /// Lets go of everything, at the end of the mount.
+    /// Drops all nodes, at the end of the mount.
     pub(super) fn clear(&self) {
         self.0.unhold_all();
     }

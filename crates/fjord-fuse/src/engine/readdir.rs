@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS.
 //!
-//! Entries are collected first and looked up after, because the engine holds the directory while
-//! it calls back. In between a name cannot go: the kernel holds the directory's lock until it has
+//! Entries are collected first and looked up after, because the engine holds the directory while it
+//! calls back. Meanwhile no name can be removed: the kernel holds the directory's lock until it has
 //! the reply.
 
 use fjord::{FileKind, InodeNo};
@@ -92,7 +92,7 @@ impl EngineHandler {
     }
 
     /// The entry for a name that READDIRPLUS found. Node 0 means "no attributes": the kernel looks
-    /// the name up when somebody wants it, and whoever that is gets the error.
+    /// the name up when it is used, and that call gets the error.
     fn entry_of(&self, ino: InodeNo) -> EntryOut {
         match self.fs.inode(ino, None) {
             Ok(inode) => {

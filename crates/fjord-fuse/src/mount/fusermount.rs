@@ -16,7 +16,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 /// Names under which distributions install the helper.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Lets the helper mount, and takes the descriptor of /dev/fuse that it hands back.
+/// Mounts through the helper, and receives the descriptor of /dev/fuse from it.
 ///
 /// # Errors
 /// The helper is missing (`NotFound`), or refused; its own message is in the error.
@@ -75,7 +75,7 @@ fn helper_command(configure: impl Fn(&mut Command)) -> io::Result<std::process::
     Err(last)
 }
 
-/// Waits for the helper; what it said, one line.
+/// Waits for the helper; returns its message, one line.
 fn wait(child: &mut std::process::Child) -> io::Result<String> {
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {

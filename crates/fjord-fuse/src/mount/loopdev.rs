@@ -1,4 +1,4 @@
-//! A loop device as the source of a `fuseblk` mount, and what loop devices there are.
+//! A loop device as the source of a `fuseblk` mount, and the list of loop devices.
 //!
 //! fjord's own I/O goes to the image file, never through the device: the kernel asks for a block
 //! device only because a `fuseblk` mount is one whose sync, syncfs and umount wait for the server.
@@ -72,7 +72,7 @@ impl LoopDevice {
             let device = File::options().read(true).write(!read_only).open(&path)?;
             match configure(&device, &file, image, read_only) {
                 Ok(()) => return Ok(LoopDevice { path, _device: device }),
-                // Somebody else was faster with this one.
+                // Another process has taken this one.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(e),
             }

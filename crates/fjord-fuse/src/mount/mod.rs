@@ -1,11 +1,11 @@
-//! Mounting: which type, which source, which options, and how to take it down again.
+//! Mounting: type, source, options; unmounting.
 //!
-//! As root fjord mounts `fuseblk`, whose source must be a block device that nobody else claims. A
-//! block device is its own source: the engine hands its claim over to the mount
-//! ([`Fs::hand_over`]). For an image file a loop device over it stands in. Only with `fuseblk` do
-//! sync(2) and syncfs(2) reach the server and does umount(2) wait for it. Where it cannot be had
-//! fjord mounts plain `fuse` and [`Mounted::lost`] says what is lost. Users without privileges go
-//! through `fusermount3`.
+//! As root fjord mounts `fuseblk`, whose source must be a block device without another claim. A
+//! block device is its own source: the engine passes its claim to the mount ([`Fs::hand_over`]).
+//! For an image file the source is a loop device over it. Only with `fuseblk` do sync(2) and
+//! syncfs(2) reach the server and does umount(2) wait for it. If it is not supported, fjord mounts
+//! plain `fuse`, and [`Mounted::lost`] describes the difference. Users without privileges mount
+//! with `fusermount3`.
 
 use std::{
     fs, io,
@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use crate::transport::DevFuse;
 
-/// How long an unmount waits for a busy mount to come free.
+/// How long an unmount waits for a busy mount.
 const BUSY_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
 /// How often it tries.
 const BUSY_POLL: std::time::Duration = std::time::Duration::from_millis(10);
@@ -41,11 +41,11 @@ pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
 pub use mountinfo::{MountEntry, mount_at, mounts};
 pub use options::{FuseOptions, MountKind, OptionError, Unclaimed};
 
-/// What plain `fuse` lacks.
+/// Limitations of plain `fuse`.
 const LOST_WITHOUT_FUSEBLK: &str = "sync(2) and syncfs(2) do not reach fjord (fsync does), and \
      umount(8) returns before the image is clean: use `fjord umount`, which waits";
 
-/// Why a mount or unmount failed, and what to do about it.
+/// Errors of mount and unmount; the messages say what to do.
 #[derive(Debug, Error)]
 pub enum MountError {
     /// No /dev/fuse.
@@ -67,7 +67,8 @@ pub enum MountError {
     NotADirectory(PathBuf),
     /// Something is mounted there.
     #[error(
-        "mount point {dir} is busy: {what} is mounted there; unmount it first (fjord umount {dir}) or take another directory"
+        "mount point {dir} is busy: {what} is mounted there; unmount it first (fjord umount {dir}) \
+         or use another directory"
     )]
     AlreadyMounted {
         /// The directory.
@@ -77,7 +78,8 @@ pub enum MountError {
     },
     /// A daemon died and left its mount behind.
     #[error(
-        "mount point {0} holds the mount of a process that has died: take it down first (fjord umount {0})"
+        "mount point {0} has the mount of a process that has died; unmount it first (fjord umount \
+         {0})"
     )]
     Dead(PathBuf),
     /// Nothing is mounted there.
@@ -85,11 +87,12 @@ pub enum MountError {
     NotMounted(PathBuf),
     /// Programs use the mount.
     #[error(
-        "{0} is in use: close the files and leave the directories on it (fuser -vm {0} lists who), then try again"
+        "{0} is in use: close the files and leave the directories on it (fuser -vm {0} lists the \
+         processes), then try again"
     )]
     Busy(PathBuf),
-    /// The file system failed while its device was handed over to the mount, or somebody else
-    /// claimed the device in that moment. It writes nothing more.
+    /// The file system failed while its device was passed to the mount, or another process claimed
+    /// the device meanwhile. It writes nothing more.
     #[error(transparent)]
     Engine(Error),
     /// fusermount3 is not installed.
@@ -114,7 +117,7 @@ impl MountError {
     }
 }
 
-/// A mount that stands, not yet served.
+/// A mount that is not served yet.
 #[derive(Debug)]
 pub struct Mounted {
     transport: Arc<DevFuse>,
@@ -139,7 +142,7 @@ impl Mounted {
         self.is_fuseblk
     }
 
-    /// What this mount lacks against a `fuseblk` one, and why; `None` when it lacks nothing.
+    /// Limitations of this mount compared with `fuseblk`, and why; `None` without any.
     pub fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -149,14 +152,14 @@ impl Mounted {
         let Ok(Some(entry)) = mount_at(&self.handle.mountpoint) else { return };
         let suffix = if self.is_fuseblk { "-fuseblk" } else { "" };
         let bdi = format!("/sys/class/bdi/{}:{}{suffix}", entry.dev_major, entry.dev_minor);
-        // Only speed is at stake, and only root may.
+        // Affects only speed; permitted to root only.
         let _ = fs::write(format!("{bdi}/read_ahead_kb"), (len / 1024).to_string());
     }
 }
 
-/// Mounts `image` on `mountpoint`. `holder` is the file system that was opened from it, if one
-/// was. The caller must serve [`Mounted::transport`] at once: whoever looks at the mount point
-/// waits for it.
+/// Mounts `image` on `mountpoint`. `holder` is the file system that was opened from it, if one was.
+/// The caller must serve [`Mounted::transport`] at once: any access to the mount point waits for
+/// it.
 ///
 /// # Errors
 /// See [`MountError`]; nothing stays mounted.
@@ -177,7 +180,7 @@ pub fn mount(
         let lost = format!("no fuseblk mount (it needs root): {LOST_WITHOUT_FUSEBLK}");
         return finish(transport, mountpoint, Some(lost), false);
     }
-    let mut why_not = String::from("asked for by the option nofuseblk");
+    let mut why_not = String::from("requested by the option nofuseblk");
     if options.kind != MountKind::Fuse {
         match mount_fuseblk(image, &mountpoint, options, block_size, holder) {
             Ok(transport) => return finish(transport, mountpoint, None, true),
@@ -196,7 +199,7 @@ pub fn mount(
     )
 }
 
-/// Mounts something that is no image, as type `fuse.SUBTYPE` with `source` as its source. Served
+/// Mounts something other than an image, as type `fuse.SUBTYPE` with `source` as its source. Served
 /// as [`mount`] is.
 ///
 /// # Errors
@@ -409,7 +412,7 @@ fn mount_unprivileged(
         Err(e) if e.to_string().contains("nodiratime") => {
             tracing::warn!(
                 "/proc/mounts will not show nodiratime, which this fusermount3 does not support; \
-                 it is in effect nevertheless"
+                 it is in effect all the same"
             );
             let flags = options.flags - MountFlags::NODIRATIME;
             let options = FuseOptions { flags, ..options.clone() };
@@ -477,9 +480,9 @@ impl MountHandle {
     }
 
     /// As [`MountHandle::unmount`], trying again while the mount is busy, for up to `patience`;
-    /// after that the mount is detached and the connection cut, so that programs that still hold
-    /// files on it get ENOTCONN. What was written before is safe in either case: the caller must
-    /// have brought the kernel's dirty pages in with syncfs(2), and closes the file system after.
+    /// after that the mount is detached and the connection aborted, so that programs with open
+    /// files on it get ENOTCONN. Earlier writes are safe in either case: the caller must have
+    /// written the kernel's dirty pages back with syncfs(2), and closes the file system afterwards.
     ///
     /// # Errors
     /// The mount could be neither unmounted nor detached.
@@ -501,7 +504,7 @@ impl MountHandle {
         self.cut()
     }
 
-    /// Cuts the connection and detaches the mount, for instance when INIT failed.
+    /// Aborts the connection and detaches the mount, for instance if INIT failed.
     ///
     /// # Errors
     /// The mount could not be detached, or the connection outlives it (only without privileges
@@ -517,19 +520,19 @@ impl MountHandle {
         }
         let cut = self.transport.abort();
         unmount_dir(&self.mountpoint, true)?;
-        cut.map_err(|e| MountError::io("cut the FUSE connection", e))
+        cut.map_err(|e| MountError::io("abort the FUSE connection", e))
     }
 
-    /// Ends a session that outlives its unmounting here because a copy of the mount stands in
-    /// another mount namespace: brings in what the kernel still holds, for up to `patience`, and
-    /// cuts the connection. No error if the session has ended meanwhile.
+    /// Ends a session that remains after the unmount because another mount namespace has a copy of
+    /// the mount: syncs the kernel's dirty pages, for up to `patience`, and aborts the connection.
+    /// Not an error if the session has ended meanwhile.
     ///
     /// # Errors
     /// The connection could not be cut: no privilege, or `/sys/fs/fuse/connections` is missing.
     pub fn cut_copies(&self, patience: Duration) -> Result<(), MountError> {
         use crate::transport::Transport;
-        // Nothing is left here to call syncfs(2) on. Of its own thread, since sync(2) waits for
-        // every file system there is.
+        // There is no mount here for syncfs(2). In a separate thread, because sync(2) waits for all
+        // file systems.
         let (done, synced) = std::sync::mpsc::channel();
         let sync = move || {
             rustix::fs::sync();
@@ -538,9 +541,9 @@ impl MountHandle {
         };
         let spawned = std::thread::Builder::new().name("fjord-sync".into()).spawn(sync);
         if spawned.is_err() || synced.recv_timeout(patience).is_err() {
-            tracing::warn!("cutting the connection although sync(2) has not returned");
+            tracing::warn!("aborting the connection although sync(2) has not returned");
         }
-        self.transport.abort().map_err(|e| MountError::io("cut the FUSE connection", e))
+        self.transport.abort().map_err(|e| MountError::io("abort the FUSE connection", e))
     }
 
     fn is_mounted(&self) -> bool {
@@ -551,8 +554,8 @@ impl MountHandle {
     }
 }
 
-/// Gives a mount that stands other flags of mount(2): read-only or not, and what is not allowed on
-/// it. The server does not hear of it; the kernel writes everything first.
+/// Changes the mount(2) flags of a mount (remount): ro, nosuid, nodev, noexec. The server is not
+/// informed; the kernel first writes everything back.
 ///
 /// # Errors
 /// Busy (files are open for writing), not mounted, no permission.

@@ -1,4 +1,4 @@
-//! What is mounted where, from `/proc/self/mountinfo`.
+//! The mount table, from `/proc/self/mountinfo`.
 
 use std::{
     ffi::OsString,
@@ -34,7 +34,7 @@ impl MountEntry {
     }
 }
 
-/// All mounts, bottom first, so that the last entry with a mountpoint is the one to be seen.
+/// All mounts, bottom first, so that the last entry with a mountpoint is the visible one.
 ///
 /// # Errors
 /// /proc is not mounted.

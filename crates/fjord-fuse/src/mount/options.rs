@@ -1,8 +1,8 @@
-//! The `-o` list: which of its options are the kernel's, which are fjord's, which nobody's.
+//! The `-o` list: options of the kernel, of FUSE, and others.
 //!
-//! The parser claims what mount(8) users write for any file system and what concerns FUSE. What is
-//! left over comes back as name and value, for the engine's own options; an option that nobody
-//! claims must become an error, never be dropped in silence.
+//! The parser handles the options of all file systems in mount(8) and those of FUSE. It returns the
+//! others as name and value, for the engine; an unknown option must become an error, it is never
+//! ignored silently.
 
 use fjord::AtimeMode;
 use fjord::awake::LowLatency;
@@ -12,30 +12,30 @@ use thiserror::Error;
 /// Which FUSE mount type to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MountKind {
-    /// `fuseblk` where it can be had, else `fuse`.
+    /// `fuseblk` if supported, else `fuse`.
     #[default]
     Auto,
-    /// `fuseblk` or fail.
+    /// `fuseblk`; fail if unavailable.
     Fuseblk,
     /// `fuse`.
     Fuse,
 }
 
-/// What a mount is asked to be.
+/// Mount options.
 #[derive(Clone, Debug)]
 pub struct FuseOptions {
     /// Flags of mount(2).
     pub flags: MountFlags,
-    /// How access times are kept (by fjord: the kernel leaves them to the server). `flags` say
-    /// the same for /proc/mounts.
+    /// Access time updates (by fjord: the kernel leaves them to the server). `flags` has the same
+    /// for /proc/mounts.
     pub atime: AtimeMode,
-    /// Change the flags of a mount that stands.
+    /// Change the flags of an existing mount.
     pub remount: bool,
-    /// Let users other than the one who mounts in. `None`: yes for root.
+    /// Allow access by users other than the one who mounts. `None`: yes for root.
     pub allow_other: Option<bool>,
     /// POSIX ACLs. Without them the kernel spares asking for them.
     pub acl: bool,
-    /// Let the kernel collect writes in its page cache and send them later.
+    /// Use the kernel's writeback cache.
     pub writeback_cache: bool,
     /// Mount type.
     pub kind: MountKind,
@@ -47,7 +47,7 @@ pub struct FuseOptions {
     pub fsname: Option<String>,
     /// Most worker threads.
     pub threads_max: Option<usize>,
-    /// Keep the processors from halting while requests come in quick succession.
+    /// Keep the processors from halting during a rapid sequence of requests.
     pub low_latency: LowLatency,
 }
 
@@ -70,7 +70,7 @@ impl Default for FuseOptions {
     }
 }
 
-/// An option with a value that cannot be used.
+/// An option with an invalid value.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("mount option {name}={value}: {expected}")]
 pub struct OptionError {
@@ -97,7 +97,7 @@ impl FuseOptions {
     /// Takes an `-o` list (`a,b=c`, backslash quotes a comma) into `self`; later options win.
     ///
     /// # Errors
-    /// A value that its option cannot have.
+    /// An invalid value of an option.
     pub fn parse(&mut self, list: &str) -> Result<Vec<Unclaimed>, OptionError> {
         let mut unclaimed = Vec::new();
         for item in split_list(list) {

@@ -40,7 +40,7 @@ pub(super) struct SimHandler {
     cut: Mutex<Option<Cut>>,
 }
 
-/// The power cut: what may be left, and the image chosen last.
+/// The power cut: the device's state, and the image chosen last.
 struct Cut {
     state: CutState,
     image: MemImage,
@@ -69,7 +69,7 @@ impl SimHandler {
     }
 
     fn valid_secs(node: Node) -> u64 {
-        // The image comes into being when the power goes.
+        // The image exists only after the power cut.
         if node == Node::Image { 0 } else { LONG_SECS }
     }
 
@@ -199,8 +199,8 @@ impl SimHandler {
         Ok(self.device.submit_one(write).wait()?)
     }
 
-    /// `cut SEED`: cuts the power, if it is on, and chooses an image by the seed. `trace`: records
-    /// from now on what happens.
+    /// `cut SEED`: cuts the power, if it is on, and chooses an image by the seed. `trace`: starts
+    /// recording events.
     fn control(&self, data: &[u8]) -> Outcome<()> {
         let text = std::str::from_utf8(data).map_err(|_| Errno(libc::EINVAL))?;
         if text.trim() == "trace" {

@@ -1,9 +1,9 @@
 //! A modelled device as a file: `disk` in a directory of its own, so that any file system can be
 //! put on it, fjord as well as the kernel's ext4 on a loop device.
 //!
-//! Beside `disk` lie `stats` (what the model counted, JSON, made anew at each open), `control`
-//! (commands, one per write), `trace` (what happened when, once asked for) and `image` (after a power
-//! cut, an image that it may have left).
+//! Besides `disk` there are `stats` (counters of the model, JSON, generated at each open),
+//! `control` (commands, one per write), `trace` (recorded events) and `image` (after a power cut,
+//! an image that it may have left).
 //!
 //! Invariant: nothing of `disk` is cached above the model, so that each read, write and fsync costs
 //! what the model says.
@@ -23,22 +23,22 @@ use crate::session::{Session, SessionConfig};
 
 use handler::SimHandler;
 
-/// The mount's type behind `fuse.`.
+/// The mount's subtype, in `fuse.SUBTYPE`.
 pub const SUBTYPE: &str = "fjord-sim";
 /// The file that is the device.
 pub const DISK: &str = "disk";
-/// The file that tells what the model counted.
+/// The file with the counters of the model.
 pub const STATS: &str = "stats";
 /// The file that takes commands: `cut SEED`, `trace`.
 pub const CONTROL: &str = "control";
 /// The file that holds an image after a power cut.
 pub const IMAGE: &str = "image";
 
-/// The file that tells what happened since it was opened last, one event a line, in order:
+/// The file with the events since its last open, one per line, in order:
 /// `transfer NS COMMAND EPOCH`, `persist NS COMMAND EPOCH OFFSET`, `queue NS DEPTH`.
 pub const TRACE: &str = "trace";
 
-/// What `stats` holds. Times are in nanoseconds of the model.
+/// Contents of `stats`. Times are in nanoseconds of the model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SimReport {
     /// The device's profile.
@@ -132,14 +132,14 @@ impl SimServer {
         let session = Session::new(mounted.transport(), SimHandler::new(device), config);
         if let Err(e) = session.init() {
             if let Err(error) = mounted.handle().cut() {
-                tracing::error!(%error, "a mount that failed could not be taken down");
+                tracing::error!(%error, "a failed mount could not be unmounted");
             }
             return Err(e.into());
         }
         Ok(SimServer { mounted, session })
     }
 
-    /// A handle to take the mount down with, from any thread.
+    /// A handle to unmount it, from any thread.
     pub fn handle(&self) -> MountHandle {
         self.mounted.handle()
     }

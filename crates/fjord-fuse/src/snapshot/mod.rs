@@ -1,15 +1,16 @@
-//! Snapshots of a mount, asked for from outside. Owns what the two sides say to each other; this
-//! file has the side of who asks, `desk` that of the server.
+//! Snapshots of a mount, requested by another process. Owns the protocol; this file has the client
+//! side, `server` that of the mount.
 //!
-//! 1. Who asks listens on an abstract Unix socket and names it in an ioctl on any file of the mount,
-//!    with a secret. The server checks the caller and connects, or refuses with an errno.
-//! 2. The server sends the secret, so that nobody else gets what follows.
-//! 3. Who asks sends an order, and the file for the copy as a descriptor.
-//! 4. The server sends the outcome and hangs up. If who asks hangs up before, the snapshot ends.
+//! 1. The client listens on an abstract Unix socket and passes its name and a secret in an ioctl on
+//!    any file of the mount. The server checks the caller and connects, or refuses with an errno.
+//! 2. The server sends the secret, so that no other process gets the file.
+//! 3. The client sends an order, and the file for the copy as a descriptor.
+//! 4. The server sends the outcome and hangs up. If the client hangs up before, the snapshot is
+//!    cancelled.
 //!
-//! The ioctl returns at once: a request of FUSE that is being served cannot be interrupted, not
-//! even by SIGKILL. The file comes as a descriptor, opened with the rights of who asks, so that the server,
-//! which may be root, writes nothing that they could not.
+//! The ioctl returns at once: a FUSE request in progress cannot be interrupted, not even by
+//! SIGKILL. The file is a descriptor opened by the client, so that the server, which may be root,
+//! cannot write a file that the client may not write.
 
 use std::fs::File;
 use std::io;
@@ -27,15 +28,15 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-mod desk;
+mod server;
 
-pub(crate) use desk::Desk;
+pub(crate) use server::SnapshotServer;
 
-/// What this file describes; another one has another number.
+/// Version of the protocol.
 const VERSION: u32 = 1;
 /// The largest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4096;
-/// How long each side waits for the other while they find each other.
+/// Timeout of each side while they connect.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The argument of the ioctl.
@@ -70,14 +71,14 @@ impl Call {
     }
 }
 
-/// What is wanted.
+/// The order.
 #[derive(Serialize, Deserialize)]
 struct Order {
     /// See [`Reflink::name`].
     reflink: String,
 }
 
-/// How it went.
+/// The outcome.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
@@ -138,34 +139,33 @@ impl Outcome {
     }
 }
 
-/// Why there is no snapshot of a mount.
+/// Errors of a snapshot of a mount.
 #[derive(Debug, Error)]
 pub enum AskError {
-    /// Nothing that fjord serves, or an older fjord serves it.
+    /// Not a mount of fjord, or served by an older fjord.
     #[error(
-        "not on a mount of fjord that can take snapshots; name the directory given to fjord mount"
+        "not on a fjord mount that supports snapshots; give the directory named to fjord mount"
     )]
     NotServed,
-    /// Somebody else's mount.
-    #[error(
-        "only root and the user who mounted it may take a snapshot of it; run this as one of them"
-    )]
+    /// Another user's mount.
+    #[error("only root and the user who mounted it may take a snapshot of it")]
     NotAllowed,
-    /// One at a time.
-    #[error("another snapshot of it is being taken; wait until that is done, then try again")]
+    /// Another snapshot is in progress.
+    #[error("another snapshot of it is in progress; try again when it has ended")]
     Busy,
     /// The server cannot reach the socket of this process.
     #[error(
-        "the process that serves the mount is in another network namespace, out of reach; run this where fjord mount was run"
+        "the process that serves the mount is in another network namespace; run this command in \
+         the namespace of fjord mount"
     )]
     OutOfReach,
     /// The server ended, or was killed.
-    #[error("the mount ended during the snapshot; name the image to copy it")]
+    #[error("the mount ended during the snapshot; run fjord snapshot on the image")]
     Ended,
-    /// The server said so.
+    /// An error of the server.
     #[error("{message}")]
     Failed {
-        /// As a system call would tell it.
+        /// Its errno.
         errno: i32,
         /// What went wrong and what to do.
         message: String,
@@ -184,9 +184,9 @@ fn io_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> AskErr
     move |source| AskError::Io { doing, source: source.into() }
 }
 
-/// Has the server of the mount copy its image into `out`, an empty regular file open for writing. `dir`
-/// is any file or directory of the mount; as long as it is open the mount is busy for umount(2). The
-/// copy is neither recovered nor durable; see [`fjord::Fs::snapshot_to`].
+/// Has the server of the mount copy its image to `out`, an empty regular file open for writing.
+/// `dir` is any file or directory of the mount; while it is open, the mount is busy for umount(2).
+/// The copy is neither recovered nor durable; see [`fjord::Fs::snapshot_to`].
 ///
 /// # Errors
 /// See [`AskError`]; `out` holds anything then.
@@ -194,7 +194,7 @@ pub fn ask(dir: &File, out: &File, reflink: Reflink) -> Result<SnapshotReport, A
     let call = Call::new().map_err(io_error("/dev/urandom"))?;
     let listener = listening(&call).map_err(io_error("cannot listen for the server"))?;
     announce(dir, &call)?;
-    let socket = accept_server(&listener, &call).map_err(io_error("no answer of the server"))?;
+    let socket = accept_server(&listener, &call).map_err(io_error("no answer from the server"))?;
     drop(listener);
     let order = Order { reflink: reflink.name().into() };
     send_order(&socket, &order, out).map_err(io_error("cannot reach the server"))?;
@@ -203,10 +203,10 @@ pub fn ask(dir: &File, out: &File, reflink: Reflink) -> Result<SnapshotReport, A
     let len = match received {
         Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(AskError::Ended),
         Ok((len, _)) => len,
-        Err(error) => return Err(io_error("no answer of the server")(error)),
+        Err(error) => return Err(io_error("no answer from the server")(error)),
     };
     let outcome: Outcome = serde_json::from_slice(&message[..len])
-        .map_err(|e| io_error("an answer that makes no sense")(io::Error::from(e)))?;
+        .map_err(|e| io_error("invalid answer from the server")(io::Error::from(e)))?;
     outcome.into_result()
 }
 
@@ -234,17 +234,17 @@ fn announce(dir: &File, call: &Call) -> Result<(), AskError> {
         Some(libc::EBUSY) => AskError::Busy,
         Some(libc::ECONNREFUSED) => AskError::OutOfReach,
         Some(libc::ENOTCONN) => AskError::Ended,
-        _ => AskError::Io { doing: "cannot ask for a snapshot", source: error },
+        _ => AskError::Io { doing: "cannot request a snapshot", source: error },
     })
 }
 
-/// The connection of whoever knows the secret. Names of abstract sockets are public.
+/// The connection that sends the secret. Names of abstract sockets are public.
 fn accept_server(listener: &OwnedFd, call: &Call) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + GREETING_TIME_MAX;
     loop {
         wait_readable(listener, deadline)?;
         let socket = accept_with(listener, SocketFlags::CLOEXEC)?;
-        // A stranger has a second, the server has sent it already.
+        // The server has already sent the secret; another process gets one second.
         let greeted = wait_readable(&socket, deadline.min(Instant::now() + Duration::from_secs(1)));
         let mut secret = [0; 17];
         if greeted.is_ok()

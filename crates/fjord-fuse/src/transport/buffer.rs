@@ -1,4 +1,4 @@
-//! Memory that a request is received into.
+//! Receive buffer of a request.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::{io, ptr::NonNull};

@@ -1,8 +1,8 @@
 //! The transport over /dev/fuse: one read(2) per request, one writev(2) per reply.
 //!
 //! A worker that sleeps in read(2) is woken on another processor than the caller's, which takes
-//! longer than most requests do, above all in a virtual machine. So while requests come in quick
-//! succession, one worker asks again and again for a moment before it sleeps; see [`Polling`].
+//! longer than most requests do, above all in a virtual machine. So during a rapid sequence of
+//! requests, one worker polls for a moment before it sleeps; see [`Polling`].
 
 use std::{
     fs::File,
@@ -67,7 +67,7 @@ impl DevFuse {
         self.fd.lock().clone().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
     }
 
-    /// Tells which connection this is, by the device number of the mounted root directory.
+    /// Sets the connection's number, from the device number of the mounted root directory.
     pub fn set_connection(&self, root_dev: u64) {
         let minor = libc::minor(root_dev);
         let major = libc::major(root_dev);
@@ -175,7 +175,7 @@ fn read_once(mut file: &File, room: &mut [u8]) -> io::Result<Found> {
     match file.read(room) {
         Ok(len) => Ok(Found::Request(len)),
         Err(e) => match e.raw_os_error() {
-            // ENOENT: the request was given up before it could be read.
+            // ENOENT: the request was interrupted before it could be read.
             Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Ok(Found::Nothing),
             Some(libc::ENODEV | libc::ECONNABORTED) => Ok(Found::End),
             _ => Err(e),
@@ -231,7 +231,8 @@ impl Channel for DevFuseChannel {
         };
         match file.write_vectored(parts) {
             Ok(_) => Ok(()),
-            // The request was given up, or the connection has ended: nobody waits for this.
+            // The request was interrupted, or the connection has ended: no caller waits for this
+            // reply.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
             Err(e) => Err(e),
         }

@@ -1,4 +1,4 @@
-//! Which workers wait at the device.
+//! Which workers wait for requests at the device.
 //!
 //! The kernel wakes a sleeping reader for each request, also when another worker polls and has
 //! the request before the sleeper is awake; with a single caller that costs more than serving it.
@@ -7,10 +7,9 @@
 //!
 //! - a worker on duty that serves one request for longer than [`LOOK`] is relieved by a parked
 //!   one, the *lookout*;
-//! - where a request of another caller is often there already when the worker on duty comes back,
-//!   callers wait for each other. Then for the next [`CROWD_REQUESTS`] everybody waits at the
-//!   device. (The next request of the same caller may be there as well, if it shares the
-//!   worker's processor.)
+//! - if the worker on duty often finds that a request of another caller is already pending, callers
+//!   wait for each other. Then for the next [`CROWD_REQUESTS`] all workers wait at the device. (The
+//!   next request of the same caller may be there as well, if it shares the worker's processor.)
 //!
 //! Owns these two decisions. Invariant: while a worker is parked, one is at the device or will be
 //! relieved within about [`LOOK`]. Two on duty at a time for a moment is harmless.
@@ -20,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long requests may wait behind one that is being served.
+/// How long requests may wait while another one is being served.
 const LOOK: Duration = Duration::from_millis(1);
 /// Looks without any request after which the lookout sleeps until it is woken.
 const QUIET_LOOKS: u32 = 20;
-/// Requests that everybody waits for once there are several callers.
+/// Number of requests for which all workers wait, once there are several callers.
 const CROWD_REQUESTS: u32 = 512;
 /// A request of another caller that was there already, against any other, on the way to a crowd.
 const HIT_SCORE: u32 = 2;
@@ -73,7 +72,7 @@ impl Default for Duty {
 #[derive(Debug, Default)]
 struct Bench {
     has_lookout: bool,
-    /// The connection is over: nobody parks any more.
+    /// The connection has ended: no worker parks any more.
     ended: bool,
 }
 
@@ -135,7 +134,7 @@ impl Duty {
         }
     }
 
-    /// The connection is over: nobody is held back any more.
+    /// The connection has ended: releases all workers.
     pub(super) fn end(&self) {
         self.bench.lock().ended = true;
         self.changed.notify_all();
@@ -193,7 +192,8 @@ impl Duty {
             }
             quiet_looks = 0;
             self.lookout_sleeps.store(true, Ordering::SeqCst);
-            // Whoever finds a request from here on sees the flag, and needs `bench` to wake us.
+            // A worker that finds a request from here on sees the flag, and needs `bench` to wake
+            // this one.
             if self.found_ns.load(Ordering::SeqCst) == 0 {
                 self.changed.wait(&mut bench);
             }

@@ -1,9 +1,9 @@
-//! How requests arrive and replies leave, apart from what they mean.
+//! Transport of requests and replies.
 //!
 //! A [`Transport`] is one connection to a kernel (or, with virtiofs, to a guest). Each worker
 //! thread takes a [`Channel`] of its own from it. The session knows only these two traits, so that
 //! FUSE over io_uring (one ring entry per channel) and virtiofs (one queue per channel, requests
-//! copied out of guest memory before they are parsed) can take /dev/fuse's place.
+//! copied out of guest memory before they are parsed) can replace /dev/fuse.
 //!
 //! Invariant: the reply to a request leaves through the channel that received it. The kernel
 //! keeps a list of pending requests per cloned descriptor and accepts the reply only there.
@@ -39,11 +39,11 @@ pub trait Channel: Send {
     /// Waits for a request and puts it into `buf`; `None` when the connection has ended.
     ///
     /// # Errors
-    /// The device failed in a way that waiting again does not mend.
+    /// The device failed permanently.
     fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>>;
 
-    /// Sends one reply, header first, in one piece. A request that the kernel has given up in the
-    /// meantime is no error.
+    /// Sends one reply, header first, in one piece. A request that was interrupted meanwhile is not
+    /// an error.
     ///
     /// # Errors
     /// The kernel refused the reply as malformed, or memory ran out.

@@ -1,9 +1,9 @@
-//! When it pays to ask for the next request again and again instead of sleeping.
+//! When polling for the next request is better than sleeping.
 //!
 //! Owns the estimate, shared by the workers of a connection. Invariants: at most one worker polls
 //! at a time, for at most [`POLL_MAX`] per request; a connection whose requests are further apart
-//! than that costs no processor time, but for one attempt now and then; with one processor nobody
-//! polls, since the caller needs it.
+//! than that costs no processor time, but for one attempt now and then; with one processor there is
+//! no polling, because the caller needs it.
 
 use std::{
     num::NonZero,

@@ -5,7 +5,7 @@
 //! and a flush ([`queue`]: how long it waits for more). A full commit ends the stream: recovery
 //! accepts only fast commits with the ID of the next transaction in the log.
 //!
-//! Steps of a fast commit: 1. callers have waited for their file data; 2. ***flush**, if the
+//! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if the
 //! records refer to data that must be durable first; 3. write the blocks **with FUA** (or write and
 //! **flush**, if file data needs a flush anyway); 4. the first of a stream sets the journal's
 //! feature bit FAST_COMMIT **with FUA**. The checksum covers all blocks, so no order is needed

@@ -60,7 +60,7 @@ pub struct Plan {
     pub(super) transactions: Vec<LoggedTransaction>,
     pub(super) replay: BTreeMap<BlockNo, LoggedBlock>,
     pub(super) report: RecoveryReport,
-    /// Journal block behind the last complete transaction.
+    /// Journal block after the last complete transaction.
     pub(super) log_end: u32,
 }
 
@@ -80,7 +80,7 @@ impl Plan {
         &self.superblock
     }
 
-    /// Journal block behind the last complete transaction; less than the start of the log if the
+    /// Journal block after the last complete transaction; less than the start of the log if the
     /// log wraps.
     pub fn log_end(&self) -> u32 {
         self.log_end

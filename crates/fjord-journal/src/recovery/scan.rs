@@ -42,7 +42,7 @@ pub(super) struct Scan<'a> {
     complete: Vec<(LoggedTransaction, HashSet<u32>)>,
     /// A transaction whose checksum was wrong under async commit.
     async_failed: Option<Tid>,
-    /// Journal block behind the last complete transaction.
+    /// Journal block after the last complete transaction.
     log_end: u32,
     report: RecoveryReport,
 }

@@ -1,4 +1,4 @@
-//! What is done with a damaged image: everything that a user could do.
+//! Uses a damaged image with all operations that a user has.
 //!
 //! Owns the judgement of each outcome: an error is typed and fits the state; damage that an
 //! operation met leaves the file system read-only. Invariant: the work is bounded whatever sizes

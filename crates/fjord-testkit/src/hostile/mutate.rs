@@ -2,7 +2,7 @@
 //!
 //! Owns the choice of what to damage and how. All choices come from one [`Choices`], a seeded
 //! generator or the bytes of a fuzzer, so that they repeat. Invariant: a mutation changes bytes
-//! of known structures only; file data is not its business.
+//! of known structures only; never file data.
 
 use fjord_block::MemImage;
 use fjord_format::geometry::Geometry;

@@ -272,7 +272,7 @@ impl Walk<'_> {
                 () if is_journal && number == 0 => {
                     self.add_block(Kind::JournalSuper, block, Seal::JournalSuper);
                 }
-                // What lies far behind is never reached by a small log.
+                // A small log never reaches blocks far from its start.
                 () if is_journal && number < 120 => {
                     self.add_block(Kind::Log, block, Seal::Log(log_seed));
                 }

@@ -1,10 +1,10 @@
 //! Programs that rely on fsync, on a file system that dies under them: SQLite in all its modes
 //! ([`sqlite`]) and the ways in which programs make files and names durable ([`patterns`]).
 //!
-//! Owns the rounds: mount with fjord, run some of the jobs at once, `kill -9` the daemon at a random
-//! moment, recover copies of the image, let each job judge what it finds, go on with the image as
-//! the kill left it. [`on_linux`] does the same with Linux' own ext4 and its shutdown ioctl: what
-//! Linux does not keep, no job may ask.
+//! Owns the rounds: mount with fjord, run some of the jobs at once, `kill -9` the daemon at a
+//! random moment, recover copies of the image, let each job verify its files, continue with the
+//! image as the kill left it. [`on_linux`] does the same with Linux's ext4 and its shutdown ioctl:
+//! jobs expect no more than Linux keeps.
 //!
 //! Invariants: what a job was promised is kept in this process, outside the file system under
 //! test. A promise is noted after the call has returned, what is begun before the call is made; so
@@ -186,7 +186,7 @@ pub const POLICIES: &[Policy] = &[
     },
 ];
 
-/// The keepers of order that each policy runs with.
+/// Each policy runs with and without the scheduler.
 pub const SCHEDULERS: &[&str] = &["direct", "epoch"];
 
 /// Runs the rounds. The error of a failed round has its number, the seed and the kept image.

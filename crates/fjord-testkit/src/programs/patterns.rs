@@ -706,7 +706,7 @@ impl Mapping {
             )?
         };
         let mapping = Mapping(start.cast());
-        // Where a page cannot be read, this fails; mlock would try for ever (Linux 6.18).
+        // Where a page cannot be read, this fails; mlock would try forever (Linux 6.18).
         // SAFETY: the range is the mapping made above, and stays as it is.
         unsafe { rustix::mm::madvise(start, PAGE * PAGES, Advice::LinuxPopulateRead)? };
         // SAFETY: as before.

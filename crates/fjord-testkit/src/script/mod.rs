@@ -86,7 +86,7 @@ pub enum Op {
         /// Pattern.
         seed: u64,
     },
-    /// Writes the pattern of `seed` behind the end, with O_APPEND.
+    /// Writes the pattern of `seed` after the end, with O_APPEND.
     Append {
         /// File.
         path: Path,

@@ -1,8 +1,8 @@
 //! Directory trees of the host: [`read`] brings them into an image, [`write`] out of one.
 //!
-//! Invariant: a tree that somebody else changes meanwhile leads to an error or to an older state,
-//! never outside: entries are reached through the open directory that has them, and symbolic links
-//! are copied, not followed.
+//! Invariant: concurrent changes of the tree lead to an error or to an older state, never outside
+//! the tree: entries are reached through the open directory that has them, and symbolic links are
+//! copied, not followed.
 
 pub(crate) mod read;
 pub(crate) mod sys;

@@ -1,5 +1,5 @@
-//! A tree of the host on its way into an image: hard links, attributes, devices, holes and times as
-//! they are there. Symbolic links are copied, never followed.
+//! Copies a tree of the host into an image, with hard links, attributes, devices, holes and times.
+//! Symbolic links are copied, never followed.
 //!
 //! Invariant: names come from `readdir` and are looked at through the open directory.
 
@@ -26,7 +26,7 @@ struct Walk<'b, 'a> {
     buffer: Vec<u8>,
     /// Bytes of a path before the part that begins at the top of the tree.
     top_bytes: usize,
-    /// What cannot be read is listed and left out, instead of ending all.
+    /// Unreadable entries are listed and skipped instead of ending the copy.
     goes_on: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The system calls on the host's files that tell or change owners, modes, devices and attributes.
+//! System calls that read or change owners, modes, devices and attributes of the host's files.
 //!
-//! Owns the unsafe calls of this crate. Invariant: they go through the C library, not to the kernel
-//! directly, so that fakeroot(1), which takes the place of the library's functions, is obeyed.
+//! Owns the unsafe calls of this crate. Invariant: they use the C library instead of raw system
+//! calls, so that fakeroot(1), which replaces the library's functions, works.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -124,7 +124,7 @@ pub(crate) fn status_at(dir: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<
     Ok(status_of(&unsafe { stat.assume_init() }))
 }
 
-/// The names of all attributes, each with a zero byte behind it.
+/// The names of all attributes, each with a zero byte after it.
 pub(crate) fn list_xattrs(place: Place<'_>, buffer: &mut [u8]) -> rustix::io::Result<usize> {
     let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
     match place {

@@ -1,8 +1,7 @@
-//! Entries on the host: made, completed, given their names.
+//! Creates entries on the host.
 //!
-//! Invariants: an entry is made in an open directory, and no symbolic link there is followed. What
-//! has a name already is replaced when the new entry is complete; an entry that fails leaves nothing
-//! behind.
+//! Invariants: an entry is created in an open directory, and no symbolic link there is followed. An
+//! existing file is replaced when the new entry is complete; a failed entry leaves nothing behind.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -143,7 +142,7 @@ impl Spot<'_> {
         match rustix::fs::openat(self.dir, self.name, flags, Mode::empty()) {
             Err(Errno::NOTDIR | Errno::LOOP) => {
                 let path = self.path.display().to_string();
-                Err(TreeError::InTheWay { path, what: "what is no directory" })
+                Err(TreeError::InTheWay { path, what: "something other than a directory" })
             }
             opened => failed(self.path, opened),
         }
@@ -217,8 +216,8 @@ impl Setter<'_> {
         bits
     }
 
-    /// Sets access control lists and gives the mode to set after them. One that cannot be kept must
-    /// not widen anybody's rights: its mask stands in the mode where the group's rights belong.
+    /// Sets access control lists and gives the mode to set after them. A list that cannot be kept
+    /// must not grant permissions: the mode has its mask instead of the group's permissions.
     fn set_lists(&mut self, wanted: &Attributes, mode: u32) -> u32 {
         let mut mode = mode;
         for name in ACL_XATTRS {

@@ -1,8 +1,8 @@
 //! Access lists as star and libarchive and GNU tar write them: text in `SCHILY.acl.access` and
 //! `SCHILY.acl.default`.
 //!
-//! Owns whom a name means. Invariant: nobody can do more by the list that comes out than by the
-//! text: what has no number is taken out, and those whom it may have concerned get no more than it
+//! Owns the mapping from names to IDs. Invariant: the result never grants more than the text:
+//! entries without an ID are removed, and users that they may have named get no more than they
 //! allowed.
 //!
 //! Format: acl(5), "long text form" and "short text form"; star adds the number as a fourth field.

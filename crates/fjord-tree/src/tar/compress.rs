@@ -21,7 +21,7 @@ use thiserror::Error;
 /// Most bytes of decoded data that a decoder keeps to refer back to: what `zstd --ultra -22` and
 /// twice what `xz -9` ask for.
 pub(crate) const WINDOW_BYTES_MAX: u64 = 128 << 20;
-/// What the xz decoder needs beside its dictionary, in KiB.
+/// Memory of the xz decoder besides its dictionary, in KiB.
 const XZ_BESIDE_KIB: u32 = 1024;
 const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes that tell a format.
@@ -48,7 +48,7 @@ impl fmt::Display for Compression {
     }
 }
 
-/// Why a compressed stream cannot be read.
+/// Errors of compressed streams.
 #[derive(Debug, Error)]
 pub enum CompressError {
     /// It ends before its end mark.
@@ -63,18 +63,18 @@ pub enum CompressError {
         detail: String,
     },
     /// Bytes that are no compressed data follow its end.
-    #[error("other data follow the end of the {0} stream; cut them off, or unpack it by hand")]
+    #[error("other data follow the end of the {0} stream; remove them, or decompress it by hand")]
     Trailing(Compression),
     /// It refers back further than is kept in memory.
     #[error(
-        "the {0} stream needs a window of more than {max} MiB; unpack it by hand ({0} -dc{flag}), or \
-         compress it with a smaller one",
+        "the {0} stream needs a window of more than {max} MiB; decompress it by hand ({0} \
+         -dc{flag}), or compress it with a smaller one",
         max = WINDOW_BYTES_MAX >> 20,
         flag = if *.0 == Compression::Zstd { " --long=31" } else { "" }
     )]
     Window(Compression),
     /// It needs a dictionary that is not part of it.
-    #[error("the zstd stream needs dictionary {0}; unpack it by hand (zstd -dc -D DICTIONARY)")]
+    #[error("the zstd stream needs dictionary {0}; decompress it by hand (zstd -dc -D DICTIONARY)")]
     Dictionary(u32),
 }
 
@@ -387,7 +387,7 @@ impl<R: BufRead> XzStreams<R> {
         XzReader::new_mem_limit(source, false, limit_kib)
     }
 
-    /// The reader of the next stream, behind padding of whole words; none at the end.
+    /// The reader of the next stream, after padding of whole words; none at the end.
     fn next(mut source: R) -> io::Result<Option<XzReader<R>>> {
         let mut padding: u64 = 0;
         loop {

@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::compress::{CompressError, seems_to_be};
 use crate::builder::shown;
 
-/// Why a tar stream cannot be put into an image.
+/// Errors of tar streams.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TarError {
@@ -16,8 +16,8 @@ pub enum TarError {
     Read(io::Error),
     /// What comes through a pipe cannot be kept to be read a second time.
     #[error(
-        "cannot keep the stream in {dir} until its size is known: {source}; set TMPDIR to a directory \
-         with room, or give the size of the image (--size)"
+        "cannot keep the stream in {dir} until its size is known: {source}; set TMPDIR to a \
+         directory with free space, or give the size of the image (--size)"
     )]
     Spool {
         /// The directory for temporary files.
@@ -45,29 +45,29 @@ pub enum TarError {
         /// The entry, or what else ends too early.
         entry: String,
     },
-    /// Bytes behind its end mark that are no entry.
+    /// Bytes after its end mark that are no entry.
     #[error(
-        "behind the end mark of the stream, after {at} bytes, are others that are no entry; cut them \
-         off (head -c {at})"
+        "the bytes after the end mark of the stream, at {at}, are not an entry; remove them (head \
+         -c {at})"
     )]
     Trailing {
         /// Where they are, unpacked.
         at: u64,
     },
-    /// A header that makes no sense.
+    /// An invalid header.
     #[error("bad header, after {at} bytes: {reason}")]
     Header {
         /// Where the header is, unpacked.
         at: u64,
-        /// What is wrong with it.
+        /// The error.
         reason: HeaderError,
     },
-    /// An entry that cannot be put in.
+    /// An entry that cannot be copied.
     #[error("{path}: {reason}")]
     Entry {
         /// Its name in the stream.
         path: String,
-        /// What is wrong with it.
+        /// The error.
         reason: EntryError,
     },
 }
@@ -82,7 +82,7 @@ fn advice(start: &[u8; 8]) -> String {
     }
 }
 
-/// What is wrong with a header.
+/// Errors of a header.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -90,7 +90,7 @@ pub enum HeaderError {
     #[error("its checksum is wrong")]
     Checksum,
     /// A field is no number.
-    #[error("its {0} is no number")]
+    #[error("its {0} is not a number")]
     Number(&'static str),
     /// A number is too large for what it counts, or negative.
     #[error("its {0} is out of range")]
@@ -120,7 +120,7 @@ pub enum HeaderError {
     /// More attributes than a file can have.
     #[error("more than {0} extended attributes")]
     Attributes(usize),
-    /// An extended header with no entry behind it.
+    /// An extended header with no entry after it.
     #[error("it extends an entry that does not follow")]
     Orphan,
     /// A sparse file whose map makes no sense.
@@ -128,7 +128,7 @@ pub enum HeaderError {
     Sparse(&'static str),
 }
 
-/// What is wrong with an entry.
+/// Errors of an entry.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EntryError {
@@ -136,7 +136,7 @@ pub enum EntryError {
     #[error("an entry without a name")]
     NoName,
     /// Its name would lead outside.
-    #[error("names with '..' are refused; make the tar without them")]
+    #[error("names with '..' are refused; make the tar file without them")]
     DotDot,
     /// Its name or target has a byte that no name can have.
     #[error("a name with a zero byte")]
@@ -146,8 +146,8 @@ pub enum EntryError {
     NoTarget,
     /// It lies below a symbolic link.
     #[error(
-        "lies below {link}, which is a symbolic link to {target} by then; it is neither followed nor \
-         replaced: leave one of the two out, or, if these are layers, give --oci"
+        "is below {link}, which an earlier entry made a symbolic link to {target}; it is neither \
+         followed nor replaced: remove one of the two, or, if these are layers, give --oci"
     )]
     BelowLink {
         /// The link.
@@ -156,23 +156,23 @@ pub enum EntryError {
         target: String,
     },
     /// It lies below something that is no directory.
-    #[error("lies below {0}, which is no directory by then")]
+    #[error("is below {0}, which an earlier entry made something other than a directory")]
     BelowFile(String),
     /// A directory where a symbolic link is.
     #[error(
-        "a directory here, but a symbolic link to {0} earlier; it is not replaced: leave one of the \
-         two out, or, if these are layers, give --oci"
+        "a directory here, but a symbolic link to {0} in an earlier entry; it is not replaced: \
+         remove one of the two, or, if these are layers, give --oci"
     )]
     DirectoryOverLink(String),
     /// Something else where a directory is that has entries.
-    #[error("no directory here, but one with entries earlier; leave one of the two out")]
+    #[error("not a directory here, but a directory with entries earlier; remove one of the two")]
     OverDirectory,
     /// Something else than a directory where the image needs lost+found.
-    #[error("lost+found of the top directory must be a directory; leave this entry out")]
+    #[error("lost+found of the root must be a directory; exclude this entry")]
     LostFound,
     /// A hard link to what is not there.
     #[error(
-        "a hard link to {0}, which is not in the stream before it; make a tar that holds both names"
+        "a hard link to {0}, which is not earlier in the stream; make a tar file with both names"
     )]
     MissingTarget(String),
     /// A hard link to a directory.

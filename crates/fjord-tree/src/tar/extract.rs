@@ -1,8 +1,8 @@
-//! Entries of tar streams into an image, in the order of the streams.
+//! Copies entries of tar streams into an image, in the order of the streams.
 //!
-//! Owns what an entry does to one of the same name before it. Invariant: a later entry replaces an
-//! earlier one as a whole, attributes included, except that a directory keeps its entries; what a
-//! plain stream would lose thereby is an error.
+//! Owns the replacement of earlier entries of the same name. Invariant: a later entry replaces an
+//! earlier one as a whole, attributes included, except that a directory keeps its entries; in a
+//! plain stream, a replacement that loses entries is an error.
 
 use std::io::Read;
 

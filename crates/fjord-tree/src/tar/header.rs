@@ -92,7 +92,7 @@ impl Header {
         id("group ID", &self.0[116..124])
     }
 
-    /// Bytes of data behind the header.
+    /// Bytes of data after the header.
     pub(crate) fn size(&self) -> Result<u64> {
         number("size", &self.0[124..136])
     }

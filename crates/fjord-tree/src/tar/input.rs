@@ -1,4 +1,4 @@
-//! Where tar streams come from: files, and standard input.
+//! Sources of tar streams: files, and standard input.
 //!
 //! Invariant: an input that was measured reads the same bytes again: a file is rewound to where it
 //! was, what comes through a pipe is kept in an unnamed temporary file meanwhile.
@@ -48,7 +48,7 @@ fn can_seek(kind: FileType) -> bool {
 
 impl TarInput {
     /// Opens a file, or a pipe that the shell has opened (`<(...)`). A named pipe is not opened, as
-    /// that may wait for ever.
+    /// that may wait forever.
     ///
     /// # Errors
     /// [`TreeError::Tar`] when it cannot be opened; [`TreeError::Usage`] when it is no file.
@@ -58,7 +58,7 @@ impl TarInput {
         let is_open = ["/dev/fd", "/proc/self/fd"].iter().any(|dir| path.starts_with(dir));
         if !can_seek(kind) && !is_open {
             return Err(TreeError::Usage(format!(
-                "{name} is no regular file; give the stream as standard input: --from-tar -"
+                "{name} is not a regular file; give the stream as standard input: --from-tar -"
             )));
         }
         let file = File::open(path).map_err(|source| unreadable(&name, source))?;

@@ -1,9 +1,9 @@
-//! Where in the image an entry goes: directories on the way, links, whiteouts of layers.
+//! Paths of entries in the image: directories on the path, links, whiteouts of layers.
 //!
-//! Invariants: a way never leaves the image. In a plain stream it leads through directories only;
-//! in layers, links are followed as in a root directory of their own (`..` of the top is the top).
-//! A whiteout removes what lower layers have, never what its own layer has, wherever in the layer
-//! it stands. The top's `lost+found` stays a directory, which e2fsck asks for.
+//! Invariants: a path never leaves the image. In a plain stream it consists of directories only; in
+//! layers, links are followed as in a chroot (`..` of the root is the root). A whiteout removes
+//! entries of lower layers, never those of its own layer, in any order. The root's `lost+found`
+//! stays a directory, which e2fsck requires.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};

@@ -400,7 +400,10 @@ impl<'a> TarReader<'a> {
         for (key, xattr, list) in found {
             let unknown = list.unknown.iter().take(IGNORED_MAX);
             entry.unkept.extend(unknown.map(|who| {
-                format!("{key}: {who}: a name without a number; nobody may do more without it")
+                format!(
+                    "{key}: {who}: the name has no ID; the entry was removed without granting \
+                         more permissions"
+                )
             }));
             entry.xattrs.push((xattr.to_vec(), list.acl.to_xattr()));
         }

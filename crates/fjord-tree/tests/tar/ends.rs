@@ -49,7 +49,7 @@ fn what_is_cut_off_or_goes_on_is_refused() {
     assert!(said.contains("does not follow"), "{said}");
     // Other bytes behind the end, and in place of a header.
     let said = refused(&[&stream(&[file("a")])[..], &[b'#'; 512]].concat());
-    assert!(said.contains("behind the end mark") && said.contains("head -c 2048"), "{said}");
+    assert!(said.contains("after the end mark") && said.contains("head -c 2048"), "{said}");
     let said = refused(&[&without_end(&[file("a")])[..], &[b'#'; 512]].concat());
     assert!(said.contains("after 1024 bytes") && said.contains("checksum"), "{said}");
 }

@@ -37,7 +37,10 @@ fn members_below_a_file_are_refused() {
 #[test]
 fn hard_links_that_cannot_be_say_why() {
     let said = said(&[Member::hard_link("b", "dir/missing")]);
-    assert!(said.contains("b: a hard link to dir/missing") && said.contains("not in the stream"));
+    assert!(
+        said.contains("b: a hard link to dir/missing")
+            && said.contains("not earlier in the stream")
+    );
     let said = self::said(&[Member::directory("d"), Member::hard_link("b", "d")]);
     assert!(said.contains("which is a directory"), "{said}");
     let said = self::said(&[Member::hard_link("b", "")]);

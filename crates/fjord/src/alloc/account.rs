@@ -1,11 +1,11 @@
-//! How many blocks are left, and who has a right to them.
+//! Counts of free blocks, and claims on them.
 //!
-//! Owns the counts of the whole file system; the groups own their own. Invariants:
+//! Owns the counts of the whole file system; each group owns its own. Invariants:
 //!
 //! - `unclaimed` = clear bits of the bitmaps − blocks that an uncommitted transaction freed
-//!   − blocks of damaged groups − reserved blocks, and is never negative while every change
-//!   goes through here: whoever holds a reservation finds a block for it;
-//! - a picked block is covered by the reservation of whoever picked it.
+//!   − blocks of damaged groups − reserved blocks, and is never negative while every change uses
+//!   this module: each reservation finds a block;
+//! - a picked block is covered by a reservation.
 //!
 //! All fields are atomics without a lock; `unclaimed` alone decides, by compare-and-swap.
 
@@ -16,18 +16,18 @@ use rustix::io::Errno;
 
 use crate::error::Result;
 
-/// Blocks set aside for metadata that data needs, as Linux does: a fiftieth, at most this.
+/// Blocks reserved for metadata of data, as in Linux: 2 %, at most this.
 const POOL_BLOCKS_MAX: u64 = 4096;
 
-/// How far a claim may go.
+/// Limit of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Not into the blocks reserved for root, nor into the pool for metadata.
+    /// Excludes the blocks reserved for root and the pool for metadata.
     User,
-    /// Into the blocks reserved for root.
+    /// Includes the blocks reserved for root.
     Root,
-    /// To the last unclaimed block: extent and indirect blocks, for which the others leave
-    /// the pool.
+    /// All unclaimed blocks: for extent and indirect blocks, for which the other claims leave the
+    /// pool.
     Metadata,
 }
 
@@ -64,7 +64,7 @@ impl Account {
         }
     }
 
-    /// From now on every claim may go to the last block. To be called at mount.
+    /// From now on every claim may use all blocks. Call it at mount.
     pub(crate) fn keep_nothing(&self) {
         self.root_blocks.store(0, Ordering::Relaxed);
         self.pool_blocks.store(0, Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl Account {
     fn floor(&self, claim: Claim) -> i64 {
         let root = i64::try_from(self.root_blocks.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
         let pool = i64::try_from(self.pool_blocks.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
-        // What the trees of data with a reservation may need.
+        // Worst case of the mapping metadata of reserved data.
         let outstanding = self.reserved.load(Ordering::Relaxed).max(0);
         let sixteenths = self.metadata_sixteenths.load(Ordering::Relaxed);
         let metadata = outstanding.saturating_mul(sixteenths) / 16;
@@ -94,7 +94,7 @@ impl Account {
         }
     }
 
-    /// Takes up to `want` blocks (at least `min`) out of what is unclaimed, as a reservation.
+    /// Reserves up to `want` unclaimed blocks, at least `min`.
     fn take(&self, min: u64, want: u64, floor: i64) -> Result<u64> {
         let to_i64 = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let mut current = self.unclaimed.load(Ordering::Relaxed);
@@ -119,8 +119,8 @@ impl Account {
         }
     }
 
-    /// Reserves `count` data blocks for delayed allocation, leaving room for the metadata
-    /// that they and all other reserved blocks may need.
+    /// Reserves `count` data blocks for delayed allocation, leaving space for the metadata that
+    /// they and all other reserved blocks may need.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -136,7 +136,7 @@ impl Account {
         self.take(1, want, self.floor(claim))
     }
 
-    /// Gives a reservation back.
+    /// Releases a reservation.
     pub(crate) fn release(&self, count: u64) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.reserved.fetch_sub(count, Ordering::AcqRel);
@@ -172,7 +172,7 @@ impl Account {
         self.unclaimed.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// A group turned out damaged: its `count` free blocks will not be used.
+    /// A group is damaged: its `count` free blocks will not be used.
     pub(crate) fn lost(&self, count: u32) {
         self.unclaimed.fetch_sub(i64::from(count), Ordering::AcqRel);
     }
@@ -202,7 +202,7 @@ impl Account {
         positive(&self.free_inodes)
     }
 
-    /// Blocks that are free for everybody.
+    /// Blocks that are free for all users.
     pub(crate) fn available_blocks(&self) -> u64 {
         let pool = self.pool_blocks.load(Ordering::Relaxed);
         let kept = self.root_blocks.load(Ordering::Relaxed).saturating_add(pool);

@@ -1,8 +1,8 @@
-//! Blocks and inode numbers that recovery says are in use.
+//! Blocks and inode numbers that recovery marks as used.
 //!
-//! A logical log names what a crash kept from reaching the bitmaps. Invariants: only what is
-//! free is adopted, and nothing of the file system's own; what the same transaction freed before
-//! counts as free, and its freeing is forgotten.
+//! Fast commits and i-transactions name blocks and inodes whose bitmap changes a crash lost.
+//! Invariants: only free blocks and inodes are adopted, never those of the file system's own
+//! structures; one that the same transaction freed counts as free, and the free is cancelled.
 
 use fjord_format::types::{BlockNo, InodeNo};
 use fjord_journal::Handle;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fs::FsInner;
 
 impl FsInner {
-    /// Puts exactly these blocks into use. Takes [`RUN_CREDITS`](super::RUN_CREDITS) for each
+    /// Marks exactly these blocks as used. Takes [`RUN_CREDITS`](super::RUN_CREDITS) for each
     /// group.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl FsInner {
         if !self.geo.contains_range(start, count) || self.is_system_block(start, count) {
             return Err(Error::corrupt(
                 "log",
-                format!("{count} blocks at {start} cannot be a file's"),
+                format!("{count} blocks at {start} cannot belong to a file"),
             ));
         }
         let (mut at, mut left) = (start, count);
@@ -50,7 +50,7 @@ impl FsInner {
         Ok(())
     }
 
-    /// Puts exactly this inode number into use. Takes [`INODE_CREDITS`](super::INODE_CREDITS).
+    /// Marks exactly this inode number as used. Takes [`INODE_CREDITS`](super::INODE_CREDITS).
     ///
     /// # Errors
     /// `Corrupt` if it is in use, reserved or does not exist; I/O and journal errors.
@@ -62,7 +62,7 @@ impl FsInner {
             .filter(|_| ino >= self.geo.first_inode)
             .ok_or_else(|| bad("cannot be a file's"))?;
         if !self.take_inode_number(h, location.group, location.index, is_dir)? {
-            return Err(bad("is made anew although it is in use"));
+            return Err(bad("is created again although it is in use"));
         }
         Ok(())
     }

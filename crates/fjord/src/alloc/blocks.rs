@@ -1,8 +1,8 @@
-//! Blocks going into use and out of it.
+//! Allocating and freeing blocks.
 //!
 //! Owns the steps between memory and the bitmaps. Invariants: a block's bit changes in the
-//! transaction that also changes who points to it; freed blocks are busy before their bit
-//! is clear, so that no moment lets somebody pick them.
+//! transaction that also changes the pointer to it; freed blocks are busy before their bit is
+//! clear, so that they cannot be picked in between.
 
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, InodeNo};
@@ -24,7 +24,7 @@ impl FsInner {
         self.retry_after_discards(|| self.groups.account.reserve(count, claim))
     }
 
-    /// Tries a claim again when blocks are free that only wait for their discard.
+    /// Retries a claim if there are free blocks that only wait for their discard.
     fn retry_after_discards<T>(&self, claim: impl Fn() -> Result<T>) -> Result<T> {
         claim().or_else(|error| {
             let groups = &self.groups;
@@ -36,7 +36,7 @@ impl FsInner {
         })
     }
 
-    /// Gives reservations back that were not handed to [`FsInner::use_picked`].
+    /// Releases reservations that were not passed to [`FsInner::use_picked`].
     pub(crate) fn release_blocks(&self, count: u64) {
         self.groups.account.release(count);
     }
@@ -47,9 +47,9 @@ impl FsInner {
         self.groups.account.pending_blocks()
     }
 
-    /// Puts picked blocks into use: sets their bits in the handle's transaction. Of the
-    /// run's blocks, `reserved` were covered by a reservation, which is thereby consumed
-    /// (and must not be released as well). Takes [`RUN_CREDITS`](super::RUN_CREDITS).
+    /// Allocates picked blocks: sets their bits in the handle's transaction. `reserved` of the
+    /// blocks were covered by a reservation, which is consumed (do not release it as well). Takes
+    /// [`RUN_CREDITS`](super::RUN_CREDITS).
     ///
     /// # Errors
     /// `Corrupt` if a block is in use already, I/O and journal errors; the run is still
@@ -67,8 +67,8 @@ impl FsInner {
         Ok(())
     }
 
-    /// Picks up to `want` blocks (at least one) that nobody has reserved and puts them into
-    /// use, with room below. Takes [`RUN_CREDITS`](super::RUN_CREDITS).
+    /// Picks up to `want` unreserved blocks (at least one) and allocates them, with space on the
+    /// host. Takes [`RUN_CREDITS`](super::RUN_CREDITS).
     ///
     /// # Errors
     /// `ENOSPC`, corruption, I/O and journal errors.
@@ -76,8 +76,8 @@ impl FsInner {
         self.alloc(h, goal, want, |run| self.ensure_room(run.start, u64::from(run.len)))
     }
 
-    /// As [`FsInner::alloc_blocks`], for blocks that nothing is written to until somebody asks for
-    /// room.
+    /// As [`FsInner::alloc_blocks`], without space on the host: that must be allocated before the
+    /// blocks are written.
     ///
     /// # Errors
     /// As for [`FsInner::alloc_blocks`].
@@ -123,7 +123,7 @@ impl FsInner {
         if !self.geo.contains_range(start, count) || self.is_system_block(start, count) {
             return Err(Error::corrupt(
                 "block number",
-                format!("{count} blocks at {start} are not a file's to free"),
+                format!("{count} blocks at {start} do not belong to a file"),
             ));
         }
         let (mut at, mut left) = (start, count);
@@ -162,8 +162,8 @@ impl FsInner {
         Ok(())
     }
 
-    /// Frees one block of metadata (of a tree, a directory, attributes): it leaves the
-    /// transaction, and replay will not bring its old contents back.
+    /// Frees one block of metadata (of a tree, a directory, attributes): it leaves the transaction,
+    /// and replay will not restore its old contents.
     ///
     /// # Errors
     /// As [`FsInner::free_blocks`].
@@ -196,7 +196,7 @@ impl FsInner {
         }
         Err(Error::corrupt(
             "block map",
-            format!("inode {ino} points to {count} blocks at {start}, which cannot be its own"),
+            format!("inode {ino} points to {count} blocks at {start}, which cannot belong to it"),
         ))
     }
 

@@ -1,8 +1,9 @@
 //! Blocks and inodes that a transaction freed, until that has committed.
 //!
-//! Owns the lists of what each transaction freed, one for each group where groups commit alone, and with the option `discard` the runs
-//! whose discards are under way. Invariants: what is listed here is busy in its group; it
-//! is let go once, after the commit and after its discard; after a failed commit, never.
+//! Owns the lists of blocks and inodes that each transaction freed (per group with partial
+//! commits), and with the option `discard` the runs whose discards are in flight. Invariants:
+//! listed blocks are busy in their group; they are released once, after the commit and after their
+//! discard; after a failed commit, never.
 //!
 //! Locking: both mutexes are leaves, never held while a group's lock is taken.
 
@@ -20,10 +21,10 @@ use super::account::Account;
 use super::table::Cell;
 use crate::fs::FsInner;
 
-/// What commits at once: a transaction, or what handles of one generation of it did in a group.
+/// Unit of a commit: a transaction, or the changes of one generation of its handles in a group.
 type Key = (Tid, Option<(u32, GroupNo)>);
 
-/// What was freed under one key.
+/// Blocks and inodes freed under one key.
 #[derive(Debug, Default)]
 struct Freed {
     /// Group, first bit, count of bits.
@@ -32,7 +33,7 @@ struct Freed {
     inodes: Vec<(GroupNo, u32)>,
 }
 
-/// What all transactions freed that are not over.
+/// Freed blocks and inodes of all pending transactions.
 #[derive(Debug, Default)]
 pub(super) struct FreedTable {
     by_key: Mutex<HashMap<Key, Freed>>,
@@ -40,12 +41,12 @@ pub(super) struct FreedTable {
 }
 
 impl FreedTable {
-    /// Whether discards are under way that blocks wait for.
+    /// Whether blocks wait for discards in flight.
     pub(super) fn is_discarding(&self) -> bool {
         !self.discarding.lock().is_empty()
     }
 
-    /// Lets go what has been discarded; with `wait`, all whose discard was submitted.
+    /// Releases discarded blocks; with `wait`, waits for all submitted discards.
     pub(super) fn reap(&self, cells: &[Cell], account: &Account, wait: bool) {
         let done: Vec<_> = {
             let mut discarding = self.discarding.lock();
@@ -56,7 +57,7 @@ impl FreedTable {
         };
         for (tickets, freed) in done {
             for ticket in tickets {
-                // A discard is a hint: when it fails, the blocks are as free as before.
+                // A discard is a hint: if it fails, the blocks are still free.
                 if let Err(error) = ticket.wait() {
                     tracing::debug!(%error, "discard failed");
                 }
@@ -130,7 +131,7 @@ impl FsInner {
         }
     }
 
-    /// What is to be done when what freed them has committed.
+    /// Callback for the commit that freed them.
     fn release_freed<E>(&self, key: Key) -> impl FnOnce(Result<(), E>) + Send + 'static {
         let (cells, account) = (self.groups.cells.clone(), self.groups.account.clone());
         let table: Arc<FreedTable> = self.groups.freed.clone();
@@ -138,7 +139,7 @@ impl FsInner {
             .then(|| (self.device.clone(), self.geo.clone()));
         move |result| {
             if result.is_err() {
-                // What a transaction freed that never committed is still in use on disk.
+                // After a failed commit, the blocks are still in use on disk.
                 return;
             }
             let Some(freed) = table.by_key.lock().remove(&key) else { return };

@@ -1,9 +1,8 @@
-//! Where new blocks should lie.
+//! Allocation goals for new blocks.
 //!
-//! Owns the rules of locality: a file goes on behind its last block, begins in the group
-//! of its inode (with flex groups, data apart from directories), and metadata stays near
-//! what it describes. Invariant: a goal is only a wish; every block of the file system
-//! satisfies it if need be.
+//! Owns the rules of locality: a file continues after its last block and begins in the group of its
+//! inode (with flex groups, data is separate from directories); metadata is near the data that it
+//! maps. Invariant: a goal is only a hint; any block may be allocated instead.
 
 use std::sync::atomic::Ordering;
 
@@ -18,27 +17,27 @@ use crate::map;
 /// From this many groups on, a flex group keeps its first group for directories, as Linux.
 const FLEX_GROUPS_WITH_DIR_GROUP: u32 = 4;
 
-/// A wish for the place of new blocks.
+/// A hint for the location of new blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Goal {
     /// The group to begin with.
     pub(super) group: GroupNo,
     /// The block to begin at.
     pub(super) block: Option<BlockNo>,
-    /// The block goes on right behind the file's block before it, so even a single block
-    /// there is better than many elsewhere.
+    /// The block directly follows the file's previous block, so even a single block there is better
+    /// than many elsewhere.
     pub(super) extends: bool,
-    /// The block is the file's first or goes on behind the one before it, and somebody has the file
-    /// open: it may go on growing.
+    /// The block is the file's first or follows the previous one, and the file is open: it may
+    /// continue to grow.
     pub(super) grows: bool,
     /// Block numbers must fit 32 bits (block maps).
     pub(super) only_32bit: bool,
-    /// What blocks may be taken that nobody has reserved.
+    /// The claim for unreserved blocks.
     pub(super) claim: Claim,
 }
 
 impl Goal {
-    /// For the block `lblk` of a file: behind the blocks before it, else near the inode.
+    /// For block `lblk` of a file: after the preceding blocks, else near the inode.
     ///
     /// # Errors
     /// I/O errors and corruption met in the file's map.
@@ -60,7 +59,7 @@ impl Goal {
         })
     }
 
-    /// For a block of a file that goes on right at `block`.
+    /// For a block of a file that continues at `block`.
     pub(crate) fn behind(fs: &FsInner, inode: &Inode, state: &InodeState, block: BlockNo) -> Goal {
         let only_32bit = !map::has_extents(state);
         let grows = inode.refs.load(Ordering::Relaxed) > 0;

@@ -1,9 +1,9 @@
 //! One group: its descriptor and bitmaps, read and changed.
 //!
-//! Owns the rule that a bitmap, its checksum and the counts in the descriptor change
-//! together. Invariants: callers hold the group's lock; a bitmap is believed only after
-//! its checksum (when it comes from the device) and its count of clear bits (once per
-//! mount) agreed with the descriptor; a bitmap that is not initialised on disk is computed.
+//! Owns the rule that a bitmap, its checksum and the counts in the descriptor change together.
+//! Invariants: callers hold the group's lock; a bitmap is used only after its checksum (when it
+//! comes from the device) and its count of clear bits (once per mount) agreed with the descriptor;
+//! a bitmap that is not initialised on disk is computed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::fs::FsInner;
 
 /// A bitmap of a group.
 pub(super) enum Bitmap {
-    /// As it is on disk, or will be.
+    /// Stored on disk, or to be stored.
     Stored(Arc<Buffer>),
-    /// Not initialised on disk; this is what it would hold.
+    /// Not initialised on disk; computed contents.
     Initial(Vec<u8>),
 }
 
@@ -124,7 +124,7 @@ impl FsInner {
         Ok(found)
     }
 
-    /// The file system's own blocks must be in use, or files would be laid over them.
+    /// The file system's own blocks must be marked as used, or files would overwrite them.
     fn check_system_bits(&self, group: GroupNo, found: &Bitmap) -> Result<()> {
         let first = self.geo.group_first_block(group).0;
         let end = first + u64::from(self.geo.blocks_in_group(group));
@@ -208,7 +208,7 @@ impl FsInner {
     /// Sets or clears the bits of blocks and adjusts descriptor and checksums.
     ///
     /// # Errors
-    /// `Corrupt` if one of the bits is as wanted already (nothing is changed then), I/O and
+    /// `Corrupt` if one of the bits already has the new value (nothing is changed then), I/O and
     /// journal errors.
     pub(super) fn change_block_bits(
         &self,
@@ -234,7 +234,7 @@ impl FsInner {
                 "block bitmap",
                 group,
                 format!(
-                    "of {count} blocks from the group's block {first} on some are {state} already"
+                    "of {count} blocks from the group's block {first} on some are already {state}"
                 ),
             ));
         };

@@ -57,7 +57,7 @@ impl FsInner {
         } else {
             self.group_near(home)
         };
-        // First its flex group, then all behind it: groups in use stay together.
+        // First its flex group, then all after it: groups in use stay together.
         let flex = self.geo.flex_first_group(first).0;
         let flex_end = flex.saturating_add(self.geo.groups_per_flex).min(self.groups.count());
         let in_flex = (first.0..flex_end).chain(flex..first.0.min(flex_end));
@@ -177,7 +177,7 @@ impl FsInner {
         Ok(true)
     }
 
-    /// Takes room below for what a new inode changes: bitmaps, its place in the table.
+    /// Allocates host space for the blocks that a new inode changes: bitmaps, inode table.
     fn ensure_inode_room(&self, desc: &GroupDesc, bit: u32) -> Result<()> {
         let index = u64::from(bit / self.geo.inodes_per_block());
         let blocks = [Some(desc.inode_bitmap), Some(desc.block_bitmap)];
@@ -185,8 +185,8 @@ impl FsInner {
         blocks.into_iter().chain([table_block]).flatten().try_for_each(|b| self.ensure_room(b, 1))
     }
 
-    /// Sets the bit of an inode number that is free, with all that goes with it but the count of
-    /// numbers that can be allocated. The group's lock is held.
+    /// Sets the bit of a free inode number and updates everything except the count of numbers that
+    /// can be allocated. The group's lock is held.
     fn take_inode_bit(
         &self,
         h: &Handle,
@@ -219,7 +219,7 @@ impl FsInner {
         if let Some(block) = fresh_block {
             self.note_stale_tails(block)?;
             let buffer = self.meta.create(block);
-            // Comes back as zeros.
+            // It is zeroed.
             drop(h.get_create(&buffer)?);
         }
         cell.used_dirs.fetch_add(u32::from(is_dir), Ordering::Relaxed);
@@ -227,8 +227,8 @@ impl FsInner {
         Ok(())
     }
 
-    /// Looks at what lies on disk where a block of the inode table is begun from zeros: the
-    /// replay of fast commits by e2fsck keeps what stands behind the fields of an inode.
+    /// Checks the old contents on disk of an inode-table block that is zeroed in memory: e2fsck's
+    /// replay of fast commits keeps the bytes after the fields of an inode.
     fn note_stale_tails(&self, block: BlockNo) -> Result<()> {
         if self.options.fsync != FsyncPolicyKind::FastCommit {
             return Ok(());
@@ -240,7 +240,7 @@ impl FsInner {
         Ok(())
     }
 
-    /// Whether a block of the inode table was begun from zeros although it was not empty on disk.
+    /// Whether a block of the inode table was zeroed in memory although it was not empty on disk.
     pub(crate) fn has_stale_tails(&self, block: BlockNo) -> bool {
         self.groups.stale_tails.lock().contains(&block)
     }
@@ -259,8 +259,8 @@ impl FsInner {
         }
     }
 
-    /// The inode-table block of `bit` if no other inode in it is or just was in use and it
-    /// is not in memory.
+    /// The inode-table block of `bit`, if no other inode in it is or recently was in use and it is
+    /// not in memory.
     fn unused_table_block(
         &self,
         desc: &GroupDesc,
@@ -283,14 +283,14 @@ impl FsInner {
     /// committed. Takes two credits.
     ///
     /// # Errors
-    /// `Corrupt` if it is free already or not a user's, I/O and journal errors.
+    /// `Corrupt` if it is already free or reserved, I/O and journal errors.
     pub(crate) fn free_inode(&self, h: &Handle, ino: InodeNo, is_dir: bool) -> Result<()> {
         let bad = |detail| Error::corrupt("inode bitmap", format!("inode {ino} {detail}"));
         let location = self
             .geo
             .inode_location(ino)
             .filter(|_| ino >= self.geo.first_inode)
-            .ok_or_else(|| bad("is not one that can be freed"))?;
+            .ok_or_else(|| bad("is reserved and cannot be freed"))?;
         let (group, bit) = (location.group, location.index);
         let cell = self.groups.cell(group)?;
         {
@@ -298,7 +298,7 @@ impl FsInner {
             let mut desc = self.read_desc(group)?;
             let found = self.inode_bitmap(group, cell, &desc)?;
             if !bitmap::test(&found.contents(), bit) {
-                return Err(bad("is free already"));
+                return Err(bad("is already free"));
             }
             self.change_inode_bit(h, found, &mut desc, bit, false)?;
             desc.free_inodes = desc.free_inodes.saturating_add(1).min(self.geo.inodes_per_group);

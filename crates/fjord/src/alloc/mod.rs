@@ -1,8 +1,7 @@
 //! Allocation of blocks and inodes.
 //!
-//! Owns the block groups of a mounted file system: their descriptors and bitmaps (as
-//! metadata blocks, on demand), what memory knows beyond them, and the counts of what is
-//! free.
+//! Owns the block groups of a mounted file system: their descriptors and bitmaps (as metadata
+//! blocks, on demand), the state in memory beyond them, and the counts of free blocks and inodes.
 //!
 //! A block goes through these states; "busy" is a set of bits in memory, per group:
 //!
@@ -14,22 +13,20 @@
 //!
 //! Invariants:
 //! - a block or inode number freed by a transaction stays busy until that transaction has
-//!   committed; if it never does, it stays busy for the life of the mount;
+//!   committed; if the commit fails, until the unmount;
 //! - bitmap, its checksum and the descriptor's counts change together, in one handle and
 //!   under the group's lock;
 //! - a run of blocks never crosses a group's border ([`Run`]s given to callers);
-//! - whoever holds a reservation ([`FsInner::reserve_blocks`]) finds blocks for it;
+//! - each reservation ([`FsInner::reserve_blocks`]) finds its blocks;
 //! - nothing here changes a bigalloc image, whose bitmaps count clusters.
 //!
-//! Who pays for a block: data written later holds a reservation, which
-//! [`FsInner::use_picked`] consumes as it is told; [`FsInner::alloc_blocks`] takes from what
-//! nobody has reserved. A claim that fails with `ENOSPC` can succeed after a commit when
-//! [`FsInner::pending_free_blocks`] is not zero, and after writeback, because a
-//! reservation holds more room for metadata than is mostly needed.
+//! Accounting: delayed data has a reservation, which [`FsInner::use_picked`] consumes;
+//! [`FsInner::alloc_blocks`] takes unreserved blocks. A claim that fails with `ENOSPC` can succeed
+//! after a commit when [`FsInner::pending_free_blocks`] is not zero, and after writeback, because a
+//! reservation includes the worst case of metadata.
 //!
-//! Locking: one mutex per group, after the handle's start and before any buffer; nobody
-//! takes two of them at once. It is held over the read of the group's own bitmap. Counts are
-//! atomics.
+//! Locking: one mutex per group, after the handle's start and before any buffer; no thread takes
+//! two of them at once. It is held over the read of the group's own bitmap. Counts are atomics.
 
 mod account;
 mod adopt;

@@ -1,8 +1,8 @@
-//! Block groups as parts that can commit alone ([`fjord_journal::Parts`]).
+//! Block groups as parts of partial commits ([`fjord_journal::Parts`]).
 //!
-//! Owns which group a block of metadata is of: that whose bitmap or inode table it is, or else
-//! the one it lies in. Invariants: the answer for a block never changes; a descriptor is of the
-//! group that it describes, its block is shared; the superblock is of no group.
+//! Owns the mapping of metadata blocks to groups: the group whose bitmap or inode table it is, or
+//! else the group that contains it. Invariants: the mapping of a block never changes; a descriptor
+//! belongs to the group that it describes, its block is shared; the superblock belongs to no group.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -17,8 +17,7 @@ use crate::error::Error;
 use crate::fs::FsInner;
 use crate::orphan;
 
-/// Bitmaps or inode tables of groups in a row that lie one behind the other in another group
-/// (`flex_bg`).
+/// Contiguous bitmaps or inode tables of consecutive groups, in another group (`flex_bg`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignRun {
     /// First block.
@@ -61,7 +60,7 @@ pub(crate) struct GroupParts {
     fs: Weak<FsInner>,
     geo: Geometry,
     superblock: BlockNo,
-    /// What lies outside its group, by place.
+    /// Metadata outside its group, by block number.
     foreign: Vec<ForeignRun>,
     /// The blocks of descriptors, with their index.
     desc_blocks: HashMap<BlockNo, u32>,
@@ -131,7 +130,7 @@ impl Parts for GroupParts {
 }
 
 impl FsInner {
-    /// Whether groups can commit alone.
+    /// Whether partial commits of groups are possible.
     pub(crate) fn commits_groups(&self) -> bool {
         self.options.fsync == crate::options::FsyncPolicyKind::Group && self.has_log()
     }

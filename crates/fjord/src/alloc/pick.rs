@@ -1,9 +1,8 @@
 //! Picking free blocks, in memory only.
 //!
-//! Owns the search: the goal block, then the goal's group, then the groups after it that
-//! have a long enough run, then what is left, then windows of other files. Invariant: a
-//! picked run lies in one group, its bits are clear and busy, and nobody else gets it
-//! until [`FsInner::unpick`] or the end of its life as a used block.
+//! Owns the search: the goal block, the goal's group, later groups with a long enough run, any free
+//! blocks, the windows of other files. Invariant: a picked run is in one group, its bits are clear
+//! and busy, and it is not picked again before [`FsInner::unpick`] or a free.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,11 +17,11 @@ use super::{Goal, Run};
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 
-/// Bitmaps looked at for a long run before a shorter one is good enough.
+/// Bitmaps searched for a long run before a shorter one is accepted.
 const LONG_RUN_TRIES: u32 = 32;
-/// Where there is no room for a whole window: this part of it, and again.
+/// If there is no space for a whole window: this fraction of it, repeatedly.
 const WINDOW_PARTS: [u32; 4] = [1, 2, 4, 16];
-/// Searches of everything before the file system counts as full.
+/// Complete searches before the file system counts as full.
 const ROUNDS: u32 = 3;
 
 thread_local! {
@@ -30,20 +29,20 @@ thread_local! {
     static WORDS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What is looked for.
+/// Search request.
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     /// Blocks wanted.
     pub(super) want: u32,
     /// The goal.
     pub(super) goal: Goal,
-    /// The window of the file itself, which is open to it: group and bits.
+    /// The file's own window, which it may use: group and bits.
     pub(super) own_window: Option<(GroupNo, Range<u32>)>,
-    /// Blocks to put into a window behind the run.
+    /// Length of the window to open after the run, in blocks.
     pub(super) window_len: u32,
 }
 
-/// How good a run must be.
+/// Acceptance criteria of a run.
 #[derive(Debug, Clone, Copy)]
 struct Standard {
     /// The first run of this length is taken, else the longest of the group.
@@ -52,7 +51,7 @@ struct Standard {
     need: u32,
     /// Stay out of windows.
     respect_windows: bool,
-    /// Bitmaps that may be looked at in vain.
+    /// Most bitmaps searched without success.
     tries: u32,
 }
 
@@ -68,14 +67,14 @@ impl FsInner {
     /// memory changes.
     ///
     /// # Errors
-    /// `ENOSPC` when no block is free, which a holder of a reservation does not meet on an
-    /// intact image; corruption and I/O errors of bitmaps.
+    /// `ENOSPC` if no block is free, which cannot happen with a reservation on an intact image;
+    /// corruption and I/O errors of bitmaps.
     pub(crate) fn pick_blocks(&self, goal: Goal, want: u32) -> Result<Run> {
         let request = Request { want, goal, own_window: None, window_len: 0 };
         Ok(self.pick(&request)?.run)
     }
 
-    /// Gives back what was picked and not used.
+    /// Releases picked blocks that were not used.
     pub(crate) fn unpick(&self, run: Run) {
         let Some((group, first)) = self.geo.cluster_in_group(run.start) else { return };
         let Ok(cell) = self.groups.cell(group) else { return };
@@ -95,7 +94,8 @@ impl FsInner {
             if let Some(picked) = self.pick_by_standards(&request)? {
                 return Ok(picked);
             }
-            // A trim may hold the last free blocks; or they moved behind the search.
+            // A trim may hold the last free blocks; or blocks were freed in groups already
+            // searched.
             drop(self.groups.trim_lock.lock());
         }
         Err(Errno::NOSPC.into())
@@ -129,7 +129,7 @@ impl FsInner {
         Ok(None)
     }
 
-    /// Goes on behind the file's last block, if only by one block.
+    /// Continues after the file's last block, even by a single block.
     fn pick_at_goal(&self, request: &Request) -> Result<Option<Picked>> {
         if !request.goal.extends {
             return Ok(None);
@@ -186,7 +186,7 @@ impl FsInner {
                 self.groups.set_damaged(cell);
             }
         })?;
-        // Whoever uses what is picked writes the bitmap, too.
+        // A later `use_picked` writes the bitmap, too.
         if self.ensure_room(desc.block_bitmap, 1).is_err() {
             return Ok(None);
         }
@@ -268,7 +268,10 @@ impl FsInner {
     pub(super) fn place_of_run(&self, run: Run) -> Result<(GroupNo, Range<u32>)> {
         let bad = || {
             let Run { start: BlockNo(start), len } = run;
-            Error::corrupt("block number", format!("{len} blocks at {start} are no run of a group"))
+            Error::corrupt(
+                "block number",
+                format!("{len} blocks at {start} are not a run in one group"),
+            )
         };
         let (group, first) = self.geo.cluster_in_group(run.start).ok_or_else(bad)?;
         let end = first.checked_add(run.len).ok_or_else(bad)?;

@@ -1,4 +1,4 @@
-//! What is free, for users and for the superblock.
+//! Free space, for statfs and for the superblock.
 //!
 //! Owns no state. Invariant: the totals are sums of the descriptors' counts, as Linux
 //! writes them into the superblock; blocks reserved for delayed data are in use for

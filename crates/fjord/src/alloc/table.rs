@@ -1,9 +1,9 @@
-//! The table of groups: what memory knows of each, filled from the descriptors at mount.
+//! The table of groups: state in memory, filled from the descriptors at mount.
 //!
-//! Owns [`Groups`] and the small cell per group. Invariants: `Cell::free` is the count of
-//! blocks that can be picked (bit clear, not busy), exact under the group's lock; a group
-//! whose descriptor or bitmap proved wrong is marked damaged and never allocated from; a
-//! cell is small, for 16 TiB have 131,072 of them.
+//! Owns [`Groups`] and the small cell per group. Invariants: `Cell::free` is the count of blocks
+//! that can be picked (bit clear, not busy), exact under the group's lock; a group with a damaged
+//! descriptor or bitmap is marked and never allocated from; a cell is small, because 16 TiB have
+//! 131,072 of them.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -39,13 +39,13 @@ const INODES_CHECKED: u8 = 4;
 /// `Cell::flags`: every free run was discarded and nothing freed since.
 const TRIMMED: u8 = 8;
 
-/// What the lock of a group guards beside its bitmaps and descriptor.
+/// State under the lock of a group, besides its bitmaps and descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
     /// Blocks whose bit is clear but that are busy: picked, or freed and not committed.
     pub(super) busy: SparseBits,
-    /// Blocks that windows of growing files keep others away from, as long as there is
-    /// room elsewhere. May include bits that are set.
+    /// Blocks in windows of growing files: other files avoid them while there is space elsewhere.
+    /// May include bits that are set.
     pub(super) windows: SparseBits,
     /// Inodes freed and not committed.
     pub(super) busy_inodes: SparseBits,
@@ -160,10 +160,10 @@ pub(crate) struct Groups {
     pub(super) zones: Zones,
     /// Blocks that are no data blocks (`f_blocks` leaves them out), without the journal.
     pub(super) overhead_blocks: u64,
-    /// Blocks of inode tables that were begun from zeros, although on disk something stands
-    /// behind the fields of their inodes. A leaf lock.
+    /// Inode-table blocks that were zeroed in memory although they had nonzero bytes on disk after
+    /// the fields of their inodes. A leaf lock.
     pub(super) stale_tails: Mutex<HashSet<BlockNo>>,
-    /// Held by a trim while it keeps free blocks busy; whoever finds none waits for it.
+    /// Held by a trim while it keeps free blocks busy; an allocation that finds none waits for it.
     /// Taken before a group's lock.
     pub(super) trim_lock: Mutex<()>,
     /// Where the search for a group for a directory in the root begins: each after the one before.
@@ -180,9 +180,9 @@ impl Groups {
         self.account.keep_nothing();
     }
 
-    /// Reads all descriptors. To be called when recovery is over and before any change; the
-    /// descriptors' counts become the counts of the file system, whatever the superblock
-    /// says, as a crash leaves the latter behind.
+    /// Reads all descriptors. Call it after recovery and before any change. The counts of the file
+    /// system are computed from the descriptors, because a crash leaves those in the superblock
+    /// stale.
     ///
     /// A damaged descriptor does not fail the call: see [`Groups::damage`].
     ///
@@ -225,8 +225,7 @@ impl Groups {
         })
     }
 
-    /// Groups of which nothing is known and nothing can be allocated, for a look at an
-    /// image whose journal has not been replayed.
+    /// Empty groups without free blocks, to read an image whose journal has not been replayed.
     pub(crate) fn unread(geo: &Geometry) -> Self {
         Self {
             cells: Arc::default(),
@@ -279,8 +278,7 @@ impl Groups {
             .ok_or_else(|| Error::corrupt("block group", format!("there is no group {group}")))
     }
 
-    /// Notes that a group is damaged: its free blocks are not there for anybody. The caller
-    /// holds the group's lock.
+    /// Marks a group as damaged: its free blocks are not used. The caller holds the group's lock.
     pub(super) fn set_damaged(&self, cell: &Cell) {
         if cell.flags.fetch_or(DAMAGED, Ordering::AcqRel) & DAMAGED == 0 {
             self.account.lost(cell.free.swap(0, Ordering::Relaxed));
@@ -300,7 +298,7 @@ struct Scan<'a> {
     geo: &'a Geometry,
     account: &'a Account,
     cells: &'a [Cell],
-    /// Of each kind apart, for the zones of one kind are mostly in order: base blocks, block
+    /// By kind, because the zones of one kind are mostly in order: base blocks, block
     /// bitmaps, inode bitmaps, inode tables.
     zones: [Vec<(u64, u64)>; 4],
     /// Of each kind apart: block bitmaps, inode bitmaps, inode tables.

@@ -1,8 +1,8 @@
-//! FITRIM: telling the device which blocks hold nothing.
+//! FITRIM: discards free blocks.
 //!
-//! Owns the walk over free runs. Invariants: a run is busy while its discard is under way,
-//! so nobody writes into it meanwhile; blocks whose freeing has not committed are not
-//! discarded; an allocation that finds nothing waits for the group being trimmed.
+//! Owns the walk over free runs. Invariants: a run is busy while its discard is in flight, so it is
+//! not written meanwhile; blocks whose free has not committed are not discarded; an allocation that
+//! finds nothing waits for the group being trimmed.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -59,7 +59,7 @@ impl FsInner {
         }
         let whole = within == (0..self.geo.clusters_in_group(group)) && min_blocks == 1;
         let _trimming = self.groups.trim_lock.lock();
-        // Blocks freed from here on take the mark away again.
+        // A later free clears the mark.
         cell.set_trimmed(whole);
         let runs = self
             .hold_free_runs(group, &within, min_blocks)

@@ -1,9 +1,9 @@
-//! Windows: room kept free behind a growing file, so that files that grow side by side
-//! stay in one piece each.
+//! Windows: blocks kept free after a growing file, so that files that grow concurrently stay
+//! contiguous.
 //!
-//! Owns which files get a window and how long. Invariants: a window is a wish, not a
-//! claim: its blocks count as free, others take them when nothing else is left, and a
-//! window that is forgotten costs nothing but that; one file has at most one.
+//! Owns which files get a window and its length. Invariants: a window is a hint, not a claim: its
+//! blocks count as free, and other files use them if nothing else is left, so a leaked window costs
+//! little; a file has at most one.
 
 use fjord_format::types::GroupNo;
 
@@ -15,10 +15,10 @@ use crate::inode::{InodeState, Prealloc};
 
 /// Longest window in bytes.
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
-/// A window is so many times as long as the file: files that grow side by side have some 130 MiB before
-/// their extents no longer fit the inode (and a fast commit needs a full one behind it).
+/// Length of a window in multiples of the file's length: files that grow concurrently reach some
+/// 130 MiB before their extents no longer fit in the inode (and fast commits fall back).
 const GROWTH: u64 = 16;
-/// A window takes at most this part of a group, and this of what is free.
+/// Most of a group, and of its free blocks, that a window takes.
 const GROUP_PART: u32 = 2;
 const FREE_PART: u64 = 64;
 /// Shortest window in bytes.
@@ -77,8 +77,8 @@ impl FsInner {
         len.min(self.geo.clusters_per_group / GROUP_PART)
     }
 
-    /// Opens the file's window to everybody. To be called when a file is no longer written
-    /// to; forgetting it does no harm.
+    /// Releases the file's window. Call it when the file is no longer written; omitting the call is
+    /// harmless.
     pub(crate) fn discard_window(&self, state: &mut InodeState) {
         let Some(window) = state.prealloc.take() else { return };
         if let Ok((group, bits)) = self.place_of_run(Run { start: window.start, len: window.len }) {

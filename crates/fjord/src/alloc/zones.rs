@@ -13,7 +13,7 @@ pub(crate) struct Zones {
     fixed: Vec<(u64, u64)>,
     /// The same for the journal's blocks; set once by mount.
     journal: OnceLock<Vec<(u64, u64)>>,
-    /// The journal inode is being changed: its blocks are not protected meanwhile.
+    /// The journal inode is being changed: its blocks are not protected.
     journal_is_open: AtomicBool,
 }
 

@@ -1,8 +1,8 @@
 //! Copying a file within an image.
 //!
-//! Owns what a copy takes over. Invariant: the copy never grants more than the original: it has the
-//! original's access control list with its mode, and set-user-ID, set-group-ID and capabilities only
-//! with its owner and group.
+//! Owns which attributes a copy gets. Invariant: the copy never grants more than the original: it
+//! has the original's access control list with its mode, and set-user-ID, set-group-ID and
+//! capabilities only with its owner and group.
 
 use std::path::Path;
 
@@ -53,7 +53,9 @@ impl Fs {
         let attr = source.attr();
         if !attr.is_file() {
             let from = from.display();
-            return Err(Error::Usage(format!("{from} is not a regular file: it is not copied")));
+            return Err(Error::Usage(format!(
+                "{from} is not a regular file; only regular files can be copied"
+            )));
         }
         if let path::Located::Found(target) = path::locate(self, to, true)?
             && target.ino() == source.ino()

@@ -185,7 +185,8 @@ pub(super) fn empty(dir: &InodeRef) -> Result<()> {
                 let inode = entry.inode()?;
                 if inode.attr().kind() == FileKind::Directory {
                     if !inside.insert(inode.ino()) {
-                        let detail = format!("inode {} is within itself", inode.ino());
+                        let detail =
+                            format!("the directory with inode {} contains itself", inode.ino());
                         return Err(Error::corrupt("directory", detail));
                     }
                     stack.push(Emptied::new(inode, Some(entry))?);

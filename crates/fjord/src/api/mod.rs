@@ -45,7 +45,7 @@ impl Fs {
         path::resolve(self, path.as_ref(), true)
     }
 
-    /// Whether a path names something, symbolic links followed.
+    /// Whether a path exists; symbolic links are followed.
     ///
     /// # Errors
     /// As [`Fs::resolve`], but for `ENOENT`: `ENOTDIR` below a file, as `std::fs::exists`.
@@ -79,8 +79,8 @@ impl Fs {
     /// `EISDIR`; as [`Fs::resolve`]; I/O errors.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let inode = self.resolve(path)?;
-        // One byte more than there should be shows the end; what the inode says may be damaged, and
-        // is no reason to take that much memory.
+        // Reads one byte more than the size to find the end; a damaged size must not allocate that
+        // much memory.
         let chunk_bytes = inode.attr().size.saturating_add(1).min(READ_BYTES) as usize;
         let mut content = Vec::new();
         loop {
@@ -157,7 +157,7 @@ impl Fs {
         let (parent, name) = path::parent_of(self, names.to_vec(), Errno::EXIST)?;
         match parent.mkdir(&name, DIR_MODE, &Cred::root()) {
             Err(error) if error.is(Errno::EXIST) => match self.resolve(&path) {
-                // Somebody else made it just now.
+                // Another thread has just created it.
                 Ok(dir) if dir.attr().is_dir() => Ok(dir),
                 _ => Err(error),
             },
@@ -175,7 +175,7 @@ impl Fs {
         ReadDir::new(self.resolve(path)?, path)
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of a file that is not a directory.
     ///
     /// # Errors
     /// `ENOENT`, `EISDIR`, `EPERM`.
@@ -225,7 +225,7 @@ impl Fs {
         from_dir.rename(&from_name, &to_dir, &to_name, RenameFlags::empty(), &Cred::root())
     }
 
-    /// Gives a file a second name.
+    /// Creates a hard link.
     ///
     /// # Errors
     /// `EEXIST`, `EMLINK`, `EPERM` for directories.

@@ -17,12 +17,12 @@ use crate::vfs::{Fs, InodeRef};
 /// Symbolic links that one resolution follows at the most (Linux's MAXSYMLINKS).
 const LINKS_MAX: usize = 40;
 
-/// What a path leads to.
+/// Outcome of a resolution.
 pub(super) enum Located {
-    /// Something.
+    /// An inode.
     Found(InodeRef),
-    /// Nothing yet: this directory has not got this name. Symbolic links on the way, one at the end
-    /// among them, have been followed.
+    /// No inode: this directory lacks this name. Symbolic links on the way, including one at the
+    /// end, have been followed.
     Missing {
         /// The directory in which the last name is looked for.
         dir: InodeRef,
@@ -45,7 +45,7 @@ pub(super) fn names(path: &Path) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// Whether only a directory can be meant: there is a slash behind the last name.
+/// Whether only a directory can be meant: there is a slash after the last name.
 pub(super) fn wants_dir(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     bytes.ends_with(b"/") || bytes.ends_with(b"/.")
@@ -90,7 +90,7 @@ pub(super) fn parent_of(
     }
 }
 
-/// As [`parent`], for a name that is not to be a directory's: a slash behind it is an error.
+/// As [`parent`], for a name that is not to be a directory's: a slash after it is an error.
 pub(super) fn parent_of_file(fs: &Fs, path: &Path, nameless: Errno) -> Result<(InodeRef, Vec<u8>)> {
     let (dir, name) = parent(fs, path, nameless)?;
     if wants_dir(path) {

@@ -1,7 +1,7 @@
 //! Walking a tree.
 //!
-//! Owns the order of [`Walk`]. Invariants: a directory comes before what is in it, names come in the
-//! order of their bytes; no directory is entered from within itself, whatever a damaged image says.
+//! Owns the order of [`Walk`]. Invariants: a directory comes before its entries, names are in byte
+//! order; no directory is entered from within itself, even on a damaged image.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -102,7 +102,8 @@ impl Walk {
         let WalkEntry { path, inode, .. } = dir;
         let ino = inode.ino();
         if self.inside.contains(&ino) {
-            let detail = format!("inode {ino} is within itself at {}", path.display());
+            let detail =
+                format!("the directory with inode {ino} contains itself at {}", path.display());
             return Err(Error::corrupt("directory", detail));
         }
         let mut entries = ReadDir::new(inode, &path)?.collect::<Result<Vec<_>>>()?;

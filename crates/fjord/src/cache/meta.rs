@@ -22,7 +22,7 @@ use crate::error::Result;
 const SHARDS: usize = 32;
 /// Memory that a block costs beside its content, in bytes.
 const BLOCK_OVERHEAD_BYTES: u64 = 384;
-/// How far dirty blocks may push the cache over its budget, in bytes.
+/// Most bytes over the budget that dirty blocks may cause.
 const EXCESS_MAX_BYTES: usize = 16 << 20;
 
 struct Slot {
@@ -93,8 +93,7 @@ impl MetaCache {
         self.read_as(block, verify, Buffer::new)
     }
 
-    /// As [`MetaCache::read`], for a block of which commits of single groups need the last
-    /// committed version.
+    /// As [`MetaCache::read`], for a block whose last committed version partial commits need.
     pub(crate) fn read_keeping_base(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         self.read_as(block, |_| Ok(()), Buffer::new_keeping_base)
     }
@@ -120,8 +119,8 @@ impl MetaCache {
         Ok(buffer)
     }
 
-    /// The buffer of `block` for a caller who will write all of it: nothing is read, a
-    /// block that is not in memory starts as zeros.
+    /// The buffer of `block` for a caller that overwrites all of it: nothing is read, a missing
+    /// block starts as zeros.
     pub(crate) fn create(&self, block: BlockNo) -> Arc<Buffer> {
         self.create_kind(block, BufferKind::Metadata)
     }
@@ -153,13 +152,13 @@ impl MetaCache {
         self.count.load(Ordering::Relaxed) > self.capacity
     }
 
-    /// Whether so many more are in memory that no change should go on before some are home.
+    /// Whether the cache is so far over budget that changes must wait for a checkpoint.
     pub(crate) fn is_far_over_budget(&self) -> bool {
         let count = self.count.load(Ordering::Relaxed);
         count > self.capacity.saturating_add(EXCESS_MAX_BYTES / self.block_size)
     }
 
-    /// Drops what can be dropped until the budget holds.
+    /// Evicts blocks until the cache is within its budget.
     pub(crate) fn trim(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -195,8 +194,8 @@ impl MetaCache {
     }
 }
 
-/// Whether nobody holds the slot or its buffer and nothing of it waits to be written.
-/// Called under the shard lock, so that no new holder can appear.
+/// Whether the slot and its buffer are unreferenced and clean. Called under the shard lock, so that
+/// no new reference can appear.
 fn is_unused(slot: &Arc<Slot>) -> bool {
     if Arc::strong_count(slot) != 1 {
         return false;

@@ -4,15 +4,15 @@
 //! each with bit masks for the states a page can have:
 //!
 //! - *dirty*: newer than the device;
-//! - *delalloc*: holds a reservation, its block has no place on the device yet;
-//! - *writeback*: a copy is on its way to the device, or its extent is not inserted yet.
+//! - **delalloc*: has a reservation, no block is allocated yet;
+//! - **writeback*: its write is in flight, or its extent is not inserted yet.
 //!
 //! Invariants: a dirty or writeback page is never evicted; the global counters equal the
 //! sums over all maps; a page's bytes beyond the end of its file are zero. Content is a
 //! [`Buf`], so freezing a page for I/O is a reference count and a later write copies.
 //!
-//! Locking: [`PageMap::inner`] is a leaf lock, held for memory operations only. Which
-//! blocks may change is decided by the inode's state lock above it.
+//! Locking: [`PageMap::inner`] is a leaf lock, held for memory operations only. The inode's state
+//! lock above it decides which blocks may change.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -29,7 +29,7 @@ const CHUNK_PAGES: u32 = 64;
 const PAGE_OVERHEAD_BYTES: u64 = 64;
 /// The same for a chunk: itself, its place in the map and in the queue.
 const CHUNK_OVERHEAD_BYTES: u64 = size_of::<Chunk>() as u64 + 64;
-/// Stale entries of the queue that are not worth a search for them.
+/// Number of stale entries of the queue that are tolerated.
 const STALE_MIN: u64 = 1024;
 
 struct Chunk {
@@ -37,7 +37,7 @@ struct Chunk {
     dirty: u64,
     delalloc: u64,
     writeback: u64,
-    /// Used since the evictor last looked.
+    /// Used since the last visit of the evictor (second chance).
     referenced: bool,
     /// Tells it from earlier chunks of the same pages; its entry in the queue has it too.
     ticket: u64,
@@ -159,17 +159,17 @@ impl PageLru {
         self.budget_bytes / 2
     }
 
-    /// Dirty bytes from which even those must who dirty little.
+    /// Dirty bytes from which writers of small files must help, too.
     pub(crate) fn urgent_threshold_bytes(&self) -> u64 {
         self.budget_bytes / 4 * 3
     }
 
-    /// Bytes of data writes that may be under way while nobody waits for them.
+    /// Most bytes of data writes in flight without a waiter.
     pub(crate) fn unawaited_threshold_bytes(&self) -> u64 {
         self.budget_bytes / 8
     }
 
-    /// Memory that all pages need, with what describes them.
+    /// Memory of all pages with their administration.
     fn used_bytes(&self) -> u64 {
         let cached = self.cached_bytes();
         let chunks = self.chunk_count.load(Ordering::Relaxed);
@@ -203,7 +203,7 @@ impl PageLru {
         }
         let mut queue = std::mem::take(&mut *self.queue.lock());
         let before = queue.len();
-        // Not under the queue's lock: whoever makes a chunk takes it while holding the map's.
+        // Not under the queue's lock: creating a chunk takes it under the map's lock.
         queue.retain(|entry| {
             entry.map.upgrade().is_some_and(|map| map.has_chunk(entry.index, entry.ticket))
         });
@@ -270,8 +270,7 @@ impl PageMap {
         }
     }
 
-    /// Puts `buf` in the place of whatever is there and marks it dirty; with `delalloc`
-    /// it holds a reservation.
+    /// Replaces the page by `buf` and marks it dirty; with `delalloc` it has a reservation.
     pub(crate) fn insert_dirty(&self, lblk: u32, buf: Buf, delalloc: bool) {
         let (index, slot) = split(lblk);
         let mut inner = self.inner.lock();
@@ -338,7 +337,7 @@ impl PageMap {
         usize::try_from(self.inner.lock().dirty_count).unwrap_or(usize::MAX)
     }
 
-    /// Whether a dirty page has no place on the device yet.
+    /// Whether a dirty page has no block yet.
     pub(crate) fn has_dirty_delalloc(&self) -> bool {
         let inner = self.inner.lock();
         let dirty = inner.dirty_chunks.iter().filter_map(|index| inner.chunks.get(index));
@@ -386,8 +385,7 @@ impl PageMap {
         taken
     }
 
-    /// Records that `len` pages from `lblk` now have their place in the file's map: their
-    /// reservations are used up.
+    /// Records that `len` pages from `lblk` are now mapped: their reservations are consumed.
     pub(crate) fn end_delalloc(&self, lblk: u32, len: u32) {
         self.for_chunks(u64::from(lblk)..u64::from(lblk) + u64::from(len), |chunk, mask| {
             chunk.delalloc &= !mask;
@@ -401,7 +399,7 @@ impl PageMap {
         });
     }
 
-    /// Gives pages whose writeback did not start or failed back to the dirty set.
+    /// Marks pages dirty again whose writeback did not start or failed.
     pub(crate) fn undo_writeback(&self, lblk: u32, len: u32) {
         for page in lblk..lblk.saturating_add(len) {
             let (index, slot) = split(page);
@@ -427,7 +425,7 @@ impl PageMap {
     }
 
     /// Drops all pages of `range`, dirty or not. Returns how many held a reservation,
-    /// which the caller gives back. No writeback of the range may be in flight.
+    /// which the caller releases. No writeback of the range may be in flight.
     pub(crate) fn remove(&self, range: Range<u64>) -> u64 {
         let mut inner = self.inner.lock();
         let first = (range.start / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;

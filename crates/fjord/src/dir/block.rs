@@ -1,8 +1,8 @@
 //! Blocks of directories: reading with checks, editing, appending.
 //!
-//! Invariants: a block is checked (checksum, then its shape) when it comes from the device;
-//! an edited block has its checksum set before its guard is dropped; the directory grows by
-//! one block at a time, and the block is in the transaction before the size says so.
+//! Invariants: a block is checked (checksum, then its shape) when it comes from the device; an
+//! edited block has its checksum set before its guard is dropped; the directory grows by one block
+//! at a time, and the block is in the transaction before the size covers it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::inode::{InodeState, disk};
 use crate::map::{self, MapKind};
 
-/// What block 0 of a directory is.
+/// Kind of block 0 of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum First {
     /// The root of an index.
@@ -35,9 +35,9 @@ pub(super) fn count(dir: &Dir<'_>, state: &InodeState) -> Result<u32> {
     u32::try_from(blocks).map_err(|_| dir.corrupt("more than 2^32 blocks"))
 }
 
-/// Where block `lblk` lies, or how many blocks from it on are a hole.
+/// Mapping of block `lblk`: a block, or the length of a hole.
 pub(super) enum Located {
-    /// It is here.
+    /// Its block on the device.
     At(BlockNo),
     /// No block for so many blocks, at least one.
     Hole(u32),
@@ -147,7 +147,7 @@ pub(super) fn append(
     let lblk = LogicalBlock(count(dir, state)?);
     let block_bytes = u64::from(dir.fs.geo.block_size);
     let size = state.size.checked_add(block_bytes).ok_or(Error::Posix(Errno::NOSPC))?;
-    // Without large_dir the upper half of the size means something else.
+    // Without large_dir the upper half of the size is another field.
     if lblk >= LogicalBlock::LAST || (!dir.params.large_dir && size > u64::from(u32::MAX)) {
         return Err(Errno::NOSPC.into());
     }

@@ -1,10 +1,10 @@
 //! Indexed directories: a tree of hashes over blocks of entries.
 //!
-//! Invariants: a split is prepared in copies, then its new block is allocated, then all its
-//! blocks are written in one handle, so that `ENOSPC` finds the tree as it was and a commit
-//! never holds half a split; each split leaves a valid tree, whether or not the insertion
-//! that wanted it succeeds. A way from root to leaf never meets a block twice, and a walk
-//! over leaves takes at most as many steps as the directory has blocks.
+//! Invariants: a split is prepared in copies, then its new block is allocated, then all its blocks
+//! are written in one handle, so that `ENOSPC` leaves the tree unchanged and a commit never has
+//! half a split; each split leaves a valid tree, even if the insertion that needed it fails. A path
+//! from root to leaf never visits a block twice, and a walk over leaves takes at most as many steps
+//! as the directory has blocks.
 
 use std::sync::Arc;
 
@@ -19,27 +19,27 @@ use super::{Dir, Found, NewEntry, Place, block, early_room_bytes};
 use crate::error::{Error, Result};
 use crate::inode::{InodeState, disk};
 
-/// Splits that one insertion may need: each level may grow or split once, and the leaf.
+/// Most splits of one insertion: each level may grow or split once, and the leaf.
 const SPLITS_MAX: usize = 8;
 
-/// One index block on the way down.
+/// One index block on the path.
 struct Frame {
     lblk: LogicalBlock,
     kind: DxKind,
     buffer: Arc<Buffer>,
-    /// The entry that the way goes through.
+    /// The entry that the path follows.
     at: usize,
 }
 
-/// The way from the root to a leaf.
+/// The path from the root to a leaf.
 pub(super) struct Path {
     /// Root first; never empty.
     frames: Vec<Frame>,
-    /// How this directory hashes.
+    /// Hash parameters of the directory.
     pub(super) version: HashVersion,
     /// The leaf.
     pub(super) leaf: LogicalBlock,
-    /// Leaves passed since the way down.
+    /// Leaves visited since the descent.
     steps: u32,
 }
 
@@ -58,8 +58,8 @@ impl Frame {
     }
 }
 
-/// Goes down to the leaf for the hash that `hash_of` gives for the directory's version.
-/// Returns that hash too.
+/// Descends to the leaf for the hash that `hash_of` computes for the directory's hash version. Also
+/// returns that hash.
 pub(super) fn probe(
     dir: &Dir<'_>,
     state: &InodeState,
@@ -126,7 +126,7 @@ impl Path {
         Ok(None)
     }
 
-    /// Goes on to the next leaf. Returns whether there is one.
+    /// Advances to the next leaf. Returns whether there is one.
     pub(super) fn advance(&mut self, dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
         self.steps = self.steps.saturating_add(1);
         if self.steps > block::count(dir, state)? {
@@ -179,7 +179,7 @@ pub(super) fn find(dir: &Dir<'_>, state: &InodeState, name: &[u8]) -> Result<Opt
                 return Ok(Some(Found { ino, file_type: entry.file_type, place }));
             }
         }
-        // Names with one hash may go on in the next leaf.
+        // Names with the same hash may continue in the next leaf.
         match path.next_hash(dir)? {
             Some(next) if next & !1 == hash => {}
             _ => return Ok(None),
@@ -226,10 +226,10 @@ pub(super) fn insert(
         }
         split_index(dir, h, state, &path)?;
     }
-    Err(dir.corrupt("the index does not get room however often it is split"))
+    Err(dir.corrupt("the index has no space after the maximum number of splits"))
 }
 
-/// Adds the entry to a leaf. `false` when it has no room.
+/// Adds the entry to a leaf. `false` if it has no space.
 fn insert_in_leaf(
     dir: &Dir<'_>,
     h: &Handle,
@@ -253,8 +253,7 @@ fn insert_in_leaf(
     }
 }
 
-/// Splits the leaf that a name is in when it has little room left. Returns the bytes that were
-/// left if so.
+/// Splits the leaf of a name if it has little space left. If so, returns the bytes that were left.
 pub(super) fn split_early(
     dir: &Dir<'_>,
     h: &Handle,
@@ -305,7 +304,7 @@ fn split_leaf(
             let area = format.entries_area_mut(half)?;
             let inserted = dirent::insert(area, format, new.name, new.ino, new.file_type)?;
             if !matches!(inserted, Inserted::At(_)) {
-                return Err(FormatError::corrupt("directory block", "half a block has no room"));
+                return Err(FormatError::corrupt("directory block", "half a block has no space"));
             }
         }
         dirent::set_checksum(&mut lower, format, seed)?;
@@ -321,8 +320,8 @@ fn split_leaf(
     seal(dir, &mut bytes, frame.kind, frame.lblk)
 }
 
-/// Makes room in the index above a full leaf: splits the highest full block on the way whose
-/// parent has room, or deepens the tree when all are full.
+/// Frees space in the index above a full leaf: splits the highest full block on the path whose
+/// parent has space, or adds a level if all are full.
 fn split_index(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, path: &Path) -> Result<()> {
     let mut level = path.frames.len().saturating_sub(1);
     while let Some(parent) = level.checked_sub(1).and_then(|above| path.frames.get(above)) {
@@ -363,7 +362,7 @@ fn split_node(
     seal(dir, &mut bytes, parent.kind, parent.lblk)
 }
 
-/// Puts one more level below the root.
+/// Adds a level below the root.
 fn grow(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, root: &Frame) -> Result<()> {
     let format = dir.format();
     let mut top = root.buffer.read().to_vec();
@@ -375,7 +374,7 @@ fn grow(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, root: &Frame) -> Resu
         htree::set_checksum(&mut below, DxKind::Node, format, dir.seed)
     };
     match prepare() {
-        // The tree is as deep as it may be: full, as far as this name goes.
+        // The tree has its maximum depth: full for this name.
         Err(FormatError::NoRoom { .. }) => return Err(Errno::NOSPC.into()),
         other => other.map_err(dir.damaged(root.lblk))?,
     }

@@ -1,9 +1,9 @@
 //! Directories in the inode (feature `inline_data`).
 //!
-//! Invariants: `.` and `..` are not stored, the parent's number is; entries lie in two areas,
-//! the rest of `i_block` and the value of the attribute `system.data`, and none spans both;
-//! `size` is 60 and the length of that value. The second area takes all room that the inode
-//! has when it is first needed; when that is full, the directory moves to a block.
+//! Invariants: `.` and `..` are not stored, the parent's number is; entries lie in two areas, the
+//! rest of `i_block` and the value of the attribute `system.data`, and none spans both; `size` is
+//! 60 plus the length of that value. When first needed, the second area takes all free space of the
+//! inode; when that is full, the directory moves to a block.
 
 use fjord_format::dirent::{self, DirEntry, FileType, Inserted};
 use fjord_format::inline_data::{self, InlineData, InlineDir};
@@ -19,7 +19,7 @@ use crate::{map, xattr};
 
 /// Shortest second area: one record with the shortest name.
 const TAIL_BYTES_MIN: usize = 12;
-/// Where the entries begin in the offset order of a listing: behind `.` and `..`.
+/// Where the entries begin in the offset order of a listing: after `.` and `..`.
 const DOTS_BYTES: u64 = 24;
 
 /// What [`xattr`] holds of the directory.
@@ -81,7 +81,7 @@ pub(super) fn is_empty(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
 }
 
 /// Copies all entries, `.` and `..` first, with the offsets that they would have in a block,
-/// and those behind them.
+/// and those after them.
 pub(super) fn collect<T>(
     dir: &Dir<'_>,
     state: &InodeState,
@@ -125,8 +125,8 @@ pub(super) fn init(
     Ok(true)
 }
 
-/// Adds the entry where there is room. `false` when the directory had to move to a block and
-/// the entry is still to be added there.
+/// Adds the entry if there is space. `false` if the directory had to move to a block and the entry
+/// must still be added there.
 pub(super) fn insert(
     dir: &Dir<'_>,
     h: &Handle,
@@ -185,7 +185,7 @@ pub(super) fn edit(
     xattr::set_inline_tail(dir.fs, h, dir.inode, state, Some(&tail))
 }
 
-/// Moves the entries to a block of their own. On `ENOSPC` the directory is as it was.
+/// Moves the entries to a block. On `ENOSPC` the directory is unchanged.
 fn convert(dir: &Dir<'_>, h: &Handle, state: &mut InodeState) -> Result<()> {
     let format = dir.format();
     let mut bytes = vec![0; format.block_bytes];

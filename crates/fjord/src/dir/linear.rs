@@ -1,7 +1,6 @@
 //! Directories without an index: blocks of entries, searched from the first to the last.
 //!
-//! Invariants: holes are passed over, as Linux does; an entry goes to the first block with
-//! room for it.
+//! Invariants: holes are skipped, as in Linux; an entry goes to the first block with space for it.
 
 use fjord_format::LogicalBlock;
 use fjord_format::dirent::{self, Inserted};
@@ -104,8 +103,8 @@ pub(super) fn last_room_bytes(dir: &Dir<'_>, state: &InodeState) -> Result<usize
     }
 }
 
-/// Adds a block, or an index, when there is little room left in the last one. Returns the bytes
-/// that were left there if so.
+/// Adds a block, or an index, if there is little space left in the last one. If so, returns the
+/// bytes that were left there.
 pub(super) fn grow_early(
     dir: &Dir<'_>,
     h: &Handle,
@@ -130,8 +129,8 @@ pub(super) fn grow_early(
     Ok(Some(room_bytes))
 }
 
-/// The directory is locked, so room that was seen is there; bytes that two inodes share
-/// could change all the same.
+/// The directory is locked, so the space is still there; only a damaged image, with a block in two
+/// inodes, can change it.
 fn lost_room() -> fjord_format::FormatError {
     fjord_format::FormatError::corrupt("directory block", "it changed while it was locked")
 }

@@ -1,20 +1,20 @@
 //! Directories: names to inode numbers, in every layout that ext4 has.
 //!
 //! Owns the entries of linear, indexed (htree) and inline directories and their checksums.
-//! It does not own what a name means for inodes: link counts, times and storing the
-//! directory's inode after an edit are [`crate::namei`]'s, in the same handle.
+//! [`crate::namei`] owns the effects on inodes: link counts, times and storing the directory's
+//! inode after an edit, in the same handle.
 //!
 //! Invariants:
 //! - each function leaves the directory readable by Linux and e2fsck, also when it fails:
 //!   new blocks are filled in memory before they are allocated, and a block that has become
 //!   part of the directory is written in the same handle;
-//! - where new names are logged by themselves (policy fast-commit), a block with little room gets
-//!   another one beside it before it is full;
+//! - if new names are logged separately (policy fast-commit), the directory gets another block
+//!   before the last one is full;
 //! - a directory of one block that overflows becomes indexed (feature `dir_index`), a linear
 //!   one of several blocks stays linear, as in Linux;
 //! - `state.size == state.disk.size`, a multiple of the block size except inline;
-//! - whatever the bytes, the answer is an entry or `Error::Corrupt`: the way down an index is
-//!   bounded by its depth, every walk by the blocks that the directory has.
+//! - any bytes on disk lead to an entry or `Error::Corrupt`: a descent is bounded by the depth of
+//!   the index, a walk by the number of blocks.
 //!
 //! Guards: the caller holds the directory's `state` (read for finding, write for editing);
 //! [`read_dir`] takes it itself, batch by batch, and calls back without it.
@@ -82,7 +82,7 @@ impl DirParams {
     }
 }
 
-/// Where an entry stands.
+/// Location of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In a block of the directory, at this offset of the block.
@@ -94,14 +94,14 @@ pub(crate) enum Place {
     },
     /// In one of the two parts of an inline directory, at this offset of the part.
     Inline {
-        /// Whether it is the part behind the inode's fixed fields.
+        /// Whether it is the part after the inode's fixed fields.
         in_xattr: bool,
         /// Bytes from the start of the part.
         offset: usize,
     },
 }
 
-/// An entry that was looked for.
+/// A found entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The inode it names.
@@ -137,7 +137,7 @@ impl<'a> Dir<'a> {
         Error::corrupt("directory", format!("inode {}: {detail}", self.inode.ino))
     }
 
-    /// Wraps what a decoder found; the block that it looked at is named.
+    /// Wraps the error of a decoder with the block that it decoded.
     fn damaged(&self, lblk: LogicalBlock) -> impl Fn(fjord_format::FormatError) -> Error + use<'_> {
         move |error| self.corrupt(format_args!("block {lblk}: {error}"))
     }
@@ -217,15 +217,15 @@ pub(crate) fn insert(
         return Ok(());
     }
     match grow_early(&dir, h, state, name) {
-        // There is room for this entry, and that is all that was asked for.
+        // There is space for this entry; growing early is optional.
         Err(error) if error.is(Errno::NOSPC) => Ok(()),
         other => other,
     }
 }
 
-/// Where a policy logs the names of new files by themselves, replay must find room for them in
-/// the blocks that the last commit has. So a directory grows while there still is some: a
-/// commit in the background has the new block before the old ones are full.
+/// If a policy logs the names of new files separately, replay must find space for them in the
+/// blocks of the last commit. So a directory grows early: a background commit includes the new
+/// block before the old ones are full.
 fn grow_early(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, name: &[u8]) -> Result<()> {
     let room = if dir.is_indexed(state) {
         htree::split_early(dir, h, state, name)?
@@ -239,7 +239,7 @@ fn grow_early(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, name: &[u8]) ->
     Ok(())
 }
 
-/// A block with less than this for an entry gets another one beside it, when blocks come early.
+/// With less free space than this for an entry, the directory grows early.
 fn early_room_bytes(dir: &Dir<'_>) -> usize {
     dir.format().block_bytes / 4
 }
@@ -287,7 +287,7 @@ pub(crate) fn remove(
     }
 }
 
-/// Lets an entry that [`find`] has just found name another inode.
+/// Points an entry that [`find`] has just found to another inode.
 ///
 /// # Errors
 /// Damage, I/O.
@@ -375,7 +375,7 @@ fn parent_entry(dir: &Dir<'_>, state: &InodeState) -> Result<Found> {
     Ok(Found { ino, file_type: entry.file_type, place })
 }
 
-/// Lets `..` name another parent.
+/// Sets the parent in `..`.
 ///
 /// # Errors
 /// Damage, I/O.
@@ -405,7 +405,7 @@ pub(crate) fn set_parent(
     }
 }
 
-/// Whether a name can stand in a directory at all.
+/// Checks that a name is valid in a directory.
 ///
 /// # Errors
 /// `ENOENT` for the empty name, `ENAMETOOLONG` over 255 bytes, `EINVAL` with a slash or NUL.

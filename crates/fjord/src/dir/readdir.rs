@@ -1,7 +1,7 @@
 //! Listing a directory with cookies that survive changes.
 //!
-//! A cookie is a position in an order that edits do not disturb, and the next listing gives
-//! every entry at or behind it: an entry that is there all the time is given exactly once.
+//! A cookie is a position in an order that edits do not change, and the next listing returns all
+//! entries from there: an entry that exists all the time is returned exactly once.
 //!
 //! - Indexed directories, and those that may become indexed (one block or inline, feature
 //!   `dir_index`), are listed by hash: 31 bits of the hash, 26 of the minor hash, and 6 that
@@ -32,7 +32,7 @@ const SAME_HASH_MASK: u64 = (1 << SAME_HASH_BITS) - 1;
 const DOT: u64 = 0;
 const DOTDOT: u64 = 1;
 const FIRST_HASHED: u64 = 2;
-/// Leaves that names of one hash may span before the directory counts as damaged.
+/// Most leaves with names of one hash before the directory counts as damaged.
 const SAME_HASH_LEAVES_MAX: usize = 1024;
 
 /// A copied entry with its position.
@@ -44,14 +44,14 @@ struct Item {
     name: Box<[u8]>,
 }
 
-/// What one locked look at the directory gave.
+/// Result of reading the directory under its lock once.
 struct Batch {
     items: Vec<Item>,
-    /// Where to go on, or `None` at the end.
+    /// Where to continue, or `None` at the end.
     next: Option<u64>,
 }
 
-/// Calls `visit` for the entries from `cookie` (0: the start) on until it answers `false`.
+/// Calls `visit` for the entries from `cookie` (0: the start) on until it returns `false`.
 ///
 /// # Errors
 /// `ENOTDIR`, `ENOENT` for a directory that was removed; damage, I/O.
@@ -164,7 +164,7 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
     Ok(Batch { items, next })
 }
 
-/// Names of some leaves on their way into hash order.
+/// Names of some leaves, to be sorted by hash.
 struct Gathered<'a> {
     dir: Dir<'a>,
     version: HashVersion,
@@ -255,7 +255,7 @@ fn collect_by_hash(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Bat
     Ok(Batch { items, next: None })
 }
 
-/// The names of the first leaf with any at or behind `cookie`, and the position behind it.
+/// The names of the first leaf with any at or after `cookie`, and the position after it.
 /// Leaves that share names of one hash count as one.
 fn collect_leaf(
     dir: &Dir<'_>,
@@ -286,7 +286,7 @@ fn collect_leaf(
         let Some(next) = next else { return Ok((items, None)) };
         if !items.is_empty() {
             let behind = (u64::from(next >> 1) << 32) + FIRST_HASHED;
-            // A name in the wrong leaf must not be given twice.
+            // A name in the wrong leaf must not be returned twice.
             let last = items.last().map_or(behind, |item| item.next_cookie);
             return Ok((items, Some(behind.max(last))));
         }

@@ -1,11 +1,11 @@
-//! Writeback that nobody asked for by name: of what is old, and of what is too much.
+//! Background writeback: of old data, and under memory pressure.
 //!
-//! Owns which inodes of the dirty list are written together, and when a writer has to help.
-//! Whoever dirties much helps when much is dirty; a small file's writer does not pay for others,
-//! and a small file that somebody keeps calling fsync for is left to that: the fsync would wait
-//! for whoever writes it back in a group.
+//! Owns which inodes of the dirty list are written together, and when a writer has to help. A
+//! writer with much dirty data helps; a writer of a small file does not. A small file with regular
+//! fsyncs is left to them: the fsync would have to wait for the group that writes it back.
 //!
-//! Invariant: whoever holds the writeback locks of several inodes waited for the first alone.
+//! Invariant: a thread that holds the writeback locks of several inodes has blocked only on the
+//! first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const GROUP_INODES: usize = 64;
 /// each with at most so many pages, so that none waits for a pass (unless it has grown meanwhile).
 const GROUP_PAGES_MAX: usize = pace::SMALL_PAGES;
 
-/// What to take from the dirty list.
+/// Selection from the dirty list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     /// What has been dirty for so long.
@@ -60,7 +60,7 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, want: Want, class: Class, enough: imp
             let is_big = busy.inode().pages.dirty_count() > GROUP_PAGES_MAX;
             group.push(busy);
             if is_big {
-                // The rest is for other threads, which else would find nothing to help with.
+                // The rest is left to other threads, so that they can help.
                 break;
             }
         }
@@ -88,7 +88,7 @@ struct Started<'a> {
 
 /// Writes back many inodes, keeping the device busy with the data of several at once: files
 /// of a page or two would otherwise each cost a round trip. Files with much data come after
-/// them, alone: an fsync of a small file must not wait for the lock of a group behind a big one.
+/// them, alone: an fsync of a small file must not wait for a group that has a big one.
 ///
 /// # Errors
 /// The first error met; the other inodes are written all the same.
@@ -119,8 +119,8 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class)
     first_error
 }
 
-/// Submits the data of an inode that has little. `None` if somebody else holds the inode: whoever holds several
-/// may wait for none but the first, or two groups would wait for each other.
+/// Submits the data of an inode with little data. `None` if its lock is taken: a thread that holds
+/// several may block only on the first, or two groups would deadlock.
 fn start_one<'a>(
     fs: &Arc<FsInner>,
     busy: &'a Busy<'a>,
@@ -152,7 +152,8 @@ fn end_one(fs: &Arc<FsInner>, mut one: Started<'_>, class: Class) -> Result<()> 
     noting(fs, inode, result)
 }
 
-/// Lets a writer to `inode` wait while too much of the cache is dirty. Called without any lock held.
+/// Throttles a writer to `inode` while too much of the cache is dirty. Called without any lock
+/// held.
 ///
 /// # Errors
 /// `ENOSPC` when that much is dirty because the disk below is full.

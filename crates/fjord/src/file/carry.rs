@@ -1,4 +1,4 @@
-//! Dirty pages whose content an i-transaction carries, and whose own writes wait.
+//! Carried data: dirty pages in an i-transaction, with deferred writes.
 //!
 //! The pages get their blocks and extents as in any fsync, under a handle, but their writes go
 //! to the queue of deferred writes (`fs.deferred`): they are submitted when somebody waits for
@@ -70,7 +70,7 @@ impl Carriers {
 /// writeback and the state lock.
 ///
 /// # Errors
-/// `ENOSPC`, I/O and journal errors; the pages are dirty again where that makes sense.
+/// `ENOSPC`, I/O and journal errors; the pages are dirty again if a retry may succeed.
 pub(crate) fn carry(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
@@ -99,7 +99,7 @@ pub(crate) fn carry(
     }
     let waiting_bytes = fs.deferred.bytes();
     if fs.carriers.add(inode) > CARRIERS_MANY || waiting_bytes > DEFERRED_BYTES_MAX {
-        // A little at a time: the writes of a caller of fsync must not queue behind much.
+        // A little at a time: the writes of a caller of fsync must not queue after many others.
         let step_bytes = DEFERRED_BYTES_STEP.min(waiting_bytes);
         fs.deferred.shrink_to(waiting_bytes.min(DEFERRED_BYTES_MAX) - step_bytes);
     }

@@ -190,7 +190,8 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
         set.remove(NameIndex::SYSTEM, DATA_NAME);
         Ok(())
     })?;
-    // Records of its extents would meet an inode without a map, which e2fsck gives up at.
+    // Fast-commit records of its extents would refer to an inode without a map, on which e2fsck's
+    // replay aborts.
     state.changes.attributes_changed(handle.tid());
     state.disk.flags.remove(InodeFlags::INLINE_DATA);
     map::init(fs, state);

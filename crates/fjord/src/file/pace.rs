@@ -1,17 +1,17 @@
-//! How much bulk data writeback puts before the device at a time.
+//! Limits on bulk data of writeback in flight.
 //!
-//! A request that somebody waits for queues at the device behind what was sent before it. As long
-//! as nobody calls fsync, much at a time is best; while somebody does, little is, and nearly as
-//! fast where requests of half a mebibyte keep the device busy. Two measures:
+//! A request with a waiter queues at the device after earlier requests. Without fsync calls, large
+//! amounts in flight are best; with fsync calls, small ones are, and nearly as fast if requests of
+//! 512 KiB keep the device busy. Two measures:
 //!
 //! - batches of background writeback are smaller while an fsync is expected;
-//! - while one of a *small* file is, whoever has much to write, in the background or in an fsync of
-//!   its own, first gets a [`Pass`], and there are few. See docs/decisions/0009.
+//! - while one of a *small* file is expected, each batch of bulk data, in the background or in an
+//!   fsync, needs a [`Pass`], and there are few. See docs/decisions/0009.
 //!
 //! Invariants: a pass is held from before the data is submitted until it is complete; its holder
-//! may wait for the inode's lock and for a handle meanwhile. Whoever waits for one does so without
-//! an open handle, so that no commit waits for him, and gives up after [`PASS_WAIT_MAX`]: no order
-//! of locks matters.
+//! may wait for the inode's lock and for a handle meanwhile. The wait for one is without an open
+//! handle, so that no commit waits for it, and ends after [`PASS_WAIT_MAX`]: so there is no lock
+//! order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,13 +42,13 @@ pub(crate) struct Pace {
     last_fsync_ns: AtomicU64,
     /// The same of an fsync of a small file.
     last_small_ns: AtomicU64,
-    /// Passes that are out. A leaf lock.
+    /// Passes in use. A leaf lock.
     out_count: Mutex<u32>,
-    /// One came back.
+    /// Signalled when a pass is returned.
     back: Condvar,
 }
 
-/// The right to put a batch before the device.
+/// The permission to have one batch of bulk data in flight.
 pub(super) struct Pass(Arc<Pace>);
 
 impl Drop for Pass {
@@ -71,7 +71,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Somebody called fsync for `inode` at `began`.
+    /// An fsync of `inode` was called at `began`.
     pub(crate) fn note_fsync(&self, began: Instant, inode: &Inode) {
         let began_ns = self.ns_of(began);
         let is_small = inode.pages.dirty_count() <= SMALL_PAGES;
@@ -86,7 +86,7 @@ impl Pace {
         }
     }
 
-    /// Whether little of the inode is dirty and somebody is going to call fsync for it.
+    /// Whether the inode has few dirty pages and an fsync of it is expected.
     pub(super) fn is_left_to_its_owner(&self, inode: &Inode) -> bool {
         self.is_recent(&inode.small_fsync_ns) && inode.pages.dirty_count() <= SMALL_PAGES
     }
@@ -107,7 +107,7 @@ impl Pace {
         self.is_recent(&self.last_small_ns)
     }
 
-    /// Waits for a pass, not for ever.
+    /// Waits for a pass, with a timeout.
     pub(super) fn pass(self: &Arc<Pace>) -> Pass {
         let until = Instant::now() + PASS_WAIT_MAX;
         let mut out_count = self.out_count.lock();
@@ -134,7 +134,7 @@ impl Pace {
     }
 
     fn ns_of(&self, time: Instant) -> u64 {
-        // Never 0, which stands for never.
+        // Never 0, which means never.
         time.saturating_duration_since(self.start).as_nanos() as u64 | 1
     }
 }

@@ -1,7 +1,7 @@
 //! Reading file data through the page cache.
 //!
 //! Owns the filling of missing pages and the daemon-side read-ahead. Invariant: a page
-//! enters the cache with zeros behind the end of the file, and never replaces one that
+//! enters the cache with zeros after the end of the file, and never replaces one that
 //! is already there.
 
 use std::ops::Range;
@@ -106,7 +106,7 @@ fn read_ahead_pages(fs: &FsInner, inode: &Inode, want: &Range<u64>) -> u64 {
     if sequential || want.start == 0 { READ_AHEAD_BYTES / u64::from(fs.geo.block_size) } else { 0 }
 }
 
-/// Reads `len` blocks from `start`; what lies behind the end of the file becomes zeros.
+/// Reads `len` blocks from `start`; what lies after the end of the file becomes zeros.
 fn read_run(
     fs: &FsInner,
     state: &InodeState,

@@ -36,7 +36,7 @@ pub struct FiemapExtent {
 /// The offset of the next data (or hole) at or after `offset`.
 ///
 /// # Errors
-/// `ENXIO` if `offset` is at or behind the end of the file, or no data follows.
+/// `ENXIO` if `offset` is at or after the end of the file, or no data follows.
 pub(crate) fn seek(fs: &FsInner, inode: &Inode, offset: u64, want_data: bool) -> Result<u64> {
     fs.check_alive()?;
     let state = inode.state.read();

@@ -1,15 +1,14 @@
 //! Changing a file's size.
 //!
-//! Owns the order in which pages, size and blocks go. Invariants: a truncation that
+//! Owns the order in which pages, size and blocks are removed. Invariants: a truncation that
 //! does not fit one transaction is on the orphan list from its first transaction to its
 //! last, so that recovery completes it; nothing of the file is in flight while blocks
 //! are taken away; the on-disk size never shows what is still only in memory
 //! ([`settle_size`]).
 //!
-//! A program that cuts a file to nothing, writes it anew and closes it wants the new content in place
-//! of the old one, fsync or not. As in ext4 (`auto_da_alloc`) such content goes to the device when the
-//! file is closed ([`write_if_replaced`]), not when it is old, so that a crash hardly ever shows the
-//! empty file.
+//! A program that truncates a file, rewrites and closes it expects the old or the new content after
+//! a crash, even without fsync. As in ext4 (`auto_da_alloc`) such content is written back on close
+//! ([`write_if_replaced`]), so that a crash rarely shows the empty file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -87,7 +86,7 @@ pub(crate) fn settle_size(fs: &FsInner, inode: &Inode, state: &mut InodeState) {
 }
 
 /// The size on disk grew in a transaction. Data that was written in place may be what the old size
-/// hid, so whatever shows the new one by itself must be behind a flush of it.
+/// hid, so whatever shows the new one by itself must be after a flush of it.
 pub(crate) fn note_growth(inode: &Inode, state: &mut InodeState, tid: Tid) {
     if inode.in_place.owed().is_some() {
         state.carried.mapped_unflushed(tid);
@@ -144,7 +143,7 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
 }
 
-/// Has a file written back soon if it was cut to nothing since it was closed last. Does not wait.
+/// Requests writeback of a file that was truncated to zero since its last close. Does not wait.
 pub(crate) fn write_if_replaced(fs: &FsInner, inode: &Inode) {
     let replaced =
         inode.replaced.load(Ordering::Relaxed) && inode.replaced.swap(false, Ordering::Relaxed);
@@ -167,7 +166,7 @@ pub(crate) fn drop_pages(
     }
 }
 
-/// Opens the room behind the file to others.
+/// Releases the window of the file.
 pub(crate) fn discard_prealloc(fs: &FsInner, state: &mut InodeState) {
     fs.discard_window(state);
 }

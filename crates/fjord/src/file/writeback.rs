@@ -1,9 +1,9 @@
 //! Writeback: dirty pages to the device, and their extents into the metadata.
 //!
-//! Owns the order of the two. In the background, blocks are picked in memory, data is
-//! written and awaited, and only then does a handle insert the extents, so that a
-//! periodic commit never waits for foreign data. An fsync cannot spare that wait: it
-//! inserts the extents at once and attaches the data's tickets to the transaction.
+//! Owns the order of the two. In the background, blocks are picked in memory, data is written and
+//! awaited, and only then does a handle insert the extents, so that a periodic commit never waits
+//! for data of other files. An fsync cannot spare that wait: it inserts the extents at once and
+//! attaches the data's tickets to the transaction.
 //!
 //! Invariants: see [`crate::file`]. A page stays *writeback* (and so cached) until its
 //! write is complete, so that a read never meets old content on the device. (After
@@ -36,16 +36,16 @@ const BATCH_PAGES: usize = 2048;
 /// Batches of background writeback in flight at once.
 const BATCHES_IN_FLIGHT: usize = 3;
 
-/// Why an inode is written back.
+/// Reason of a writeback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Somebody waits in fsync: attach data to the transaction.
+    /// For an fsync: attach data to the transaction.
     Fsync {
         /// Times alone need not be stored.
         datasync: bool,
     },
-    /// Somebody wants order and does not wait (fbarrier): as `Fsync`, and whatever ordered write
-    /// comes later stays behind this data.
+    /// For fbarrier, without a wait: as `Fsync`, and later ordered writes are ordered after this
+    /// data.
     Barrier {
         /// Times alone need not be stored.
         datasync: bool,
@@ -61,7 +61,7 @@ impl Mode {
     }
 }
 
-/// Where a run of pages goes.
+/// Target of a run of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// Blocks picked for it, not in the map yet; `reserved` of them were reserved.
@@ -120,7 +120,7 @@ pub(super) struct Batch {
 /// the transaction, writes in place are recorded in `inode.in_place`.
 ///
 /// # Errors
-/// I/O errors of data writes, journal errors; the pages stay dirty where that makes sense.
+/// I/O errors of data writes, journal errors; the pages stay dirty if a retry may succeed.
 pub(crate) fn write_inode(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
@@ -231,7 +231,7 @@ pub(super) fn submit_all(
                 record(fs, inode, &mut state, &batch, &batch.tickets, datasync)?;
                 drop(state);
                 if pass.is_some() {
-                    // What went wrong is for whoever ends the writes to say.
+                    // Errors are reported by the thread that ends the writes.
                     batch.tickets.iter().for_each(|ticket| drop(ticket.wait()));
                 }
                 if batch.ends_epoch {
@@ -435,14 +435,14 @@ pub(super) fn place(
     Ok(runs)
 }
 
-/// Lets go of the blocks of a run that will not be written.
+/// Releases the blocks of a run that will not be written.
 pub(super) fn give_up(fs: &FsInner, run: Run, place: Place) {
     if matches!(place, Place::New { .. }) {
         fs.unpick(run);
     }
 }
 
-/// Makes the pages of runs dirty again that no write of this moment will bring anywhere.
+/// Marks the pages of runs dirty again that are not being written.
 pub(super) fn take_back(fs: &FsInner, inode: &Inode, runs: &[WriteRun]) {
     for run in runs {
         give_up(fs, Run { start: run.phys, len: run.len() }, run.place);
@@ -450,7 +450,7 @@ pub(super) fn take_back(fs: &FsInner, inode: &Inode, runs: &[WriteRun]) {
     }
 }
 
-/// Picks blocks for new data: behind the block before it, which is not mapped yet if it was picked
+/// Picks blocks for new data: after the block before it, which is not mapped yet if it was picked
 /// just now.
 fn pick(
     fs: &FsInner,
@@ -510,7 +510,7 @@ pub(super) fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, mut batch: Batch) 
     Ok(())
 }
 
-/// Waits for all of them; the first error.
+/// Waits for all; returns the first error.
 fn wait_all(tickets: &[Ticket]) -> Result<(), IoError> {
     tickets.iter().map(Ticket::wait).fold(Ok(()), Result::and)
 }
@@ -771,7 +771,7 @@ pub(crate) fn leave_in_flight(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<(
     Ok(())
 }
 
-/// Ends an fsync: the commit has waited for the data, so the pages can be let go.
+/// Ends an fsync: the commit has waited for the data, so the pages are released.
 pub(crate) fn finish(fs: &FsInner, inode: &Inode) -> Result<()> {
     wait_in_flight(fs, inode)
 }

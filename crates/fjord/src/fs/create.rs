@@ -1,7 +1,7 @@
-//! New images: formatting and mounting in one go.
+//! New images: format and mount.
 //!
-//! Owns what becomes of the image file of [`crate::Fs::create`]. Invariant: what exists and holds
-//! bytes is not touched, and a file that was made here is gone again if no file system came of it.
+//! Owns the image file of [`crate::Fs::create`]. Invariant: an existing file with contents is not
+//! touched, and a file created here is removed if formatting fails.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,8 @@ pub(crate) fn at_path(
 ) -> Result<Arc<FsInner>> {
     if image.size_bytes.is_none() {
         let path = path.display();
-        let message = format!("{path} is to be made without a size; set MkfsOptions::size_bytes");
+        let message =
+            format!("no size is given for the new image {path}; set MkfsOptions::size_bytes");
         return Err(Error::Usage(message));
     }
     let is_new = match File::create_new(path) {
@@ -34,7 +35,7 @@ pub(crate) fn at_path(
     };
     let made = fill(path, image, options);
     if made.is_err() && is_new {
-        // The error that is returned is the one that counts.
+        // The original error is returned.
         let _ = fs::remove_file(path);
     }
     made
@@ -43,12 +44,12 @@ pub(crate) fn at_path(
 fn fill(path: &Path, image: &MkfsOptions, options: &MountOptions) -> Result<Arc<FsInner>> {
     let device = mount::open_file(path, options, false)?;
     if device.size_bytes() != 0 {
-        // Somebody else has filled it since; it is locked now.
+        // Another process has filled it meanwhile; it is locked now.
         return Err(refused(path, Errno::EXIST.into()));
     }
     let fs = on_device(Arc::new(device), image, options)
         .map_err(|error| room::name_full(error, path))?;
-    // What an fsync promises needs the image to have its name.
+    // The durability of an fsync requires that the image's name is durable.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     File::open(parent).and_then(|dir| dir.sync_all()).map_err(|error| refused(parent, error))?;

@@ -1,10 +1,9 @@
-//! The list of inodes with something to write.
+//! The list of dirty inodes.
 //!
-//! Owns the order in which background writeback visits them, and the set of inodes that
-//! somebody is writing back right now. Invariants: an inode with dirty pages or lazy changes
-//! is on the list, or is busy in the hands of whoever took it off; both hold a reference, so
-//! such an inode stays in memory; a sync that takes the whole list gets the busy ones too, so
-//! that it can wait for them.
+//! Owns the order in which background writeback visits them, and the set of inodes that are being
+//! written back. Invariants: an inode with dirty pages or lazy changes is on the list, or is busy
+//! in the thread that took it off; both hold a reference, so such an inode stays in memory; a sync
+//! also gets the busy ones, so that it can wait for them.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -58,7 +57,7 @@ impl Busy<'_> {
         &self.inode
     }
 
-    /// Puts the inode on the list again, behind the others, as old as it was.
+    /// Puts the inode on the list again, after the others, as old as it was.
     pub(crate) fn put_back(self) {
         let mut entries = self.list.entries.lock();
         entries.add(self.since, &self.inode);
@@ -79,7 +78,7 @@ impl Drop for Busy<'_> {
 }
 
 impl Entries {
-    /// Puts an inode behind the others unless it is there, as dirty since then or from now on.
+    /// Puts an inode after the others unless it is there, as dirty since then or from now on.
     fn add(&mut self, since: Option<Since>, inode: &Arc<Inode>) {
         if let Entry::Vacant(vacant) = self.members.entry(inode.ino.0) {
             vacant.insert(self.next);
@@ -127,7 +126,7 @@ impl DirtyList {
     }
 
     /// Takes the oldest inode if it has been dirty for `age` at `now`. One that was added later is
-    /// left, so that whoever goes through the list comes to an end when writing fails.
+    /// skipped, so that a pass over the list ends even if writes fail.
     pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
         let mut entries = self.entries.lock();
         let (_, (since, _)) = entries.queue.first_key_value()?;

@@ -1,7 +1,8 @@
-//! What went wrong since the mount, for those who look later than it happened.
+//! Warnings and errors since the mount, for later reading.
 //!
 //! Owns the latest warnings and errors of one file system. Invariant: each is also sent to
-//! `tracing`, once; one that repeats is kept once, with its count, so that it pushes no other out.
+//! `tracing`, once; a repeated one is kept once, with its count, so that it does not displace
+//! others.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -17,9 +18,9 @@ const KEPT_COUNT: usize = 16;
 /// How bad an [`Event`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// The file system goes on as before.
+    /// The file system works as before.
     Warning,
-    /// Something was lost, or cannot be done any more.
+    /// Data was lost, or operations are no longer possible.
     Error,
 }
 

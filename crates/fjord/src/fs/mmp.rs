@@ -29,13 +29,13 @@ const WAIT_EXTRA_MAX_SECONDS: u64 = 60;
 
 const E2FSCK_RUNS: &str = "e2fsck is running on it, or was killed while it did";
 
-/// What a mount holds of the MMP block; empty for images without the feature.
+/// MMP state of a mount; empty for images without the feature.
 #[derive(Default)]
 pub(crate) struct Mmp {
     held: Option<Held>,
     stop: Arc<(Mutex<bool>, Condvar)>,
     released: AtomicBool,
-    /// Somebody else has the image: nothing may be written any more, not even this block.
+    /// Another user has the image: no further writes, not even of this block.
     lost: AtomicBool,
 }
 
@@ -93,7 +93,7 @@ impl Mmp {
         Self::default()
     }
 
-    /// Takes the image, after waiting to see whether somebody else uses it.
+    /// Claims the image, after waiting for a heartbeat of another user.
     ///
     /// # Errors
     /// `Usage` naming the other user.
@@ -128,7 +128,7 @@ impl Mmp {
         Ok(Self { held: Some(held), ..Self::default() })
     }
 
-    /// Fails if the image bears the mark of a user, who may be on another node, or dead.
+    /// Fails if the MMP block names a user, who may be on another node, or dead.
     ///
     /// # Errors
     /// `Usage` naming the user.
@@ -142,7 +142,7 @@ impl Mmp {
         match found.seq {
             SEQ_CLEAN => Ok(()),
             SEQ_FSCK => Err(in_use(&found, E2FSCK_RUNS)),
-            _ => Err(in_use(&found, "it bears that user's mark")),
+            _ => Err(in_use(&found, "its MMP block names that user")),
         }
     }
 
@@ -209,14 +209,14 @@ impl Mmp {
         let found = held.read()?;
         if found.seq != block.seq {
             self.lost.store(true, Ordering::Release);
-            return Err(in_use(&found, "it took the image while we were using it"));
+            return Err(in_use(&found, "it claimed the image while this process was using it"));
         }
         block.seq = if block.seq >= SEQ_MAX { 1 } else { block.seq + 1 };
         block.time_seconds = u64::try_from(crate::attr::Timespec::now().sec).unwrap_or(0);
         held.write(block)
     }
 
-    /// Gives the image free. Errors leave it marked in use, which is the safe side.
+    /// Releases the image. On errors it stays marked as in use, which is safe.
     pub(crate) fn release(&self) {
         let Some(held) = &self.held else { return };
         *self.stop.0.lock() = true;
@@ -242,7 +242,7 @@ fn wait_for_life(held: &Held, seen: &MmpBlock, check_seconds: u64) -> Result<()>
     std::thread::sleep(Duration::from_secs(wait));
     let now = held.read()?;
     if now.seq != seen.seq {
-        return Err(in_use(&now, "it writes its heartbeat right now"));
+        return Err(in_use(&now, "its heartbeat was seen"));
     }
     Ok(())
 }

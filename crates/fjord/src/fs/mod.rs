@@ -1,13 +1,13 @@
 //! The mounted file system.
 //!
-//! Owns [`FsInner`], which everything else hangs on, and its life: formatting ([`create`]), mount
-//! ([`mount`], [`recover`]), the superblock ([`superblock`]), health ([`status`], [`events`]), room
-//! below ([`room`]), background threads ([`threads`]), snapshots ([`snapshot`]), sync and unmount
-//! ([`sync`]).
+//! Owns [`FsInner`], the shared state of a mount, and its life cycle: formatting ([`create`]),
+//! mount ([`mount`], [`recover`]), the superblock ([`superblock`]), health ([`status`],
+//! [`events`]), space on the host ([`room`]), background threads ([`threads`]), snapshots
+//! ([`snapshot`]), sync and unmount ([`sync`]).
 //!
-//! Invariants: there is no lock that all reads, writes or fsyncs take; a file system
-//! that met corruption or a failed write changes nothing on the device any more; the
-//! image is marked clean only after everything is home and flushed.
+//! Invariants: there is no lock that all reads, writes or fsyncs take; after corruption or a failed
+//! write, nothing on the device is changed any more; the image is marked clean only after
+//! everything is checkpointed and flushed.
 
 pub(crate) mod create;
 pub(crate) mod dirty;
@@ -52,16 +52,15 @@ use crate::orphan::OrphanTable;
 
 /// Everything that belongs to one mounted file system.
 pub(crate) struct FsInner {
-    /// The device below; knows no ext4.
+    /// The block device; knows no ext4.
     pub(crate) device: Arc<dyn Device>,
-    /// The scheduler in it, where the mount put one there.
+    /// The epoch scheduler in it, if the mount uses one.
     pub(crate) scheduler: Option<Arc<EpochDevice>>,
-    /// Somebody relies on order without durability (`fbarrier`): from then on all data goes in
-    /// order. Only ever set.
+    /// `fbarrier` was called: from then on all data writes are ordered. Never cleared.
     pub(crate) data_in_order: AtomicBool,
-    /// How much writeback sends at a time.
+    /// Limits of writeback in flight.
     pub(crate) pace: Arc<Pace>,
-    /// Bytes of data writes under way for which nobody waits in an fsync.
+    /// Bytes of data writes in flight that no fsync waits for.
     pub(crate) unawaited_bytes: AtomicU64,
     /// Layout, fixed for the life of the mount.
     pub(crate) geo: Geometry,
@@ -87,7 +86,7 @@ pub(crate) struct FsInner {
     pub(crate) dir_params: crate::dir::DirParams,
     /// Inodes that are deleted or being truncated.
     pub(crate) orphans: OrphanTable,
-    /// Who waits for removed files to let go of their blocks.
+    /// Waits for the blocks of removed files.
     pub(crate) releases: sync::Releases,
     /// Serialises renames between directories (`s_vfs_rename_mutex`).
     pub(crate) rename_lock: Mutex<()>,
@@ -96,13 +95,13 @@ pub(crate) struct FsInner {
     /// The newest transaction that changed the superblock, put a group into use or keeps a file
     /// on record that is being truncated; see [`crate::fsync`], fast commits.
     pub(crate) fragile: TidCell,
-    /// Whether the disk below is full.
+    /// Whether the disk that holds the image is full.
     pub(crate) room: room::Room,
     /// Read-only, shut down, damaged?
     pub(crate) status: status::Status,
-    /// What went wrong so far.
+    /// Warnings and errors so far.
     pub(crate) events: events::Events,
-    /// What fsync did.
+    /// Statistics of fsync.
     pub(crate) fsync_counters: FsyncCounters,
     /// Other counters for users.
     pub(crate) stats: Counters,
@@ -140,7 +139,7 @@ impl FsInner {
         let _ = self.journal.set(journal);
     }
 
-    /// Whether order is the device's affair: writes are ordered, and nobody waits in between.
+    /// Whether the device keeps order: writes are ordered, without waits in between.
     pub(crate) fn keeps_order(&self) -> bool {
         self.journal().keeps_order()
     }

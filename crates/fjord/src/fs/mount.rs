@@ -1,10 +1,10 @@
 //! Mounting: from a device to a running file system.
 //!
-//! Owns the order of the steps: read the superblock, check features, take the MMP block,
-//! find the journal, take room below for it and replay it, read the superblock again, mark the image in use,
-//! complete orphans, start the background threads. Invariants: nothing is written
-//! before every check has passed; a read-only mount writes nothing at all, but for the recovery before
-//! it where that is asked for ([`super::recover`]).
+//! Owns the order of the steps: read the superblock, check features, claim the MMP block, find the
+//! journal, allocate host space for it and replay it, read the superblock again, mark the image in
+//! use, complete orphans, start the background threads. Invariants: nothing is written before every
+//! check has passed; a read-only mount writes nothing at all, but for the recovery before it where
+//! that is asked for ([`super::recover`]).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -49,7 +49,7 @@ const INODE_BYTES: u64 = 1024;
 /// Blocks that the largest operations need in one transaction, with ample room.
 const TRANSACTION_BLOCKS_MIN: u32 = 1024;
 
-/// What an image is loaded for.
+/// Purpose of loading an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To be used.
@@ -226,7 +226,7 @@ fn start_writing(
     fast_commits: Vec<Record>,
 ) -> Result<()> {
     if fs.sb.snapshot().state().contains(FsState::ERROR) || aborted {
-        fs.warn("the image bears the mark of an earlier error; run e2fsck -f when you can");
+        fs.warn("the superblock records an earlier error; unmount and run e2fsck -f");
     }
     orphan::load_file(fs)?;
     let orphan::Records { inodes: orphans, damage } = orphan::load(fs)?;
@@ -248,7 +248,7 @@ fn start_writing(
         Ok(()) if orphans.is_empty() => {}
         Ok(()) => {
             let completed = orphans.len();
-            tracing::info!(completed, "completed deletions and truncations of orphans");
+            tracing::info!(completed, "completed interrupted deletions and truncations (orphans)");
         }
         // What can be read still is worth a mount; nothing is written any more.
         Err(error) if error.is_corrupt() => fs.note_damage(&error, true),
@@ -298,7 +298,7 @@ pub(super) fn read_torn_superblock(
     let may_replay = replays && raw.features().compat.contains(Compat::HAS_JOURNAL);
     match raw.verify_checksum() {
         Err(error) if may_replay => {
-            tracing::warn!(%error, "looking for a whole superblock in the journal");
+            tracing::warn!(%error, "reading the superblock's copy in the journal");
             raw.update_checksum();
         }
         other => other?,
@@ -310,8 +310,8 @@ fn check_size(device: &dyn Device, geo: &Geometry) -> Result<()> {
     let need = geo.block_count.saturating_mul(u64::from(geo.block_size));
     if device.size_bytes() < need {
         return Err(Error::Usage(format!(
-            "the image is cut short: the file system has {need} bytes, the image {}; restore \
-             the missing part or run resize2fs",
+            "the image is truncated: the file system has {need} bytes, the image {}; restore the \
+             missing part or run resize2fs",
             device.size_bytes()
         )));
     }
@@ -463,8 +463,8 @@ fn open_journal(
     if options.read_only {
         if geo.features.incompat.contains(Incompat::RECOVER) && !options.no_load_journal {
             return Err(recover::dirty(
-                "nothing is to be written, so it is not replayed; run `fjord recover` first, or \
-                 mount the image: -o ro replays it, -o ro,noload shows the image as it is",
+                "a read-only open does not replay it; run `fjord recover` first, or mount the \
+                 image: -o ro replays the journal, -o ro,noload ignores it",
             ));
         }
         return Ok(None);
@@ -490,13 +490,13 @@ fn open_journal(
     }
     if options.fsync == FsyncPolicyKind::FastCommit && journal.fast_commit_blocks() == 0 {
         return Err(Error::Usage(
-            "the journal is too short for a fast-commit area; mount with fsync=compound, or make \
-             a longer journal with tune2fs -O ^has_journal and -J size=32"
+            "the journal is too short for a fast-commit area; mount with fsync=compound, or make a \
+                 longer journal with tune2fs -O ^has_journal and -J size=32"
                 .into(),
         ));
     }
     if journal.credits_max() < JOURNAL_CREDITS_MIN {
-        let detail = "the log is too short for any change".to_owned();
+        let detail = "the log is too short for a transaction".to_owned();
         return Err(Error::corrupt("journal", detail));
     }
     Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some(), fast_commits }))
@@ -554,8 +554,8 @@ fn no_journal(why: &str) -> Error {
     Error::corrupt(
         "journal inode",
         format!(
-            "{why}, so there is no log to replay; what had been committed to it alone is lost. \
-             `e2fsck -fy` mends the image and makes a new journal"
+            "{why}, so there is no log to replay; changes that were only in the journal are lost; \
+             run `e2fsck -fy` to repair the image and make a new journal"
         ),
     )
 }

@@ -1,8 +1,8 @@
 //! Recovery before a read-only mount.
 //!
-//! Owns what [`MountOptions::recover_before_read_only`] asks for: a dirty image is recovered as a mount
-//! for writing would recover it, and comes to rest; then it is opened read-only. Linux does the same for
-//! `-o ro`.
+//! Owns what [`MountOptions::recover_before_read_only`] asks for: a dirty image is recovered as a
+//! mount for writing would recover it, and closed; then it is opened read-only. Linux does the same
+//! for `-o ro`.
 //!
 //! Invariants: an image that needs no recovery is not written; nor is one below which nothing can be
 //! written. Only what belongs to recovery is written: no mount count, no time of a mount.
@@ -123,8 +123,8 @@ impl Needs {
         if self.log {
             return Err(dirty(&format!(
                 "it cannot be replayed, because the image cannot be written ({why}); make it \
-                 writable, or mount it with -o ro,noload to look at it as it is, without what only \
-                 the journal holds"
+                 writable, or mount it with -o ro,noload, without the changes that are only in the \
+                 journal"
             )));
         }
         Ok(Some(format!("orphans are left to the next mount: the image cannot be written ({why})")))
@@ -152,7 +152,7 @@ fn recovering(options: &MountOptions) -> MountOptions {
     }
 }
 
-/// Brings home what the log holds, block by block, and does no more.
+/// Replays the log, block by block, and nothing else.
 ///
 /// # Errors
 /// `Incompatible` for fast commits and i-transactions, which need a mount; those of a replay.
@@ -164,10 +164,9 @@ fn replay_log(device: &Arc<dyn Device>, options: &MountOptions, needs: &Needs) -
     if plan.report().fast_commits > 0 || !plan.i_transactions()?.is_empty() {
         return Err(Error::Incompatible {
             feature: needs.unknown.names().join(", "),
-            hint:
-                "the journal holds fsyncs that cannot be replayed beside it; mount the image with \
-                   Linux, or run e2fsck"
-                    .into(),
+            hint: "the journal holds fast commits that fjord cannot replay with the image's \
+                 unsupported features; mount the image with Linux, or run e2fsck"
+                .into(),
         });
     }
     let failed = plan.apply()?.errno.is_some();

@@ -1,13 +1,13 @@
-//! Room below the image: what happens when the disk that holds a sparse image is full.
+//! Space on the host: behaviour when the disk that holds a sparse image is full.
 //!
-//! Owns the rule that room is taken before anything depends on it: the log's when the image is
-//! mounted, that of a metadata block before it is allocated, that of file data before its write
-//! is submitted. So a full disk is an `ENOSPC` of the one call, as a full image is; no transaction
-//! refers to data that has no room, and no checkpoint finds none. File data that was accepted
-//! stays dirty and is tried again; see `docs/decisions/0014-room-below-comes-first.md`.
+//! Owns the rule that space is allocated before anything depends on it: for the log at mount, for a
+//! metadata block before it is allocated in the image, for file data before its write is submitted.
+//! So a full disk is an `ENOSPC` of a single call, like a full image; no transaction refers to data
+//! without space, and no checkpoint runs out of it. Accepted file data stays dirty and is retried;
+//! see `docs/decisions/0014-room-below-comes-first.md`.
 //!
-//! Invariant: while the state says that the disk is full, something was refused since the last
-//! time that all that waits went out.
+//! Invariant: the state is "full" only if an allocation was refused since all waiting data was last
+//! written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::file::background::{self, Want};
 use crate::fs::FsInner;
 
-/// Since when the disk below is full, and what it refused.
+/// Start of the full state, and the refused allocations.
 #[derive(Debug, Clone, Copy)]
 struct Full {
     since: SystemTime,
@@ -43,7 +43,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Whether something was refused and waits.
+    /// Whether refused data waits.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full.load(Ordering::Acquire)
     }
@@ -53,7 +53,7 @@ impl Room {
         self.full.lock().map(|full| full.since)
     }
 
-    /// Notes a refusal. Returns whether it is the first since there was room.
+    /// Records a refusal. Returns whether it is the first since there was space.
     fn refuse(&self, offset: u64, len: u64) -> bool {
         let mut state = self.full.lock();
         let begins = state.is_none();
@@ -68,8 +68,8 @@ impl Room {
         begins
     }
 
-    /// What waited went out, unless more was refused than `refused_count` times. Returns for how many
-    /// seconds the disk was full.
+    /// Ends the full state unless there were more than `refused_count` refusals. Returns for how
+    /// many seconds the disk was full.
     fn end(&self, refused_count: u64) -> Option<u64> {
         let mut state = self.full.lock();
         let full = state.filter(|full| full.refused_count <= refused_count)?;
@@ -80,7 +80,7 @@ impl Room {
 }
 
 impl FsInner {
-    /// Sees to it that writes to the blocks find room below.
+    /// Allocates host space for writes to the blocks.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -89,29 +89,28 @@ impl FsInner {
         self.told_room(self.device.ensure_room(self.byte_offset(start), len))
     }
 
-    /// What the file system makes of an answer to a request for room, or to a write: a lack of it
-    /// is noted and becomes an `ENOSPC`.
+    /// Maps the result of an allocation or a write: lack of space is recorded and becomes `ENOSPC`.
     pub(crate) fn told_room(&self, result: Result<(), IoError>) -> Result<()> {
         match result {
             Err(error) if error.is_no_space() => {
                 if self.room.refuse(error.offset, error.len) {
                     self.warn(
                         "the file system that holds the image is full: file data waits in memory, \
-                         and fsync fails with ENOSPC, until there is room there",
+                         and fsync fails with ENOSPC, until space is freed there",
                     );
                 }
                 Err(Errno::NOSPC.into())
             }
             Err(error) => {
-                // The write itself will tell, if it matters.
-                tracing::debug!(%error, "cannot take room below");
+                // The write itself will fail, if it matters.
+                tracing::debug!(%error, "cannot allocate space for the image");
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
     }
 
-    /// Writes out what waits for room, if there seems to be some again.
+    /// Writes waiting data if there seems to be space again.
     pub(crate) fn retry_room(self: &Arc<Self>) {
         let Some(full) = *self.room.full.lock() else { return };
         let (offset, len) = full.refused;
@@ -124,12 +123,12 @@ impl FsInner {
 
     fn end_full(&self, refused_count: u64) {
         if let Some(seconds) = self.room.end(refused_count) {
-            let again = "the file system that holds the image has room again";
+            let again = "the file system that holds the image has free space again";
             self.warn(format_args!("{again}, after {seconds} seconds"));
         }
     }
 
-    /// Runs something that writes out all that waits, and notes it if it does.
+    /// Runs a function that writes all waiting data, and records success.
     pub(crate) fn ending_full<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = *self.room.full.lock();
         let result = write();
@@ -140,8 +139,8 @@ impl FsInner {
     }
 }
 
-/// Takes room for the log, which lies in `runs`, and for the superblock and the descriptors of
-/// groups: whatever is written there later must find some.
+/// Allocates host space for the log, which is in `runs`, and for the superblock and the group
+/// descriptors, so that later writes there cannot fail.
 ///
 /// # Errors
 /// [`Error::NoRoom`].
@@ -160,11 +159,11 @@ pub(crate) fn ensure_fixed(
                 let log_bytes =
                     runs.iter().map(|run| run.1).sum::<u64>().saturating_mul(block_size);
                 return Err(Error::NoRoom(format!(
-                    "the file system that holds the image is full: the log needs {log_bytes} \
-                     bytes there in all; make room and mount again"
+                    "the file system that holds the image is full: the log needs {log_bytes} bytes \
+                     there in total; free space and mount again"
                 )));
             }
-            Err(error) => tracing::debug!(%error, "cannot take room below"),
+            Err(error) => tracing::debug!(%error, "cannot allocate space for the image"),
             Ok(()) => {}
         }
     }

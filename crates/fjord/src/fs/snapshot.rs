@@ -1,4 +1,4 @@
-//! Snapshots: a copy of the image as a crash would leave it, made into an image of its own.
+//! Snapshots: a copy of the image in the state that a crash would leave, then recovered.
 //!
 //! Owns what the engine adds to [`Device::snapshot_to`]: everything is written and committed first,
 //! so that the copy has it and its log is short; and the copy is recovered. Invariant: the copy of

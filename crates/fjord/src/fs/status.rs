@@ -1,6 +1,6 @@
 //! Health of a mounted file system.
 //!
-//! Owns the one-way road from healthy to read-only to shut down. Invariant: once an
+//! Owns the one-way state: healthy, read-only, shut down. Invariant: once an
 //! error has made the file system read-only, no later success makes it writable again,
 //! and the first error is kept for the user.
 
@@ -113,7 +113,7 @@ impl FsInner {
             return self.stop_at_once(&error.into());
         }
         if self.status.fail(error) {
-            self.error(format_args!("the file system is read-only from now on: {error}"));
+            self.error(format_args!("the file system is now read-only: {error}"));
         }
         match error {
             Error::Io(source) => self
@@ -124,10 +124,12 @@ impl FsInner {
         self.record_error_in_superblock(error);
     }
 
-    /// The image is somebody else's now, or was truncated: turns read-only without another write.
+    /// The image was claimed by another user, or truncated: turns read-only without another write.
     pub(crate) fn stop_at_once(&self, error: &Error) {
         if self.status.fail(error) {
-            self.error(format_args!("nothing more is written: {error}"));
+            self.error(format_args!(
+                "the file system is now read-only, without further writes: {error}"
+            ));
         }
         self.journal().shutdown();
     }
@@ -138,7 +140,7 @@ impl FsInner {
         take: impl FnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>, Error> {
         let claimed = |alone| self.device.claim(alone).map_err(|e| Error::Open(Arc::new(e)));
-        // What is clean is not written in the moment in which nobody holds the device.
+        // A clean file system writes nothing while the device is not claimed.
         self.sync()?;
         claimed(false)?;
         let taken = take();
@@ -163,7 +165,7 @@ impl FsInner {
             return self.note_write_error(error);
         }
         if self.status.fail(error) {
-            self.error(format_args!("the file system is read-only from now on: {error}"));
+            self.error(format_args!("the file system is now read-only: {error}"));
             if let Err(error) = self.journal().commit_running() {
                 self.error(format_args!("the last commit failed: {error}"));
             }

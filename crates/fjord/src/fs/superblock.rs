@@ -3,9 +3,10 @@
 //! Owns the raw superblock in memory and its two ways to disk: through the journal, and
 //! directly at mount and unmount and for error records, when no transaction is open.
 //!
-//! Invariants: `RECOVER` is at home before the log is in use, and until it is not. A change keeps to the
-//! first sector, with the checksum in the second as it was ([`RawSuperblock::fit_checksum`]), so that a
-//! power cut never tears the superblock; others do tear theirs, and mount looks for a whole one in the log.
+//! Invariants: `RECOVER` is on disk before the log is used, and until the log is empty. A change
+//! affects the first sector only; the checksum in the second stays valid
+//! ([`RawSuperblock::fit_checksum`]), so that a power cut never tears the superblock. Linux's may
+//! be torn; mount then looks for a copy in the log.
 
 use std::sync::Arc;
 
@@ -173,7 +174,7 @@ impl FsInner {
     }
 
     fn announce(&self, raw: &mut RawSuperblock, failed: bool) {
-        // Another than it was where a list that cannot be right is given up.
+        // It differs if an invalid list was discarded.
         raw.s_last_orphan.set(self.orphans.head());
         if failed {
             raw.set_state(raw.state() | FsState::ERROR);
@@ -216,7 +217,7 @@ impl FsInner {
         })
     }
 
-    /// Leaves a note of an error for e2fsck; best effort, since the device may be gone.
+    /// Records an error for e2fsck; best effort, because the device may be gone.
     pub(crate) fn record_error_in_superblock(&self, error: &Error) {
         if self.options.read_only || self.mmp.is_lost() {
             return;
@@ -231,7 +232,9 @@ impl FsInner {
             raw.s_error_count.set(raw.s_error_count.get().saturating_add(1));
         });
         if let Err(second) = written {
-            self.warn(format_args!("the superblock does not tell of it ({error}): {second}"));
+            self.warn(format_args!(
+                "the error ({error}) cannot be recorded in the superblock: {second}"
+            ));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! sync, shutdown and unmount.
 //!
-//! Owns the order in which a file system comes to rest. Invariant: unmount marks the
+//! Owns the order of the steps to a clean image. Invariant: unmount marks the
 //! image clean only after data, metadata and superblock counts are on the device and
 //! flushed; after an error it never does.
 
@@ -130,7 +130,7 @@ impl FsInner {
             return self.status.first_error().map_or(Ok(()), Err);
         }
         let written = self.write_all_dirty();
-        // What has no room below stays dirty, and is no reason to keep the rest back.
+        // Data without space on the host stays dirty; the rest is still written.
         if written.as_ref().is_err_and(|error| !error.is(Errno::NOSPC)) {
             return written;
         }
@@ -191,7 +191,7 @@ impl FsInner {
         result
     }
 
-    /// Brings everything home and marks the image clean. A second call does nothing.
+    /// Checkpoints everything and marks the image clean. A second call does nothing.
     pub(crate) fn unmount(self: &Arc<Self>) -> Result<()> {
         if self.status.is_unmounted() {
             return Ok(());
@@ -215,8 +215,8 @@ impl FsInner {
         let unwritten_bytes = self.page_lru.dirty_bytes();
         let written = match written {
             Err(error) if error.is(Errno::NOSPC) => Err(Error::NoRoom(format!(
-                "{unwritten_bytes} bytes of file data that no fsync promised are lost: the file \
-                 system that holds the image is full"
+                "{unwritten_bytes} bytes of file data that no fsync had made durable are lost: the \
+                 file system that holds the image is full"
             ))),
             other => Ok(other?),
         };

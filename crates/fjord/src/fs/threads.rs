@@ -20,7 +20,7 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// The log is emptied in the background from one part in this many on.
 const CHECKPOINT_SHARE: u32 = 4;
-/// Blocks that one checkpoint ahead of need brings home.
+/// Blocks of one background checkpoint.
 pub(crate) const CHECKPOINT_BLOCKS: usize = 4096;
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ struct Signal {
 #[derive(Default)]
 pub(crate) struct Threads {
     signal: Arc<(Mutex<Signal>, Condvar)>,
-    /// A commit would be good before its time.
+    /// An early commit is requested.
     wants_commit: AtomicBool,
     joins: Mutex<Vec<JoinHandle<()>>>,
 }

@@ -1,10 +1,10 @@
-//! What an inode has that no commit covers yet, as far as the fine-grained policies need it.
+//! Uncommitted changes of an inode, for the fine-grained policies.
 //!
-//! Owns [`Changes`], a part of each inode's state, filled where names, maps and attributes
-//! change and read by fsync. It never says *less* than what is uncommitted: an entry stays
-//! until somebody asks and its transaction has committed. What cannot be told by one file
-//! alone (a rename, a hard link, a shared block) is noted as a reason to commit everything
-//! ([`Changes::needs_commit`]), which lasts as long as the transaction that did it.
+//! Owns [`Changes`], a part of each inode's state, recorded on changes of names, maps and
+//! attributes, and read by fsync. It always includes *all* uncommitted changes: an entry is pruned
+//! only after its transaction has committed. A change that involves other files (a rename, a hard
+//! link, a shared block) is recorded as a reason for a full commit ([`Changes::needs_commit`]),
+//! valid until its transaction has committed.
 //!
 //! Guarded by the inode's state lock, like the rest of [`crate::inode::InodeState`].
 //!
@@ -18,7 +18,7 @@ use fjord_format::{BlockNo, InodeNo, Tid};
 
 use super::stats::Fallback;
 
-/// Most removed names that a directory remembers; beyond, each name counts as removed.
+/// Most removed names per directory; with more, each name counts as removed.
 const REMOVED_NAMES_MAX: usize = 512;
 /// Most extent blocks that are tracked for one inode.
 const EXTENT_BLOCKS_MAX: usize = 4096;
@@ -26,36 +26,36 @@ const EXTENT_BLOCKS_MAX: usize = 4096;
 /// The uncommitted changes of one inode.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// The transaction that made the inode.
+    /// The transaction that created the inode.
     born: Option<Tid>,
     /// The name that the inode was made with.
     entry: Option<Entry>,
-    /// Why an fsync of it has to commit everything, and until when.
+    /// Why an fsync of it needs a full commit, and until which transaction.
     needs_commit: Option<(Tid, Fallback)>,
     /// Extent blocks changed, with the newest transaction that did.
     extent_blocks: HashMap<BlockNo, Tid>,
     /// File blocks whose mapping changed: a range that holds them all.
     mapping: Option<(Tid, Range<u32>)>,
-    /// Names that left this directory.
+    /// Names removed from this directory.
     removed: HashMap<Box<[u8]>, Removed>,
-    /// More names left than are remembered.
+    /// More names were removed than are recorded.
     removed_more: Option<Tid>,
-    /// The inode left memory with changes of transactions up to this one.
+    /// The inode was evicted with changes of transactions up to this one.
     forgotten: Option<Tid>,
-    /// Entries left this directory, or blocks came to it.
+    /// Entries were removed from this directory, or blocks added.
     reshaped: Option<Reshaped>,
-    /// Attributes in the inode changed, or what lies there on disk is not this inode's.
+    /// In-inode attributes changed, or their area on disk is of an older inode.
     attributes: Option<Tid>,
-    /// What a log of changes has of the inode.
+    /// State of the inode in the policy's log.
     logged: Option<Logged>,
-    /// It has the entry.
+    /// The log has the entry.
     entry_logged: bool,
 }
 
-/// What a log of changes has of an inode.
+/// State of an inode in the policy's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Logged {
-    /// The transaction that the log was ahead of.
+    /// The transaction that the log preceded.
     pub(crate) tid: Tid,
     /// Size on disk.
     pub(crate) size: u64,
@@ -72,38 +72,38 @@ pub(crate) struct Entry {
     pub(crate) parent: InodeNo,
     /// The name in it.
     pub(crate) name: Box<[u8]>,
-    /// What had the name before and lost it in a transaction that may be uncommitted.
+    /// The previous owner of the name, which lost it in a transaction that may be uncommitted.
     pub(crate) replaced: Option<Removed>,
-    /// There was room for the entry in the directory as the transaction found it.
+    /// The entry fitted in the directory as of the start of the transaction.
     pub(crate) fits: bool,
 }
 
-/// A name that was taken away.
+/// A removed name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Removed {
     /// The transaction that did it.
     pub(crate) tid: Tid,
     /// The inode that had the name last.
     pub(crate) ino: InodeNo,
-    /// What became of it.
+    /// Its fate.
     pub(crate) fate: Fate,
-    /// What a crash shows under the name.
+    /// Content of the name after a crash.
     pub(crate) shown: Shown,
 }
 
-/// What a crash shows under a name that was taken away, as far as the transactions before and the
-/// policy's own log go.
+/// Content of a removed name after a crash, according to the earlier transactions and the policy's
+/// log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
     /// Nothing.
     Nothing,
-    /// This file, which has no other name, and nothing but extents in its inode.
+    /// This file, which has no other name, and only extents besides its inode.
     File(InodeNo),
     /// Something else.
     Other,
 }
 
-/// A directory whose blocks are not as the transaction found them.
+/// A directory whose blocks changed in the transaction.
 #[derive(Clone, Copy, Debug)]
 struct Reshaped {
     tid: Tid,
@@ -112,7 +112,7 @@ struct Reshaped {
     room_bytes: i64,
 }
 
-/// What became of an inode that lost a name; ordered by how much a reuse of the name takes.
+/// Fate of an inode that lost a name; ordered by the cost of reusing the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
     /// It was a file, and this was its last name, and the only one that the last commit has:
@@ -126,7 +126,7 @@ pub(crate) enum Fate {
 }
 
 impl Changes {
-    /// The inode was made by `tid`, without a name so far.
+    /// The inode was created by `tid`, without a name so far.
     pub(crate) fn born(&mut self, tid: Tid) {
         self.born = Some(tid);
     }
@@ -153,55 +153,54 @@ impl Changes {
         self.reshaped = Some(Reshaped { tid, room_bytes });
     }
 
-    /// An entry came to this directory. At worst it took room in the block that has least.
+    /// An entry was added to this directory. In the worst case it took space in the fullest block.
     pub(crate) fn entry_added(&mut self, tid: Tid, bytes: usize) {
         if let Some(reshaped) = self.reshaped.as_mut().filter(|reshaped| reshaped.tid == tid) {
             reshaped.room_bytes -= i64::try_from(bytes).unwrap_or(i64::MAX);
         }
     }
 
-    /// Whether whatever was added to this directory by `tid` fits it as it was before.
+    /// Whether all entries that `tid` added fit in the directory as it was before.
     pub(crate) fn has_shape_of_before(&self, tid: Tid) -> bool {
         self.reshaped.is_none_or(|reshaped| reshaped.tid != tid || reshaped.room_bytes >= 0)
     }
 
-    /// The attributes that the inode holds itself changed.
+    /// The in-inode attributes changed.
     pub(crate) fn attributes_changed(&mut self, tid: Tid) {
         self.attributes = Some(tid);
     }
 
-    /// Whether they changed and no commit covers it.
+    /// Whether they have uncommitted changes.
     pub(crate) fn has_attribute_changes(&self, committed: impl Fn(Tid) -> bool) -> bool {
         self.attributes.is_some_and(|tid| !committed(tid))
     }
 
-    /// What a log of the policy's own has of the inode, while it counts.
+    /// State of the inode in the policy's log, while that is valid.
     pub(crate) fn logged(&self, committed: impl Fn(Tid) -> bool) -> Option<&Logged> {
         self.logged.as_ref().filter(|logged| !committed(logged.tid))
     }
 
-    /// Whether such a log has the name that the inode was made with.
+    /// Whether the policy's log has the name that the inode was created with.
     pub(crate) fn is_entry_logged(&self) -> bool {
         self.entry_logged
     }
 
-    /// A log of the policy's own has all of the inode now: name, changed range and bytes.
+    /// The policy's log now has all of the inode: name, changed range and bytes.
     pub(crate) fn set_logged(&mut self, logged: Logged) {
         self.logged = Some(logged);
         self.entry_logged = self.entry.is_some();
         self.mapping_logged();
     }
 
-    /// The inode cannot be made durable by itself until `tid` has committed. The first
-    /// reason of a transaction stays.
+    /// The inode needs a full commit until `tid` has committed. The first reason of a transaction
+    /// stays.
     pub(crate) fn require_commit(&mut self, tid: Tid, why: Fallback) {
         if self.needs_commit.is_none_or(|(old, _)| old != tid) {
             self.needs_commit = Some((tid, why));
         }
     }
 
-    /// The inode came back to memory; what it had uncommitted when it left, in transactions
-    /// up to `tid`, is not known.
+    /// The inode was read again; its uncommitted changes in transactions up to `tid` are unknown.
     pub(crate) fn forgotten(&mut self, tid: Tid) {
         self.forgotten = Some(tid);
     }
@@ -228,8 +227,8 @@ impl Changes {
         });
     }
 
-    /// A name left this directory. Of several that stood for the name in turn the worst fate
-    /// counts, for any of them may be what the last commit shows.
+    /// A name was removed from this directory. If several inodes had the name in turn, the worst
+    /// fate counts, because the last commit may have any of them.
     pub(crate) fn name_removed(&mut self, name: &[u8], removed: Removed) {
         if let Some(old) = self.removed.get_mut(name) {
             *old = Removed { fate: old.fate.max(removed.fate), ..removed };
@@ -240,7 +239,7 @@ impl Changes {
         }
     }
 
-    /// What had `name` in this directory before and lost it, for all that is remembered.
+    /// The previous owners of `name` in this directory that lost it, as far as recorded.
     pub(crate) fn removed(&self, name: &[u8]) -> Option<Removed> {
         let known = self.removed.get(name).copied();
         let unknown = self.removed_more.or(self.forgotten);
@@ -278,7 +277,7 @@ impl Changes {
         self.entry.as_ref().filter(|entry| !committed(entry.tid))
     }
 
-    /// Why the inode needs a commit of everything, if it does.
+    /// Why the inode needs a full commit, if it does.
     pub(crate) fn needs_commit(&self, committed: impl Fn(Tid) -> bool) -> Option<Fallback> {
         let known = self.needs_commit.filter(|&(tid, _)| !committed(tid)).map(|(_, why)| why);
         known.or_else(|| self.is_forgotten(committed).then_some(Fallback::Forgotten))
@@ -298,7 +297,7 @@ impl Changes {
         self.mapping.as_ref().filter(|(tid, _)| !committed(*tid)).map(|(_, range)| range.clone())
     }
 
-    /// Forgets the changed range, because a log of the policy's own has it now.
+    /// Clears the changed range, because the policy's log has it now.
     pub(crate) fn mapping_logged(&mut self) {
         self.mapping = None;
     }
@@ -314,7 +313,7 @@ impl Changes {
         blocks
     }
 
-    /// Drops what has committed; a directory in which many names come and go calls this.
+    /// Drops committed entries; for directories with many changes of names.
     pub(crate) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
         self.born = self.born.filter(|&tid| !committed(tid));
         self.entry.take_if(|entry| committed(entry.tid));
@@ -326,7 +325,7 @@ impl Changes {
         self.forgotten = self.forgotten.filter(|&tid| !committed(tid));
     }
 
-    /// Whether so many names are remembered that [`Changes::prune`] is due.
+    /// Whether so many names are recorded that [`Changes::prune`] is due.
     pub(crate) fn is_large(&self) -> bool {
         self.removed.len() >= REMOVED_NAMES_MAX / 2 || self.extent_blocks.len() >= 64
     }

@@ -1,24 +1,25 @@
-//! The classic fsync: commit the whole running transaction.
+//! The policy `compound`: a full commit for each fsync.
 //!
 //! Blocks written: descriptor, every metadata block that the running transaction
 //! changed, revoke blocks, commit block; nothing if the file's newest change has
 //! committed already.
 //!
-//! Steps: 1. the file's data was submitted and, where metadata changes with it, attached to
-//! the transaction, so that data and log are on their way together; 2. the transaction is locked, its handles drain, its blocks are frozen;
+//! Steps: 1. the file's data was submitted and, where metadata changes with it, attached to the
+//! transaction, so that data and log are in flight together; 2. the transaction is locked, its
+//! handles drain, its blocks are frozen;
 //! 3. journal blocks are written; 4. wait for the data and the journal blocks, **flush**;
-//! 5. commit block by FUA (or write and **flush**). Steps 2–5 run in the calling thread
-//! when no other commit is under way.
+//! 5. commit block by FUA (or write and **flush**). Steps 2–5 run in the calling thread unless
+//!    another commit is in progress.
 //!
-//! Over a device that keeps order, 3 to 5 are submitted at once, in two epochs, and only the
-//! end is waited for: see `fjord_journal`'s commit.
+//! Over a device that keeps order, 3 to 5 are submitted at once, in two epochs, with one wait at
+//! the end: see `fjord_journal`'s commit.
 //!
-//! For a regular file that has committed already, nothing is written. For any other inode whatever
-//! runs is committed, as `ext4_sync_file` does: who syncs a directory expects the changes below it,
-//! too.
+//! For a regular file whose changes have committed, nothing is written. For any other inode the
+//! running transaction is committed, as in `ext4_sync_file`: an fsync of a directory is expected to
+//! include changes below it.
 //!
 //! A crash before 5 is complete leaves the file as of its last commit, after it the new
-//! state. There is no fallback: this is what the others fall back to.
+//! state. There is no fallback: this policy is the fallback of the others.
 
 use std::sync::Arc;
 
@@ -46,8 +47,7 @@ impl FsyncPolicy for Compound {
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
         writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
         let committed = commit(fs, inode, datasync);
-        // The failure of the file's own data says more than that of the commit it was attached
-        // to.
+        // An error of the file's own data is more specific than that of the commit.
         writeback::finish(fs, inode).and(committed)
     }
 }
@@ -61,8 +61,8 @@ fn wanted(fs: &FsInner, inode: &Inode, datasync: bool) -> Option<Tid> {
     tid.filter(|&tid| !fs.journal().is_committed(tid))
 }
 
-/// Commits what the inode needs. Its data has been submitted, and is complete or attached to
-/// the running transaction. What every other policy falls back to.
+/// Commits the inode's changes. Its data has been submitted, and is complete or attached to the
+/// running transaction. The fallback of all other policies.
 ///
 /// # Errors
 /// I/O errors of the journal, the device, or data in place.
@@ -70,14 +70,14 @@ pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outc
     let datasync = datasync || planted(Bug::FsyncAsFdatasync);
     let owed = inode.in_place.owed();
     if owed.is_some() && !fs.keeps_order() {
-        // Writes that change no metadata are attached to no transaction: whichever flush
-        // comes next covers them only if they are complete before it starts.
+        // Overwrites are not attached to a transaction: the next flush covers them only if they are
+        // complete before it starts.
         writeback::wait_in_flight(fs, inode)?;
     }
     let journal = fs.journal();
     let outcome = match wanted(fs, inode, datasync) {
         Some(tid) => {
-            // Somebody's commit under way may have flushed before the writes in place came.
+            // A commit in progress may have flushed before the overwrites.
             let covered = owed.is_none() || journal.flush_is_to_come(tid);
             journal.commit(tid)?;
             if !covered {
@@ -97,12 +97,12 @@ pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outc
     Ok(outcome)
 }
 
-/// Puts the metadata of `inode`, and all its data, before everything that is written later,
+/// Orders the metadata of `inode`, and all its data, before everything that is written later,
 /// without waiting for the device, which keeps order. All data writes have been submitted as
 /// ordered ones.
 ///
 /// # Errors
-/// What shows before the device has answered; the rest is the next fsync's to report.
+/// Errors before the device has answered; the next fsync reports later ones.
 pub(crate) fn order(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
     let mark = inode.in_place.mark();
     let journal = fs.journal();
@@ -114,7 +114,7 @@ pub(crate) fn order(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
         }
     }
     if inode.in_place.owes_barrier() {
-        // Data that somebody else wrote out, in no epoch or an open one.
+        // Data that another thread wrote back, in no epoch or an open one.
         fs.flush_device()?;
     }
     Ok(())

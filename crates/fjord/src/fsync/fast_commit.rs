@@ -1,24 +1,23 @@
-//! ext4's fast commit: an fsync logs what changed in its file as a few records.
+//! ext4's fast commit: an fsync logs the changes of its file as a few records.
 //!
-//! Blocks written: one of the fast-commit area (more for very many extents), for all threads that
-//! call meanwhile together: INODE, an ADD_RANGE or DEL_RANGE for each run of the changed part of
-//! the map, and for a file made since the last full commit INODE and CREAT in front of them. If its
-//! name was that of a file which is gone, that one is emptied and unlinked before (DEL_RANGE,
-//! UNLINK). Unlike Linux, which logs the changes of all files, an fsync here logs those of its own.
+//! Blocks written: one of the fast-commit area (more for very many extents), shared by all
+//! concurrent callers: INODE, an ADD_RANGE or DEL_RANGE for each run of the changed part of the
+//! map, and for a file made since the last full commit INODE and CREAT in front of them. If the
+//! name belonged to a deleted file, that file is first truncated and unlinked (DEL_RANGE, UNLINK).
+//! Unlike Linux, which logs the changes of all files, an fsync here logs only those of its file.
 //!
-//! Steps: 1. dirty data is submitted, blocks and extents go into the running transaction as ever;
-//! 2. wait for the data; 3. under the inode's lock the records are made and queued, so that those
-//! of one file stand in the area in the order of its changes; 4. **flush**, if data lies in blocks
-//! that the log adds or behind the old size; 5. the block is written **with FUA** (where data was
-//! only overwritten: written, then **flush**). Steps 4 and 5 are those of
+//! Steps: 1. dirty data is submitted; blocks and extents enter the running transaction as usual;
+//! 2. wait for the data; 3. the records are made and queued under the inode's lock, so that those
+//! of one file are in the order of its changes; 4. **flush**, if data is in blocks that the records
+//! add or past the old size; 5. the block is written **with FUA** (if data was only overwritten:
+//! written, then **flush**). Steps 4 and 5 are those of
 //! [`fjord_journal::Journal::queue_fast_commit`] and [`fjord_journal::Journal::wait_fast_commit`].
 //!
 //! A crash before 5 is complete leaves the file as of its last fast or full commit, after it the
-//! new state. All of it is in the running transaction too: once that has committed, the area
-//! means nothing.
+//! new state. The changes are also in the running transaction; its commit makes the area invalid.
 //!
-//! Replay: by fjord, Linux and e2fsck 1.47, to the same tree. That decides what is logged, for the
-//! replays of the others have limits. An fsync commits everything ([`Fallback`]) when
+//! Replay by fjord, Linux and e2fsck 1.47 gives the same tree. The limits of the other two
+//! determine what can be logged. An fsync makes a full commit ([`Fallback`]) if
 //! - the file got, lost or changed a name, is an orphan, or its attributes changed (as in Linux);
 //! - its data is inline or journaled, it has a block map, a part of it was collapsed or inserted;
 //! - it was made in a directory that has no full commit yet (e2fsck 1.47 does not make the first
@@ -27,18 +26,18 @@
 //!   came to the directory in this transaction (e2fsck 1.47.0 adds no block to a directory, later
 //!   ones may take one that a later record gives to a file). So that this hardly happens,
 //!   directories grow early under this policy: see [`crate::dir`];
-//! - the area is full, or blocks would be added behind a file whose extent tree has nodes of its own:
+//! - the area is full, or blocks would be added to a file whose extent tree has nodes of its own:
 //!   replay allocates new ones, and what is added later, to that file or another, could be among them.
 //!
-//! A full commit ends the stream of fast commits. One that is under way is waited for, as in Linux.
-//! One in the background keeps the area from filling up; whoever uses the last quarter of it all
-//! the same is served, and then commits.
+//! A full commit ends the stream of fast commits. An fsync waits for one in progress, as in Linux.
+//! Background commits keep the area from filling up; an fsync that uses its last quarter commits
+//! afterwards.
 //!
-//! The replay of e2fsck 1.47 begins with what it read before it replayed the log, and writes some
-//! of it back: fields of the superblock, the block of the inode table that holds the journal's
+//! e2fsck 1.47 reads some blocks before it replays the log, and writes them back after the replay
+//! of fast commits: fields of the superblock, the block of the inode table that holds the journal's
 //! inode, and which groups have bitmaps. So before a fast commit of an inode in that block, and
-//! after a transaction that changed the superblock, put a group into use or truncates in several
-//! steps, the log is brought home.
+//! after a transaction that changed the superblock, initialised a group or truncates in several
+//! steps, the log is checkpointed.
 
 use std::sync::Arc;
 
@@ -59,23 +58,23 @@ use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState, disk, table};
 use crate::map::{self, MapKind};
 
-/// Most ranges that one fsync logs; a file changed in more places is better off with a commit.
+/// Most ranges in one fsync; for more of them a full commit is cheaper.
 const RANGES_MAX: usize = 256;
 /// Blocks that a file which is gone had at most: 8 TiB of 4 KiB each. Linux counts no further.
 const GONE_BLOCKS: u32 = i32::MAX as u32;
-/// Bytes of `i_extra_isize` and the checksum behind it, which e2fsck's replay asks for.
+/// Bytes of `i_extra_isize` and the checksum after it, which e2fsck's replay asks for.
 const EXTRA_BYTES_MIN: u16 = 4;
 
 /// Logs the changes of one file in the fast-commit area.
 pub(crate) struct FastCommit;
 
-/// What an fsync has queued.
+/// A queued fsync.
 struct Queued {
     ticket: FastCommitTicket,
-    /// The mark of data in place that the flush covers.
+    /// Mark of the overwritten data that the flush covers.
     owed: Option<u64>,
-    care: Care,
-    /// Which state of the inode it is.
+    hazard: ReplayHazard,
+    /// State of the inode, by its change count.
     touches: u64,
     /// The log has that state already.
     same: bool,
@@ -110,7 +109,7 @@ impl FsyncPolicy for FastCommit {
             Err(why) => why,
         };
         drop(in_flight);
-        // Without anything to commit it was no fallback.
+        // If there was nothing to commit, it was not a fallback.
         Ok(match commit_all(fs, inode, datasync)? {
             Outcome::Policy => Outcome::Fallback(why),
             other => other,
@@ -118,22 +117,22 @@ impl FsyncPolicy for FastCommit {
     }
 }
 
-/// What e2fsck would undo if it came from the log.
+/// Changes in the log that e2fsck's replay would overwrite.
 #[derive(Clone, Copy)]
-struct Care {
-    /// The log must be home.
+struct ReplayHazard {
+    /// The log must be checkpointed first.
     needed: bool,
-    /// Once it is, what this transaction did is safe.
+    /// After the checkpoint, changes of this transaction are safe.
     until: Option<Tid>,
 }
 
-impl Care {
-    fn of(fs: &FsInner, inode: &Inode, entry: Option<&NewEntry>) -> Care {
+impl ReplayHazard {
+    fn of(fs: &FsInner, inode: &Inode, entry: Option<&NewEntry>) -> ReplayHazard {
         let fragile = fs.fragile.get();
         let table_block = |ino| fs.geo.inode_location(ino).map(|at| (at.group, at.table_block));
         let is_beside_journal = |ino| table_block(ino) == table_block(InodeNo::JOURNAL);
         let replaced = entry.and_then(|entry| entry.replaces);
-        Care {
+        ReplayHazard {
             needed: fragile.is_some()
                 || is_beside_journal(inode.ino)
                 || replaced.is_some_and(is_beside_journal),
@@ -146,12 +145,12 @@ impl Care {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NewEntry {
     entry: Entry,
-    /// The file that a crash would show under the name, and that is gone.
+    /// The deleted file that a crash would restore under the name.
     replaces: Option<InodeNo>,
 }
 
-/// Fast commits are ahead of one transaction; what one of before has under way is waited for, as
-/// in Linux. Its writeback is the caller's, so this may wait.
+/// Fast commits may precede one transaction only: waits for the previous one, as in Linux. The
+/// caller holds the writeback lock, so this may wait.
 fn wait_for_commit_before(fs: &FsInner, inode: &Inode) -> Result<()> {
     let Some(tid) = inode.sync_tid.get() else { return Ok(()) };
     let before = Tid(tid.0.wrapping_sub(1));
@@ -161,14 +160,14 @@ fn wait_for_commit_before(fs: &FsInner, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// The commit of everything, and the wait for the file's own data.
+/// A full commit, and the wait for the file's own data.
 fn commit_all(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
     let committed = compound::commit(fs, inode, datasync);
-    // The failure of the file's own data says more than that of the commit it was attached to.
+    // An error of the file's own data is more specific than that of the commit.
     writeback::finish(fs, inode).and(committed)
 }
 
-/// Waits until what was queued is durable, one way or the other.
+/// Waits until the queued fsync is durable, by a fast commit or a full commit.
 fn finish(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
@@ -181,7 +180,7 @@ fn finish(
                 inode.in_place.record_flush(mark);
             }
             inode.set_logged(queued.touches);
-            if let Some(tid) = queued.care.until {
+            if let Some(tid) = queued.hazard.until {
                 fs.fragile.clear(tid);
             }
             if !queued.same {
@@ -194,7 +193,7 @@ fn finish(
                 (false, _) => Outcome::Policy,
             });
         }
-        // By somebody's commit, which has not asked for data in place.
+        // By another caller's commit, which did not wait for overwritten data.
         FastCommitOutcome::Committed => {
             commit_all(fs, inode, datasync)?;
             return Ok(Outcome::Policy);
@@ -207,9 +206,9 @@ fn finish(
     Ok(Outcome::Fallback(why))
 }
 
-/// Sees to it that the next fast commit has room: a full commit ends the stream. It is asked for
-/// in the background when half of the area is used; if nobody has got to it by the last
-/// quarter, the caller, which has been served, does it.
+/// Keeps space for the next fast commit: a full commit ends the stream. It is requested in the
+/// background when half of the area is used; in the last quarter, the caller commits after its
+/// fsync is done.
 fn leave_room(fs: &Arc<FsInner>) -> Result<()> {
     let journal = fs.journal();
     if journal.fast_commits_exhaust_area() {
@@ -220,8 +219,8 @@ fn leave_room(fs: &Arc<FsInner>) -> Result<()> {
     Ok(())
 }
 
-/// The name that the file was made with, if that has to be logged; else why it cannot be, as far
-/// as the directory tells. Takes the directory's lock, so the caller holds none of the kind.
+/// The name that the file was created with, if it must be logged, or why it cannot be, judged by
+/// the directory. Takes the directory's lock, so the caller holds none of the kind.
 fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<NewEntry>, Fallback> {
     let committed = |tid| fs.journal().is_committed(tid);
     let entry = {
@@ -237,7 +236,7 @@ fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<NewEntry>, 
         Shown::File(ino) => Some(ino),
         Shown::Other => return Err(Fallback::NameReuse),
     };
-    // The entry that leaves makes room for one of the same length.
+    // The removed entry leaves space for one of the same length.
     if replaces.is_none() && !entry.fits {
         return Err(Fallback::DirectoryChanged);
     }
@@ -256,7 +255,7 @@ fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<NewEntry>, 
     Ok(Some(NewEntry { entry, replaces }))
 }
 
-/// Whether the file's changes can be told by records, as far as it tells itself.
+/// Whether records can describe the file's changes, judged by the file alone.
 fn check_file(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     let committed = |tid| fs.journal().is_committed(tid);
     if !state.is_file() {
@@ -302,11 +301,11 @@ fn queue(
     }
     let Some(tid) = inode.sync_tid.get() else { return Ok(Err(Fallback::Forgotten)) };
     let now = state.changes.uncommitted_entry(committed);
-    // Whoever logged the name meanwhile stands before this in the queue.
+    // A concurrent fsync that logged the name precedes this one in the queue.
     let entry = entry.filter(|old| now == Some(&old.entry) && !state.changes.is_entry_logged());
-    // Once that commits, the number of what had the name may be somebody else's.
-    // Not earlier: what others did since may have begun to commit.
-    let care = Care::of(fs, inode, entry.as_ref());
+    // After its commit, the inode number of the old file may be reused. Not checked earlier: a
+    // later transaction may have begun to commit.
+    let hazard = ReplayHazard::of(fs, inode, entry.as_ref());
     let stale = |entry: &NewEntry| entry.entry.replaced.is_some_and(|replaced| replaced.tid != tid);
     if entry.as_ref().is_some_and(|entry| entry.replaces.is_some() && stale(entry)) {
         return Ok(Err(Fallback::CommitUnderWay));
@@ -338,7 +337,7 @@ fn queue(
         owner: inode.ino.0,
         records: if same { Vec::new() } else { records(inode, entry, ranges, &image) },
         data,
-        needs_empty_log: care.needed,
+        needs_empty_log: hazard.needed,
     };
     let Some(ticket) = fs.journal().queue_fast_commit(request) else {
         return Ok(Err(Fallback::NoLog));
@@ -346,12 +345,12 @@ fn queue(
     if !same {
         state.changes.set_logged(Logged { tid, size, image: image.into() });
     }
-    Ok(Ok(Queued { ticket, owed, care, touches: inode.touches(), same }))
+    Ok(Ok(Queued { ticket, owed, hazard, touches: inode.touches(), same }))
 }
 
-/// Puts the records in the order of replay: an inode before its name, its blocks before the
-/// attributes that count them; before all, what had the name loses its blocks (e2fsck deletes
-/// files without names for good only when they are empty) and then the name.
+/// Records in replay order: an inode before its name, its blocks before the attributes that count
+/// them; first, the old file of the name loses its blocks (e2fsck fully deletes only empty files
+/// without a name), then its name.
 fn records(
     inode: &Inode,
     entry: Option<NewEntry>,
@@ -376,7 +375,7 @@ fn records(
     records
 }
 
-/// What the changed part of the file is mapped to, hole by hole and run by run.
+/// The mapping of the changed part of the file: holes and runs.
 fn changed_ranges(
     fs: &FsInner,
     inode: &Inode,

@@ -1,23 +1,24 @@
-//! Per-block-group journaling (Kang and Shin): commit the groups that the file depends on.
+//! The policy `group`, per-block-group journaling (Kang and Shin): a partial commit of the groups
+//! that the file depends on.
 //!
-//! Blocks written: what [`super::compound`] writes, of the *closure* only: the file's group and
-//! all groups tied to it by an operation that changed both since either committed. Of a block
-//! of group descriptors the last committed copy with the closure's descriptors in it. All of it
-//! is one plain JBD2 transaction.
+//! Blocks written: those of [`super::compound`], for the *closure* only: the file's group and all
+//! groups tied to it by an uncommitted operation that changed both. Of a block of group descriptors
+//! the last committed copy with the closure's descriptors in it. All of it is one plain JBD2
+//! transaction.
 //!
-//! Steps: 1. the file's data is submitted and attached to the transaction; 2. the transaction
-//! is locked, its handles drain, the closure's blocks are frozen, and the transaction runs on;
+//! Steps: 1. the file's data is submitted and attached to the transaction; 2. the transaction is
+//! locked, its handles drain, the closure's blocks are frozen, and the transaction keeps running;
 //! 3. journal blocks are written; 4. wait for them and for the data that the closure refers to,
-//! **flush**; 5. commit block by FUA (or write and **flush**). Threads that come meanwhile are
-//! served together by the next commit.
+//! **flush**; 5. commit block by FUA (or write and **flush**). The next commit serves all threads
+//! that arrive meanwhile.
 //!
-//! The seed is the block of the inode table: every handle that changes a file, its data, its
-//! names or its parents stores one of their inodes in the same handle, so the closure holds the
-//! path to the file as far as it is uncommitted.
+//! The seed is the block of the inode table: every handle that changes a file, its data, its names
+//! or its parents stores one of their inodes in the same handle, so the closure includes the
+//! uncommitted part of the path to the file.
 //!
-//! Falls back to compound: `entangled` (the closure is nearly everything), `superblock` (it holds
-//! that: the first orphan of a mount with an orphan file; without one, a file that loses its last
-//! name and stays open, see [`crate::orphan`]), `log-full` (no room for two
+//! Falls back to compound: `entangled` (the closure is nearly everything), `superblock` (it
+//! includes the superblock: the first orphan of a mount with an orphan file; without one, a file
+//! that loses its last name and stays open, see [`crate::orphan`]), `log-full` (no space for two
 //! transactions instead of one), `commit-under-way`, `no-log`.
 //!
 //! A crash before 5 is complete leaves the closure as of its last commit, after it the new
@@ -70,8 +71,7 @@ fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
         }
         None => PartialCommit::Durable,
     };
-    // Parts are committed by a flush that started after this call; of other commits nobody
-    // knows when theirs did.
+    // Partial commits flush after this call; other commits may have flushed before.
     let is_flushed = matches!(done, PartialCommit::Parts { .. });
     if let Some(mark) = owed {
         if !is_flushed && !planted(Bug::PartOverwriteNotFlushed) {
@@ -86,7 +86,7 @@ fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
             fs.fsync_counters.logged(u64::from(log_blocks), 0);
             Outcome::Policy
         }
-        // The groups that had to commit were all there were.
+        // The closure was the whole transaction.
         PartialCommit::Whole(WholeReason::Everything) => Outcome::Policy,
         PartialCommit::Whole(reason) => Outcome::Fallback(fallback(reason)),
     })

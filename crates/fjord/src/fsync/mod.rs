@@ -1,9 +1,9 @@
-//! Fsync: which blocks a call makes durable.
+//! Fsync policies: the blocks that a call makes durable.
 //!
-//! Owns the seam between the engine and the ways of committing. A policy writes an inode's
-//! data (see [`crate::file::writeback`]) and makes the newest metadata of that inode durable,
-//! by a log of its own or, always possible, by the commit of everything ([`compound`]).
-//! What a policy must know about an inode is in [`changes`]; what it did, in [`stats`].
+//! Owns the interface between the engine and the policies. A policy writes an inode's data (see
+//! [`crate::file::writeback`]) and makes its newest metadata durable, by its own log or, always
+//! possible, by a full commit ([`compound`]). [`changes`] tracks the changes of an inode; [`stats`]
+//! counts calls.
 //!
 //! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
 //! before the call, its attributes, and a path to it survive a power cut.
@@ -47,15 +47,15 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     /// The first error of a write, flush or commit that the promise depends on.
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome>;
 
-    /// Whether all that it makes durable stays behind the barriers of before: it commits
-    /// transactions of the log, and nothing beside it.
+    /// Whether everything that it makes durable is ordered after earlier barriers: it only commits
+    /// transactions of the log.
     fn keeps_barriers(&self) -> bool {
         false
     }
 }
 
-/// The policy that an option names. `Auto` is something else by the time a file can be
-/// changed, see `fs/mount.rs`; for a mere look at an image it is as good as any.
+/// The policy of an option. A writable mount has resolved `Auto` (see `fs/mount.rs`); for a
+/// read-only one any policy will do.
 pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     match kind {
         FsyncPolicyKind::Auto | FsyncPolicyKind::Compound => Box::new(Compound),
@@ -86,7 +86,7 @@ pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Re
     }
     let began = Instant::now();
     fs.pace.note_fsync(began, inode);
-    // A sync by somebody else must know of the writes that are under way here.
+    // A concurrent sync must see the writes in flight here.
     let _busy = fs.dirty_inodes.begin(inode);
     let behind_barriers = fs.data_in_order.load(Ordering::Acquire);
     let waits = room_waits_of_this_thread();
@@ -147,10 +147,10 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
     Ok(())
 }
 
-/// On a file system that an error made read-only: fails if the file has changes that did not
-/// reach the device before, and never will.
+/// On a file system that an error made read-only: fails if the file has changes that did not reach
+/// the device.
 fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
-    // What a log of the policy's own has, recovery will find.
+    // Recovery will find changes in the policy's log.
     let is_logged = inode.is_logged(inode.touches());
     let uncommitted = is_uncommitted(fs, inode, datasync) && !is_logged;
     if !(uncommitted || inode.pages.has_dirty() || inode.in_place.owed().is_some()) {

@@ -1,21 +1,21 @@
-//! What fsync did: calls by how they were served, fallbacks by reason, blocks, latency.
+//! Statistics of fsync: calls by outcome, fallbacks by reason, blocks, latency.
 //!
 //! All counters are atomic and independent: a snapshot taken meanwhile may be one call apart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Why an fsync committed everything although the policy is finer.
+/// Why an fsync made a full commit although the policy is finer (fallback).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// It was the fsync of a directory or of something else that is no regular file.
+    /// The inode is a directory or another file that is not regular.
     NotAFile,
-    /// The file got or lost a name besides others.
+    /// A hard link of the file was added or removed.
     HardLink,
     /// The file was renamed.
     Rename,
-    /// Its name belonged, in the last commit, to something that cannot simply be replaced.
+    /// In the last commit its name belonged to a file that cannot simply be replaced.
     NameReuse,
     /// The file has no name, or is being truncated in several steps.
     Orphan,
@@ -27,21 +27,21 @@ pub enum Fallback {
     DataJournal,
     /// A part of it was collapsed or inserted.
     ShiftedRange,
-    /// It left memory with changes that had not committed, and came back.
+    /// It was evicted with uncommitted changes, and read again.
     Forgotten,
-    /// What would have to be written is too much for the policy's log.
+    /// The changes are too large for the policy's log.
     TooLarge,
-    /// The policy's log has no room until the next commit.
+    /// The policy's log is full until the next commit.
     LogFull,
-    /// Recovery could not hold any more in one transaction.
+    /// The budget of recovery is used up.
     RecoveryFull,
     /// The image has no log for the policy.
     NoLog,
-    /// A commit of everything was under way.
+    /// A full commit was in progress.
     CommitUnderWay,
     /// The change is tied to everything else in the transaction.
     Entangled,
-    /// It has its data in the inode.
+    /// Its data is inline.
     InlineData,
     /// The directory that it was made in has not committed.
     NewDirectory,
@@ -116,11 +116,11 @@ impl Fallback {
 pub(crate) enum Outcome {
     /// Nothing had changed.
     Nothing,
-    /// Data in place and a flush; no metadata.
+    /// Overwritten data and a flush; no metadata.
     Data,
     /// By the policy of the mount.
     Policy,
-    /// By a commit of everything.
+    /// By a full commit.
     Fallback(Fallback),
 }
 
@@ -184,7 +184,7 @@ impl FsyncCounters {
     }
 }
 
-/// What fsync and fdatasync calls did since the mount.
+/// Statistics of fsync and fdatasync calls since the mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FsyncStats {
@@ -194,8 +194,8 @@ pub struct FsyncStats {
     pub data: u64,
     /// Calls served by the mount's policy.
     pub policy: u64,
-    /// Calls served by a commit of everything instead, by reason; reasons without any are
-    /// left out.
+    /// Fallbacks: calls served by a full commit instead, by reason; reasons without calls are left
+    /// out.
     pub fallbacks: Vec<(Fallback, u64)>,
     /// Calls that failed.
     pub failed: u64,

@@ -58,7 +58,7 @@ pub(crate) fn load(fs: &FsInner, ino: InodeNo) -> Result<DiskInode> {
     if crate::attr::FileKind::from_mode(disk.mode).is_none() {
         return Err(Error::corrupt(format!("inode {ino}"), format!("mode {:o}", disk.mode)));
     }
-    // With this every block number in the file fits 32 bits, the one behind its end too.
+    // With this every block number in the file fits 32 bits, the one after its end too.
     if disk.size > fs.geo.extent_file_size_max_bytes() {
         return Err(Error::corrupt(format!("inode {ino}"), format!("{} bytes", disk.size)));
     }
@@ -81,7 +81,7 @@ pub(crate) fn change_bytes<T>(
     Ok(result)
 }
 
-/// Reads an inode's bytes, with what lies behind the fields that [`DiskInode`] knows.
+/// Reads an inode's bytes, with what lies after the fields that [`DiskInode`] knows.
 pub(crate) fn read_bytes<T>(
     fs: &FsInner,
     ino: InodeNo,
@@ -138,7 +138,7 @@ pub(crate) fn store_new(
         })?;
     }
     if stale {
-        // A replay that changes fields only would find another inode's attributes behind them.
+        // A replay that changes fields only would find another inode's attributes after them.
         state.changes.attributes_changed(h.tid());
     }
     state.dirty = false;
@@ -146,7 +146,7 @@ pub(crate) fn store_new(
     Ok(())
 }
 
-/// Whether something lies behind the fields that a new inode has.
+/// Whether something lies after the fields that a new inode has.
 pub(crate) fn has_tail(bytes: &[u8]) -> bool {
     let fields = usize::from(GOOD_OLD_INODE_BYTES) + usize::from(inode::EXTRA_ISIZE_KNOWN);
     bytes.get(fields..).is_some_and(|tail| tail.iter().any(|&byte| byte != 0))

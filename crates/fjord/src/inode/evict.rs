@@ -1,8 +1,8 @@
-//! The end of an inode: freeing what a deleted file holds.
+//! Deletion of inodes: frees the blocks, attributes and number of a deleted file.
 //!
-//! Owns the deletion of an inode without links once nobody uses it. Invariant: the
-//! inode stays on the orphan record until its number is free, in one transaction with
-//! that, so that a crash at any point resumes the deletion.
+//! Owns the deletion of an unused inode without links. Invariant: the inode stays on the orphan
+//! record until its number is free, in one transaction with that, so that a crash at any point
+//! resumes the deletion.
 
 use std::sync::Arc;
 

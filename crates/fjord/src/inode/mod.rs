@@ -44,12 +44,12 @@ pub(crate) struct Inode {
     pub(crate) holds_value: bool,
     /// A regular file; the type of an inode in memory never changes.
     pub(crate) is_regular: bool,
-    /// What it holds; the lock is also the file's read/write lock (`i_rwsem`).
+    /// Its state; the lock is also the file's read/write lock (`i_rwsem`).
     pub(crate) state: RwLock<InodeState>,
-    /// Held by whoever writes this inode's pages back or takes blocks away from it.
+    /// Held while this inode's pages are written back or its blocks freed.
     pub(crate) writeback: Mutex<InFlight>,
-    /// Data writes of background writeback under way: whoever waits for `writeback` hurries
-    /// them, see [`Inode::lock_writeback`].
+    /// Background data writes in flight: a thread that waits for `writeback` promotes them, see
+    /// [`Inode::lock_writeback`].
     pub(crate) quasi_async: QuasiAsyncWrites,
     /// The file's cached blocks.
     pub(crate) pages: Arc<PageMap>,
@@ -59,9 +59,9 @@ pub(crate) struct Inode {
     pub(crate) sync_tid: TidCell,
     /// The same for fdatasync: changes needed to reach the data.
     pub(crate) datasync_tid: TidCell,
-    /// How often one of the two was set: whoever finds it as it was finds the inode as it was.
+    /// Change count of the two: if it is unchanged, so is the inode.
     touches: AtomicU64,
-    /// The newest of those that a log of the policy's own has; 0: none.
+    /// The newest change count that the policy's log has; 0: none.
     logged_touches: AtomicU64,
     /// Which data writes a device flush has covered.
     pub(crate) in_place: FlushCell,
@@ -70,8 +70,8 @@ pub(crate) struct Inode {
     /// Known to have no file capabilities, so that a write need not look for any; only an
     /// optimisation, cleared when an attribute is set.
     pub(crate) no_capability: AtomicBool,
-    /// Cut to nothing since it was closed last: what is written in its place goes to the device when
-    /// it is closed, see [`crate::file::truncate`].
+    /// Truncated to zero since its last close: new content is written back on close, see
+    /// [`crate::file::truncate`].
     pub(crate) replaced: AtomicBool,
     /// When fsync was called last while few pages were dirty, in the clock of
     /// [`Pace`](crate::file::pace::Pace); 0: never. A hint.
@@ -80,7 +80,7 @@ pub(crate) struct Inode {
     pub(crate) wb_errors: AtomicU32,
 }
 
-/// What the lock of an inode guards.
+/// State of an inode, under its lock.
 #[derive(Debug)]
 pub(crate) struct InodeState {
     /// The decoded on-disk inode.
@@ -91,15 +91,15 @@ pub(crate) struct InodeState {
     pub(crate) reserved_blocks: u64,
     /// Times or other lazy fields differ from what is stored.
     pub(crate) dirty: bool,
-    /// Room that others leave free behind this file as long as they can; see `alloc`.
+    /// The file's window; see `alloc`.
     pub(crate) prealloc: Option<Prealloc>,
     /// On the orphan list or in the orphan file.
     pub(crate) orphan: Option<Orphan>,
     /// Made without a name, which may still come (`O_TMPFILE`).
     pub(crate) linkable: bool,
-    /// What no commit covers yet; see [`Changes`].
+    /// Uncommitted changes; see [`Changes`].
     pub(crate) changes: Changes,
-    /// What i-transactions have of the file's data.
+    /// Carried data of the file.
     pub(crate) carried: Carried,
     /// The engine took the inode apart (deleted); every further call gets ESTALE.
     pub(crate) dead: bool,
@@ -135,8 +135,7 @@ pub(crate) enum Orphan {
 pub(crate) struct InFlight {
     /// The writes, oldest first.
     pub(crate) writes: Vec<InFlightWrite>,
-    /// Runs that i-transactions carry and whose writes wait until somebody starts them, by
-    /// first page. They do not overlap.
+    /// Carried runs with deferred writes, by first page. They do not overlap.
     pub(crate) deferred: BTreeMap<u32, DeferredRun>,
     /// [`fjord_block::DeferredWrites::completed_count`] when those of `deferred` that are
     /// complete were last looked for.
@@ -313,7 +312,7 @@ impl Inode {
         self.touches.load(Ordering::Acquire)
     }
 
-    /// The state of `touches`, and a path to it, are durable by a log of the policy's own.
+    /// The state of `touches`, and a path to it, are durable in the policy's log.
     pub(crate) fn set_logged(&self, touches: u64) {
         self.logged_touches.fetch_max(touches, Ordering::AcqRel);
     }

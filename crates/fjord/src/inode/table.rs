@@ -1,7 +1,7 @@
 //! The table of inodes in memory.
 //!
-//! Owns which [`Inode`] objects exist: at most one per inode number. Inodes that nobody
-//! uses stay until the table is over its capacity, so that a later lookup is cheap.
+//! Owns which [`Inode`] objects exist: at most one per inode number. Unused inodes stay until the
+//! table is over its capacity, so that a later lookup is cheap.
 //!
 //! Invariants: an inode is dropped from the table only when nothing outside refers to
 //! it, it has no dirty pages and nothing lazy to store; `Inode::refs` is changed only
@@ -43,14 +43,14 @@ struct Shard {
     held: HashMap<u32, u64>,
 }
 
-/// What is left of an inode's users when an outside reference has gone.
+/// Remaining users of an inode after an outside reference was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Users {
     /// Other references.
     References,
-    /// Nobody but those who know its number.
+    /// Only holders of its number.
     Holders,
-    /// Nobody.
+    /// None.
     Nobody,
 }
 
@@ -99,7 +99,7 @@ impl InodeTable {
         slot
     }
 
-    /// Drops a few inodes that nobody needs, oldest first.
+    /// Evicts a few unused inodes, oldest first.
     fn evict_from(&self, shard: &mut Shard) {
         for _ in 0..shard.queue.len().min(16) {
             let Some(ino) = shard.queue.pop_front() else { return };

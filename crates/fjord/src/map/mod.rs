@@ -1,8 +1,7 @@
-//! Which block of the device holds which block of a file.
+//! Mapping of file blocks to blocks of the device.
 //!
 //! Owns one interface over extent trees and the block maps of ext2 and ext3. Invariants:
-//! - what a map points to has been checked when a caller gets it: inside the file system
-//!   and none of its own structures;
+//! - callers get only checked block numbers: inside the file system and not of its own structures;
 //! - `state.disk.blocks_512` counts every block that the map and its nodes use;
 //! - a change that fails with `ENOSPC` has changed nothing;
 //! - callers hold the inode's state lock, shared for [`lookup`], exclusive for the rest,
@@ -38,7 +37,7 @@ use crate::inode::{Inode, InodeState};
 /// One past the last block index that a file can have, as a number that 32 bits cannot hold.
 const LOGICAL_END: u64 = 1 << 32;
 
-/// What a file has at a place.
+/// Content of a run of file blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MapKind {
     /// Nothing: reads as zeros.
@@ -91,7 +90,7 @@ pub(crate) fn lookup(
 }
 
 /// Where block `lblk` should best lie as far as its neighbours in the file go, and whether
-/// that is right behind the block before it.
+/// that is right after the block before it.
 ///
 /// # Errors
 /// `Corrupt`, I/O errors.

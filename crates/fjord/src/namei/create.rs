@@ -1,6 +1,6 @@
 //! Creating files of every kind.
 //!
-//! Invariant: the new inode is complete and has its name before anybody else can see it; if
+//! Invariant: the new inode is complete and has its name before other threads can see it; if
 //! space runs out on the way, inode, block and attributes are given back in the same handle.
 
 use std::sync::Arc;

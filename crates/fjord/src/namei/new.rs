@@ -91,7 +91,7 @@ fn inherit(fs: &FsInner, new: &mut DiskInode, dir: &DiskInode, cred: &Cred) {
     }
 }
 
-/// A number that nobody can guess or meets twice in a row.
+/// An unpredictable number.
 fn random() -> u32 {
     // Each `RandomState` has keys of its own.
     (RandomState::new().build_hasher().finish() >> 16) as u32

@@ -1,17 +1,16 @@
 //! Applying fast commits, those of Linux among them.
 //!
-//! Two steps. First the records are played through in memory: what each name, each inode and
-//! each range of a file is in the end ([`Log`]). Then the difference to what is on disk is
-//! applied, in an order that never lets the engine allocate a block that the log has given to
-//! somebody: entries leave; inodes without names are deleted; new ones are made; ranges are
-//! unmapped; *all* blocks that the log names are marked used; they are mapped; entries come;
-//! links are counted.
+//! Two steps. First the records are applied in memory, to get the final state of each name, inode
+//! and range ([`Log`]). Then the difference to the disk is applied, in an order in which the engine
+//! never allocates a block that the log uses: remove entries; delete inodes without names; create
+//! new ones; unmap ranges; mark *all* blocks in the log as used; map them; add entries; count
+//! links.
 //!
-//! Where recoverers differ, this one does what the log means: links are counted from names (the
-//! replay of Linux leaves 1 for a new directory, and e2fsck corrects it), an inode without a name
-//! is not made, a name that stands for another inode is replaced.
+//! Where the recoveries of Linux and e2fsck differ, this one follows the meaning of the log: links
+//! are counted from names (the replay of Linux leaves 1 for a new directory, and e2fsck corrects
+//! it), an inode without a name is not created, a name of another inode is replaced.
 //!
-//! Invariant: nothing is changed before all records have been looked at.
+//! Invariant: nothing is changed before all records have been read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

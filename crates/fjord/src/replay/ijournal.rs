@@ -1,17 +1,17 @@
 //! Applying i-transactions.
 //!
-//! They are turned into the records of a fast commit, which say the same (an inode's image, its
-//! ranges, its names), and applied with those (`replay/fast_commit.rs`), as one transaction. Of the
-//! i-transactions of an inode the last one has its image and its map; their names count in
-//! the order of their sub-transaction IDs; so does their data, a block's newest, as long as the
-//! inode still has the block and no later i-transaction calls it superseded.
+//! They are converted to equivalent fast-commit records (an inode's image, its ranges, its names)
+//! and applied as those are (`replay/fast_commit.rs`), in one transaction. Of the i-transactions of
+//! an inode, the last one has its image and its map; their names are applied in the order of
+//! sub-transaction IDs; so is their data, the newest of each block, if the inode still has the
+//! block and no later i-transaction declares it superseded.
 //!
-//! Data is written home between the changes and their commit, whose flush covers it: a crash
-//! before the commit leaves blocks that nothing shows, or newer bytes in old blocks, and recovery
-//! begins anew.
+//! Data is written between the changes and their commit, whose flush covers it: a crash before the
+//! commit leaves blocks without references, or newer bytes in old blocks, and recovery starts
+//! again.
 //!
-//! "iJournaling" (ATC '17), section 4.3; its comparison of directory blocks is the look-up of
-//! each name in the directory as the last commit has it.
+//! "iJournaling" (ATC '17), section 4.3; its comparison of directory blocks is here a lookup of
+//! each name in the committed directory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

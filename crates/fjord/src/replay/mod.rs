@@ -1,11 +1,10 @@
-//! Applying logical logs at mount: what was made durable by itself becomes part of the whole.
+//! Applies logical logs (fast commits and i-transactions) at mount.
 //!
 //! Runs after the replay of the JBD2 log and before anything else, through the engine's own
-//! functions and handles, so bitmaps, counts and checksums follow by themselves.
+//! functions and handles, so bitmaps, counts and checksums are updated as usual.
 //!
-//! Invariant: [`in_one_transaction`] commits everything at once, so a crash leaves nothing of
-//! it (the log is applied again) or all (the log has then lost its meaning, for the transaction
-//! that it follows has committed).
+//! Invariant: [`in_one_transaction`] commits everything at once, so a crash leaves none of it (the
+//! log is applied again) or all of it (the commit has made the log invalid).
 
 pub(crate) mod fast_commit;
 pub(crate) mod ijournal;
@@ -76,7 +75,7 @@ fn is_self_contained(disk: &DiskInode) -> bool {
 /// and no links.
 ///
 /// # Errors
-/// `Corrupt` for a number in use or an image that makes no sense; I/O and journal errors.
+/// `Corrupt` for a number in use or an invalid inode image; I/O and journal errors.
 pub(crate) fn adopt_inode(fs: &Arc<FsInner>, ino: InodeNo, image: &[u8]) -> Result<Arc<Inode>> {
     let zeros = vec![0; usize::from(fs.geo.inode_size)];
     let (mut decoded, bytes) = decode_image(fs, image, &zeros)?;
@@ -110,7 +109,7 @@ pub(crate) fn adopt_inode(fs: &Arc<FsInner>, ino: InodeNo, image: &[u8]) -> Resu
 /// the entries of a directory, wherever they lie: names come by records of their own.
 ///
 /// # Errors
-/// `Corrupt` for an image that makes no sense or is of another kind; I/O and journal errors.
+/// `Corrupt` for an invalid inode image or is of another kind; I/O and journal errors.
 pub(crate) fn replace_inode(fs: &Arc<FsInner>, inode: &Arc<Inode>, image: &[u8]) -> Result<()> {
     let below = disk::read_bytes(fs, inode.ino, |bytes| Ok(bytes.to_vec()))?;
     let (mut new, bytes) = decode_image(fs, image, &below)?;
@@ -147,7 +146,7 @@ pub(crate) fn replace_inode(fs: &Arc<FsInner>, inode: &Arc<Inode>, image: &[u8])
     Ok(())
 }
 
-/// Stores what an image has behind the inode's fields: attributes, the rest of inline data.
+/// Stores what an image has after the inode's fields: attributes, the rest of inline data.
 fn keep_tail(
     fs: &FsInner,
     handle: &fjord_journal::Handle,

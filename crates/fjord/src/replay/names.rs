@@ -1,7 +1,6 @@
-//! What a log says about directory entries, over what the directories hold.
+//! Directory entries of a log, as changes to the directories on disk.
 //!
-//! Invariant: a name that was looked at remembers what the directory had for it, so that only
-//! the difference is applied.
+//! Invariant: each name has its entry on disk, so that only the difference is applied.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
-//! What a log says about inodes, over what the inode table holds.
+//! Inodes of a log, as changes to the inode table.
 //!
-//! Invariant: the links of a node are those of the inode table and the names that the log adds
-//! and takes away, whatever count an image bears: that is what the directories will show.
+//! Invariant: the link count of a node is that of the inode table plus the names that the log adds
+//! minus those that it removes, regardless of the count in its image: so it agrees with the
+//! directories.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

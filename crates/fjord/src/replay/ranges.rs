@@ -1,4 +1,4 @@
-//! What a log says about ranges of a file, later words over earlier ones.
+//! Ranges of a file in a log; later records replace earlier ones.
 //!
 //! Invariant: ranges do not overlap, and none is empty.
 
@@ -18,11 +18,11 @@ pub(super) struct Target {
 /// Ranges of a file with what they are to be: `None` for a hole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges {
-    /// By first block: the block behind the last, and the target.
+    /// By first block: the block after the last, and the target.
     map: BTreeMap<u64, (u64, Option<Target>)>,
 }
 
-/// The target of the part of a range that begins `offset` blocks behind its start.
+/// The target of the part of a range that begins `offset` blocks after its start.
 fn shifted(target: Option<Target>, offset: u64) -> Option<Target> {
     target.map(|target| Target { start: BlockNo(target.start.0.saturating_add(offset)), ..target })
 }

@@ -11,8 +11,8 @@
 //! - attributes in the inode lie in its table block only, no copy is kept in memory.
 //!
 //! Guards: the inode's `state`, held by the caller unless the function takes no state. A value
-//! inode's state is taken below its owner's, with the handle open: nobody who holds one ever
-//! waits for a handle, but its deletion, and then nobody else knows it any more.
+//! inode's state is taken below its owner's, with the handle open: a holder of that lock never
+//! waits for a handle, except for its deletion, when it has no other user.
 
 mod block;
 mod plan;
@@ -158,7 +158,7 @@ impl Taken {
     }
 }
 
-/// Splits a full name; system attributes other than access lists are not to be had.
+/// Splits a full name; system attributes other than access lists are not supported.
 fn split(name: &[u8]) -> Result<(NameIndex, &[u8])> {
     if name.is_empty() || name.len() > FULL_NAME_BYTES_MAX {
         return Err(Errno::RANGE.into());
@@ -364,7 +364,7 @@ pub(crate) fn delete_all(
     garbage.free(fs)
 }
 
-/// The value of `system.data`: what inline data has behind its first 60 bytes.
+/// The value of `system.data`: what inline data has after its first 60 bytes.
 ///
 /// # Errors
 /// `Corrupt` when the attribute is missing; I/O.

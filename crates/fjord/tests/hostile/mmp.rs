@@ -107,7 +107,7 @@ fn whoever_loses_the_image_stops_writing() -> Result<()> {
     ensure!(fs.sync().is_err(), "the same of all files");
     ensure!(fs.root()?.create(b"more", 0o644, &Cred::root()).is_err(), "still writable");
     let error = fs.unmount().err().context("unmount says that all is well")?;
-    ensure!(error.to_string().contains("took the image"), "{error}");
+    ensure!(error.to_string().contains("claimed the image"), "{error}");
     drop((file, fs));
     ensure!(image.device.snapshot() == stolen, "it wrote to an image of somebody else");
     Ok(())

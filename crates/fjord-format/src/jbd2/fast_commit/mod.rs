@@ -1,9 +1,9 @@
-//! The fast-commit area: a stream of little-endian records behind the log.
+//! The fast-commit area: a stream of little-endian records after the log.
 //!
 //! A record is a tag, the length of its value, and the value (`struct ext4_fc_tl`). Records do
 //! not cross blocks: PAD fills what is left of one. The stream of a transaction starts with HEAD;
 //! each fast commit ends with TAIL, which bears the transaction's ID and a CRC-32C over all
-//! records since the TAIL before it. `scan` tells what of it counts, [`write`] makes it.
+//! records since the TAIL before it. `scan` finds the valid ones, [`write`] builds them.
 //!
 //! Invariants: a decoder reads only inside the bytes it is given; a decoded [`Record`] has a
 //! length that its tag allows, and nothing else in it has been checked.

@@ -1,7 +1,7 @@
-//! What of a fast-commit area counts.
+//! Finds the valid fast commits of an area.
 //!
 //! Invariants: only fast commits whose TAIL is valid (transaction ID and checksum) give records,
-//! and none behind the first that is not; memory is bounded by the bytes pushed.
+//! and none after the first that is not; memory is bounded by the bytes pushed.
 
 use super::{ENDS_BYTES, Record, TL_BYTES, Tag, le16, le32};
 use crate::checksum;

@@ -1,11 +1,11 @@
 //! Making a fast commit.
 //!
-//! The first one of a transaction begins with HEAD and, behind it in the same sector, a TAIL of
+//! The first one of a transaction begins with HEAD and, after it in the same sector, a TAIL of
 //! its own: an empty fast commit. Linux and e2fsck refuse the whole log when the first fast
 //! commit of an area is torn, but end the area without a complaint when a later one is; a sector
 //! is not torn, so either the area is not there or it has this one.
 //!
-//! Invariants: a fast commit starts at a block's start (the first one right behind the empty
+//! Invariants: a fast commit starts at a block's start (the first one right after the empty
 //! one) and ends at a block's end; each block is full, PAD or TAIL included.
 
 use super::{ENDS_BYTES, Record, TL_BYTES, Tag};
@@ -75,7 +75,7 @@ impl FastCommitWriter {
         self.bytes.len() % self.block_size
     }
 
-    /// Makes sure that a record of `len` bytes and a PAD behind it fit the block, or begins a
+    /// Makes sure that a record of `len` bytes and a PAD after it fit the block, or begins a
     /// new one.
     fn reserve(&mut self, len: usize) -> Result<()> {
         let capacity = self.block_size.saturating_sub(TL_BYTES);

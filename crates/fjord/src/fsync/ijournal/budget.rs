@@ -1,7 +1,7 @@
-//! How much recovery would have to do.
+//! Budget of recovery.
 //!
-//! Recovery applies all live i-transactions in one transaction of the log. Invariant: the
-//! metadata blocks that it may change for them fit there.
+//! Recovery applies all live i-transactions in one transaction. Invariant: the metadata blocks that
+//! it may change fit in one.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
@@ -48,7 +48,7 @@ impl Part {
     }
 }
 
-/// What recovery has to do for one i-transaction.
+/// Metadata changes of recovery for one i-transaction.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     parts: Vec<Part>,
@@ -100,7 +100,7 @@ impl Footprint {
     }
 }
 
-/// What the i-transactions of one transaction make recovery do.
+/// Metadata changes of recovery for the i-transactions of one transaction.
 struct Spent {
     tid: Tid,
     parts: HashSet<Part>,
@@ -114,17 +114,17 @@ impl Spent {
     }
 }
 
-/// What became of a charge.
+/// Outcome of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Charge {
     Fits,
-    /// It fits, and a commit would be good soon.
+    /// It fits, and a commit should follow soon.
     Fills,
-    /// Recovery could not do it.
+    /// It exceeds the budget.
     Full,
 }
 
-/// Counts what recovery has to do for transactions that have not committed.
+/// Counts the metadata changes of recovery for uncommitted transactions.
 #[derive(Default)]
 pub(super) struct Budget {
     spent: Mutex<VecDeque<Spent>>,

@@ -1,8 +1,8 @@
-//! What of a file's data i-transactions carry, and what they must not bring back.
+//! Carried and superseded data of a file.
 //!
-//! Invariant: a block is *carried* as long as an i-transaction that a crash would replay may
-//! hold data of it. Whoever writes such a block in place notes it as *superseded*, and the next
-//! i-transaction of the file says so, before anything is promised.
+//! Invariant: a block is *carried* as long as an i-transaction that recovery would apply may hold
+//! its data. A later overwrite marks it *superseded*, and the next i-transaction of the file
+//! records that before an fsync returns.
 //!
 //! Guarded by the inode's state lock.
 
@@ -14,12 +14,12 @@ use fjord_format::{BlockNo, Tid};
 /// The data of one inode in i-transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Carried {
-    /// Blocks whose data lies in an area, with the transaction it lies there for.
+    /// Carried blocks, with the transaction of their i-transaction.
     blocks: BTreeMap<BlockNo, Tid>,
-    /// Of those, the ones written in place since.
+    /// Carried blocks that were overwritten since.
     superseded: BTreeMap<BlockNo, Tid>,
-    /// The newest transaction with extents whose data was written in place of being carried,
-    /// and how many times that was: a flush is owed before anything but its commit shows them.
+    /// The newest transaction with extents whose data was written instead of carried, and their
+    /// number: before an i-transaction refers to them, a flush is required.
     unflushed: Option<(Tid, u64)>,
     /// Blocks that [`Carried::prune`] left.
     pruned_len: usize,
@@ -32,7 +32,7 @@ impl Carried {
         self.superseded.remove(&block);
     }
 
-    /// `count` blocks from `start` on are written in place.
+    /// `count` blocks from `start` on are overwritten.
     pub(crate) fn written_in_place(&mut self, start: BlockNo, count: u32) {
         if self.blocks.is_empty() || planted(Bug::InlineDataStale) {
             return;
@@ -81,7 +81,7 @@ impl Carried {
         }
     }
 
-    /// Drops what no crash would replay any more.
+    /// Drops blocks of i-transactions that recovery would not apply any more.
     pub(super) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
         // Few transactions, many blocks: each is asked after once.
         let mut last = None;
@@ -94,8 +94,8 @@ impl Carried {
         self.unflushed = self.unflushed.filter(|&(tid, _)| !committed(tid));
     }
 
-    /// Whether so much is kept that [`Carried::prune`] is due: twice what the last one left,
-    /// so that its cost per block does not grow with their number.
+    /// Whether there are so many blocks that [`Carried::prune`] is due: twice what the last one
+    /// left, so that its cost per block does not grow with their number.
     pub(super) fn is_large(&self) -> bool {
         self.blocks.len() >= (2 * self.pruned_len).max(256)
     }

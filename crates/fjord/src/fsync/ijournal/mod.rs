@@ -1,41 +1,40 @@
-//! iJournaling: one file's changes, written by the caller of fsync to an area behind the log.
+//! The policy `ijournal` (iJournaling): the changes of one file, written by the caller of fsync to
+//! an area after the log.
 //!
-//! Blocks written: one i-transaction, and nothing else where the file's dirty data is small:
-//! a header block with the inode, the names that no commit covers yet (topmost directory first,
-//! with the inodes of new directories) and what data fits; behind it changed blocks of the extent tree
-//! and the data (*inline data*). Larger data goes to its place first.
+//! Blocks written: one i-transaction, and nothing else if the file's dirty data is small: a header
+//! block with the inode, the uncommitted names (topmost directory first, with the inodes of new
+//! directories) and small data; then changed blocks of the extent tree and the *carried data*.
+//! Larger data is written to its blocks first.
 //!
 //! Steps, in the calling thread:
 //!
-//! 1. small data: its pages get their blocks under a handle, as for a commit, but their own
-//!    writes wait ([`crate::file::carry`]). Larger data is written and waited for;
+//! 1. small data: its pages get their blocks under a handle, as for a commit, but their writes are
+//!    deferred ([`crate::file::carry`]). Larger data is written and waited for;
 //! 2. the inode, its changed extent blocks and its names are copied under the inode's lock,
-//!    which also gives the i-transaction its place in the order of all (sub-transaction ID);
-//! 3. **flush**, if data was written in 1 or before that new extents refer to, or in place of
-//!    what an earlier i-transaction carries;
-//! 4. the i-transaction is written with **FUA**: one write. Where data was written in place
-//!    over older data, a plain write and then a **flush** for both.
+//!    which also assigns the sub-transaction ID;
+//! 3. **flush**, if data that new extents refer to, or that supersedes carried data, was written
+//!    in 1 or before;
+//! 4. the i-transaction is written with **FUA**: one write. If data was overwritten in place, a
+//!    plain write and then a **flush** for both.
 //!
-//! A crash before the end of 4 leaves the file as the last commit, or an earlier i-transaction,
-//! has it; after it, recovery (`replay/ijournal.rs`) applies the i-transaction unless its
-//! transaction has committed. Nobody waits for a commit, be it running or under way. Whatever
-//! the i-transaction says is in the running transaction as well, so that the next commit makes
-//! it obsolete.
+//! A crash before the end of 4 leaves the file as of the last commit or an earlier i-transaction;
+//! after it, recovery (`replay/ijournal.rs`) applies the i-transaction unless its transaction has
+//! committed. There is no wait for a commit. All changes of the i-transaction are also in the
+//! running transaction, so that the next commit makes it obsolete.
 //!
-//! Falls back to the commit of everything for what a file alone cannot tell (see
-//! [`Fallback`]): directories, renames and links that no commit covers, names whose last owner
-//! lives on elsewhere, orphans, attribute blocks, block maps, journaled data; and when the area
-//! or recovery has no room, which a commit in the background keeps from happening: it is asked for
-//! when half is used up.
+//! Falls back to a full commit for changes that involve other files (see [`Fallback`]):
+//! directories, uncommitted renames and links, names whose last owner has other names, orphans,
+//! attribute blocks, block maps, journaled data; and if the area or the budget of recovery is full,
+//! which a background commit prevents: it is requested when half is used.
 //!
-//! An fsync that finds the inode as a durable i-transaction has it writes nothing.
+//! An fsync writes nothing if a durable i-transaction has the current state of the inode.
 //!
-//! Invariants: an i-transaction bears the newest transaction that changed the file, and holds
-//! every block of the extent tree that no commit covers; a name is left out only when a durable
-//! i-transaction has it; recovery of all that is live fits one transaction of the log.
+//! Invariants: an i-transaction names the newest transaction that changed the file, and includes
+//! every uncommitted block of the extent tree; a name is left out only if a durable i-transaction
+//! has it; recovery of all live i-transactions fits in one transaction.
 //!
 //! "iJournaling: Fine-Grained Journaling for Improving the Latency of Fsync System Call"
-//! (ATC '17), sections 4 and 5; inline data, and entries in place of directory blocks, are
+//! (ATC '17), sections 4 and 5; carried data, and entries instead of directory blocks, are
 //! fjord's own (`docs/decisions/`).
 
 mod budget;
@@ -69,9 +68,9 @@ pub(crate) struct Ijournal {
     budget: Budget,
 }
 
-/// Why an attempt ended.
+/// Outcome of an attempt that wrote no i-transaction.
 enum Stop {
-    /// Everything has to be committed.
+    /// A full commit is needed.
     Fallback(Fallback),
     /// It failed.
     Error(Error),
@@ -95,19 +94,19 @@ impl From<fjord_journal::JournalError> for Stop {
     }
 }
 
-/// An i-transaction that is to be written.
+/// An i-transaction to write.
 struct Prepared<'a> {
     writer: AreaWriter<'a>,
     tid: Tid,
     blocks: Vec<Buf>,
     data_bytes: u64,
-    /// What it says is out of date.
+    /// Carried blocks that it declares superseded.
     superseded: Vec<(fjord_format::BlockNo, u32)>,
-    /// A flush must come before it, and what it pays for.
+    /// The flush that must precede it, and the debt that it settles.
     flush_before: Option<(Tid, u64)>,
-    /// Which state of the inode it has.
+    /// State of the inode, by its change count.
     touches: u64,
-    /// Recovery would have much to do for what is live.
+    /// The budget of recovery is half used.
     wants_commit: bool,
 }
 
@@ -125,7 +124,7 @@ impl FsyncPolicy for Ijournal {
                 let committed = compound::commit(fs, inode, datasync);
                 let outcome = writeback::finish(fs, inode).and(committed)?;
                 carry::reap_all(fs);
-                // Without anything to commit it was no fallback.
+                // If there was nothing to commit, it was not a fallback.
                 Ok(if matches!(outcome, Outcome::Policy) {
                     Outcome::Fallback(why)
                 } else {
@@ -156,7 +155,7 @@ impl Ijournal {
             writeback::drain_submitted(fs, inode, &mut in_flight)?;
         }
         let prepared = self.prepare(fs, inode, &mut in_flight, &chain, datasync)?;
-        // Under the lock: nobody else's writes in place are on their way.
+        // Under the lock: no other overwrites are in flight.
         let in_place = inode.in_place.owed();
         drop(in_flight);
         let outcome = match prepared {
@@ -205,10 +204,10 @@ impl Ijournal {
                 writeback::write_locked(fs, inode, in_flight, range, mode)?;
                 writeback::drain_submitted(fs, inode, in_flight)?;
                 if !super::is_uncommitted(fs, inode, datasync) {
-                    // Old blocks written over, and nothing else that anybody asked for.
+                    // Only overwritten blocks, no other change to make durable.
                     return Ok(None);
                 }
-                // Some were allocated before, but written for the first time.
+                // Some blocks were allocated before, but written for the first time.
                 guard = inode.state.write();
                 check_kind(fs, &guard)?;
                 check_state(fs, &guard)?;
@@ -264,8 +263,8 @@ impl Ijournal {
         }))
     }
 
-    /// Whether small dirty data goes into the i-transaction. Not where fdatasync only has
-    /// blocks to write over: writing them is all that it takes.
+    /// Whether small dirty data goes into the i-transaction. Not if fdatasync only overwrites
+    /// blocks: their write alone is sufficient.
     fn carries(
         &self,
         fs: &Arc<FsInner>,
@@ -289,7 +288,7 @@ impl Ijournal {
         in_place: bool,
     ) -> Result<(), Stop> {
         let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before, .. } = prepared;
-        // What it calls superseded must be there in its place before nothing else has it.
+        // The newer data must be durable before the carried data is declared superseded.
         let supersedes = !superseded.is_empty() && !planted(Bug::SupersededNotFlushed);
         let flush_first = flush_before.is_some() || supersedes;
         if flush_first {
@@ -330,7 +329,7 @@ fn pages_max(fs: &FsInner) -> usize {
     pages.min(map::runs_per_handle(fs) as usize)
 }
 
-/// Whether the inode is of a kind that i-transactions describe.
+/// Whether i-transactions can describe this kind of inode.
 fn check_kind(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     if !state.is_file() {
         return Err(Fallback::NotAFile);
@@ -344,7 +343,7 @@ fn check_kind(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     Ok(())
 }
 
-/// Whether the inode's uncommitted changes are of a kind that i-transactions describe.
+/// Whether i-transactions can describe the inode's uncommitted changes.
 fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     if state.dead || state.disk.links_count == 0 || state.orphan.is_some() {
         return Err(Fallback::Orphan);
@@ -355,7 +354,7 @@ fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     }
 }
 
-/// Stores what is kept lazily: times, and the size as far as no dirty page keeps it back.
+/// Stores lazy changes: times, and the size up to the first dirty page.
 fn store_lazy(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,

@@ -1,7 +1,7 @@
-//! The names on the way to a file that no commit covers yet.
+//! The uncommitted names on the path to a file.
 //!
-//! Invariant: with these entries made, topmost first, a path leads to the file from a directory
-//! that the last commit has.
+//! Invariant: after these entries are added, topmost first, a path leads to the file from a
+//! committed directory.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::fsync::Fallback;
 use crate::fsync::changes::{Entry, Fate};
 use crate::inode::{Inode, disk, table};
 
-/// Levels of new directories that one i-transaction tells of.
+/// Most levels of new directories in one i-transaction.
 const DEPTH_MAX: usize = 64;
 
-/// A name, and the directory behind it if it is one.
+/// A name, and the directory that it names, if any.
 pub(super) struct Link {
     pub(super) parent: InodeNo,
     pub(super) name: Box<[u8]>,
@@ -89,7 +89,7 @@ fn link_of(fs: &Arc<FsInner>, inode: &Arc<Inode>, is_file: bool) -> Result<Optio
     }))
 }
 
-/// A name can be taken over from a file that is gone, and from nothing else.
+/// A name can be reused only if its old owner is deleted.
 fn check_reuse(fs: &FsInner, entry: &Entry) -> Result<(), Fallback> {
     if planted(Bug::ItransactionNameTaken) {
         return Ok(());

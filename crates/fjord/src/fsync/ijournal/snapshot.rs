@@ -20,7 +20,7 @@ pub(super) struct Contents<'a> {
     pub(super) chain: &'a Chain,
     /// Data blocks with their homes.
     pub(super) data: &'a [(BlockNo, Buf)],
-    /// Runs of blocks whose earlier inline data is out of date.
+    /// Runs of blocks whose carried data is superseded.
     pub(super) superseded: &'a [(BlockNo, u32)],
 }
 
@@ -30,8 +30,8 @@ pub(super) struct Built {
     pub(super) footprint: Footprint,
 }
 
-/// Builds the i-transaction of an inode, whose state lock is held: nothing that it says can
-/// change meanwhile, and none that is built later says something older.
+/// Builds the i-transaction of an inode. Its state lock is held, so its state cannot change
+/// meanwhile, and later i-transactions have newer states.
 pub(super) fn build(
     fs: &FsInner,
     inode: &Inode,
@@ -101,7 +101,7 @@ fn put(payload: &mut Vec<Buf>, place: Place, mut content: Buf) {
     }
 }
 
-/// Whatever the format has no room for is too much for an i-transaction.
+/// If it exceeds the format, it is too large for an i-transaction.
 fn too_large(_: FormatError) -> Stop {
     Fallback::TooLarge.into()
 }

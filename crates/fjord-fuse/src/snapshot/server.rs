@@ -1,6 +1,6 @@
-//! The server's side of snapshots. Owns the thread that takes one.
+//! Server side of snapshot requests. Owns the thread that takes one.
 //!
-//! Invariants: one at a time; the thread ends soon after who asked has gone, or the mount has.
+//! Invariants: one at a time; the thread ends soon after the client or the mount has gone.
 
 use std::fs::File;
 use std::io;
@@ -24,14 +24,14 @@ use crate::reply::Errno;
 
 /// Takes snapshots, one at a time.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct SnapshotServer {
     state: Arc<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     is_busy: AtomicBool,
-    /// The mount is going. Only ever set.
+    /// The mount is ending. Never cleared.
     is_closed: AtomicBool,
 }
 
@@ -44,8 +44,8 @@ impl Drop for Turn {
     }
 }
 
-impl Desk {
-    /// Begins a snapshot of `fs` for a caller who may have one.
+impl SnapshotServer {
+    /// Begins a snapshot of `fs` for an authorised caller.
     pub(crate) fn begin(&self, fs: &Fs, call: &Call) -> Result<(), Errno> {
         if call.version != VERSION {
             return Err(Errno(libc::EINVAL));
@@ -62,21 +62,24 @@ impl Desk {
         let (fs, secret) = (fs.clone(), call.secret);
         let serve = move || {
             if let Err(error) = serve(&fs, &socket, &secret, &turn.0) {
-                tracing::warn!(%error, "who asked for a snapshot cannot be answered");
+                tracing::warn!(%error, "cannot answer the client of a snapshot");
             }
             drop(turn);
         };
-        std::thread::Builder::new().name("fjord-desk".into()).spawn(serve).map_err(failed)?;
+        std::thread::Builder::new()
+            .name("fjord-snapshot_server".into())
+            .spawn(serve)
+            .map_err(failed)?;
         Ok(())
     }
 
-    /// The mount is going: ends the snapshot that is being taken.
+    /// The mount is ending: cancels the snapshot in progress.
     pub(crate) fn close(&self) {
         self.state.is_closed.store(true, Ordering::Release);
     }
 }
 
-/// A connection to who calls. Waits for nobody: the caller may have filled their own queue.
+/// A connection to the client. Does not block: the client may have filled its own queue.
 fn reached(call: &Call) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -106,10 +109,10 @@ fn serve(fs: &Fs, socket: &OwnedFd, secret: &[u8; 16], state: &State) -> io::Res
         Outcome::Done { size_bytes, reflinked, pause_us, .. } => {
             tracing::info!(size_bytes, reflinked, pause_us, "took a snapshot");
         }
-        Outcome::Failed { message, .. } => tracing::info!(message, "took no snapshot"),
+        Outcome::Failed { message, .. } => tracing::info!(message, "the snapshot failed"),
     }
     match send(socket, &serde_json::to_vec(&outcome)?, SendFlags::NOSIGNAL) {
-        // They did not want it any more.
+        // The client has cancelled it.
         Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Ok(()),
         other => other.map(drop).map_err(Into::into),
     }
@@ -119,7 +122,7 @@ fn failed(error: &Error) -> Outcome {
     Outcome::Failed { errno: error.errno(), message: error.to_string() }
 }
 
-/// What is wanted, and the file for the copy.
+/// The order, and the file for the copy.
 fn received(socket: &OwnedFd) -> io::Result<(Order, File)> {
     wait_readable(socket, Instant::now() + GREETING_TIME_MAX)?;
     let mut text = [0; MESSAGE_BYTES_MAX];
@@ -135,7 +138,7 @@ fn received(socket: &OwnedFd) -> io::Result<(Order, File)> {
     Ok((serde_json::from_slice(&text[..len])?, fd.into()))
 }
 
-/// Refuses what is no order, and any file but an empty one that may be written.
+/// Refuses an invalid order, and any file that is not empty and writable.
 fn checked(order: &Order, out: &File) -> Result<Reflink, String> {
     let told = |error: rustix::io::Errno| format!("the file for the copy: {error}");
     let stat = rustix::fs::fstat(out).map_err(told)?;
@@ -146,10 +149,10 @@ fn checked(order: &Order, out: &File) -> Result<Reflink, String> {
         return Err("the file for the copy is not an empty regular file open for writing".into());
     }
     Reflink::from_name(&order.reflink)
-        .ok_or_else(|| format!("{:?} is no kind of reflink that this fjord knows", order.reflink))
+        .ok_or_else(|| format!("{:?} is not a known value of --reflink", order.reflink))
 }
 
-/// Whether the other side has gone. Nothing more is expected from it.
+/// Whether the client has hung up. It sends nothing more.
 fn has_hung_up(socket: &OwnedFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
