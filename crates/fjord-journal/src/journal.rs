@@ -411,6 +411,11 @@ impl Journal {
         newest.map_or(Ok(()), |tid| self.commit(tid))
     }
 
+    /// Whether a commit begins as soon as the one before is dispatched.
+    pub fn is_dual(&self) -> bool {
+        self.inner.dual
+    }
+
     /// Whether the device keeps the order of commits.
     pub fn keeps_order(&self) -> bool {
         self.inner.ordered
