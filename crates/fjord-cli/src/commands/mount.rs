@@ -80,6 +80,8 @@ Mount options of fjord:
                      most file data in an i-transaction (default: 32K)
   writeback=SECONDS  age at which dirty data is written back
   scheduler=NAME     write ordering: epoch, direct or auto
+  pipeline=NAME      commits one after the other (serial), or each as soon as the one
+                     before is dispatched (dual, over the epoch scheduler)
 
 Examples:
   fjord mount disk.img /mnt
@@ -268,6 +270,7 @@ mod tests {
                 Some((name, "POLICY")) => format!("{name}=group"),
                 Some((name, "MODE")) => format!("{name}=ordered"),
                 Some((name, "NAME")) if name == "scheduler" => format!("{name}=direct"),
+                Some((name, "NAME")) if name == "pipeline" => format!("{name}=dual"),
                 Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
                 Some((name, "SECONDS" | "N")) => format!("{name}=7"),
                 Some(_) => name,
