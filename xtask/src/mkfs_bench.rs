@@ -7,11 +7,10 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
     time::Instant,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord_testkit::{
     rng::{Rng, pattern_vec},
@@ -55,35 +54,36 @@ struct Way {
     /// Arguments; the image's path comes behind them, and then `size`.
     args: Vec<String>,
     size: Option<&'static str>,
+    /// One for each round.
     times_ms: Vec<f64>,
+    /// Processor time of each round, user and system.
+    cpu_ms: Vec<f64>,
+    /// The most memory in any round.
     rss_kib: u64,
 }
 
 impl Way {
-    /// Makes the image once; milliseconds.
-    fn once(&self, dir: &Path, before: &[&str]) -> Result<(f64, tools::Output)> {
+    /// Makes the image once, under time(1).
+    fn once(&mut self, dir: &Path) -> Result<()> {
         let image = dir.join("image");
         match fs::remove_file(&image) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let mut words = before.iter().map(std::ffi::OsString::from).collect::<Vec<_>>();
-        words.push(self.program.clone().into());
-        let (first, others) = words.split_first().context("a program")?;
-        let mut command = Command::new(first);
-        command.args(others).args(&self.args).arg(&image).args(self.size);
+        let mut command = tools::command("time")?;
+        command.args(["-f", "%M %U %S"]).arg(&self.program).args(&self.args);
+        command.arg(&image).args(self.size);
         let began = Instant::now();
         let done = tools::run(&mut command)?.ok()?;
-        Ok((began.elapsed().as_secs_f64() * 1000.0, done))
-    }
-
-    /// KiB of memory at most.
-    fn peak_rss_kib(&self, dir: &Path) -> Result<u64> {
-        let time = tools::find("time").context("looked for before")?;
-        let time = time.to_str().context("a path of the system")?;
-        let (_, done) = self.once(dir, &[time, "-f", "%M"])?;
+        self.times_ms.push(began.elapsed().as_secs_f64() * 1000.0);
         let last = done.stderr.lines().last().unwrap_or_default();
-        last.trim().parse().with_context(|| format!("time(1) said {:?}", done.stderr))
+        let numbers: Vec<f64> = last.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [rss_kib, user, system] = numbers[..] else {
+            bail!("time(1) said {:?}", done.stderr);
+        };
+        self.cpu_ms.push((user + system) * 1000.0);
+        self.rss_kib = self.rss_kib.max(rss_kib as u64);
+        Ok(())
     }
 }
 
@@ -103,14 +103,15 @@ pub(crate) fn run(args: &MkfsBenchArgs) -> Result<()> {
     let mut ways = ways(&program, &tree, &tar)?;
     // The first run of each brings program and contents into memory, and is judged.
     for way in &mut ways {
-        way.rss_kib = way.peak_rss_kib(dir)?;
+        way.once(dir)?;
         tools::run(tools::command("e2fsck")?.arg("-fn").arg(dir.join("image")))?.ok()?;
+        way.times_ms.clear();
+        way.cpu_ms.clear();
     }
     let load_before = load_average()?;
     for _ in 0..args.rounds {
         for way in &mut ways {
-            let (time_ms, _) = way.once(dir, &[])?;
-            way.times_ms.push(time_ms);
+            way.once(dir)?;
         }
     }
     let load = format!("{load_before} before, {} after", load_average()?);
@@ -132,6 +133,7 @@ fn ways(program: &Path, tree: &Path, tar: &Path) -> Result<Vec<Way>> {
         args: args.iter().map(ToString::to_string).collect(),
         size,
         times_ms: Vec::new(),
+        cpu_ms: Vec::new(),
         rss_kib: 0,
     };
     let (tree, tar) = (text(tree)?, text(tar)?);
@@ -215,7 +217,7 @@ fn figures(
             let (ratio, worst, best) = spread(&ratios(ways, way));
             json!({
                 "name": way.name, "median_ms": median, "min_ms": least, "max_ms": greatest,
-                "ratio": ratio, "ratio_min": worst, "ratio_max": best, "peak_rss_kib": way.rss_kib,
+                "ratio": ratio, "ratio_min": worst, "ratio_max": best, "cpu_ms": spread(&way.cpu_ms).0, "peak_rss_kib": way.rss_kib,
             })
         })
         .collect();
@@ -231,15 +233,16 @@ fn table(ways: &[Way], args: &MkfsBenchArgs, bytes: u64, load: &str) -> Result<S
     let mut text = format!(
         "{machine}Commit {commit}; {files} files, {mib} MiB; {rounds} rounds; load average {load}.\n\n    \
          cargo xtask mkfs-bench --rounds {rounds}\n\n| | median ms | min to max | times as fast as \
-         `mke2fs -d` | min to max | peak memory, MiB |\n|---|---|---|---|---|---|\n"
+         `mke2fs -d` | min to max | processor ms | peak memory, MiB |\n|---|---|---|---|---|---|---|\n"
     );
     for way in ways {
         let (median, least, greatest) = spread(&way.times_ms);
         let (ratio, worst, best) = spread(&ratios(ways, way));
         text += &format!(
             "| `{}` | {median:.0} | {least:.0} to {greatest:.0} | {ratio:.2} | {worst:.2} to {best:.2} | \
-             {:.1} |\n",
+             {:.0} | {:.1} |\n",
             way.name,
+            spread(&way.cpu_ms).0,
             way.rss_kib as f64 / 1024.0
         );
     }
@@ -265,6 +268,7 @@ mod tests {
             args: Vec::new(),
             size: None,
             times_ms: times_ms.to_vec(),
+            cpu_ms: Vec::new(),
             rss_kib: 0,
         };
         let ways = [way(&[100.0, 300.0, 200.0]), way(&[50.0, 100.0, 200.0])];
