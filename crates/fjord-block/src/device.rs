@@ -156,6 +156,24 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes))
     }
 
+    /// Ensures that the device has at least `size_bytes`, if it can grow, and returns its size. Space
+    /// that was added below since the device was opened counts; nothing is cut off. New space reads
+    /// as zeroes; space found may hold anything.
+    ///
+    /// # Errors
+    /// Those of the host file system. A device that cannot grow (a block device) returns its size.
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        let has_bytes = self.size_bytes();
+        if has_bytes >= size_bytes {
+            return Ok(has_bytes);
+        }
+        match self.set_size(size_bytes) {
+            Ok(()) => Ok(size_bytes),
+            Err(error) if error.kind == IoErrorKind::Unsupported => Ok(has_bytes),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Allocates space for a write of the range: in a sparse image file, holes get blocks, and
     /// existing contents stay. Costs nothing if the space is allocated. Called before anything
     /// depends on the write, it reports a full disk while there is nothing to undo.
@@ -240,6 +258,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn set_size(&self, size_bytes: u64) -> IoResult {
         (**self).set_size(size_bytes)
+    }
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        (**self).ensure_size(size_bytes)
     }
     fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
         (**self).ensure_room(offset, len)

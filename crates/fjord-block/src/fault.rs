@@ -418,6 +418,9 @@ impl Device for FaultDevice {
     fn set_size(&self, size_bytes: u64) -> IoResult {
         self.inner.set_size(size_bytes)
     }
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        self.inner.ensure_size(size_bytes)
+    }
     fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
         self.shared.take_room(IoOp::EnsureRoom, offset, len)?;
         self.inner.ensure_room(offset, len)

@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand, builder::Styles};
 
 use crate::commands::{
     bench, cat, chmod, chown, completions, cp, fsck, get, info, journal, ln, ls, man, mkdir, mkfs,
-    mount, mv, put, recover, rm, sim, snapshot, stat, stats, tree, tune, umount,
+    mount, mv, put, recover, resize, rm, sim, snapshot, stat, stats, tree, tune, umount,
 };
 
 const EXIT_CODES: &str = "\
@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Stats(stats::Args),
     /// Copy an image as it is at one moment, while it is mounted and in use
     Snapshot(snapshot::Args),
+    /// Make an image larger, while it is mounted or not
+    Resize(resize::Args),
     /// Replay the journal and complete interrupted deletions
     Recover(recover::Args),
     /// Check and repair an image: recover its journal, then run e2fsck

@@ -7,6 +7,7 @@ use fjord_block::{OpenError, SnapshotError};
 use fjord_fuse::{
     ServeError,
     mount::{MountError, OptionError},
+    resize,
     snapshot::AskError,
 };
 
@@ -86,10 +87,11 @@ impl From<Error> for Failure {
                 _ => EXIT_FAILURE,
             },
             Error::Snapshot(failed) if matches!(**failed, SnapshotError::Busy) => EXIT_IN_USE,
+            Error::Resize(refused) => resize_code(refused.errno()),
             _ => EXIT_FAILURE,
         };
         let hint = match e.errno() {
-            _ if matches!(e, Error::NoRoom(_) | Error::Snapshot(_)) => "",
+            _ if matches!(e, Error::NoRoom(_) | Error::Snapshot(_) | Error::Resize(_)) => "",
             libc::ENOSPC => {
                 "; the image, or the file system that holds it, is full: free space or use a \
                  larger one"
@@ -137,6 +139,27 @@ impl From<AskError> for Failure {
         let code = match &e {
             AskError::Busy => EXIT_IN_USE,
             AskError::Failed { errno, .. } if *errno == libc::EBUSY => EXIT_IN_USE,
+            _ => EXIT_FAILURE,
+        };
+        Failure { code, message: e.to_string() }
+    }
+}
+
+/// The exit code of a size that is not to be had, by the number of the error.
+fn resize_code(errno: i32) -> u8 {
+    match errno {
+        libc::EINVAL => EXIT_USAGE,
+        libc::EBUSY => EXIT_IN_USE,
+        libc::EOPNOTSUPP => EXIT_UNSUPPORTED,
+        libc::EUCLEAN => EXIT_DAMAGED,
+        _ => EXIT_FAILURE,
+    }
+}
+
+impl From<resize::AskError> for Failure {
+    fn from(e: resize::AskError) -> Failure {
+        let code = match &e {
+            resize::AskError::Failed { errno, .. } => resize_code(*errno),
             _ => EXIT_FAILURE,
         };
         Failure { code, message: e.to_string() }

@@ -1,14 +1,14 @@
 //! Who uses an image: fjord or Linux, mounted where.
 
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
 use fjord_fuse::mount::{self, MountEntry};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Context, Failure, Result};
 
 /// The mount that holds `image`, if any: of the device itself, of a loop device over the file, or a
 /// fjord mount that names it as its source.
@@ -43,6 +43,36 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
 /// server; the kernel may answer opendir without it.
 pub(crate) fn is_dead(mountpoint: &Path) -> bool {
     matches!(rustix::fs::statfs(mountpoint), Err(rustix::io::Errno::NOTCONN))
+}
+
+/// What a command works on.
+pub(crate) enum Found {
+    /// A mount, by any directory of it.
+    Mount(File),
+    /// An image that is not mounted.
+    Image,
+}
+
+/// The mount that a directory lies on, or on which an image is mounted; else the image.
+pub(crate) fn find(source: &Path) -> Result<Found> {
+    let found = fs::metadata(source).context(source.display())?;
+    if found.is_dir() {
+        return Ok(Found::Mount(File::open(source).context(source.display())?));
+    }
+    match mount_of(source).filter(MountEntry::is_fjord) {
+        Some(mount) => match File::open(&mount.mountpoint) {
+            Ok(dir) => Ok(Found::Mount(dir)),
+            Err(error) => {
+                // Says what to do about a dead one.
+                check(source, true)?;
+                Err(Failure::from(error).context(mount.mountpoint.display()))
+            }
+        },
+        None => {
+            check(source, true)?;
+            Ok(Found::Image)
+        }
+    }
 }
 
 /// Fails with a message that says where, if the image is mounted.

@@ -168,7 +168,7 @@ fn a_failed_write_is_told() -> Result<()> {
     ensure!(first["count"] == 1 && first["time"].as_i64() >= Some(started - 1), "{first}");
     let table = fjord(&["stats"], &below.dir)?.ok()?.stdout;
     ensure!(table.starts_with("state                 read-only since 2"), "{table}");
-    ensure!(table.contains("UTC error: is now read-only"), "{table}");
+    ensure!(table.contains("UTC error: the file system is now read-only"), "{table}");
 
     below.wait_for_ro()?;
 

@@ -28,13 +28,25 @@ pub struct Features {
     pub name: &'static str,
     mke2fs: &'static [&'static str],
     size_bytes: u64,
+    /// Bytes of the device behind the file system, for it to grow into.
+    spare_bytes: u64,
+    /// Extended options of mke2fs besides those of all.
+    extended: &'static str,
     inodes: u32,
     /// Areas for i-transactions after the log.
     pub areas: u32,
 }
 
 const fn set(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
-    Features { name, mke2fs, size_bytes: 16 << 20, inodes: 256, areas: 0 }
+    Features {
+        name,
+        mke2fs,
+        size_bytes: 16 << 20,
+        spare_bytes: 0,
+        extended: "",
+        inodes: 256,
+        areas: 0,
+    }
 }
 
 /// All feature sets, the plainest first.
@@ -127,6 +139,32 @@ pub const SPREAD: Features = Features {
     ..set("spread", &["-b", "1024", "-g", "256", "-J", "size=1", "-O", "fast_commit,^resize_inode"])
 };
 
+const fn growing(name: &'static str, mke2fs: &'static [&'static str]) -> Features {
+    // 16 groups have a block of descriptors; blocks for those of 64 MiB are reserved.
+    let extended = ",resize=65536";
+    Features { spare_bytes: 11 << 20, extended, ..set(name, mke2fs) }
+}
+
+/// Small file systems on larger devices, of groups so small that several have a block of descriptors.
+pub const GROWING: [Features; 4] = [
+    growing("growing", &["-b", "1024", "-g", "256", "-J", "size=1", "-O", "fast_commit"]),
+    growing(
+        "growing-plain",
+        &["-b", "1024", "-g", "256", "-J", "size=1", "-O", "^metadata_csum,^flex_bg,^64bit"],
+    ),
+    Features {
+        extended: "",
+        ..growing(
+            "growing-meta_bg",
+            &["-b", "1024", "-g", "256", "-O", "meta_bg,^resize_inode", "-J", "size=1"],
+        )
+    },
+    Features {
+        size_bytes: 24 << 20,
+        ..growing("growing-4k", &["-b", "4096", "-g", "512", "-G", "4", "-J", "size=4"])
+    },
+];
+
 /// Bytes of an area: as few as it can have, so that it fills up: so many blocks,
 const AREA_BLOCKS: u64 = 16;
 /// and with small ones so many bytes.
@@ -136,9 +174,10 @@ const AREA_BYTES_MIN: u64 = 64 << 10;
 pub const SPECIAL: [Features; 7] = [LARGE, MANY, MANY_GROUPS, FAR_1K, SMALL_LOG, FAR_EA, SPREAD];
 
 impl Features {
-    /// The set with this name, [`GROUPS`] and [`SPECIAL`] ones among them.
+    /// The set with this name, [`GROUPS`], [`SPECIAL`] and [`GROWING`] ones among them.
     pub fn by_name(name: &str) -> Option<Features> {
-        let mut all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
+        let mut all =
+            FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL).chain(GROWING);
         all.find(|set| set.name == name)
     }
 
@@ -184,13 +223,15 @@ impl Features {
         image::make_sparse(&path, self.size_bytes)?;
         // Fixed identifiers: two runs give the same bytes but for the times.
         let uuid = "5f6a0c1e-7d3b-4a2f-9c58-0123456789ab";
-        let fixed = ["-U", uuid, "-E", &format!("hash_seed={uuid},lazy_itable_init=0")];
+        let extended = format!("hash_seed={uuid},lazy_itable_init=0{}", self.extended);
+        let fixed = ["-U", uuid, "-E", &extended];
+        let size_kib = (self.size_bytes - self.spare_bytes) >> 10;
         let mut mke2fs = tools::command("mke2fs")?;
         mke2fs
             .args(["-q", "-F", "-t", "ext4", "-N", &self.inodes.to_string()])
             .args(fixed)
             .args(self.mke2fs);
-        tools::run(mke2fs.arg(&path))?.ok()?;
+        tools::run(mke2fs.arg(&path).arg(format!("{size_kib}K")))?.ok()?;
         let log = log_extents(&path)?;
         if self.areas > 0 {
             let fs = Fs::open(&path, &quiet(&MountOptions::default()))?;

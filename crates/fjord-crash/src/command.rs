@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser};
 use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 
-use crate::base::{FAST_COMMIT, FEATURES, Features, GROUPS, SPECIAL};
+use crate::base::{FAST_COMMIT, FEATURES, Features, GROUPS, GROWING, SPECIAL};
 use crate::campaign::Plan;
 use crate::explore::{Config, Replayer, Shared, Workload, explore, explore_recording};
 use crate::finding::{CasePath, Damage, Target};
@@ -416,6 +416,7 @@ impl CrashArgs {
     /// ones only by name.
     fn feature_sets(&self) -> Result<Vec<Features>> {
         let all = FEATURES.into_iter().chain(GROUPS).chain(FAST_COMMIT).chain(SPECIAL);
+        let all = all.chain(GROWING);
         let known: Vec<Features> = all.collect();
         let policy = self.fsync_policy()?;
         let sets = match (self.features.is_empty(), policy) {

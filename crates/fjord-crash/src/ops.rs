@@ -62,6 +62,8 @@ pub enum Op {
     Fdatabarrier(Path),
     /// syncfs.
     Sync,
+    /// Makes the file system so many bytes larger, on a device with room for that.
+    Grow(u64),
 }
 
 /// The paths of an operation, by reference: the old one of two, and the one it is mainly about.
@@ -90,7 +92,7 @@ macro_rules! paths {
             | Op::Fdatasync(path)
             | Op::Fbarrier(path)
             | Op::Fdatabarrier(path) => [None, Some(path)],
-            Op::Sync => [None, None],
+            Op::Sync | Op::Grow(_) => [None, None],
         }
     };
 }
@@ -187,6 +189,7 @@ impl fmt::Display for Op {
             Op::Fbarrier(p) => write!(f, "fbarrier {}", path(p)),
             Op::Fdatabarrier(p) => write!(f, "fdatabarrier {}", path(p)),
             Op::Sync => f.write_str("sync"),
+            Op::Grow(bytes) => write!(f, "grow {bytes}"),
         }
     }
 }
@@ -226,6 +229,7 @@ impl FromStr for Op {
             "fbarrier" => Op::Fbarrier(path()?),
             "fdatabarrier" => Op::Fdatabarrier(path()?),
             "sync" => Op::Sync,
+            "grow" => Op::Grow(word()?.parse()?),
             _ => bail!("{verb:?} is not an operation"),
         };
         if words.next().is_some() {
@@ -284,9 +288,9 @@ mod tests {
                     rename /d/b /c; exchange /c /d; truncate /c 5; append /c 9; write /c 1 2; magic /c 0; \
                     fallocate /c keep+punch 0 4096; fallocate /c plain 0 1; setxattr /c user.x 7; \
                     rmxattr /c user.x; chmod /c 640; chown /c 7; hold /c; fsync /; fdatasync /c; fbarrier /d; \
-                    fdatabarrier /c; sync";
+                    fdatabarrier /c; sync; grow 4096";
         let ops = parse(text).unwrap();
-        assert_eq!(ops.len(), 24);
+        assert_eq!(ops.len(), 25);
         assert_eq!(parse(&format(&ops)).unwrap(), ops);
     }
 

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use fjord::resize::NewSize;
 use fjord::{Cred, FileKind, Fs, FsyncPolicyKind, InodeRef, RenameFlags, SetAttr, XattrFlags};
 use fjord_testkit::rng::{mix, pattern_vec};
 use parking_lot::Mutex;
@@ -76,7 +77,11 @@ impl<'a> Runner<'a> {
         match self.perform(op, start) {
             Ok(()) => {}
             Err(fjord::Error::Posix(errno)) if REFUSALS.contains(&errno) => return Ok(false),
-            Err(fjord::Error::Incompatible { .. } | fjord::Error::Usage(_)) => return Ok(false),
+            Err(
+                fjord::Error::Incompatible { .. }
+                | fjord::Error::Usage(_)
+                | fjord::Error::Resize(_),
+            ) => return Ok(false),
             Err(error) => bail!("{op}: {error}"),
         }
         if op.is_sync() {
@@ -157,6 +162,9 @@ impl<'a> Runner<'a> {
             Op::Fbarrier(path) => self.resolve(path)?.barrier(false)?,
             Op::Fdatabarrier(path) => self.resolve(path)?.barrier(true)?,
             Op::Sync => self.fs.sync()?,
+            Op::Grow(bytes) => {
+                self.fs.resize(NewSize::Plus(*bytes))?;
+            }
         }
         self.model.lock().apply(start, op, &bytes);
         Ok(())

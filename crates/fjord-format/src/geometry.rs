@@ -340,7 +340,7 @@ impl Geometry {
         }
         if !self.is_in_meta_bg(index) {
             return self
-                .super_backup_groups()
+                .old_desc_backup_groups()
                 .map(|group| BlockNo(self.group_first_block(group).0 + 1 + u64::from(index)))
                 .filter(|&block| self.contains(block))
                 .collect();
@@ -352,6 +352,13 @@ impl Geometry {
             .filter(|&group| group < self.group_count)
             .map(|group| self.meta_bg_desc_block(GroupNo(group)))
             .collect()
+    }
+
+    /// Groups with backups of the descriptor blocks that lie behind the superblock, in ascending
+    /// order: those with a backup of the superblock, but for groups of a meta block group.
+    pub fn old_desc_backup_groups(&self) -> impl Iterator<Item = GroupNo> + '_ {
+        self.super_backup_groups()
+            .filter(|group| !self.is_in_meta_bg(group.0 / self.descs_per_block))
     }
 
     /// Groups with a backup of the superblock, in ascending order.

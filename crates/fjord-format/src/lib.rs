@@ -16,6 +16,7 @@ pub mod extent;
 pub mod features;
 pub mod geometry;
 pub mod group;
+pub mod growth;
 pub mod hash;
 pub mod htree;
 pub mod ijournal;

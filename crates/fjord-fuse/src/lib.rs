@@ -6,18 +6,22 @@
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
+//! - `call`: how a command finds the server of a mount;
 //! - [`Server`]: all of it together;
 //! - [`stats`]: counters of a mount, for other processes;
+//! - [`resize`]: growth of a mount, for other processes;
 //! - [`snapshot`]: a copy of the image of a mount, for other processes;
 //! - [`sim`]: a modelled device as a file, over the same protocol and session.
 //!
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
 
 pub mod abi;
+mod call;
 pub mod engine;
 pub mod mount;
 pub mod reply;
 pub mod request;
+pub mod resize;
 pub mod session;
 pub mod sim;
 pub mod snapshot;

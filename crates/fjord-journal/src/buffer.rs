@@ -277,6 +277,15 @@ impl Buffer {
         }
     }
 
+    /// The newest committed version for a checkpoint to write home, whichever it is; `None` when that is
+    /// there already.
+    pub(crate) fn begin_newest_home_write(&self) -> Option<(Sequence, Buf)> {
+        let mut state = self.state.lock();
+        let newest = state.committed.clone()?;
+        state.home_write = true;
+        Some(newest)
+    }
+
     /// The checkpoint's write of `sequence`'s version ended.
     pub(crate) fn end_home_write(&self, sequence: Sequence, written: bool) {
         let mut state = self.state.lock();

@@ -5,9 +5,12 @@
 //! the log space reused. A crash between any two steps replays more than needed, which is harmless.
 //!
 //! Invariants: one checkpoint at a time (`Inner::checkpoint_lock`), oldest transaction first; only
-//! committed versions are written, and of those only the newest.
+//! committed versions are written, and of those only the newest; the block of
+//! [`Journal::write_home_last`] is written when everything that committed with it or before is
+//! home.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
@@ -198,11 +201,18 @@ impl Journal {
         self.check_running()?;
         let begun = self.inner.state.lock().pipeline.begin_checkpoint();
         let Some(commit) = begun else { return Ok(None) };
-        for batch in commit.buffers.chunks(BATCH_BLOCKS) {
-            if let Err(error) = self.write_home(commit.sequence, newer, batch, class) {
-                self.abort(error.clone());
-                return Err(error);
-            }
+        let last = self.inner.home_last.load(Ordering::Acquire);
+        let written = match commit.buffers.iter().any(|buffer| buffer.block().0 == last) {
+            true => self.write_others_home(BlockNo(last), class),
+            false => Ok(()),
+        };
+        let written = written.and_then(|()| {
+            let mut batches = commit.buffers.chunks(BATCH_BLOCKS);
+            batches.try_for_each(|batch| self.write_home(commit.sequence, newer, batch, class))
+        });
+        if let Err(error) = written {
+            self.abort(error.clone());
+            return Err(error);
         }
         self.inner.state.lock().pipeline.end_checkpoint();
         Ok(Some(commit.buffers.len()))
@@ -215,31 +225,63 @@ impl Journal {
         buffers: &[Arc<Buffer>],
         class: Class,
     ) -> Result<()> {
-        let mut written: Vec<&Arc<Buffer>> = Vec::with_capacity(buffers.len());
-        let mut blocks: Vec<(BlockNo, Buf)> = Vec::with_capacity(buffers.len());
-        for buffer in buffers {
-            if let Some(version) = buffer.begin_home_write(sequence, newer) {
-                written.push(buffer);
-                let running = planted(Bug::RunningGoesHome).then(|| buffer.snapshot());
-                blocks.push((buffer.block(), running.unwrap_or(version)));
-            }
+        let begun = buffers.iter().filter_map(|buffer| {
+            let version = buffer.begin_home_write(sequence, newer)?;
+            Some((buffer, sequence, version))
+        });
+        self.send_home(buffers.len(), begun.collect(), class)
+    }
+
+    /// Writes the newest committed versions of all blocks but `last` home, durably.
+    fn write_others_home(&self, last: BlockNo, class: Class) -> Result<()> {
+        let buffers = self.live_buffers(|block| block != last);
+        for batch in buffers.chunks(BATCH_BLOCKS) {
+            let begun = batch.iter().filter_map(|buffer| {
+                let (sequence, version) = buffer.begin_newest_home_write()?;
+                Some((buffer, sequence, version))
+            });
+            self.send_home(batch.len(), begun.collect(), class)?;
         }
+        self.inner.flush("flushing a checkpoint")
+    }
+
+    /// Writes versions home whose writing has begun, of `looked_at` blocks in all.
+    fn send_home(
+        &self,
+        looked_at: usize,
+        begun: Vec<(&Arc<Buffer>, Sequence, Buf)>,
+        class: Class,
+    ) -> Result<()> {
+        let blocks: Vec<(BlockNo, Buf)> = begun
+            .iter()
+            .map(|(buffer, _, version)| {
+                let running = planted(Bug::RunningGoesHome).then(|| buffer.snapshot());
+                (buffer.block(), running.unwrap_or_else(|| version.clone()))
+            })
+            .collect();
         let counters = &self.inner.counters;
         stats::add(&counters.checkpoint_blocks, blocks.len());
-        stats::add(&counters.superseded_blocks, buffers.len() - blocks.len());
+        stats::add(&counters.superseded_blocks, looked_at - blocks.len());
         let class = self.inner.home_writes.class(class);
         let requests = home_requests(self.inner.block_size, blocks, class);
         let tickets = self.inner.device.submit(requests);
         self.inner.home_writes.began(&tickets);
         let result = wait_all(&tickets, "writing metadata home");
         self.inner.home_writes.ended();
-        for buffer in &written {
-            buffer.end_home_write(sequence, result.is_ok());
+        for (buffer, sequence, _) in &begun {
+            buffer.end_home_write(*sequence, result.is_ok());
         }
-        self.remove_clean(written.into_iter());
+        self.remove_clean(begun.iter().map(|(buffer, ..)| *buffer));
         drop(self.inner.home_lock.lock());
         self.inner.home_idle.notify_all();
         result
+    }
+
+    /// From now on `block` is written to its home location only after everything that has committed,
+    /// durably; `None` ends that. For a block that is read before the log is replayed. Each of its
+    /// home writes then takes one more flush.
+    pub fn write_home_last(&self, block: Option<BlockNo>) {
+        self.inner.home_last.store(block.map_or(u64::MAX, |block| block.0), Ordering::Release);
     }
 
     /// Advances the tail past checkpointed transactions. `true` if log space was freed. The

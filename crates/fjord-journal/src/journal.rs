@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
@@ -60,6 +60,8 @@ pub struct JournalOptions {
     pub replays_ijournal: bool,
     /// Callback of replay for each block before it is written.
     pub fit_home: Option<FitHome>,
+    /// The block that replay writes home when all others are there, durably.
+    pub home_last: Option<BlockNo>,
 }
 
 /// When a commit may follow another (barrier-enabled I/O stack, section 4).
@@ -88,6 +90,7 @@ impl Default for JournalOptions {
             transaction_blocks_max: None,
             replays_ijournal: false,
             fit_home: None,
+            home_last: None,
         }
     }
 }
@@ -128,6 +131,8 @@ pub(crate) struct Inner {
     pub(crate) unlocked: Condvar,
     /// Signalled, with `state`, when the commit lock or the settle lock is free, and on an error.
     pub(crate) pipeline_moved: Condvar,
+    /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
+    pub(crate) home_last: AtomicU64,
     /// Buffers with a version that is not checkpointed, by block.
     live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
     /// Home writes in flight.
@@ -191,7 +196,7 @@ impl Journal {
         if !pending.is_empty() && !options.replays_ijournal {
             return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
         }
-        let mut report = plan.apply_fitted(options.fit_home)?;
+        let mut report = plan.apply_fitted(options.fit_home, options.home_last)?;
         report.i_transactions = pending.len();
         // The recovery's own transaction is then at least as new as all of them, so its commit
         // invalidates them.
@@ -278,6 +283,7 @@ impl Journal {
             drained: Condvar::new(),
             unlocked: Condvar::new(),
             pipeline_moved: Condvar::new(),
+            home_last: AtomicU64::new(u64::MAX),
             live: Mutex::default(),
             home_lock: Mutex::default(),
             home_idle: Condvar::new(),
@@ -606,6 +612,12 @@ impl Journal {
             *known = buffer.clone();
         }
         Ok(buffer.join(tid, contents))
+    }
+
+    /// The live buffers of blocks that `wanted` selects.
+    pub(crate) fn live_buffers(&self, wanted: impl Fn(BlockNo) -> bool) -> Vec<Arc<Buffer>> {
+        let live = self.inner.live.lock();
+        live.iter().filter(|(block, _)| wanted(**block)).map(|(_, buffer)| buffer.clone()).collect()
     }
 
     /// Removes buffers that have become clean from the table of live ones.

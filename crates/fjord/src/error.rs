@@ -15,6 +15,8 @@ use fjord_mkfs::MkfsError;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::resize::ResizeError;
+
 /// Result of an engine call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -76,6 +78,9 @@ pub enum Error {
     /// A snapshot could not be taken; the file system is unchanged.
     #[error("{0}")]
     Snapshot(Arc<SnapshotError>),
+    /// The file system did not get its new size.
+    #[error("{0}")]
+    Resize(#[from] ResizeError),
     /// The outcome that POSIX and Linux define for this call.
     #[error("{}", posix_message(*.0))]
     Posix(Errno),
@@ -116,6 +121,7 @@ impl Error {
             Error::Posix(errno) => *errno,
             Error::Open(open) => Errno::from_raw_os_error(open.errno()),
             Error::Snapshot(error) => Errno::from_raw_os_error(error.errno()),
+            Error::Resize(error) => Errno::from_raw_os_error(error.errno()),
         }
     }
 
@@ -189,6 +195,10 @@ impl From<Error> for std::io::Error {
             }
             Error::Snapshot(failed) => {
                 let kind = std::io::Error::from_raw_os_error(failed.errno()).kind();
+                std::io::Error::new(kind, error)
+            }
+            Error::Resize(refused) => {
+                let kind = std::io::Error::from_raw_os_error(refused.errno()).kind();
                 std::io::Error::new(kind, error)
             }
             Error::Incompatible { .. } => {

@@ -58,6 +58,7 @@ mod namei;
 mod options;
 mod orphan;
 mod replay;
+pub mod resize;
 pub mod snapshot;
 #[cfg(test)]
 mod testing;

@@ -302,6 +302,32 @@ impl Fs {
         self.0.snapshot_to(out, options)
     }
 
+    /// Makes the file system larger, while it is in use. An image file grows with it; a block device
+    /// must have the size already. A file system cannot become smaller. A crash leaves the old size,
+    /// the new one, or one between them, and a consistent file system; when the call returns, the new
+    /// size is durable.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::resize::NewSize;
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// let before = fs.statfs().blocks;
+    /// fs.resize(NewSize::Bytes(64 << 20))?;
+    /// assert!(fs.statfs().blocks > 3 * before);
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Resize`, and the file system has its size (an image file may have grown); `NoRoom` where the
+    /// file system below is full, I/O errors and corruption: it may have got a part of the growth.
+    pub fn resize(&self, size: crate::resize::NewSize) -> Result<crate::resize::ResizeReport> {
+        self.0.resize(size)
+    }
+
     /// Waits a moment for removed files that seem unused, and for the end of deletions: for front
     /// ends that get the release of a file late, before they call [`Fs::sync`] or [`Fs::statfs`].
     pub fn settle_removed(&self) {

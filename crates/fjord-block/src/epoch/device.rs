@@ -411,6 +411,10 @@ impl Device for EpochDevice {
         self.shared.inner.set_size(size_bytes)
     }
 
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        self.shared.inner.ensure_size(size_bytes)
+    }
+
     fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
         self.shared.inner.ensure_room(offset, len)
     }

@@ -320,6 +320,15 @@ impl Device for FileDevice {
         result
     }
 
+    fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        if self.capabilities.read_only {
+            return Err(IoError::new(IoErrorKind::ReadOnly, IoOp::SetSize, 0, size_bytes));
+        }
+        let result = self.shared.file.ensure_size(size_bytes);
+        self.shared.dirty.bump();
+        result
+    }
+
     fn ensure_room(&self, offset: u64, len: u64) -> IoResult {
         room::ensure(&self.shared.file, offset, len, || self.shared.dirty.bump())
     }

@@ -267,6 +267,21 @@ impl RawFile {
         self.size_bytes.store(after_bytes, Ordering::Release);
         result.map_err(|errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes))
     }
+
+    /// See [`crate::device::Device::ensure_size`].
+    pub(super) fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        let failed = |errno: Errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes);
+        // Transfers name their offsets, so that nobody needs the position.
+        let found_bytes =
+            rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
+        let mut has_bytes = found_bytes;
+        if found_bytes < size_bytes && !self.is_block_device {
+            rustix::fs::ftruncate(&self.buffered, size_bytes).map_err(failed)?;
+            has_bytes = size_bytes;
+        }
+        self.size_bytes.fetch_max(has_bytes, Ordering::AcqRel);
+        Ok(has_bytes)
+    }
 }
 
 fn last_errno() -> i32 {

@@ -35,8 +35,10 @@ const EXTENT_COUNT: usize = 32;
 #[derive(Debug)]
 pub(super) struct Room {
     chunk_bits: u32,
-    /// By chunk: it has all its blocks.
+    /// By chunk of the file as it was opened: it has all its blocks.
     backed: Vec<AtomicU64>,
+    /// The same for what was added since, as far as anybody asked; grows under `changes`.
+    added: boxcar::Vec<AtomicU64>,
     changes: Mutex<()>,
 }
 
@@ -52,13 +54,30 @@ impl Room {
         Room {
             chunk_bits,
             backed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            added: boxcar::Vec::new(),
             changes: Mutex::new(()),
         }
     }
 
+    /// The word that has the bit of a chunk.
+    fn word(&self, chunk: u64) -> Option<&AtomicU64> {
+        let index = usize::try_from(chunk / 64).ok()?;
+        match self.backed.get(index) {
+            Some(word) => Some(word),
+            None => self.added.get(index - self.backed.len()),
+        }
+    }
+
+    /// Makes words for chunks up to `end`; the caller holds `changes`.
+    fn make_words(&self, end: u64) {
+        let count = usize::try_from(end.div_ceil(64)).unwrap_or(usize::MAX);
+        while self.backed.len() + self.added.count() < count {
+            self.added.push(AtomicU64::new(0));
+        }
+    }
+
     fn is_backed(&self, chunk: u64) -> bool {
-        let word = usize::try_from(chunk / 64).ok().and_then(|word| self.backed.get(word));
-        word.is_some_and(|word| word.load(Ordering::Acquire) >> (chunk % 64) & 1 == 1)
+        self.word(chunk).is_some_and(|word| word.load(Ordering::Acquire) >> (chunk % 64) & 1 == 1)
     }
 
     /// The chunks that `range` touches.
@@ -74,7 +93,7 @@ impl Room {
             false => range.end >> self.chunk_bits,
         };
         for chunk in first..end {
-            let Some(word) = self.backed.get((chunk / 64) as usize) else { return };
+            let Some(word) = self.word(chunk) else { return };
             word.fetch_or(1 << (chunk % 64), Ordering::Release);
         }
     }
@@ -83,7 +102,7 @@ impl Room {
     pub(super) fn while_holes_come<T>(&self, range: Range<u64>, make: impl FnOnce() -> T) -> T {
         let _changes = self.changes.lock();
         for chunk in self.touched(&range) {
-            let Some(word) = self.backed.get((chunk / 64) as usize) else { break };
+            let Some(word) = self.word(chunk) else { break };
             word.fetch_and(!(1 << (chunk % 64)), Ordering::Release);
         }
         make()
@@ -98,6 +117,7 @@ impl Room {
         let _changes = self.changes.lock();
         let size_bytes = file.size_bytes();
         let chunks = self.touched(&range);
+        self.make_words(chunks.end.min(size_bytes.div_ceil(1 << self.chunk_bits)));
         let end = (chunks.end << self.chunk_bits).min(size_bytes);
         let mut at = chunks.start << self.chunk_bits;
         let mut changed = false;

@@ -19,6 +19,7 @@ pub(crate) mod mount;
 pub(crate) mod mv;
 pub(crate) mod put;
 pub(crate) mod recover;
+pub(crate) mod resize;
 pub(crate) mod rm;
 pub(crate) mod sim;
 pub(crate) mod snapshot;
@@ -56,6 +57,7 @@ pub(crate) fn run(command: Command) -> Result<()> {
         Command::Journal(args) => journal::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(args),
+        Command::Resize(args) => resize::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Stats(args) => stats::run(&args),
         Command::Man(args) => man::run(&args),

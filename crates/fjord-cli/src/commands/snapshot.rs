@@ -11,13 +11,14 @@ use std::{
 
 use fjord::snapshot::{self, Reflink, SnapshotOptions, SnapshotReport};
 use fjord_block::{FileDevice, FileOptions, OpenError};
-use fjord_fuse::mount::MountEntry;
 use rustix::process::umask;
 use serde::Serialize;
 
 use crate::{
     failure::{self, Context, Failure, Result},
-    image, in_use, output,
+    image,
+    in_use::{self, Found},
+    output,
     pending_file::PendingFile,
     size,
 };
@@ -68,74 +69,44 @@ struct Outcome<'a> {
     held_writes: u64,
 }
 
-/// Source of the copy.
-enum Source {
-    /// A mount, by any directory on it.
-    Mount(File),
-    /// An image that is not mounted.
-    Image,
-}
-
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let source = find(&args.source)?;
+    let source = in_use::find(&args.source)?;
     check_out(args, &source)?;
     let new = PendingFile::create(&args.out, args.force)?;
     let report = match &source {
-        Source::Mount(dir) => {
+        Found::Mount(dir) => {
             // Dirty pages of the kernel; the daemon's own sync reports an error of this one.
             let _ = rustix::fs::syncfs(dir);
             fjord_fuse::snapshot::ask(dir, new.file(), args.reflink)
                 .context(args.source.display())?
         }
-        Source::Image => copy(args, &new)?,
+        Found::Image => copy(args, &new)?,
     };
     check_is_other(args, &report)?;
     snapshot::settle(new.path()).map_err(|e| {
         // The path exists in this process only.
         Failure::from(e).context(format!("recovering the copy {}", args.out.display()))
     })?;
-    if matches!(source, Source::Mount(_)) && report.reflinked {
+    if matches!(source, Found::Mount(_)) && report.reflinked {
         warn_of_room(&args.source, new.file())?;
     }
     // As cp(1): the image's bits, less those of the umask. No execute bits.
     let masked = umask(rustix::fs::Mode::empty());
     umask(masked);
     new.take_place(report.mode & 0o666 & !masked.bits())?;
-    tell(args, &report, matches!(source, Source::Mount(_)))
-}
-
-/// The mount that a directory lies on, or on which an image is mounted; else the image.
-fn find(source: &Path) -> Result<Source> {
-    let found = fs::metadata(source).context(source.display())?;
-    if found.is_dir() {
-        return Ok(Source::Mount(File::open(source).context(source.display())?));
-    }
-    match in_use::mount_of(source).filter(MountEntry::is_fjord) {
-        Some(mount) => match File::open(&mount.mountpoint) {
-            Ok(dir) => Ok(Source::Mount(dir)),
-            Err(error) => {
-                // Fails with advice if the server has died.
-                in_use::check(source, true)?;
-                Err(Failure::from(error).context(mount.mountpoint.display()))
-            }
-        },
-        None => {
-            in_use::check(source, true)?;
-            Ok(Source::Image)
-        }
-    }
+    tell(args, &report, matches!(source, Found::Mount(_)))
 }
 
 /// Refuses an output file on the mount itself, which would deadlock, and one that is an image in
 /// use.
-fn check_out(args: &Args, source: &Source) -> Result<()> {
+fn check_out(args: &Args, source: &Found) -> Result<()> {
     let out = args.out.display();
     let parent = match args.out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let parent = fs::metadata(parent).context(parent.display())?;
-    if let Source::Mount(dir) = source
+    if let Found::Mount(dir) = source
         && dir.metadata().context(args.source.display())?.dev() == parent.dev()
     {
         return Err(Failure::usage(format!(

@@ -1,4 +1,4 @@
-//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label, counters, snapshots.
+//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label, counters, snapshots, growth.
 //!
 //! The kernel passes on only well-formed ioctls: the direction and size in the number tell which
 //! bytes come with the request and how many may go back.
@@ -9,9 +9,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{EngineHandler, Outcome, attrs::FS_IMMUTABLE_FL, caller};
 use crate::{
     abi::*,
+    call::{FJORD_IOC_RESIZE, FJORD_IOC_SNAPSHOT},
     reply::{Errno, Responder},
     request::Request,
-    snapshot::FJORD_IOC_SNAPSHOT,
+    resize,
     stats::{FJORD_IOC_STATS, MountStats},
 };
 
@@ -146,9 +147,8 @@ impl EngineHandler {
                 Ok(Vec::new())
             }
             FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),
-            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL | FJORD_IOC_SNAPSHOT => {
-                self.ioctl_on_fs(request, args, input)
-            }
+            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL | FJORD_IOC_SNAPSHOT
+            | FJORD_IOC_RESIZE => self.ioctl_on_fs(request, args, input),
             _ => Err(Errno(libc::ENOTTY)),
         }
     }
@@ -161,11 +161,16 @@ impl EngineHandler {
             label[..name.len()].copy_from_slice(&name);
             return Ok(label.to_vec());
         }
-        if args.cmd == FJORD_IOC_SNAPSHOT {
+        if matches!(args.cmd, FJORD_IOC_SNAPSHOT | FJORD_IOC_RESIZE) {
             if !caller::is_owner(request.header) && !caller::is_admin(request.header) {
                 return Err(Errno(libc::EPERM));
             }
-            self.snapshot_server.begin(&self.fs, &parse(input)?)?;
+            let call = parse(input)?;
+            if args.cmd == FJORD_IOC_RESIZE {
+                resize::begin(&self.fs, &call)?;
+            } else {
+                self.snapshot_server.begin(&self.fs, &call)?;
+            }
             return Ok(Vec::new());
         }
         if !caller::is_admin(request.header) {

@@ -1,75 +1,28 @@
 //! Snapshots of a mount, requested by another process. Owns the protocol; this file has the client
 //! side, `server` that of the mount.
 //!
-//! 1. The client listens on an abstract Unix socket and passes its name and a secret in an ioctl on
-//!    any file of the mount. The server checks the caller and connects, or refuses with an errno.
-//! 2. The server sends the secret, so that no other process gets the file.
-//! 3. The client sends an order, and the file for the copy as a descriptor.
-//! 4. The server sends the outcome and hangs up. If the client hangs up before, the snapshot is
-//!    cancelled.
 //!
-//! The ioctl returns at once: a FUSE request in progress cannot be interrupted, not even by
-//! SIGKILL. The file is a descriptor opened by the client, so that the server, which may be root,
-//! cannot write a file that the client may not write.
+//! Once connected ([`crate::call`]), the client sends an order, and the file for the copy as a
+//! descriptor. The server sends the outcome and hangs up. If the client hangs up before, the
+//! snapshot is cancelled. The file is a descriptor opened by the client, so that the server, which
+//! may be root, cannot write a file that the client may not write.
 
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use fjord::snapshot::{Reflink, SnapshotReport};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, accept_with, bind, listen, recv, sendmsg, socket_with,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::call::{self, Kind, ReachError};
 
 mod server;
 
 pub(crate) use server::SnapshotServer;
-
-/// Version of the protocol.
-const VERSION: u32 = 1;
-/// The largest message, in bytes.
-const MESSAGE_BYTES_MAX: usize = 4096;
-/// Timeout of each side while they connect.
-const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// The argument of the ioctl.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct Call {
-    version: u32,
-    reserved: u32,
-    /// Names the socket.
-    name: [u8; 16],
-    secret: [u8; 16],
-}
-
-/// `_IOW('J', 2, Call)`.
-pub(crate) const FJORD_IOC_SNAPSHOT: u32 =
-    1 << 30 | (size_of::<Call>() as u32) << 16 | 0x4a << 8 | 2;
-
-impl Call {
-    fn new() -> io::Result<Call> {
-        let mut random = [0; 32];
-        io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut random)?;
-        let (name, secret) = random.split_at(16);
-        let mut call = Call { version: VERSION, reserved: 0, name: [0; 16], secret: [0; 16] };
-        call.name.copy_from_slice(name);
-        call.secret.copy_from_slice(secret);
-        Ok(call)
-    }
-
-    fn address(&self) -> io::Result<SocketAddrUnix> {
-        let hex: String = self.name.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(SocketAddrUnix::new_abstract_name(format!("fjord-snapshot-{hex}").as_bytes())?)
-    }
-}
 
 /// The order.
 #[derive(Serialize, Deserialize)]
@@ -184,6 +137,19 @@ fn io_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> AskErr
     move |source| AskError::Io { doing, source: source.into() }
 }
 
+impl From<ReachError> for AskError {
+    fn from(error: ReachError) -> AskError {
+        match error {
+            ReachError::NotServed => AskError::NotServed,
+            ReachError::NotAllowed => AskError::NotAllowed,
+            ReachError::Busy => AskError::Busy,
+            ReachError::OutOfReach => AskError::OutOfReach,
+            ReachError::Ended => AskError::Ended,
+            ReachError::Io { doing, source } => AskError::Io { doing, source },
+        }
+    }
+}
+
 /// Has the server of the mount copy its image to `out`, an empty regular file open for writing.
 /// `dir` is any file or directory of the mount; while it is open, the mount is busy for umount(2).
 /// The copy is neither recovered nor durable; see [`fjord::Fs::snapshot_to`].
@@ -191,84 +157,10 @@ fn io_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> AskErr
 /// # Errors
 /// See [`AskError`]; `out` holds anything then.
 pub fn ask(dir: &File, out: &File, reflink: Reflink) -> Result<SnapshotReport, AskError> {
-    let call = Call::new().map_err(io_error("/dev/urandom"))?;
-    let listener = listening(&call).map_err(io_error("cannot listen for the server"))?;
-    announce(dir, &call)?;
-    let socket = accept_server(&listener, &call).map_err(io_error("no answer from the server"))?;
-    drop(listener);
+    let socket = call::reach(dir, Kind::Snapshot)?;
     let order = Order { reflink: reflink.name().into() };
     send_order(&socket, &order, out).map_err(io_error("cannot reach the server"))?;
-    let mut message = [0; MESSAGE_BYTES_MAX];
-    let received = rustix::io::retry_on_intr(|| recv(&socket, &mut message, RecvFlags::empty()));
-    let len = match received {
-        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(AskError::Ended),
-        Ok((len, _)) => len,
-        Err(error) => return Err(io_error("no answer from the server")(error)),
-    };
-    let outcome: Outcome = serde_json::from_slice(&message[..len])
-        .map_err(|e| io_error("invalid answer from the server")(io::Error::from(e)))?;
-    outcome.into_result()
-}
-
-fn listening(call: &Call) -> io::Result<OwnedFd> {
-    let listener =
-        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    bind(&listener, &call.address()?)?;
-    listen(&listener, 4)?;
-    Ok(listener)
-}
-
-/// Tells the server where to connect to.
-fn announce(dir: &File, call: &Call) -> Result<(), AskError> {
-    // SAFETY: the number says that as many bytes are read as `call` has, and it lives for the call.
-    let rc = unsafe {
-        libc::ioctl(dir.as_raw_fd(), FJORD_IOC_SNAPSHOT as libc::Ioctl, std::ptr::from_ref(call))
-    };
-    if rc >= 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    Err(match error.raw_os_error() {
-        Some(libc::ENOTTY | libc::ENOSYS | libc::EINVAL) => AskError::NotServed,
-        Some(libc::EPERM) => AskError::NotAllowed,
-        Some(libc::EBUSY) => AskError::Busy,
-        Some(libc::ECONNREFUSED) => AskError::OutOfReach,
-        Some(libc::ENOTCONN) => AskError::Ended,
-        _ => AskError::Io { doing: "cannot request a snapshot", source: error },
-    })
-}
-
-/// The connection that sends the secret. Names of abstract sockets are public.
-fn accept_server(listener: &OwnedFd, call: &Call) -> io::Result<OwnedFd> {
-    let deadline = Instant::now() + GREETING_TIME_MAX;
-    loop {
-        wait_readable(listener, deadline)?;
-        let socket = accept_with(listener, SocketFlags::CLOEXEC)?;
-        // The server has already sent the secret; another process gets one second.
-        let greeted = wait_readable(&socket, deadline.min(Instant::now() + Duration::from_secs(1)));
-        let mut secret = [0; 17];
-        if greeted.is_ok()
-            && matches!(recv(&socket, &mut secret, RecvFlags::DONTWAIT), Ok((16, _)))
-            && secret[..16] == call.secret
-        {
-            return Ok(socket);
-        }
-    }
-}
-
-/// Waits until a socket has something to read, or has hung up.
-fn wait_readable(socket: &impl AsFd, deadline: Instant) -> io::Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(_) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    call::answer::<Outcome>(&socket)?.into_result()
 }
 
 fn send_order(socket: &OwnedFd, order: &Order, out: &File) -> io::Result<()> {

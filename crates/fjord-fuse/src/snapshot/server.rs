@@ -14,12 +14,10 @@ use fjord::snapshot::{Reflink, SnapshotError, SnapshotOptions};
 use fjord::{Error, Fs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
-    SocketType, connect, recvmsg, send, socket_with,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
-use super::{Call, GREETING_TIME_MAX, MESSAGE_BYTES_MAX, Order, Outcome, VERSION, wait_readable};
+use super::{Order, Outcome};
+use crate::call::{Call, GREETING_TIME_MAX, MESSAGE_BYTES_MAX, tell, wait_readable};
 use crate::reply::Errno;
 
 /// Takes snapshots, one at a time.
@@ -47,7 +45,7 @@ impl Drop for Turn {
 impl SnapshotServer {
     /// Begins a snapshot of `fs` for an authorised caller.
     pub(crate) fn begin(&self, fs: &Fs, call: &Call) -> Result<(), Errno> {
-        if call.version != VERSION {
+        if !call.is_known() {
             return Err(Errno(libc::EINVAL));
         }
         if self.state.is_closed.load(Ordering::Acquire) {
@@ -58,8 +56,8 @@ impl SnapshotServer {
         }
         let turn = Turn(self.state.clone());
         let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
-        let socket = reached(call).map_err(failed)?;
-        let (fs, secret) = (fs.clone(), call.secret);
+        let socket = call.connect().map_err(failed)?;
+        let (fs, secret) = (fs.clone(), *call.secret());
         let serve = move || {
             if let Err(error) = serve(&fs, &socket, &secret, &turn.0) {
                 tracing::warn!(%error, "cannot answer the client of a snapshot");
@@ -77,14 +75,6 @@ impl SnapshotServer {
     pub(crate) fn close(&self) {
         self.state.is_closed.store(true, Ordering::Release);
     }
-}
-
-/// A connection to the client. Does not block: the client may have filled its own queue.
-fn reached(call: &Call) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    connect(&socket, &call.address()?)?;
-    Ok(socket)
 }
 
 fn serve(fs: &Fs, socket: &OwnedFd, secret: &[u8; 16], state: &State) -> io::Result<()> {
@@ -111,11 +101,7 @@ fn serve(fs: &Fs, socket: &OwnedFd, secret: &[u8; 16], state: &State) -> io::Res
         }
         Outcome::Failed { message, .. } => tracing::info!(message, "the snapshot failed"),
     }
-    match send(socket, &serde_json::to_vec(&outcome)?, SendFlags::NOSIGNAL) {
-        // The client has cancelled it.
-        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Ok(()),
-        other => other.map(drop).map_err(Into::into),
-    }
+    tell(socket, &outcome)
 }
 
 fn failed(error: &Error) -> Outcome {

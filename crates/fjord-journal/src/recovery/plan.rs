@@ -119,11 +119,16 @@ impl Plan {
     /// repeated after a failure or a crash at any point. With pending fast commits the log is not
     /// marked clean: its start is then the block of the transaction that will apply them.
     pub fn apply(self) -> Result<RecoveryReport> {
-        self.apply_fitted(None)
+        self.apply_fitted(None, None)
     }
 
-    /// As [`Plan::apply`]; `fit` may change the blocks before they are written.
-    pub(crate) fn apply_fitted(self, fit: Option<FitHome>) -> Result<RecoveryReport> {
+    /// As [`Plan::apply`]; `fit` may change the blocks before they are written, `last` is written
+    /// when the others are durable.
+    pub(crate) fn apply_fitted(
+        self,
+        fit: Option<FitHome>,
+        last: Option<BlockNo>,
+    ) -> Result<RecoveryReport> {
         let committed = self.report.committed;
         // The start of the recovery of i-transactions is recorded: its own transaction gets a later
         // ID, and unless that is in the log, validity is judged by the commits before.
@@ -139,8 +144,14 @@ impl Plan {
         let mut reader = self.reader();
         // In log order, so that the log is read once, front to back.
         let mut sources: Vec<_> = self.replay.values().copied().collect();
-        sources.sort_by_key(|source| source.at);
-        for batch in sources.chunks((BATCH_BYTES / block_size).max(1)) {
+        sources.sort_by_key(|source| (Some(source.home) == last, source.at));
+        let others = sources.iter().take_while(|source| Some(source.home) != last).count();
+        let (others, last) = sources.split_at(others);
+        let batches = others.chunks((BATCH_BYTES / block_size).max(1));
+        for batch in batches.chain((!last.is_empty()).then_some(last)) {
+            if batch == last && !planted(Bug::ReplayNotFlushed) {
+                self.device.flush().map_err(JournalError::io("flushing replayed blocks"))?;
+            }
             let load = |source: LoggedBlock| {
                 let mut content = load(&mut reader, &source)?;
                 if let Some(fit) = fit {

@@ -156,7 +156,7 @@ pub enum EntryError {
         target: String,
     },
     /// It lies below something that is no directory.
-    #[error("is below {0}, which an earlier entry made something other than a directory")]
+    #[error("is below {0}, which an earlier entry made a non-directory")]
     BelowFile(String),
     /// A directory where a symbolic link is.
     #[error(

@@ -267,7 +267,7 @@ fn hostile_headers_are_refused() {
     let cases: &[(Member, &str)] = &[
         (file().patch(124, &[0xff; 12]), "size is out of range"),
         (file().patch(124, &[0xbf; 12]), "size is out of range"),
-        (file().patch(124, b"12z"), "size is no number"),
+        (file().patch(124, b"12z"), "size is not a number"),
         (file().patch(108, &number(1 << 32, 8)), "user ID is out of range"),
         (file().record("uid", "4294967296"), "record uid"),
         (file().record("uid", "-1"), "record uid"),

@@ -170,7 +170,7 @@ fn links_on_the_way_are_followed_inside() {
     let error = layered(&[&circle, &[file("x/z")]]).err().expect("a circle");
     assert!(error.to_string().contains("too many symbolic links"), "{error}");
     let error = layered(&[&[file("a")], &[file("a/b")]]).err().expect("below a file");
-    assert!(error.to_string().contains("lies below a"), "{error}");
+    assert!(error.to_string().contains("is below a"), "{error}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn members_below_a_link_are_refused() {
         vec![link.clone(), Member::hard_link("dir/link/inner", "dir/link")],
     ] {
         let said = said(&members);
-        assert!(said.contains("lies below dir/link") && said.contains("/real"), "{said}");
+        assert!(said.contains("is below dir/link") && said.contains("/real"), "{said}");
     }
     let said = said(&[link, Member::directory("dir/link/")]);
     assert!(said.contains("a directory here") && said.contains("/real"), "{said}");
@@ -31,7 +31,10 @@ fn members_below_a_link_are_refused() {
 #[test]
 fn members_below_a_file_are_refused() {
     let said = said(&[Member::file("a", b"x"), Member::file("a/b", b"y")]);
-    assert!(said.contains("a/b: lies below a, which is no directory"), "{said}");
+    assert!(
+        said.contains("a/b: is below a, which an earlier entry made a non-directory"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -54,7 +57,7 @@ fn hard_links_that_cannot_be_say_why() {
         Member::hard_link("b", "link/file"),
     ];
     let said = self::said(&members);
-    assert!(said.contains("lies below link"), "{said}");
+    assert!(said.contains("is below link"), "{said}");
 }
 
 #[test]
@@ -103,7 +106,10 @@ fn later_entries_replace_earlier_ones() {
     assert_eq!(outcome.entry("plain").kind, Kind::Directory);
     assert!(outcome.paths().contains(&"dir/kept".to_owned()));
     let said = said(&[Member::file("d/x", b"x"), Member::file("d", b"x")]);
-    assert!(said.contains("d: no directory here, but one with entries earlier"), "{said}");
+    assert!(
+        said.contains("d: not a directory here, but a directory with entries earlier"),
+        "{said}"
+    );
     let said = self::said(&[Member::file("lost+found", b"x")]);
     assert!(said.contains("must be a directory"), "{said}");
 }

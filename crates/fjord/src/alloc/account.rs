@@ -39,9 +39,9 @@ pub(crate) struct Account {
     pending: AtomicI64,
     free_blocks: AtomicI64,
     free_inodes: AtomicI64,
-    /// Blocks for root only (`s_r_blocks_count`); fixed.
+    /// Blocks for root only (`s_r_blocks_count`).
     root_blocks: AtomicU64,
-    /// Blocks kept back for metadata; fixed.
+    /// Blocks kept back for metadata.
     pool_blocks: AtomicU64,
     /// Metadata blocks that a reserved data block may need at worst, in sixteenths; fixed.
     metadata_sixteenths: AtomicI64,
@@ -71,7 +71,16 @@ impl Account {
         self.metadata_sixteenths.store(0, Ordering::Relaxed);
     }
 
-    /// Counts in a group found at mount.
+    /// The file system has `blocks` from now on, `root_blocks` of them for root only. Where nothing
+    /// is kept back, that stays so.
+    pub(crate) fn grow(&self, blocks: u64, root_blocks: u64) {
+        if self.metadata_sixteenths.load(Ordering::Relaxed) != 0 {
+            self.root_blocks.store(root_blocks, Ordering::Relaxed);
+            self.pool_blocks.store((blocks / 50).min(POOL_BLOCKS_MAX), Ordering::Relaxed);
+        }
+    }
+
+    /// Counts in a group found at mount, or made since.
     pub(crate) fn add_group(&self, free_blocks: u32, free_inodes: u32) {
         self.free_blocks.fetch_add(i64::from(free_blocks), Ordering::Relaxed);
         self.unclaimed.fetch_add(i64::from(free_blocks), Ordering::Relaxed);

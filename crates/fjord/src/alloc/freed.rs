@@ -18,7 +18,7 @@ use fjord_journal::Handle;
 use parking_lot::Mutex;
 
 use super::account::Account;
-use super::table::Cell;
+use super::cells::Cells;
 use crate::fs::FsInner;
 
 /// Unit of a commit: a transaction, or the changes of one generation of its handles in a group.
@@ -47,7 +47,7 @@ impl FreedTable {
     }
 
     /// Releases discarded blocks; with `wait`, waits for all submitted discards.
-    pub(super) fn reap(&self, cells: &[Cell], account: &Account, wait: bool) {
+    pub(super) fn reap(&self, cells: &Cells, account: &Account, wait: bool) {
         let done: Vec<_> = {
             let mut discarding = self.discarding.lock();
             let is_done = |(tickets, _): &mut (Vec<Ticket>, Freed)| {
@@ -68,7 +68,7 @@ impl FreedTable {
 }
 
 impl Freed {
-    fn let_go(self, cells: &[Cell], account: &Account) {
+    fn let_go(self, cells: &Cells, account: &Account) {
         let mut count = 0;
         for (group, first, len) in self.blocks {
             let Some(cell) = cells.get(group.0 as usize) else { continue };

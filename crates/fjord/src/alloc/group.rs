@@ -51,12 +51,16 @@ impl FsInner {
         let start = offset as usize;
         let range = start..start + usize::from(self.geo.desc_size);
         // Each descriptor has its own checksum, which every decoding verifies.
-        let buffer = if self.commits_groups() {
-            self.meta.read_keeping_base(block)?
+        Ok((self.desc_block(block)?, range))
+    }
+
+    /// A block of descriptors, or one that is reserved for some.
+    pub(crate) fn desc_block(&self, block: BlockNo) -> Result<Arc<Buffer>> {
+        if self.commits_groups() {
+            self.meta.read_keeping_base(block)
         } else {
-            self.meta.read(block, |_| Ok(()))?
-        };
-        Ok((buffer, range))
+            self.meta.read(block, |_| Ok(()))
+        }
     }
 
     /// The group's descriptor.
@@ -69,7 +73,7 @@ impl FsInner {
     }
 
     /// Stores the group's descriptor in the handle's transaction.
-    pub(super) fn write_desc(&self, h: &Handle, group: GroupNo, desc: &GroupDesc) -> Result<()> {
+    pub(crate) fn write_desc(&self, h: &Handle, group: GroupNo, desc: &GroupDesc) -> Result<()> {
         let (buffer, range) = self.desc_place(group)?;
         h.touch_part(part_of_group(group));
         let mut guard = h.get_write(&buffer)?;
@@ -194,7 +198,12 @@ impl FsInner {
     }
 
     /// The buffer of a bitmap, put into the transaction; an initial one becomes stored.
-    fn stored_bitmap(&self, h: &Handle, found: Bitmap, block: BlockNo) -> Result<Arc<Buffer>> {
+    pub(super) fn stored_bitmap(
+        &self,
+        h: &Handle,
+        found: Bitmap,
+        block: BlockNo,
+    ) -> Result<Arc<Buffer>> {
         match found {
             Bitmap::Stored(buffer) => Ok(buffer),
             Bitmap::Initial(bytes) => {

@@ -120,8 +120,8 @@ impl FsInner {
     fn flex_counts(&self, flex: u32) -> FlexCounts {
         let first = flex.saturating_mul(self.geo.groups_per_flex);
         let end = first.saturating_add(self.geo.groups_per_flex).min(self.groups.count());
-        let cells = self.groups.cells.get(first as usize..end as usize).unwrap_or_default();
-        cells.iter().fold(FlexCounts::default(), |sum, cell| FlexCounts {
+        let cells = (first..end).filter_map(|group| self.groups.cells.get(group as usize));
+        cells.fold(FlexCounts::default(), |sum, cell| FlexCounts {
             free_inodes: sum.free_inodes + u64::from(cell.free_inodes.load(Ordering::Relaxed)),
             free_blocks: sum.free_blocks + u64::from(cell.free.load(Ordering::Relaxed)),
             used_dirs: sum.used_dirs + u64::from(cell.used_dirs.load(Ordering::Relaxed)),

@@ -1,8 +1,9 @@
 //! Block groups as parts of partial commits ([`fjord_journal::Parts`]).
 //!
 //! Owns the mapping of metadata blocks to groups: the group whose bitmap or inode table it is, or
-//! else the group that contains it. Invariants: the mapping of a block never changes; a descriptor
-//! belongs to the group that it describes, its block is shared; the superblock belongs to no group.
+//! else the group that contains it. Invariants: the mapping of a block never changes (growth adds
+//! blocks); a descriptor belongs to the group that it describes, its block is shared; the superblock
+//! belongs to no group.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -11,10 +12,11 @@ use fjord_format::geometry::Geometry;
 use fjord_format::superblock::SUPERBLOCK_OFFSET_BYTES;
 use fjord_format::types::{BlockNo, GroupNo};
 use fjord_journal::{Handle, JournalError, Part, PartSet, Parts};
+use parking_lot::RwLock;
 
-use super::Groups;
 use crate::error::Error;
 use crate::fs::FsInner;
+use crate::fs::geo::Geo;
 use crate::orphan;
 
 /// Contiguous bitmaps or inode tables of consecutive groups, in another group (`flex_bg`).
@@ -58,30 +60,48 @@ pub(crate) fn part_of_group(group: GroupNo) -> Part {
 /// See the module.
 pub(crate) struct GroupParts {
     fs: Weak<FsInner>,
-    geo: Geometry,
+    geo: Arc<Geo>,
     superblock: BlockNo,
+    /// A leaf lock.
+    places: RwLock<Places>,
+}
+
+/// Locations of metadata.
+#[derive(Default)]
+struct Places {
     /// Metadata outside its group, by block number.
     foreign: Vec<ForeignRun>,
     /// The blocks of descriptors, with their index.
     desc_blocks: HashMap<BlockNo, u32>,
 }
 
-impl GroupParts {
-    pub(crate) fn new(fs: &Arc<FsInner>) -> GroupParts {
-        let (geo, groups): (&Geometry, &Groups) = (&fs.geo, &fs.groups);
-        let mut foreign = groups.foreign.clone();
-        foreign.sort_by_key(|run| run.start);
-        let desc_blocks = (0..).map_while(|index| {
+impl Places {
+    fn add(&mut self, geo: &Geometry, foreign: impl IntoIterator<Item = ForeignRun>) {
+        self.foreign.extend(foreign);
+        self.foreign.sort_by_key(|run| run.start);
+        let first = self.desc_blocks.len() as u32;
+        self.desc_blocks.extend((first..geo.desc_block_count).filter_map(|index| {
             let block = geo.desc_block_location(index)?;
             Some((block, index))
-        });
+        }));
+    }
+}
+
+impl GroupParts {
+    pub(crate) fn new(fs: &Arc<FsInner>) -> GroupParts {
+        let mut places = Places::default();
+        places.add(&fs.geo, fs.groups.foreign.iter().copied());
         GroupParts {
             fs: Arc::downgrade(fs),
-            superblock: BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size)),
-            foreign,
-            desc_blocks: desc_blocks.collect(),
-            geo: geo.clone(),
+            superblock: BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(fs.geo.block_size)),
+            places: RwLock::new(places),
+            geo: fs.geo.clone(),
         }
+    }
+
+    /// Takes new groups in, of which `foreign` lies outside its group. The layout has them already.
+    pub(super) fn grow(&self, foreign: Vec<ForeignRun>) {
+        self.places.write().add(&self.geo, foreign);
     }
 }
 
@@ -90,8 +110,10 @@ impl Parts for GroupParts {
         if block == self.superblock {
             return Part::WHOLE;
         }
-        let behind = self.foreign.partition_point(|run| run.start <= block.0);
-        let run = behind.checked_sub(1).and_then(|at| self.foreign.get(at));
+        let places = self.places.read();
+        let behind = places.foreign.partition_point(|run| run.start <= block.0);
+        let run = behind.checked_sub(1).and_then(|at| places.foreign.get(at)).copied();
+        drop(places);
         if let Some(run) = run.filter(|run| block.0 < run.end()) {
             // Less than the count of groups.
             let index = (block.0 - run.start) / u64::from(run.stride.max(1));
@@ -101,7 +123,7 @@ impl Parts for GroupParts {
     }
 
     fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet) {
-        let Some(index) = self.desc_blocks.get(&block) else { return };
+        let Some(index) = self.places.read().desc_blocks.get(&block).copied() else { return };
         let first = index * self.geo.descs_per_block;
         let size = usize::from(self.geo.desc_size);
         let entries = current.chunks_exact(size).zip(version.chunks_exact_mut(size));

@@ -4,6 +4,8 @@
 //! writes them into the superblock; blocks reserved for delayed data are in use for
 //! `statfs`, but free on disk.
 
+use std::sync::atomic::Ordering;
+
 use super::Groups;
 use crate::attr::StatFs;
 use crate::fs::FsInner;
@@ -15,6 +17,11 @@ impl Groups {
     /// Free blocks for `s_free_blocks_count`, in blocks.
     pub(crate) fn free_blocks_total(&self) -> u64 {
         self.account.free_blocks()
+    }
+
+    /// Blocks of superblocks, descriptors, bitmaps and inode tables.
+    pub(crate) fn fixed_blocks(&self) -> u64 {
+        self.fixed_blocks.load(Ordering::Relaxed)
     }
 
     /// Free inodes for `s_free_inodes_count`.
@@ -29,7 +36,7 @@ impl FsInner {
         let groups = &self.groups;
         let account = &groups.account;
         let ratio = u64::from(self.geo.cluster_ratio);
-        let overhead = groups.overhead_blocks.saturating_add(groups.zones.journal_blocks());
+        let overhead = groups.fixed_blocks().saturating_add(groups.zones.journal_blocks());
         let free = account.free_blocks().saturating_sub(account.reserved_blocks());
         // Linux folds the UUID in the same way.
         let half =

@@ -7,7 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use fjord_block::{AlignedBuf, Class, Device, ReadTicket};
 use fjord_format::geometry::Geometry;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use super::account::Account;
 use super::bits::SparseBits;
+use super::cells::Cells;
 use super::freed::FreedTable;
 use super::parts::ForeignRun;
 use super::zones::{self, Zones};
@@ -122,7 +123,7 @@ impl Cell {
     }
 
     /// Blocks have come free.
-    fn forget_longest(&self) {
+    pub(super) fn forget_longest(&self) {
         self.longest.store(u32::MAX, Ordering::Relaxed);
         self.note_open();
     }
@@ -151,7 +152,7 @@ impl Cell {
 #[derive(Debug)]
 pub(crate) struct Groups {
     /// One per group. Shared with what waits for commits.
-    pub(super) cells: Arc<Vec<Cell>>,
+    pub(super) cells: Arc<Cells>,
     /// Counts of the whole file system.
     pub(super) account: Arc<Account>,
     /// Freed by transactions that have not committed.
@@ -159,7 +160,7 @@ pub(crate) struct Groups {
     /// Blocks that no file may own.
     pub(super) zones: Zones,
     /// Blocks that are no data blocks (`f_blocks` leaves them out), without the journal.
-    pub(super) overhead_blocks: u64,
+    pub(super) fixed_blocks: AtomicU64,
     /// Inode-table blocks that were zeroed in memory although they had nonzero bytes on disk after
     /// the fields of their inodes. A leaf lock.
     pub(super) stale_tails: Mutex<HashSet<BlockNo>>,
@@ -168,7 +169,7 @@ pub(crate) struct Groups {
     pub(super) trim_lock: Mutex<()>,
     /// Where the search for a group for a directory in the root begins: each after the one before.
     pub(super) spread_turn: AtomicU32,
-    /// Bitmaps and inode tables outside their group.
+    /// Bitmaps and inode tables outside their group, as found at mount.
     pub(super) foreign: Vec<ForeignRun>,
     /// The first thing found wrong at mount.
     damage: Option<Error>,
@@ -197,8 +198,7 @@ impl Groups {
         let ratio = u64::from(geo.cluster_ratio);
         let account =
             Account::new(geo.block_count / ratio, sb.r_blocks_count() / ratio, &geo.features);
-        let mut cells = Vec::new();
-        cells.resize_with(geo.group_count as usize, Cell::default);
+        let cells = Cells::new(geo.group_count as usize);
         let mut scan = Scan {
             geo,
             account: &account,
@@ -210,13 +210,13 @@ impl Groups {
         read_descriptors(device.as_ref(), geo, |index, bytes| scan.desc_block(index, bytes))?;
         let Scan { zones, foreign, damage, .. } = scan;
         let zones = Zones::new(zones.concat());
-        let overhead_blocks = zones.fixed_blocks().saturating_add(geo.first_data_block.0);
+        let fixed_blocks = zones.fixed_blocks().saturating_add(geo.first_data_block.0);
         Ok(Self {
             cells: Arc::new(cells),
             account: Arc::new(account),
             freed: Arc::default(),
             zones,
-            overhead_blocks,
+            fixed_blocks: AtomicU64::new(fixed_blocks),
             stale_tails: Mutex::default(),
             spread_turn: AtomicU32::new(0),
             trim_lock: Mutex::new(()),
@@ -232,7 +232,7 @@ impl Groups {
             account: Arc::new(Account::new(0, 0, &geo.features)),
             freed: Arc::default(),
             zones: Zones::default(),
-            overhead_blocks: 0,
+            fixed_blocks: AtomicU64::new(0),
             stale_tails: Mutex::default(),
             spread_turn: AtomicU32::new(0),
             trim_lock: Mutex::new(()),
@@ -288,7 +288,7 @@ impl Groups {
 
     /// Count of groups.
     pub(super) fn count(&self) -> u32 {
-        // Made with `geo.group_count` cells.
+        // As many as `geo.group_count`, or more for a moment.
         self.cells.len() as u32
     }
 }
@@ -297,7 +297,7 @@ impl Groups {
 struct Scan<'a> {
     geo: &'a Geometry,
     account: &'a Account,
-    cells: &'a [Cell],
+    cells: &'a Cells,
     /// By kind, because the zones of one kind are mostly in order: base blocks, block
     /// bitmaps, inode bitmaps, inode tables.
     zones: [Vec<(u64, u64)>; 4],

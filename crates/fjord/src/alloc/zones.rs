@@ -1,16 +1,20 @@
 //! Blocks that no file may own: superblocks, descriptors, bitmaps, inode tables, journal.
 //!
 //! Owns the sorted list of those zones. Invariant: zones do not overlap and are in order,
-//! so that one binary search answers; the list is fixed once mount is over.
+//! so that one binary search answers; those of the mount stay, growth adds some behind them.
+//!
+//! Locking: the lists are leaves, read by whoever allocates, frees or maps blocks.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
 
 /// System zones of a file system.
 #[derive(Debug, Default)]
 pub(crate) struct Zones {
     /// Start and end (exclusive) of each zone, sorted, merged.
-    fixed: Vec<(u64, u64)>,
+    fixed: RwLock<Vec<(u64, u64)>>,
     /// The same for the journal's blocks; set once by mount.
     journal: OnceLock<Vec<(u64, u64)>>,
     /// The journal inode is being changed: its blocks are not protected.
@@ -43,6 +47,10 @@ pub(super) fn append(zones: &mut Vec<(u64, u64)>, start: u64, count: u64) {
     }
 }
 
+fn count(zones: &[(u64, u64)]) -> u64 {
+    zones.iter().map(|(start, end)| end - start).sum()
+}
+
 fn overlaps(zones: &[(u64, u64)], start: u64, end: u64) -> bool {
     let next = zones.partition_point(|(_, zone_end)| *zone_end <= start);
     zones.get(next).is_some_and(|(zone_start, _)| *zone_start < end)
@@ -51,7 +59,7 @@ fn overlaps(zones: &[(u64, u64)], start: u64, end: u64) -> bool {
 impl Zones {
     /// From start and end of each zone, in any order.
     pub(crate) fn new(zones: Vec<(u64, u64)>) -> Self {
-        Self { fixed: normalise(zones), ..Self::default() }
+        Self { fixed: RwLock::new(normalise(zones)), ..Self::default() }
     }
 
     /// Sets the journal's blocks; a second call changes nothing.
@@ -64,9 +72,19 @@ impl Zones {
         self.journal_is_open.store(true, Ordering::Release);
     }
 
+    /// Adds zones of new groups. Returns how many blocks they have.
+    pub(super) fn add(&self, zones: Vec<(u64, u64)>) -> u64 {
+        let mut fixed = self.fixed.write();
+        let before = count(&fixed);
+        let all = fixed.iter().copied().chain(zones).collect();
+        *fixed = normalise(all);
+        count(&fixed).saturating_sub(before)
+    }
+
     /// The parts of all zones that lie in `start..end`, the journal's last.
-    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
-        [self.fixed.as_slice(), self.journal.get().map_or(&[][..], Vec::as_slice)]
+    pub(super) fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let fixed = self.fixed.read();
+        [fixed.as_slice(), self.journal.get().map_or(&[][..], Vec::as_slice)]
             .into_iter()
             .flat_map(move |zones| {
                 let first = zones.partition_point(|(_, zone_end)| *zone_end <= start);
@@ -75,11 +93,12 @@ impl Zones {
             })
             .map(move |&(zone_start, zone_end)| (zone_start.max(start), zone_end.min(end)))
             .filter(|(zone_start, zone_end)| zone_start < zone_end)
+            .collect()
     }
 
     /// Whether one of the blocks `start..end` belongs to the file system's own structures.
     pub(crate) fn overlaps_fixed(&self, start: u64, end: u64) -> bool {
-        overlaps(&self.fixed, start, end)
+        overlaps(&self.fixed.read(), start, end)
     }
 
     /// Whether one of the blocks `start..end` belongs to the journal.
@@ -90,12 +109,12 @@ impl Zones {
 
     /// Count of blocks in the fixed zones.
     pub(crate) fn fixed_blocks(&self) -> u64 {
-        self.fixed.iter().map(|(start, end)| end - start).sum()
+        count(&self.fixed.read())
     }
 
     /// Count of blocks in the journal.
     pub(crate) fn journal_blocks(&self) -> u64 {
-        self.journal.get().map_or(0, |zones| zones.iter().map(|(start, end)| end - start).sum())
+        self.journal.get().map_or(0, |zones| count(zones))
     }
 }
 
@@ -106,7 +125,7 @@ mod tests {
     #[test]
     fn zones_are_merged_and_found() {
         let zones = Zones::new(vec![(10, 20), (0, 5), (18, 30), (5, 5), (40, 41)]);
-        assert_eq!(zones.fixed, [(0, 5), (10, 30), (40, 41)]);
+        assert_eq!(*zones.fixed.read(), [(0, 5), (10, 30), (40, 41)]);
         assert!(!zones.overlaps_fixed(5, 10));
         assert!(zones.overlaps_fixed(5, 11));
         assert!(zones.overlaps_fixed(29, 31));
@@ -114,5 +133,7 @@ mod tests {
         assert!(zones.overlaps_fixed(0, u64::MAX));
         assert!(!zones.overlaps_fixed(41, u64::MAX));
         assert_eq!(zones.fixed_blocks(), 26);
+        assert_eq!(zones.add(vec![(60, 62), (41, 44)]), 5);
+        assert!(zones.overlaps_fixed(61, 70) && zones.within(0, 100).contains(&(40, 44)));
     }
 }

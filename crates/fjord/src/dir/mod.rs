@@ -118,6 +118,8 @@ struct Dir<'a> {
     fs: &'a FsInner,
     inode: &'a Inode,
     params: &'a DirParams,
+    /// How its blocks are read; with the inodes that there are by now.
+    format: DirFormat,
     /// Seed of the checksums of its blocks.
     seed: u32,
 }
@@ -126,11 +128,12 @@ impl<'a> Dir<'a> {
     fn new(fs: &'a FsInner, inode: &'a Inode, state: &InodeState) -> Dir<'a> {
         let params = &fs.dir_params;
         let seed = inode_seed(params.csum_seed, inode.ino, state.disk.generation);
-        Dir { fs, inode, params, seed }
+        let format = DirFormat { inodes_count: fs.geo.inode_count, ..params.format };
+        Dir { fs, inode, params, format, seed }
     }
 
-    fn format(&self) -> &'a DirFormat {
-        &self.params.format
+    fn format(&self) -> &DirFormat {
+        &self.format
     }
 
     fn corrupt(&self, detail: impl std::fmt::Display) -> Error {

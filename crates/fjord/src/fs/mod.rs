@@ -3,7 +3,7 @@
 //! Owns [`FsInner`], the shared state of a mount, and its life cycle: formatting ([`create`]),
 //! mount ([`mount`], [`recover`]), the superblock ([`superblock`]), health ([`status`],
 //! [`events`]), space on the host ([`room`]), background threads ([`threads`]), snapshots
-//! ([`snapshot`]), sync and unmount ([`sync`]).
+//! ([`snapshot`]), growth ([`resize`]), sync and unmount ([`sync`]).
 //!
 //! Invariants: there is no lock that all reads, writes or fsyncs take; after corruption or a failed
 //! write, nothing on the device is changed any more; the image is marked clean only after
@@ -12,9 +12,11 @@
 pub(crate) mod create;
 pub(crate) mod dirty;
 pub(crate) mod events;
+pub(crate) mod geo;
 pub(crate) mod mmp;
 pub(crate) mod mount;
 mod recover;
+pub(crate) mod resize;
 pub(crate) mod room;
 pub(crate) mod snapshot;
 pub(crate) mod status;
@@ -29,7 +31,7 @@ use fjord_block::epoch::EpochDevice;
 use fjord_block::{DeferredWrites, Device, DeviceExt};
 use fjord_format::BlockNo;
 use fjord_format::features::Compat;
-use fjord_format::geometry::{GOOD_OLD_INODE_BYTES, Geometry};
+use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::time::{SECONDS_MAX, SECONDS_MAX_32BIT, SECONDS_MIN};
 use fjord_journal::{Handle, Journal};
 use parking_lot::Mutex;
@@ -43,6 +45,7 @@ use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
 use crate::file::pace::Pace;
+use crate::fs::geo::Geo;
 use crate::fsync::FsyncPolicy;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::table::InodeTable;
@@ -62,8 +65,8 @@ pub(crate) struct FsInner {
     pub(crate) pace: Arc<Pace>,
     /// Bytes of data writes in flight that no fsync waits for.
     pub(crate) unawaited_bytes: AtomicU64,
-    /// Layout, fixed for the life of the mount.
-    pub(crate) geo: Geometry,
+    /// Layout; grows.
+    pub(crate) geo: Arc<Geo>,
     /// How it was mounted.
     pub(crate) options: MountOptions,
     /// Metadata blocks.
@@ -88,6 +91,8 @@ pub(crate) struct FsInner {
     pub(crate) orphans: OrphanTable,
     /// Waits for the blocks of removed files.
     pub(crate) releases: sync::Releases,
+    /// Held while the file system grows; taken before all other locks.
+    pub(crate) resize_lock: Mutex<()>,
     /// Serialises renames between directories (`s_vfs_rename_mutex`).
     pub(crate) rename_lock: Mutex<()>,
     /// How an fsync commits.

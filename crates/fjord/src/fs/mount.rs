@@ -28,6 +28,7 @@ use crate::cache::page::PageLru;
 use crate::dir::DirParams;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
+use crate::fs::geo::Geo;
 use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
@@ -420,6 +421,7 @@ fn build(
         dir_params,
         orphans: OrphanTable::default(),
         releases: sync::Releases::default(),
+        resize_lock: Mutex::new(()),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
         fragile: TidCell::default(),
@@ -431,7 +433,7 @@ fn build(
         threads: threads::Threads::default(),
         awake: OnceLock::new(),
         mmp,
-        geo,
+        geo: Arc::new(Geo::new(geo)),
         options,
         parts: OnceLock::new(),
         journal: OnceLock::new(),
@@ -480,6 +482,7 @@ fn open_journal(
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
         fit_home: Some(superblock::fit_replayed),
+        home_last: Some(BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size))),
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =

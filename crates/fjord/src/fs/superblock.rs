@@ -9,6 +9,7 @@
 //! be torn; mount then looks for a copy in the log.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, Order, Request};
@@ -31,18 +32,73 @@ pub(crate) struct SuperState {
     raw: Mutex<RawSuperblock>,
     /// The inode of the orphan file; fixed.
     orphan_file: Option<InodeNo>,
+    /// The sizes that the device has, while a growth has not committed: what is written past the journal
+    /// must not tell of it. Taken under `raw`.
+    uncommitted: Mutex<Option<Sizes>>,
+    /// What `s_overhead_clusters` is to be after a growth; 0 for what it is.
+    overhead_clusters: AtomicU32,
+}
+
+/// What growth changes in the superblock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) blocks: u64,
+    pub(crate) root_blocks: u64,
+    pub(crate) free_blocks: u64,
+    pub(crate) inodes: u32,
+    pub(crate) free_inodes: u32,
+    pub(crate) reserved_gdt_blocks: u16,
+}
+
+impl Sizes {
+    fn of(raw: &RawSuperblock) -> Sizes {
+        Sizes {
+            blocks: raw.blocks_count(),
+            root_blocks: raw.r_blocks_count(),
+            free_blocks: raw.free_blocks_count(),
+            inodes: raw.s_inodes_count.get(),
+            free_inodes: raw.s_free_inodes_count.get(),
+            reserved_gdt_blocks: raw.s_reserved_gdt_blocks.get(),
+        }
+    }
+
+    /// All of it is in the first sector.
+    fn apply(&self, raw: &mut RawSuperblock) {
+        raw.set_blocks_count(self.blocks);
+        raw.set_r_blocks_count(self.root_blocks);
+        raw.set_free_blocks_count(self.free_blocks);
+        raw.s_inodes_count.set(self.inodes);
+        raw.s_free_inodes_count.set(self.free_inodes);
+        raw.s_reserved_gdt_blocks.set(self.reserved_gdt_blocks);
+    }
 }
 
 impl SuperState {
     pub(crate) fn new(raw: RawSuperblock) -> Self {
         let ino = raw.s_orphan_file_inum.get();
         let has_file = raw.features().compat.contains(Compat::ORPHAN_FILE) && ino != 0;
-        Self { orphan_file: has_file.then_some(InodeNo(ino)), raw: Mutex::new(raw) }
+        Self {
+            orphan_file: has_file.then_some(InodeNo(ino)),
+            raw: Mutex::new(raw),
+            uncommitted: Mutex::default(),
+            overhead_clusters: AtomicU32::new(0),
+        }
     }
 
     /// A copy of it as it is now.
     pub(crate) fn snapshot(&self) -> RawSuperblock {
         *self.raw.lock()
+    }
+
+    /// The transaction that [`FsInner::change_sizes`] was called in has committed.
+    pub(crate) fn sizes_committed(&self) {
+        *self.uncommitted.lock() = None;
+    }
+
+    /// Fixed metadata takes so many blocks by now. It is written at the unmount, since the field is in
+    /// the second sector; Linux and fjord count for themselves.
+    pub(crate) fn note_overhead(&self, blocks: u64) {
+        self.overhead_clusters.store(u32::try_from(blocks).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Head of the orphan list, 0 if it is empty.
@@ -71,7 +127,7 @@ impl FsInner {
         inode.holds_value || self.sb.orphan_file_inode() == Some(inode.ino)
     }
 
-    fn superblock_place(&self) -> (BlockNo, usize) {
+    pub(crate) fn superblock_place(&self) -> (BlockNo, usize) {
         let block = SUPERBLOCK_OFFSET_BYTES / u64::from(self.geo.block_size);
         let offset = SUPERBLOCK_OFFSET_BYTES % u64::from(self.geo.block_size);
         (BlockNo(block), offset as usize)
@@ -95,6 +151,15 @@ impl FsInner {
         let mut bytes = h.get_write(&buffer)?;
         bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
         Ok(())
+    }
+
+    /// Gives the superblock the sizes of a growth. They count when [`SuperState::sizes_committed`]
+    /// says so.
+    pub(crate) fn change_sizes(&self, h: &Handle, sizes: &Sizes) -> Result<()> {
+        self.change_superblock(h, |raw| {
+            *self.sb.uncommitted.lock() = Some(Sizes::of(raw));
+            sizes.apply(raw);
+        })
     }
 
     /// Sets the head of the orphan list.
@@ -125,11 +190,15 @@ impl FsInner {
         change: impl FnOnce(&mut RawSuperblock),
     ) -> Result<()> {
         let now = self.now().sec;
-        let mut raw = self.sb.raw.lock();
-        change_whole(&mut raw, |raw| {
+        self.write_changed_superblock(|raw| {
             change(raw);
             raw.set_wtime_seconds(u64::try_from(now).unwrap_or(0));
-        });
+        })
+    }
+
+    fn write_changed_superblock(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        let mut raw = self.sb.raw.lock();
+        change_whole(&mut raw, change);
         let (block, offset) = self.superblock_place();
         // No transaction is open at mount, at unmount and after an error, so the block
         // in memory is what the device should have but for these bytes.
@@ -137,7 +206,11 @@ impl FsInner {
             Some(buffer) => AlignedBuf::from_slice(&buffer.read()),
             None => self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?,
         };
-        bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(raw.as_bytes());
+        let mut written = *raw;
+        if let Some(sizes) = *self.sb.uncommitted.lock() {
+            change_whole(&mut written, |raw| sizes.apply(raw));
+        }
+        bytes[offset..offset + SUPERBLOCK_BYTES].copy_from_slice(written.as_bytes());
         let content = Buf::from(bytes);
         let request = Request::Write {
             offset: self.byte_offset(block),
@@ -201,6 +274,11 @@ impl FsInner {
 
     /// At unmount: everything is home.
     pub(crate) fn write_clean_superblock(&self) -> Result<()> {
+        let overhead = self.sb.overhead_clusters.swap(0, Ordering::Relaxed);
+        if overhead != 0 {
+            // Field and checksum are in the second sector, and nothing else changes.
+            self.write_changed_superblock(|raw| raw.s_overhead_clusters.set(overhead))?;
+        }
         let free_blocks = self.groups.free_blocks_total();
         let free_inodes = self.groups.free_inodes_total();
         let no_orphans = self.orphans.is_empty();

@@ -193,6 +193,8 @@ impl FsInner {
 
     /// Checkpoints everything and marks the image clean. A second call does nothing.
     pub(crate) fn unmount(self: &Arc<Self>) -> Result<()> {
+        // A growth ends first; none begins afterwards.
+        let _still = self.resize_lock.lock();
         if self.status.is_unmounted() {
             return Ok(());
         }

@@ -19,8 +19,6 @@ pub(super) const REMOVE_JOURNALED_BLOCKS: u32 = 512;
 const REVOKE_BLOCKS: u32 = 8;
 /// A new node: itself, bitmap, descriptor.
 const NODE: u32 = 1 + RUN_CREDITS;
-/// Longest run that is mapped at once where files have block maps.
-const RUN_BLOCKS_MAX: u32 = 2048;
 /// Runs that one handle inserts at most.
 const RUNS_MAX: u32 = 16;
 /// Levels of a block map below the inode.
@@ -52,9 +50,10 @@ pub(crate) fn credits_insert(fs: &FsInner, runs: u32) -> u32 {
     // above, which may be split, and a new root.
     let mut per_run = RUN_CREDITS + 1 + NODE;
     if !fs.geo.features.incompat.contains(Incompat::EXTENTS) {
-        // A run of a block map has a pointer per block, so it can fill several nodes, which
-        // come from one group or two.
-        per_run += RUN_BLOCKS_MAX.div_ceil(blockmap::pointers_per_block(&fs.geo)) + RUN_CREDITS;
+        // A run of a block map has a pointer per block, and may be a whole group, so it can fill
+        // several nodes, one of them in part, which come from one group or two.
+        let pointers = blockmap::pointers_per_block(&fs.geo);
+        per_run += fs.geo.blocks_per_group.div_ceil(pointers) + 1 + RUN_CREDITS;
     }
     runs.saturating_mul(per_run).saturating_add(levels * (1 + NODE) + NODE)
 }

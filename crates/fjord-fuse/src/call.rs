@@ -1,0 +1,219 @@
+//! How a command finds the process that serves a mount, and how they speak. Owns what the two sides
+//! say to each other before either says what it wants.
+//!
+//! 1. Who asks listens on an abstract Unix socket and names it in an ioctl on any file of the mount,
+//!    with a secret. The server checks the caller and connects, or refuses with an errno.
+//! 2. The server sends the secret, so that nobody else gets what follows.
+//! 3. What follows is an order and its outcome, each a message in JSON.
+//!
+//! The ioctl returns at once: a request of FUSE that is being served cannot be interrupted, not
+//! even by SIGKILL.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
+    bind, connect, listen, recv, send, socket_with,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What this file describes; another one has another number.
+const VERSION: u32 = 1;
+/// The largest message, in bytes.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 4096;
+/// How long each side waits for the other while they find each other.
+pub(crate) const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// The argument of the ioctl.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Call {
+    version: u32,
+    reserved: u32,
+    /// Names the socket.
+    name: [u8; 16],
+    secret: [u8; 16],
+}
+
+/// What is wanted of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A copy: [`crate::snapshot`].
+    Snapshot,
+    /// Growth: [`crate::resize`].
+    Resize,
+}
+
+const fn ioctl_number(number: u32) -> u32 {
+    1 << 30 | (size_of::<Call>() as u32) << 16 | 0x4a << 8 | number
+}
+
+/// `_IOW('J', 2, Call)`.
+pub(crate) const FJORD_IOC_SNAPSHOT: u32 = ioctl_number(2);
+/// `_IOW('J', 3, Call)`.
+pub(crate) const FJORD_IOC_RESIZE: u32 = ioctl_number(3);
+
+impl Kind {
+    fn ioctl(self) -> u32 {
+        match self {
+            Kind::Snapshot => FJORD_IOC_SNAPSHOT,
+            Kind::Resize => FJORD_IOC_RESIZE,
+        }
+    }
+}
+
+impl Call {
+    fn new() -> io::Result<Call> {
+        let mut random = [0; 32];
+        io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut random)?;
+        let (name, secret) = random.split_at(16);
+        let mut call = Call { version: VERSION, reserved: 0, name: [0; 16], secret: [0; 16] };
+        call.name.copy_from_slice(name);
+        call.secret.copy_from_slice(secret);
+        Ok(call)
+    }
+
+    /// Whether both sides speak of the same.
+    pub(crate) fn is_known(&self) -> bool {
+        self.version == VERSION
+    }
+
+    /// What the server shows that it has read.
+    pub(crate) fn secret(&self) -> &[u8; 16] {
+        &self.secret
+    }
+
+    /// A connection to who calls. Waits for nobody: the caller may have filled their own queue.
+    pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        connect(&socket, &self.address()?)?;
+        Ok(socket)
+    }
+
+    fn address(&self) -> io::Result<SocketAddrUnix> {
+        let hex: String = self.name.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(SocketAddrUnix::new_abstract_name(format!("fjord-snapshot-{hex}").as_bytes())?)
+    }
+}
+
+/// Why the server of a mount is not reached, or does not answer.
+#[derive(Debug)]
+pub(crate) enum ReachError {
+    /// Nothing that fjord serves, or an older fjord serves it.
+    NotServed,
+    /// The server takes no such order from this user.
+    NotAllowed,
+    /// Another order is being carried out.
+    Busy,
+    /// The server cannot reach the socket of this process.
+    OutOfReach,
+    /// The server ended, or was killed.
+    Ended,
+    /// Any other failure of this side.
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+fn io_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ReachError {
+    move |source| ReachError::Io { doing, source: source.into() }
+}
+
+/// A connection to the server of the mount that `dir` lies on.
+pub(crate) fn reach(dir: &File, kind: Kind) -> Result<OwnedFd, ReachError> {
+    let call = Call::new().map_err(io_error("/dev/urandom"))?;
+    let listener = listening(&call).map_err(io_error("cannot listen for the server"))?;
+    announce(dir, kind, &call)?;
+    accept_server(&listener, &call).map_err(io_error("no answer of the server"))
+}
+
+/// Waits for the outcome.
+pub(crate) fn answer<T: DeserializeOwned>(socket: &OwnedFd) -> Result<T, ReachError> {
+    let mut message = [0; MESSAGE_BYTES_MAX];
+    let received = rustix::io::retry_on_intr(|| recv(socket, &mut message, RecvFlags::empty()));
+    let len = match received {
+        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(ReachError::Ended),
+        Ok((len, _)) => len,
+        Err(error) => return Err(io_error("no answer of the server")(error)),
+    };
+    serde_json::from_slice(&message[..len])
+        .map_err(|e| io_error("an answer that makes no sense")(io::Error::from(e)))
+}
+
+/// Sends a message. Somebody who has gone does not want it any more.
+pub(crate) fn tell(socket: &OwnedFd, message: &impl Serialize) -> io::Result<()> {
+    match send(socket, &serde_json::to_vec(message)?, SendFlags::NOSIGNAL) {
+        Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Ok(()),
+        other => other.map(drop).map_err(Into::into),
+    }
+}
+
+fn listening(call: &Call) -> io::Result<OwnedFd> {
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    bind(&listener, &call.address()?)?;
+    listen(&listener, 4)?;
+    Ok(listener)
+}
+
+/// Tells the server where to connect to.
+fn announce(dir: &File, kind: Kind, call: &Call) -> Result<(), ReachError> {
+    // SAFETY: the number says that as many bytes are read as `call` has, and it lives for the call.
+    let rc = unsafe {
+        libc::ioctl(dir.as_raw_fd(), kind.ioctl() as libc::Ioctl, std::ptr::from_ref(call))
+    };
+    if rc >= 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    Err(match error.raw_os_error() {
+        Some(libc::ENOTTY | libc::ENOSYS | libc::EINVAL) => ReachError::NotServed,
+        Some(libc::EPERM) => ReachError::NotAllowed,
+        Some(libc::EBUSY) => ReachError::Busy,
+        Some(libc::ECONNREFUSED) => ReachError::OutOfReach,
+        Some(libc::ENOTCONN) => ReachError::Ended,
+        _ => ReachError::Io { doing: "cannot ask the server", source: error },
+    })
+}
+
+/// The connection of whoever knows the secret. Names of abstract sockets are public.
+fn accept_server(listener: &OwnedFd, call: &Call) -> io::Result<OwnedFd> {
+    let deadline = Instant::now() + GREETING_TIME_MAX;
+    loop {
+        wait_readable(listener, deadline)?;
+        let socket = accept_with(listener, SocketFlags::CLOEXEC)?;
+        // A stranger has a second, the server has sent it already.
+        let greeted = wait_readable(&socket, deadline.min(Instant::now() + Duration::from_secs(1)));
+        let mut secret = [0; 17];
+        if greeted.is_ok()
+            && matches!(recv(&socket, &mut secret, RecvFlags::DONTWAIT), Ok((16, _)))
+            && secret[..16] == call.secret
+        {
+            return Ok(socket);
+        }
+    }
+}
+
+/// Waits until a socket has something to read, or has hung up.
+pub(crate) fn wait_readable(socket: &impl AsFd, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
