@@ -205,6 +205,9 @@ const OTHER_SCHEDULER: [(&str, &str); 5] = [
 /// The value of `FJORD_SCHEDULER` for them.
 const OTHER: &str = "epoch";
 
+/// The value of `FJORD_PIPELINE` for them (docs/commit-pipeline.md).
+const OTHER_PIPELINE: &str = "dual";
+
 fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut Totals) {
     let mut programs = Vec::new();
     totals.stage("build", |_| {
@@ -229,13 +232,17 @@ fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut T
         });
     }
     for (name, tests) in OTHER_SCHEDULER.into_iter().filter(|(name, _)| wanted(name)) {
-        totals.stage(&format!("{name} {tests} (scheduler={OTHER})"), |totals| {
-            let test = programs.iter().find(|test| test.name == name);
-            let test = test.with_context(|| format!("there is no test program {name:?}"))?;
-            let mut command = Command::new(&test.program);
-            command.current_dir(&test.package_dir).envs(env.iter().copied());
-            run_counted(command.arg(tests).env("FJORD_SCHEDULER", OTHER), totals)
-        });
+        totals.stage(
+            &format!("{name} {tests} (scheduler={OTHER}, pipeline={OTHER_PIPELINE})"),
+            |totals| {
+                let test = programs.iter().find(|test| test.name == name);
+                let test = test.with_context(|| format!("there is no test program {name:?}"))?;
+                let mut command = Command::new(&test.program);
+                command.current_dir(&test.package_dir).envs(env.iter().copied());
+                command.env("FJORD_SCHEDULER", OTHER).env("FJORD_PIPELINE", OTHER_PIPELINE);
+                run_counted(command.arg(tests), totals)
+            },
+        );
     }
     if args.only.is_empty() {
         totals.stage("documentation examples", |totals| {

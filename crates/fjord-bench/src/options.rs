@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fjord::awake::LowLatency;
-use fjord::{FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{CommitPipeline, FsyncPolicyKind, MountOptions, Scheduler};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Result};
@@ -38,12 +38,15 @@ pub struct How {
     pub policy: Option<FsyncPolicyKind>,
     /// Over the epoch scheduler.
     pub epoch: bool,
+    /// Commits in dual mode, which needs the epoch scheduler.
+    pub dual: bool,
     /// Idle processors halt, also while calls come in quick succession.
     pub halts: bool,
 }
 
-const DEFAULT: How = How { policy: None, epoch: false, halts: false };
+const DEFAULT: How = How { policy: None, epoch: false, dual: false, halts: false };
 const EPOCH: &str = "epoch";
+const DUAL: &str = "dual";
 const HALTS: &str = "nolow_latency";
 
 impl How {
@@ -58,6 +61,7 @@ impl How {
         for word in words {
             match word {
                 EPOCH => how.epoch = true,
+                DUAL => how.dual = true,
                 HALTS => how.halts = true,
                 policy => how.policy = Some(policy_from_name(policy)?),
             }
@@ -71,6 +75,7 @@ impl How {
         MountOptions {
             fsync: self.policy.unwrap_or(default.fsync),
             scheduler: if self.epoch { Scheduler::Epoch } else { default.scheduler },
+            pipeline: if self.dual { CommitPipeline::Dual } else { default.pipeline },
             low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
             ..default
         }
@@ -80,15 +85,17 @@ impl How {
     pub(crate) fn mount_words(self) -> Vec<String> {
         let policy = self.policy.map(|policy| format!("fsync={}", policy.name()));
         let epoch = self.epoch.then(|| "scheduler=epoch".into());
+        let dual = self.dual.then(|| "pipeline=dual".into());
         let halts = self.halts.then(|| HALTS.into());
-        [policy, epoch, halts].into_iter().flatten().collect()
+        [policy, epoch, dual, halts].into_iter().flatten().collect()
     }
 
     /// A target's name and the words that give this back.
     fn name(self, target: &str) -> String {
         let epoch = self.epoch.then_some(EPOCH);
+        let dual = self.dual.then_some(DUAL);
         let halts = self.halts.then_some(HALTS);
-        let words = [self.policy.map(FsyncPolicyKind::name), epoch, halts];
+        let words = [self.policy.map(FsyncPolicyKind::name), epoch, dual, halts];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
 }

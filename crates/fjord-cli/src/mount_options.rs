@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fjord::awake::LowLatency;
-use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_fuse::mount::{FuseOptions, Unclaimed};
 use rustix::mount::MountFlags;
 
@@ -122,6 +122,10 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "inline_data_max" => engine.inline_data_max_bytes = size::parse(value)?,
         "scheduler" => {
             engine.scheduler = Scheduler::by_name(value).ok_or("expected epoch, direct or auto")?;
+        }
+        "pipeline" => {
+            engine.pipeline =
+                CommitPipeline::by_name(value).ok_or("expected serial, dual or auto")?;
         }
         "resuid" => engine.resuid = Some(number()?),
         "resgid" => engine.resgid = Some(number()?),

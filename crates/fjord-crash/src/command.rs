@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser};
-use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 
 use crate::base::{FAST_COMMIT, FEATURES, Features, GROUPS, GROWING, SPECIAL};
 use crate::campaign::Plan;
@@ -78,6 +78,9 @@ pub struct CrashArgs {
     /// Who keeps the order of writes: epoch, direct, auto
     #[arg(long, default_value = "auto")]
     pub scheduler: String,
+    /// When a commit may follow another: serial, dual, auto
+    #[arg(long, default_value = "auto")]
+    pub pipeline: String,
     /// Discard freed blocks
     #[arg(long)]
     pub discard: bool,
@@ -207,6 +210,7 @@ impl fmt::Display for CrashArgs {
         line.list("device", &self.device);
         line.flag("no-barrier", self.no_barrier);
         line.unless("scheduler", &self.scheduler, &usual.scheduler);
+        line.unless("pipeline", &self.pipeline, &usual.pipeline);
         line.flag("discard", self.discard);
         line.unless("seed", &self.seed, &usual.seed);
         line.list("hours", self.hours);
@@ -247,6 +251,17 @@ fn scheduler_name(scheduler: Scheduler) -> String {
         Scheduler::Epoch => "epoch".to_owned(),
         Scheduler::Direct => "direct".to_owned(),
         Scheduler::Auto => std::env::var("FJORD_SCHEDULER").unwrap_or_else(|_| "auto".to_owned()),
+    }
+}
+
+/// The name of a pipeline on the command line; of the one that the environment chooses, too.
+fn pipeline_name(pipeline: CommitPipeline) -> String {
+    match pipeline {
+        CommitPipeline::Serial => "serial".to_owned(),
+        CommitPipeline::Dual => "dual".to_owned(),
+        CommitPipeline::Auto => {
+            std::env::var("FJORD_PIPELINE").unwrap_or_else(|_| "auto".to_owned())
+        }
     }
 }
 
@@ -293,6 +308,7 @@ impl CrashArgs {
             areas: if is_usual { Vec::new() } else { vec![config.features.areas] },
             no_barrier: !options.barrier,
             scheduler: scheduler_name(options.scheduler),
+            pipeline: pipeline_name(options.pipeline),
             discard: options.discard,
             seed: config.seed,
             subsets: config.budget.subsets_max,
@@ -321,9 +337,12 @@ impl CrashArgs {
         let scheduler = Scheduler::by_name(&self.scheduler).with_context(|| {
             format!("unknown scheduler {:?}; epoch, direct, auto", self.scheduler)
         })?;
+        let pipeline = CommitPipeline::by_name(&self.pipeline)
+            .with_context(|| format!("unknown pipeline {:?}; serial, dual, auto", self.pipeline))?;
         let options = MountOptions {
             fsync: self.fsync_policy()?,
             scheduler,
+            pipeline,
             barrier: !self.no_barrier,
             discard: self.discard,
             ..MountOptions::default()
@@ -512,6 +531,7 @@ mod tests {
             device: vec!["barrier".into()],
             no_barrier: true,
             scheduler: "epoch".into(),
+            pipeline: "dual".into(),
             discard: true,
             seed: 7,
             hours: Some(0.5),

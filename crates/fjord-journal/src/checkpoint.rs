@@ -24,7 +24,7 @@ use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
-use crate::transaction::{Phase, Sequence};
+use crate::transaction::Sequence;
 
 /// Most blocks in one batch of home writes: the most that a freed block or a handle start waits
 /// for.
@@ -101,7 +101,7 @@ impl Journal {
         if fits || planted(Bug::LogGoesRound) {
             return Ok(());
         }
-        self.finish_in_flight()?;
+        self.settle()?;
         self.empty_log(log)?;
         let mut state = self.inner.state.lock();
         (state.head, state.tail) = (log.first, log.first);
@@ -119,11 +119,12 @@ impl Journal {
             let Some(log) = &self.inner.log else { return Ok(()) };
             self.checkpoint_all()?;
             // Commit and checkpoint locks are held: the log does not change from here on.
-            let _committer = self.inner.lock_committer();
+            let _commits = self.inner.lock_commits();
+            self.settle()?;
             let _checkpoint = self.lock_checkpoint(Class::Sync);
             let (sequence, head, empty) = {
                 let state = self.inner.state.lock();
-                if !(state.checkpoints.is_empty() && state.committing.is_empty()) {
+                if !state.pipeline.is_empty() {
                     continue;
                 }
                 (state.logged.next().0, state.head, state.empty_on_disk)
@@ -183,8 +184,8 @@ impl Journal {
     fn commit_oldest(&self) -> Result<()> {
         let oldest = {
             let state = self.inner.state.lock();
-            let committing = state.committing.front().map(|slot| slot.tid);
-            committing.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
+            let in_flight = state.pipeline.in_flight().next().map(|commit| commit.tid);
+            in_flight.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
         };
         oldest.map_or(Ok(()), |tid| self.commit(tid))
     }
@@ -198,27 +199,23 @@ impl Journal {
         newer: Option<Sequence>,
     ) -> Result<Option<usize>> {
         self.check_running()?;
-        let (sequence, buffers) = {
-            let mut state = self.inner.state.lock();
-            let Some(oldest) = state.checkpoints.front_mut() else { return Ok(None) };
-            oldest.phase = Phase::Checkpointing;
-            (oldest.sequence, oldest.buffers.clone())
-        };
+        let begun = self.inner.state.lock().pipeline.begin_checkpoint();
+        let Some(commit) = begun else { return Ok(None) };
         let last = self.inner.home_last.load(Ordering::Acquire);
-        let written = match buffers.iter().any(|buffer| buffer.block().0 == last) {
+        let written = match commit.buffers.iter().any(|buffer| buffer.block().0 == last) {
             true => self.write_others_home(BlockNo(last), class),
             false => Ok(()),
         };
         let written = written.and_then(|()| {
-            let mut batches = buffers.chunks(BATCH_BLOCKS);
-            batches.try_for_each(|batch| self.write_home(sequence, newer, batch, class))
+            let mut batches = commit.buffers.chunks(BATCH_BLOCKS);
+            batches.try_for_each(|batch| self.write_home(commit.sequence, newer, batch, class))
         });
         if let Err(error) = written {
             self.abort(error.clone());
             return Err(error);
         }
-        self.inner.state.lock().checkpoints.pop_front();
-        Ok(Some(buffers.len()))
+        self.inner.state.lock().pipeline.end_checkpoint();
+        Ok(Some(commit.buffers.len()))
     }
 
     fn write_home(

@@ -9,7 +9,7 @@
 //! - log space is reused only after the superblock that no longer covers it is durable;
 //! - once an error is set nothing more is written to the log.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,16 +22,18 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, WriteGuard};
-use crate::commit::{InFlight, WholeReason};
+use crate::commit::{Wants, WholeReason};
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
 use crate::log::Log;
 use crate::map::JournalMap;
 use crate::part::Parts;
+use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
+use crate::roles::{Claim, Roles, Turn};
 use crate::stats::{self, Counters, JournalStats};
-use crate::transaction::{Checkpoint, Committing, Phase, Running, Sequence};
+use crate::transaction::{Phase, Running, Sequence};
 
 /// Maximum number of commits in flight; bounds their memory and log space.
 const IN_FLIGHT_COUNT_MAX: usize = 8;
@@ -47,6 +49,8 @@ pub struct JournalOptions {
     /// Checksum version of the log from now on; `None` keeps the current one. Linux uses
     /// v3 for file systems with `metadata_csum` and none otherwise.
     pub checksum: Option<ChecksumVersion>,
+    /// When a commit may follow another.
+    pub pipeline: PipelineMode,
     /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
     pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
@@ -60,6 +64,18 @@ pub struct JournalOptions {
     pub home_last: Option<BlockNo>,
 }
 
+/// When a commit may follow another (barrier-enabled I/O stack, section 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PipelineMode {
+    /// One at a time: a commit begins when the one before is durable.
+    #[default]
+    Serial,
+    /// Dual-mode journaling: a commit begins when the one before is dispatched. Several are in
+    /// flight, each with its own durability, and one flush settles all that it covers. Only over a
+    /// device that keeps order; else as [`PipelineMode::Serial`].
+    Dual,
+}
+
 /// Changes the content that replay is about to write to a block.
 pub type FitHome = fn(&dyn Device, BlockNo, &mut [u8]);
 
@@ -69,6 +85,7 @@ impl Default for JournalOptions {
             barrier: true,
             bit64: false,
             checksum: None,
+            pipeline: PipelineMode::default(),
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,
@@ -96,6 +113,8 @@ pub(crate) struct Inner {
     pub(crate) barrier: bool,
     /// The device keeps the order of commits, instead of waits and flushes.
     pub(crate) ordered: bool,
+    /// Commits follow each other without a wait: [`PipelineMode::Dual`].
+    pub(crate) dual: bool,
     pub(crate) transaction_blocks_max: u32,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.
     parts: OnceLock<Arc<dyn Parts>>,
@@ -110,14 +129,12 @@ pub(crate) struct Inner {
     pub(crate) drained: Condvar,
     /// Signalled, with `state`, when handles may start again, and on an error.
     pub(crate) unlocked: Condvar,
-    /// Signalled, with `state`, when the commit lock is free, and on an error.
-    pub(crate) committer_free: Condvar,
+    /// Signalled, with `state`, when the commit lock or the settle lock is free, and on an error.
+    pub(crate) pipeline_moved: Condvar,
     /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
     pub(crate) home_last: AtomicU64,
     /// Buffers with a version that is not checkpointed, by block.
     live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
-    /// Commits in flight, oldest first. Changed only under the commit lock; a leaf lock.
-    pub(crate) in_flight: Mutex<VecDeque<InFlight>>,
     /// Home writes in flight.
     pub(crate) home_writes: QuasiAsyncWrites,
     /// Pairs with `home_idle`; a leaf lock.
@@ -133,16 +150,12 @@ pub(crate) struct Inner {
 pub(crate) struct State {
     /// The transaction that accepts handles; none until the first one starts.
     pub(crate) running: Option<Running>,
-    /// Transactions being committed, oldest first.
-    pub(crate) committing: VecDeque<Committing>,
-    /// Committed transactions that are not fully checkpointed, oldest first.
-    pub(crate) checkpoints: VecDeque<Checkpoint>,
-    /// The commit lock is taken.
-    pub(crate) committer_busy: bool,
+    /// Frozen and committed transactions that are not fully checkpointed.
+    pub(crate) pipeline: Pipeline,
+    /// Who commits.
+    pub(crate) roles: Roles,
     /// The last transaction with a full commit instead of a partial one, and why.
     pub(crate) whole: Option<(Tid, WholeReason)>,
-    /// Threads that wait for the commit lock to commit; fast commits let them go first.
-    pub(crate) commits_waiting: u32,
     /// The newest transaction that is durable and whose callbacks have run.
     pub(crate) committed: Tid,
     /// The newest durable commit block; its callbacks may not have run yet.
@@ -236,11 +249,9 @@ impl Journal {
         let max = options.transaction_blocks_max.unwrap_or(default_max).min(default_max);
         let state = State {
             running: None,
-            committing: VecDeque::new(),
-            checkpoints: VecDeque::new(),
-            committer_busy: false,
+            pipeline: Pipeline::default(),
+            roles: Roles::default(),
             whole: None,
-            commits_waiting: 0,
             committed: Tid(next_tid.0.wrapping_sub(1)),
             logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
             next_tid,
@@ -255,7 +266,7 @@ impl Journal {
         let ordered = options.barrier && log.is_some() && device.keeps_order();
         let inner = Inner {
             ordered,
-            in_flight: Mutex::default(),
+            dual: ordered && options.pipeline == PipelineMode::Dual,
             home_writes: QuasiAsyncWrites::default(),
             device,
             block_size,
@@ -271,7 +282,7 @@ impl Journal {
             state: Mutex::new(state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),
-            committer_free: Condvar::new(),
+            pipeline_moved: Condvar::new(),
             home_last: AtomicU64::new(u64::MAX),
             live: Mutex::default(),
             home_lock: Mutex::default(),
@@ -321,13 +332,16 @@ impl Journal {
     /// if it is durable.
     pub fn commit(&self, tid: Tid) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
+        if self.inner.dual {
+            self.dispatch_until(tid, Wants::Durability)?;
+            return self.settle_until(|state| state.committed.at_least(tid));
+        }
         self.commit_until(
             tid,
             |state| state.committed.at_least(tid),
             |journal| {
-                let flies =
-                    journal.inner.in_flight.lock().iter().any(|in_flight| in_flight.tid() == tid);
-                if flies { journal.finish_in_flight() } else { journal.commit_one() }
+                let is_in_flight = journal.inner.state.lock().pipeline.has_in_flight(tid);
+                if is_in_flight { journal.settle() } else { journal.commit_one() }
             },
         )
     }
@@ -341,72 +355,71 @@ impl Journal {
             return self.commit(tid);
         }
         check_no_open_handle(self, "a commit")?;
-        let runs = |state: &State| {
-            state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
+        self.dispatch_until(tid, Wants::Order)
+    }
+
+    /// Dispatches transaction `tid`, unless another thread has.
+    fn dispatch_until(&self, tid: Tid, wants: Wants) -> Result<()> {
+        let is_dispatched = |state: &State| {
+            let runs = |running: &Running| running.transaction.tid == tid;
+            let exists = state.next_tid.newer_than(tid);
+            state.committed.at_least(tid)
+                || exists
+                    && !state.running.as_ref().is_some_and(runs)
+                    && state.pipeline.is_dispatched(tid)
         };
-        let begun =
-            |state: &State| state.committed.at_least(tid) || !(state.committer_busy || runs(state));
-        self.commit_until(tid, begun, |journal| {
-            if journal.inner.in_flight.lock().len() >= IN_FLIGHT_COUNT_MAX {
-                journal.finish_in_flight()?;
+        self.commit_until(tid, is_dispatched, |journal| {
+            let (in_flight, is_alone) = {
+                let state = journal.inner.state.lock();
+                (state.pipeline.in_flight().count(), !state.roles.has_waiting_commits())
+            };
+            if in_flight >= IN_FLIGHT_COUNT_MAX {
+                journal.settle()?;
             }
-            journal.begin_commit()
+            // A flush that others share costs less than FUA for each.
+            let wants = if in_flight == 0 && is_alone { wants } else { Wants::Order };
+            journal.dispatch_one(wants)
         })
     }
 
-    /// Takes the commit lock and does `step`, until `done`.
+    /// Takes the commit lock and runs `step`, until `done`.
     fn commit_until(
         &self,
         tid: Tid,
         done: impl Fn(&State) -> bool,
         step: impl Fn(&Journal) -> Result<()>,
     ) -> Result<()> {
-        let mut waited = false;
-        let mut state = self.inner.state.lock();
         loop {
-            if let Err(error) = self.check_running() {
-                drop(state);
-                self.fail_in_flight(&error);
-                return Err(error);
-            }
-            if done(&state) {
-                return Ok(());
-            }
-            if !state.next_tid.newer_than(tid) {
-                return Err(JournalError::Usage(format!("transaction {tid} does not exist yet")));
-            }
-            if state.committer_busy {
-                if !waited {
-                    stats::add(&self.inner.counters.commit_waits, 1);
+            let turn = self.take_turn(Claim::Commit, |state| {
+                self.check_running()?;
+                if done(state) {
+                    return Ok(Some(()));
                 }
-                waited = true;
-                state.commits_waiting += 1;
-                self.stop_fast_commit_wait();
-                self.inner.committer_free.wait(&mut state);
-                state.commits_waiting -= 1;
-                if state.commits_waiting == 0 {
-                    self.inner.committer_free.notify_all();
+                if !state.next_tid.newer_than(tid) {
+                    let message = format!("transaction {tid} does not exist yet");
+                    return Err(JournalError::Usage(message));
                 }
-                continue;
-            }
-            state.committer_busy = true;
-            drop(state);
-            // Released also when a callback panics, so that no thread waits forever.
-            let place = CommitterGuard::of(&self.inner);
+                Ok(None)
+            })?;
+            let Turn::Mine(lock) = turn else { return Ok(()) };
             self.avoid_log_wrap()?;
-            // It may have ended the commits in flight.
+            // That may have settled the commits in flight.
             if !done(&self.inner.state.lock()) {
                 step(self)?;
             }
-            drop(place);
-            state = self.inner.state.lock();
+            drop(lock);
         }
     }
 
     /// Makes the commits in flight durable ([`Journal::commit_in_order`]): for the commit timer.
     pub fn finish_commits(&self) -> Result<()> {
-        let newest = self.inner.in_flight.lock().back().map(InFlight::tid);
+        let newest = self.inner.state.lock().pipeline.in_flight().last().map(|commit| commit.tid);
         newest.map_or(Ok(()), |tid| self.commit(tid))
+    }
+
+    /// Whether a commit begins as soon as the one before is dispatched.
+    pub fn is_dual(&self) -> bool {
+        self.inner.dual
     }
 
     /// Whether the device keeps the order of commits.
@@ -451,7 +464,7 @@ impl Journal {
     pub fn needs_commit(&self) -> bool {
         let state = self.inner.state.lock();
         let running = state.running.as_ref();
-        !state.committing.is_empty()
+        !state.pipeline.is_drained()
             || running.is_some_and(|running| !running.transaction.contents.lock().is_empty())
     }
 
@@ -465,11 +478,9 @@ impl Journal {
     pub fn phase(&self, tid: Tid) -> Option<Phase> {
         let state = self.inner.state.lock();
         let running = state.running.iter().map(|slot| (slot.transaction.tid, slot.phase));
-        let committing = state.committing.iter().map(|slot| (slot.tid, slot.phase));
-        let whole = state.checkpoints.iter().filter_map(|slot| slot.tid.map(|tid| (tid, slot)));
-        let checkpoints = whole.map(|(tid, slot)| (tid, slot.phase));
-        let mut all = running.chain(committing).chain(checkpoints);
-        all.find(|&(other, _)| other == tid).map(|(_, phase)| phase)
+        let mut running = running;
+        let running = running.find(|&(other, _)| other == tid).map(|(_, phase)| phase);
+        running.or_else(|| state.pipeline.phase_of(tid))
     }
 
     /// Log blocks in use, and in total: for the checkpoint thread, which starts well before the log
@@ -572,7 +583,7 @@ impl Journal {
         // Under the lock, so that no thread checks for the error and then misses the wake-up.
         let _state = self.inner.state.lock();
         self.inner.unlocked.notify_all();
-        self.inner.committer_free.notify_all();
+        self.inner.pipeline_moved.notify_all();
         self.inner.drained.notify_all();
         first
     }
@@ -638,56 +649,13 @@ impl Inner {
         stats::add(&self.counters.flushes, 1);
         self.device.flush().map_err(JournalError::io(what))
     }
-
-    /// Takes the commit lock if it is free.
-    pub(crate) fn try_lock_committer(&self) -> Option<CommitterGuard<'_>> {
-        let mut state = self.state.lock();
-        if std::mem::replace(&mut state.committer_busy, true) {
-            return None;
-        }
-        Some(CommitterGuard::of(self))
-    }
-
-    /// Takes the commit lock; waits while another thread has it.
-    pub(crate) fn lock_committer(&self) -> CommitterGuard<'_> {
-        let mut state = self.state.lock();
-        while state.committer_busy {
-            self.committer_free.wait(&mut state);
-        }
-        state.committer_busy = true;
-        CommitterGuard::of(self)
-    }
-}
-
-/// The commit lock, released on drop.
-pub(crate) struct CommitterGuard<'a> {
-    inner: &'a Inner,
-}
-
-impl CommitterGuard<'_> {
-    /// For a caller that has taken the lock.
-    pub(crate) fn of(inner: &Inner) -> CommitterGuard<'_> {
-        CommitterGuard { inner }
-    }
-}
-
-impl Drop for CommitterGuard<'_> {
-    fn drop(&mut self) {
-        self.inner.state.lock().committer_busy = false;
-        self.inner.committer_free.notify_all();
-    }
 }
 
 impl State {
     /// The oldest sequence that recovery still needs and where it starts in the log.
     pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
-        if let Some(checkpoint) = self.checkpoints.front() {
-            (checkpoint.sequence, checkpoint.log_start)
-        } else if let Some(committing) = self.committing.front() {
-            (committing.sequence, committing.log_start)
-        } else {
-            (self.logged.next(), self.head)
-        }
+        let oldest = self.pipeline.oldest().map(|commit| (commit.sequence, commit.log_start));
+        oldest.unwrap_or((self.logged.next(), self.head))
     }
 }
 

@@ -31,7 +31,9 @@ mod journal;
 mod log;
 mod map;
 mod part;
+mod pipeline;
 pub mod recovery;
+mod roles;
 mod stats;
 mod transaction;
 
@@ -42,7 +44,7 @@ pub use commit::{PartialCommit, WholeReason};
 pub use error::{JournalError, Result};
 pub use fast_commit::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
 pub use handle::Handle;
-pub use journal::{FitHome, Journal, JournalOptions};
+pub use journal::{FitHome, Journal, JournalOptions, PipelineMode};
 pub use map::{JournalExtent, JournalMap};
 pub use part::{Part, PartSet, Parts};
 pub use recovery::{RecoveryReport, recover};

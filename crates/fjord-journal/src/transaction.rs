@@ -101,7 +101,7 @@ impl Transaction {
     }
 
     /// Freezes the rest of the transaction; all its handles are stopped.
-    pub(crate) fn freeze(&self, sequence: Sequence) -> Batch {
+    pub(crate) fn freeze(&self, sequence: Sequence, generation: u32) -> Batch {
         let contents = std::mem::take(&mut *self.contents.lock());
         let freeze = |buffer: Arc<Buffer>| {
             buffer.freeze(self.tid, sequence).map(|version| (buffer, version))
@@ -109,6 +109,7 @@ impl Transaction {
         Batch {
             tid: self.tid,
             sequence,
+            generation,
             parts: None,
             reserved_blocks: 0,
             versions: contents.buffers.into_iter().filter_map(freeze).collect(),
@@ -125,6 +126,8 @@ pub(crate) struct Batch {
     /// Its transaction.
     pub(crate) tid: Tid,
     pub(crate) sequence: Sequence,
+    /// Number of the partial commit in its transaction; valid with `parts` only.
+    pub(crate) generation: u32,
     /// The parts that commit; `None` for all of the rest.
     pub(crate) parts: Option<PartSet>,
     /// Reserved log blocks that the rest of the transaction no longer needs; valid with `parts`
@@ -135,13 +138,6 @@ pub(crate) struct Batch {
     pub(crate) forgotten: Vec<Arc<Buffer>>,
     pub(crate) data: Vec<Ticket>,
     pub(crate) callbacks: Vec<Callback>,
-}
-
-impl Batch {
-    /// The transaction, if this commit ends it.
-    pub(crate) fn whole(&self) -> Option<Tid> {
-        self.parts.is_none().then_some(self.tid)
-    }
 }
 
 /// A transaction that accepts handles, and their accounting. Guarded by the journal's
@@ -175,30 +171,4 @@ impl Running {
             wanted: Vec::new(),
         }
     }
-}
-
-/// A transaction, or parts of one, being committed. Guarded by the journal's state lock.
-pub(crate) struct Committing {
-    pub(crate) tid: Tid,
-    pub(crate) sequence: Sequence,
-    /// The parts that commit; `None` for a whole transaction.
-    pub(crate) parts: Option<PartSet>,
-    /// From [`Phase::Flushing`] on.
-    pub(crate) phase: Phase,
-    /// Its first log block (journal block).
-    pub(crate) log_start: u32,
-}
-
-/// Logged contents of a commit that are not fully checkpointed. Guarded by the journal's state
-/// lock.
-pub(crate) struct Checkpoint {
-    /// The transaction, if this commit ended it.
-    pub(crate) tid: Option<Tid>,
-    pub(crate) sequence: Sequence,
-    /// [`Phase::Committed`] or [`Phase::Checkpointing`].
-    pub(crate) phase: Phase,
-    /// First log block (journal block).
-    pub(crate) log_start: u32,
-    /// Its buffers; each buffer knows which version to checkpoint.
-    pub(crate) buffers: Arc<Vec<Arc<Buffer>>>,
 }

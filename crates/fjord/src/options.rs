@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use fjord_journal::PipelineMode;
+
 use crate::attr::Timespec;
 use crate::awake::LowLatency;
 use crate::error::{Error, Result};
@@ -111,6 +113,52 @@ impl FsyncPolicyKind {
             FsyncPolicyKind::Auto => FsyncPolicyKind::Compound,
             named => named,
         }
+    }
+}
+
+/// When a commit may follow another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CommitPipeline {
+    /// As the environment variable `FJORD_PIPELINE` says (`serial` or `dual`); without it, serial.
+    #[default]
+    Auto,
+    /// One at a time.
+    Serial,
+    /// As soon as the one before is dispatched; needs a scheduler or a device that keeps order
+    /// ([`PipelineMode::Dual`]). With [`Scheduler::Auto`] it selects [`Scheduler::Epoch`].
+    Dual,
+}
+
+impl CommitPipeline {
+    /// The variable that `Auto` reads.
+    const VARIABLE: &str = "FJORD_PIPELINE";
+
+    /// The pipeline with this name.
+    pub fn by_name(name: &str) -> Option<CommitPipeline> {
+        match name {
+            "auto" => Some(CommitPipeline::Auto),
+            "serial" => Some(CommitPipeline::Serial),
+            "dual" => Some(CommitPipeline::Dual),
+            _ => None,
+        }
+    }
+
+    /// The mode of the journal.
+    ///
+    /// # Errors
+    /// `Usage` if the environment names another one.
+    pub(crate) fn resolve(self) -> Result<PipelineMode> {
+        let named = match (self, std::env::var_os(Self::VARIABLE)) {
+            (CommitPipeline::Auto, Some(name)) => {
+                name.to_str().and_then(Self::by_name).ok_or_else(|| {
+                    let variable = Self::VARIABLE;
+                    Error::Usage(format!("{variable} is {name:?}; expected serial, dual or auto"))
+                })?
+            }
+            (pipeline, _) => pipeline,
+        };
+        let is_dual = named == CommitPipeline::Dual;
+        Ok(if is_dual { PipelineMode::Dual } else { PipelineMode::Serial })
     }
 }
 
@@ -243,6 +291,8 @@ pub struct MountOptions {
     pub fsync: FsyncPolicyKind,
     /// How the order of writes is kept. A device that keeps order by itself is used as it is.
     pub scheduler: Scheduler,
+    /// When a commit may follow another.
+    pub pipeline: CommitPipeline,
     /// Most bytes of dirty file data that an i-transaction carries, so that an fsync is one
     /// write; larger data is written to its place first. At most one block counts always.
     pub inline_data_max_bytes: u64,
@@ -300,6 +350,7 @@ impl Default for MountOptions {
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),
             scheduler: Scheduler::default(),
+            pipeline: CommitPipeline::default(),
             inline_data_max_bytes: 32 << 10,
             atime: AtimeMode::default(),
             diratime: true,

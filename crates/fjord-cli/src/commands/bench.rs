@@ -27,7 +27,7 @@ Targets:
   fjord-library  fjord as a library, on an image file
   fjord-fuse     fjord mounted
                  both take an fsync policy and options: fjord-fuse:compound,
-                 fjord-library:epoch, fjord-fuse:ijournal:epoch:nolow_latency
+                 fjord-library:compound:epoch:dual, fjord-fuse:ijournal:nolow_latency
   kernel         the kernel's ext4 on a loop device (root)
   kernel-fc      the same with fast_commit (root)
   fuse2fs        if installed

@@ -83,6 +83,9 @@ Mount options of fjord:
   writeback=SECONDS  age at which dirty data is written back (default: 5)
   scheduler=NAME     write ordering: epoch, direct or auto (default: auto, which is direct
                      unless FJORD_SCHEDULER says epoch)
+  pipeline=NAME      commits one after the other (serial), or each as soon as the one
+                     before is dispatched (dual, over the epoch scheduler) (default: auto,
+                     which is serial unless FJORD_PIPELINE says dual)
 
 Examples:
   fjord mount disk.img /mnt
@@ -275,6 +278,7 @@ mod tests {
                 Some((name, "MODE")) => format!("{name}=ordered"),
                 Some((name, "NAME")) if name == "scheduler" => format!("{name}=direct"),
                 Some(("cache_size", "SIZE")) => "cache_size=8M".to_owned(),
+                Some((name, "NAME")) if name == "pipeline" => format!("{name}=dual"),
                 Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
                 Some((name, "SECONDS" | "N")) => format!("{name}=7"),
                 Some(_) => name,

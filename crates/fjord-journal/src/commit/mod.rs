@@ -1,55 +1,47 @@
-//! Full commit: makes the running transaction durable.
+//! The compound commit: makes the running transaction durable.
 //!
-//! Steps, and in parentheses the effect of a crash after each:
+//! Steps, and what a crash after each leaves:
 //!
-//! 1. lock the transaction, wait for its handles, freeze its buffers (the transaction is lost);
-//! 2. write revoke, descriptor and data blocks to the log, and wait for the file data
-//!    attached to the transaction (a torn log tail that recovery ignores);
-//! 3. flush (the same);
-//! 4. write the commit block with FUA (all of the transaction);
-//! 5. queue the versions for checkpoints, run the callbacks, wake the waiters.
+//! 1. freeze: lock the transaction, wait for its handles, freeze its buffers (nothing on disk);
+//! 2. dispatch: run the commit's script ([`script`]), which writes revoke, descriptor, data and
+//!    commit blocks in the order that the device needs (a torn log tail, which recovery ignores,
+//!    or all of the transaction);
+//! 3. settle: wait until it is durable ([`settle`]);
+//! 4. retire: queue the versions for the checkpoint, call the callbacks, wake the waiters.
 //!
-//! Over a device that keeps order ([`ordered`]), 2 to 4 are submitted at once, with one wait at the
-//! end: file data and log blocks as ordered writes, the last one a barrier, the commit block in the
-//! next epoch. Without a log, steps 2 to 4 write the blocks to their home locations and flush.
+//! The next transaction starts at the end of step 1. A partial commit ([`partial`]) differs in step
+//! 1 only: it freezes the contents of some parts, and the transaction keeps running.
 //!
-//! The next transaction runs from the end of step 1. A partial commit ([`partial`]) differs in step
-//! 1 only: it freezes only its parts, and the transaction keeps running. A full commit that ends a
-//! stream of fast commits ([`switch`]) differs from step 2 on.
-//!
-//! Invariant: one thread commits at a time ([`State::committer_busy`]), in order of sequences.
-//!
-//! [`State::committer_busy`]: crate::journal::State
+//! Invariant: one thread dispatches at a time, in order of sequences (the commit lock,
+//! [`crate::roles`]).
 
 mod build;
-mod ordered;
 mod partial;
+mod script;
+mod settle;
 mod switch;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class, DeviceExt, Order, Request, Ticket};
-use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
-use fjord_format::types::Tid;
+use fjord_format::jbd2::{ChecksumVersion, Incompat};
+use parking_lot::Mutex;
 
 use crate::admission::Admitted;
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::{JournalError, Result};
 use crate::handle::Handle;
 use crate::journal::Journal;
-use crate::log::{Log, home_requests, wait_all};
+use crate::log::Log;
 use crate::part::{ADDED_BLOCKS, Part};
+use crate::pipeline::{Commit, Unsettled};
 use crate::stats;
-use crate::transaction::{
-    Batch, Callback, Checkpoint, Committing, Phase, Sequence, Transaction, Version,
-};
+use crate::transaction::{Batch, Phase, Sequence, Transaction, Version};
 
-use build::{LogBlocks, LogShape};
+use build::LogShape;
+use script::Protocol;
 
-pub(crate) use ordered::InFlight;
 pub use partial::{PartialCommit, WholeReason};
 
 /// A locked running transaction: no new handles, none open.
@@ -57,22 +49,48 @@ struct Locked {
     transaction: Arc<Transaction>,
     /// The commit's sequence in the log.
     sequence: Sequence,
+    /// Number of the partial commit that follows.
+    generation: u32,
     /// Parts that threads wait for.
     wanted: Vec<Part>,
 }
 
+/// When a caller needs a commit to be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wants {
+    /// It waits for this commit alone: FUA of the commit block is cheapest.
+    Durability,
+    /// Order only, or durability by a flush that covers other commits too.
+    Order,
+}
+
 impl Journal {
-    /// Commits the running transaction and those before it. The caller holds the commit lock. On
-    /// failure the journal stops and every callback is called with the error.
+    /// Commits the running transaction, which must exist, and those before it. The caller holds the
+    /// commit lock. On failure the journal stops and every callback is called with the error.
     pub(crate) fn commit_one(&self) -> Result<()> {
         let began = Instant::now();
         let locked = self.lock_running()?;
         self.commit_whole(&locked, began)
     }
 
+    /// Dispatches the running transaction, which must exist. Waits only if the commit's script
+    /// does. The caller holds the commit lock. On failure as [`Journal::commit_one`].
+    pub(crate) fn dispatch_one(&self, wants: Wants) -> Result<()> {
+        let began = Instant::now();
+        let locked = self.lock_running()?;
+        let commit = self.dispatch_whole(&locked, began, wants)?;
+        if commit.is_durable() { self.settle() } else { Ok(()) }
+    }
+
     fn commit_whole(&self, locked: &Locked, began: Instant) -> Result<()> {
+        self.dispatch_whole(locked, began, Wants::Durability)?;
+        self.settle()
+    }
+
+    fn dispatch_whole(&self, locked: &Locked, began: Instant, wants: Wants) -> Result<Arc<Commit>> {
         self.complete_whole(locked)?;
-        self.commit_batch(locked.transaction.freeze(locked.sequence), began).map(drop)
+        let batch = locked.transaction.freeze(locked.sequence, locked.generation);
+        self.dispatch(batch, began, wants)
     }
 
     /// Lets the file system add its last changes to a locked transaction before a full freeze. On
@@ -94,54 +112,45 @@ impl Journal {
         done.inspect_err(|error| self.abort(error.clone()))
     }
 
-    /// Writes the frozen blocks. Returns the number of log blocks.
-    fn commit_batch(&self, mut batch: Batch, began: Instant) -> Result<u32> {
-        let stream = self.live_area();
-        if self.inner.ordered && stream.is_none() {
-            let log_blocks = self.begin_batch(batch, began, true)?;
-            self.finish_in_flight()?;
-            return Ok(log_blocks);
-        }
-        let whole = batch.whole();
-        let mut callbacks = std::mem::take(&mut batch.callbacks);
-        if planted(Bug::ToldBeforeLogged) {
-            callbacks.drain(..).for_each(|callback| callback(Ok(())));
-        }
+    /// Runs the script of a frozen commit. On failure the journal stops and the commit's callbacks
+    /// are called with the error. The caller holds the commit lock.
+    fn dispatch(&self, mut batch: Batch, began: Instant, wants: Wants) -> Result<Arc<Commit>> {
+        let callbacks = std::mem::take(&mut batch.callbacks);
         self.count_blocks(&batch.versions);
-        let result = match (&self.inner.log, stream) {
-            (Some(log), Some(area)) => self.commit_behind(log, area, batch),
-            (Some(log), None) => self.commit_to_log(log, batch),
-            (None, _) => self.commit_home(batch).map(|()| 0),
+        let protocol = self.protocol();
+        let log_blocks = match self.log_blocks(protocol, &batch) {
+            Ok(log_blocks) => log_blocks,
+            Err(error) => {
+                self.abort(error.clone());
+                return Err(self.tell(began, callbacks, Err(&error)).err().unwrap_or(error));
+            }
         };
-        if let Err(error) = &result {
-            self.abort(error.clone());
+        let unsettled = Mutex::new(Unsettled { callbacks, ..Unsettled::default() });
+        let commit = self.start_flushing(&mut batch, began, log_blocks, unsettled);
+        if planted(Bug::ToldBeforeLogged) {
+            commit.take_callbacks().into_iter().for_each(|callback| callback(Ok(())));
         }
-        let outcome = self.conclude(whole, began, callbacks, result.as_ref().map(drop));
-        outcome.and(result)
+        // From here on handles start again and modify the same buffers.
+        let script = self.script(protocol, &batch, &commit, wants);
+        match script.and_then(|script| self.run(script, &commit, batch.data)) {
+            Ok(sent) => {
+                commit.dispatched(sent);
+                Ok(commit)
+            }
+            Err(error) => {
+                self.abort(error.clone());
+                let told = self.tell(began, commit.take_callbacks(), Err(&error));
+                Err(told.err().unwrap_or(error))
+            }
+        }
     }
 
-    /// Calls the callbacks with the outcome of a commit, then wakes all waiters; `whole` is the
-    /// transaction that it ends.
-    fn conclude(
-        &self,
-        whole: Option<Tid>,
-        began: Instant,
-        callbacks: Vec<Callback>,
-        result: std::result::Result<(), &JournalError>,
-    ) -> Result<()> {
-        let outcome = result.map_err(JournalError::clone).and_then(|()| self.check_running());
-        for callback in callbacks {
-            callback(outcome.clone());
-        }
-        outcome?;
-        if let Some(tid) = whole {
-            let mut state = self.inner.state.lock();
-            state.committed = tid;
-            self.inner.committed.store(tid.0, Ordering::Release);
-        }
-        stats::add(&self.inner.counters.commits, 1);
-        stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
-        Ok(())
+    /// Number of log blocks that a commit takes.
+    fn log_blocks(&self, protocol: Protocol<'_>, batch: &Batch) -> Result<u32> {
+        let Some(log) = protocol.log() else { return Ok(0) };
+        let log_blocks = protocol.hidden_blocks() + self.count_body(log, batch) + 1;
+        self.check_no_wrap(log, log_blocks)?;
+        Ok(log_blocks)
     }
 
     /// Locks the running transaction and waits until its handles have stopped.
@@ -158,79 +167,57 @@ impl Journal {
                 // Atomically: later callers are served by a later generation.
                 running.generation += 1;
                 let wanted = std::mem::take(&mut running.wanted);
-                return Ok(Locked { transaction: running.transaction.clone(), sequence, wanted });
+                let (transaction, generation) = (running.transaction.clone(), running.generation);
+                return Ok(Locked { transaction, sequence, generation, wanted });
             }
             self.inner.drained.wait(&mut state);
         }
     }
 
-    /// After freezing: reserves `log_blocks` for the batch and lets the next transaction, or the
-    /// rest of this one, run.
-    fn start_flushing(&self, batch: &Batch, log_blocks: u32) -> u32 {
+    /// After freezing: the commit enters the pipeline with `log_blocks`, and the next transaction,
+    /// or the rest of this one, runs.
+    fn start_flushing(
+        &self,
+        batch: &mut Batch,
+        began: Instant,
+        log_blocks: u32,
+        unsettled: Mutex<Unsettled>,
+    ) -> Arc<Commit> {
+        let buffers: Vec<Arc<Buffer>> =
+            batch.versions.iter().map(|(buffer, _)| buffer.clone()).collect();
+        let (parts, forgotten) = (batch.parts.take(), std::mem::take(&mut batch.forgotten));
         let mut state = self.inner.state.lock();
         let log_start = state.head;
         if let Some(log) = &self.inner.log {
             state.head = log.after(log_start, log_blocks);
             state.used_blocks = state.used_blocks.saturating_add(log_blocks);
         }
-        if batch.parts.is_none() || !planted(Bug::PartSequenceReused) {
+        if parts.is_none() || !planted(Bug::PartSequenceReused) {
             state.next_sequence = batch.sequence.next();
         }
         match &mut state.running {
-            Some(running) if batch.parts.is_some() => {
+            Some(running) if parts.is_some() => {
                 running.phase = Phase::Running;
                 let rest = running.reserved_blocks.saturating_sub(batch.reserved_blocks);
                 running.reserved_blocks = rest;
             }
             _ => state.running = None,
         }
-        state.committing.push_back(Committing {
+        let commit = Arc::new(Commit {
             tid: batch.tid,
             sequence: batch.sequence,
-            parts: batch.parts.clone(),
-            phase: Phase::Flushing,
+            parts,
+            generation: batch.generation,
             log_start,
+            log_blocks,
+            began,
+            buffers,
+            forgotten,
+            unsettled,
         });
+        state.pipeline.push(commit.clone());
         self.inner.unlocked.notify_all();
-        log_start
-    }
-
-    fn set_phase(&self, sequence: Sequence, phase: Phase) {
-        let mut state = self.inner.state.lock();
-        if let Some(slot) = state.committing.iter_mut().find(|slot| slot.sequence == sequence) {
-            slot.phase = phase;
-        }
-    }
-
-    fn commit_to_log(&self, log: &Log, batch: Batch) -> Result<u32> {
-        let sequence = batch.sequence;
-        let body_blocks = self.count_body(log, &batch);
-        self.check_no_wrap(log, body_blocks + 1)?;
-        let log_start = self.start_flushing(&batch, body_blocks + 1);
-        // From here on handles start again and modify the same buffers.
-        let blocks = LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
-        self.mark_log_in_use(log, sequence, log_start, !batch.revoked.is_empty())?;
-
-        let commit_at = log.after(log_start, body_blocks);
-        let requests = log.write_requests(log_start, blocks.bufs, Class::Sync)?;
-        let tickets = self.inner.device.submit(requests);
-        if planted(Bug::CommitBeforeBlocks) {
-            self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
-        }
-        wait_with_data(&tickets, &batch.data, "writing the log")?;
-        self.set_phase(sequence, Phase::Committing);
-        if !planted(Bug::NoFlushBeforeCommit) {
-            self.inner.flush("flushing before the commit block")?;
-        }
-        // After a shutdown meanwhile, the transaction must not be committed.
-        self.check_running()?;
-        if !planted(Bug::CommitBeforeBlocks) {
-            self.write_commit_block(log, sequence, commit_at, blocks.crc)?;
-        }
-        let whole = batch.whole();
-        let buffers = batch.versions.into_iter().map(|(buffer, _)| buffer).collect();
-        self.logged(whole, sequence, log_start, buffers, &batch.forgotten);
-        Ok(body_blocks + 1)
+        commit
     }
 
     /// Errs if a commit of so many blocks would wrap in a log that must not wrap
@@ -251,29 +238,6 @@ impl Journal {
         stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
         stats::add(&self.inner.counters.revoke_records, batch.revoked.len());
         shape.blocks() as u32
-    }
-
-    /// The frozen versions are durable in the log: they wait for a checkpoint.
-    fn logged(
-        &self,
-        whole: Option<Tid>,
-        sequence: Sequence,
-        log_start: u32,
-        buffers: Vec<Arc<Buffer>>,
-        forgotten: &[Arc<Buffer>],
-    ) {
-        self.publish(sequence, &buffers, false);
-        self.discard_forgotten(sequence, forgotten);
-        let mut state = self.inner.state.lock();
-        state.committing.retain(|slot| slot.sequence != sequence);
-        state.logged = sequence;
-        state.checkpoints.push_back(Checkpoint {
-            tid: whole,
-            sequence,
-            phase: Phase::Committed,
-            log_start,
-            buffers: buffers.into(),
-        });
     }
 
     /// Before the first commit to an empty log: writes its start (`s_start`). The flush before the
@@ -303,116 +267,12 @@ impl Journal {
         })
     }
 
-    /// Writes a commit block and waits.
-    fn write_commit_block(&self, log: &Log, sequence: Sequence, at: u32, crc: u32) -> Result<()> {
-        let request = self.commit_request(log, sequence, at, crc, self.inner.barrier)?;
-        let ticket = self.inner.device.submit_one(request);
-        ticket.wait().map_err(JournalError::io("writing the commit block"))
-    }
-
-    /// The write of a commit block at journal block `at`.
-    fn commit_request(
-        &self,
-        log: &Log,
-        sequence: Sequence,
-        at: u32,
-        crc: u32,
-        fua: bool,
-    ) -> Result<Request> {
-        let block = self.commit_block(log, sequence, at, crc)?;
-        let (home, _) = log.map.run(at)?;
-        Ok(Request::Write {
-            offset: log.offset(home),
-            bufs: vec![block],
-            // Without barriers there is no order either.
-            order: if self.inner.barrier { Order::Barrier } else { Order::Orderless },
-            fua: fua && !planted(Bug::CommitNotDurable),
-            class: Class::Sync,
-        })
-    }
-
-    /// The commit block of `sequence`, which belongs at journal block `at`.
-    fn commit_block(&self, log: &Log, sequence: Sequence, at: u32, crc: u32) -> Result<Buf> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let commit = CommitBlock {
-            sequence: sequence.0,
-            commit_sec: now.as_secs(),
-            commit_nsec: now.subsec_nanos(),
-            transaction_crc: crc,
-        };
-        let mut block = Buf::zeroed(self.inner.block_size);
-        commit.encode(&log.format, block.make_mut()).map_err(JournalError::format(at))?;
-        Ok(block)
-    }
-
-    /// Without a log: home writes, then a flush.
-    fn commit_home(&self, batch: Batch) -> Result<()> {
-        let sequence = batch.sequence;
-        self.start_flushing(&batch, 0);
-        let (buffers, blocks): (Vec<_>, Vec<_>) = batch
-            .versions
-            .into_iter()
-            .map(|(buffer, version)| {
-                let block = buffer.block();
-                (buffer, (block, version))
-            })
-            .unzip();
-        let requests = home_requests(self.inner.block_size, blocks, Class::Sync);
-        let tickets = self.inner.device.submit(requests);
-        wait_with_data(&tickets, &batch.data, "writing metadata")?;
-        self.set_phase(sequence, Phase::Committing);
-        self.inner.flush("flushing metadata")?;
-        self.publish(sequence, &buffers, true);
-        self.discard_forgotten(sequence, &batch.forgotten);
-        self.remove_clean(buffers.iter());
-        let mut state = self.inner.state.lock();
-        state.committing.retain(|slot| slot.sequence != sequence);
-        state.logged = sequence;
-        Ok(())
-    }
-
-    /// Marks frozen versions as committed.
-    fn publish(&self, sequence: Sequence, buffers: &[Arc<Buffer>], home: bool) {
-        for buffer in buffers {
-            buffer.committed(sequence, home);
-        }
-    }
-
-    /// Excludes freed blocks from checkpoints: their next owner may write them as soon as the
-    /// callbacks have run. Waits for home writes in flight.
-    fn discard_forgotten(&self, sequence: Sequence, forgotten: &[Arc<Buffer>]) {
-        for buffer in forgotten {
-            if buffer.discard_up_to(sequence) {
-                continue;
-            }
-            let _promoted = self.inner.home_writes.promote();
-            let mut idle = self.inner.home_lock.lock();
-            while !buffer.discard_up_to(sequence) {
-                self.inner.home_idle.wait(&mut idle);
-            }
-        }
-        self.remove_clean(forgotten.iter());
-    }
-
     fn count_blocks(&self, versions: &[Version]) {
         let is_data = |version: &&Version| version.0.kind() == BufferKind::Data;
         let data = versions.iter().filter(is_data).count();
         stats::add(&self.inner.counters.data_blocks, data);
         stats::add(&self.inner.counters.metadata_blocks, versions.len() - data);
     }
-}
-
-/// Waits for the transaction's log blocks and for the file data attached to it.
-fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result<()> {
-    if planted(Bug::DataAfterCommit) {
-        return wait_all(own, what);
-    }
-    if !data.is_empty() {
-        // In parallel: a ticket may do its work in the waiting thread.
-        own.iter().for_each(Ticket::start);
-    }
-    let data = wait_all(data, "writing file data that a transaction refers to");
-    wait_all(own, what).and(data)
 }
 
 /// Whether a commit has to compute the checksum of the whole transaction.

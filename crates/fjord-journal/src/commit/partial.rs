@@ -23,16 +23,18 @@ use std::time::{Duration, Instant};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
-use super::Locked;
 use super::build::LogShape;
+use super::{Locked, Wants};
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
-use crate::journal::{CommitterGuard, Journal, State};
+use crate::journal::{Journal, State};
 use crate::log::Log;
 use crate::part::{Part, PartSet, Parts};
+use crate::pipeline::Commit;
+use crate::roles::{Claim, Turn};
 use crate::stats;
-use crate::transaction::{Batch, Committing, Contents, Phase, Version};
+use crate::transaction::{Batch, Contents, Phase, Version};
 
 /// If the rest would be at most this fraction (1/N) of the blocks, the whole transaction commits:
 /// it costs hardly more, and the next one starts empty.
@@ -116,48 +118,28 @@ impl Journal {
             return self.commit_whole_for(tid, WholeReason::NoParts);
         };
         let mut goal: Option<Need> = None;
-        let mut state = self.inner.state.lock();
-        loop {
+        let turn = self.take_turn(Claim::Commit, |state| {
             self.check_running()?;
-            if state.committed.at_least(tid) {
-                let waited = goal.is_some();
-                let whole = PartialCommit::Whole(state.why_whole(tid));
-                return Ok(if waited { whole } else { PartialCommit::Durable });
+            Ok(served(state, tid, seeds, &mut goal))
+        })?;
+        let lock = match turn {
+            Turn::Outcome(Served::Done(outcome)) => return Ok(outcome),
+            Turn::Outcome(Served::NeedsWhole(reason)) => return self.commit_whole_for(tid, reason),
+            Turn::Outcome(Served::InFlight(commit, outcome)) => {
+                self.settle_until(|_| commit.is_settled())?;
+                return Ok(outcome);
             }
-            if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
-                let reason = state.why_whole(tid);
-                drop(state);
-                return self.commit_whole_for(tid, reason);
-            }
-            let need = *goal.get_or_insert_with(|| need(&mut state, seeds));
-            let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
-            match need {
-                Need::Nothing => return Ok(PartialCommit::Durable),
-                Need::Whole(reason) => {
-                    drop(state);
-                    return self.commit_whole_for(tid, reason);
-                }
-                Need::InFlight(wanted) if committed >= wanted => {
-                    return Ok(PartialCommit::Durable);
-                }
-                Need::Commit(wanted) if committed >= wanted => {
-                    return Ok(PartialCommit::Parts { log_blocks: 0 });
-                }
-                Need::InFlight(_) | Need::Commit(_) => {}
-            }
-            if state.committer_busy {
-                self.inner.committer_free.wait(&mut state);
-                continue;
-            }
-            state.committer_busy = true;
-            drop(state);
-            // Released also when a callback panics, so that no thread waits forever.
-            let place = CommitterGuard::of(&self.inner);
-            self.avoid_log_wrap()?;
-            let done = self.commit_wanted(log, parts);
-            drop(place);
-            return done;
+            Turn::Mine(lock) => lock,
+        };
+        self.avoid_log_wrap()?;
+        let (done, commit) = self.commit_wanted(log, parts)?;
+        if self.inner.dual {
+            drop(lock);
+            self.settle_until(|_| commit.as_ref().is_none_or(|commit| commit.is_settled()))?;
+        } else {
+            self.settle()?;
         }
+        Ok(done)
     }
 
     fn commit_whole_for(&self, tid: Tid, reason: WholeReason) -> Result<PartialCommit> {
@@ -167,8 +149,13 @@ impl Journal {
         self.commit(tid).map(|()| PartialCommit::Whole(reason))
     }
 
-    /// Commits the wanted parts of the running transaction. The caller holds the commit lock.
-    fn commit_wanted(&self, log: &Log, parts: &Arc<dyn Parts>) -> Result<PartialCommit> {
+    /// Dispatches the wanted parts of the running transaction. Returns what was done, and the commit
+    /// to settle, if there is one. The caller holds the commit lock.
+    fn commit_wanted(
+        &self,
+        log: &Log,
+        parts: &Arc<dyn Parts>,
+    ) -> Result<(PartialCommit, Option<Arc<Commit>>)> {
         let began = Instant::now();
         let mut locked = self.lock_running()?;
         let mut plan = self.plan(log, parts, &locked);
@@ -181,33 +168,47 @@ impl Journal {
             locked = self.lock_running()?;
             plan = self.plan(log, parts, &locked);
         }
-        let log_blocks = match plan {
+        match plan {
             Ok(Some(plan)) => {
                 let batch = take_parts(parts, &locked, plan);
                 let batch = batch.inspect_err(|error| self.abort(error.clone()))?;
-                let log_blocks = self.commit_batch(batch, began)?;
+                let commit = self.dispatch(batch, began, self.wants())?;
                 stats::add(&self.inner.counters.partial_commits, 1);
-                log_blocks
+                Ok((PartialCommit::Parts { log_blocks: commit.log_blocks }, Some(commit)))
             }
             // An earlier commit included the wanted parts.
-            Ok(None) => 0,
+            Ok(None) => {
+                self.settle()?;
+                self.settle_nothing(&locked);
+                Ok((PartialCommit::Parts { log_blocks: 0 }, None))
+            }
             Err(unplanned) => {
                 let reason = match unplanned {
                     NotPartial::Whole(reason) => reason,
                     NotPartial::NotReady => WholeReason::WholePart,
                 };
                 self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
-                self.commit_whole(&locked, began)?;
-                return Ok(PartialCommit::Whole(reason));
+                let commit = self.dispatch_whole(&locked, began, self.wants())?;
+                Ok((PartialCommit::Whole(reason), Some(commit)))
             }
-        };
+        }
+    }
+
+    /// What the commit that follows should wait for: its own FUA if no other commit is near.
+    fn wants(&self) -> Wants {
+        let state = self.inner.state.lock();
+        let is_alone = state.pipeline.is_drained() && !state.roles.has_waiting_commits();
+        if is_alone || !self.inner.dual { Wants::Durability } else { Wants::Order }
+    }
+
+    /// There was nothing to commit, and all that was in flight is durable.
+    fn settle_nothing(&self, locked: &Locked) {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
             running.phase = Phase::Running;
-            running.generations_committed = running.generation;
+            running.generations_committed = running.generations_committed.max(locked.generation);
         }
         self.inner.unlocked.notify_all();
-        Ok(PartialCommit::Parts { log_blocks })
     }
 
     /// Unlocks the transaction for a moment, so that handles can start and stop.
@@ -262,12 +263,48 @@ impl Journal {
     }
 }
 
+/// What other commits have done for a caller.
+enum Served {
+    Done(PartialCommit),
+    /// A full commit is needed.
+    NeedsWhole(WholeReason),
+    /// It has been dispatched: the commit to settle, and the outcome then.
+    InFlight(Arc<Commit>, PartialCommit),
+}
+
+/// Whether the commit lock is not needed for `seeds` of transaction `tid`: what has been done for
+/// them, or `None`. `goal` is what the caller found that it needs when it was first asked.
+fn served(state: &mut State, tid: Tid, seeds: &[Part], goal: &mut Option<Need>) -> Option<Served> {
+    if state.committed.at_least(tid) {
+        let whole = PartialCommit::Whole(state.why_whole(tid));
+        return Some(Served::Done(goal.map_or(PartialCommit::Durable, |_| whole)));
+    }
+    if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
+        return Some(Served::NeedsWhole(state.why_whole(tid)));
+    }
+    let need = *goal.get_or_insert_with(|| need(state, seeds));
+    let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
+    match need {
+        Need::Nothing => Some(Served::Done(PartialCommit::Durable)),
+        Need::Whole(reason) => Some(Served::NeedsWhole(reason)),
+        Need::InFlight(wanted) if committed >= wanted => Some(Served::Done(PartialCommit::Durable)),
+        Need::Commit(wanted) if committed >= wanted => {
+            Some(Served::Done(PartialCommit::Parts { log_blocks: 0 }))
+        }
+        Need::InFlight(number) => {
+            let commit = state.pipeline.dispatched_generation(tid, number)?;
+            Some(Served::InFlight(commit, PartialCommit::Durable))
+        }
+        Need::Commit(number) => {
+            let commit = state.pipeline.dispatched_generation(tid, number)?;
+            Some(Served::InFlight(commit, PartialCommit::Parts { log_blocks: 0 }))
+        }
+    }
+}
+
 /// What a caller needs of the running transaction, which must exist.
 fn need(state: &mut State, seeds: &[Part]) -> Need {
-    let in_flight = |slot: &Committing| {
-        slot.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
-    };
-    let in_flight = state.committing.iter().any(in_flight);
+    let in_flight = state.pipeline.generation_in_flight(seeds);
     let Some(running) = &mut state.running else { return Need::Nothing };
     let closure = running.transaction.contents.lock().parts.closure(seeds);
     if closure.contains(Part::WHOLE) {
@@ -275,9 +312,11 @@ fn need(state: &mut State, seeds: &[Part]) -> Need {
     } else if !closure.is_empty() {
         running.wanted.extend_from_slice(seeds);
         Need::Commit(running.generation + 1)
-    } else if in_flight || running.phase == Phase::Locked {
-        // Committed by the last generation, or by a commit in progress.
+    } else if running.phase == Phase::Locked {
+        // Perhaps frozen by the commit in progress.
         Need::InFlight(running.generation)
+    } else if let Some(generation) = in_flight {
+        Need::InFlight(generation)
     } else {
         Need::Nothing
     }
@@ -385,6 +424,7 @@ fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Bat
     Ok(Batch {
         tid,
         sequence,
+        generation: locked.generation,
         reserved_blocks,
         versions,
         revoked,

@@ -40,8 +40,9 @@ use parking_lot::Mutex;
 
 use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
-use crate::journal::{CommitterGuard, Journal};
+use crate::journal::Journal;
 use crate::log::{Log, wait_all};
+use crate::roles::{Claim, Turn};
 use crate::stats;
 
 use queue::Queue;
@@ -196,7 +197,7 @@ impl Journal {
     /// Whether the full commit that ends the stream would have to checkpoint older transactions: a
     /// background checkpoint then saves it that. A hint.
     pub fn fast_commits_follow_others(&self) -> bool {
-        self.is_area_used_beyond(0, 1) && !self.inner.state.lock().checkpoints.is_empty()
+        self.is_area_used_beyond(0, 1) && self.inner.state.lock().pipeline.has_checkpoints()
     }
 
     /// Sets the size of the fast-commit area of later mounts (`s_num_fc_blks`): a 64th of the
@@ -243,38 +244,35 @@ impl Journal {
             return Ok(FastCommitOutcome::Unavailable);
         };
         let FastCommitTicket(mine) = ticket;
-        let mut state = self.inner.state.lock();
+        let mut tried = false;
         loop {
-            if let Some(outcome) = mine.outcome.lock().take() {
-                return outcome;
-            }
-            self.check_running()?;
-            if state.committed.at_least(mine.request.tid) {
+            let turn = self.take_turn(Claim::FastCommit, |state| {
+                if let Some(outcome) = mine.outcome.lock().take() {
+                    return outcome.map(Some);
+                }
+                self.check_running()?;
+                if tried {
+                    // The thread that had taken it has panicked.
+                    let message = "the thread that wrote the fast commit panicked";
+                    return Err(JournalError::Usage(message.into()));
+                }
                 // The next writer finds it in the queue and skips it.
-                return Ok(FastCommitOutcome::Committed);
-            }
-            if state.committer_busy || state.commits_waiting > 0 {
-                self.inner.committer_free.wait(&mut state);
-                continue;
-            }
-            state.committer_busy = true;
-            drop(state);
-            let place = CommitterGuard::of(&self.inner);
+                let committed = state.committed.at_least(mine.request.tid);
+                Ok(committed.then_some(FastCommitOutcome::Committed))
+            })?;
+            let lock = match turn {
+                Turn::Outcome(outcome) => return Ok(outcome),
+                Turn::Mine(lock) => lock,
+            };
             // Commits in flight precede it; their failure is reported above.
-            if self.finish_in_flight().is_ok() {
+            if self.settle().is_ok() {
                 let batch = area.queue.gather();
                 let began = Instant::now();
                 self.write_batch(log, area, &batch);
                 area.queue.served(batch.len(), began);
             }
-            drop(place);
-            state = self.inner.state.lock();
-            if mine.outcome.lock().is_none() && self.check_running().is_ok() {
-                // The thread that had taken it has panicked.
-                return Err(JournalError::Usage(
-                    "the thread that wrote the fast commit panicked".into(),
-                ));
-            }
+            drop(lock);
+            tried = true;
         }
     }
 

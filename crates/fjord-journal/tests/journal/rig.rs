@@ -12,7 +12,9 @@ use fjord_block::{
 };
 use fjord_format::jbd2::{ChecksumVersion, Incompat, Superblock};
 use fjord_format::types::BlockNo;
-use fjord_journal::{Buffer, BufferKind, Journal, JournalExtent, JournalMap, JournalOptions};
+use fjord_journal::{
+    Buffer, BufferKind, Journal, JournalExtent, JournalMap, JournalOptions, PipelineMode,
+};
 use parking_lot::Mutex;
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -191,7 +193,11 @@ impl Rig {
         let mut block = vec![0; block_size];
         block[..1024].copy_from_slice(&superblock.encode());
         device.device.write_all_at(JOURNAL_START * block_size as u64, &block).unwrap();
-        let options = JournalOptions::default();
+        let pipeline = match std::env::var("FJORD_PIPELINE").as_deref() {
+            Ok("dual") => PipelineMode::Dual,
+            _ => PipelineMode::Serial,
+        };
+        let options = JournalOptions { pipeline, ..JournalOptions::default() };
         Rig { device, map, block_size, options }
     }
 

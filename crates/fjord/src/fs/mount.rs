@@ -36,7 +36,7 @@ use crate::fsync::stats::FsyncCounters;
 use crate::inode::TidCell;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
-use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use crate::options::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
@@ -155,7 +155,12 @@ struct Below {
 
 impl Below {
     fn new(device: Arc<dyn Device>, options: &MountOptions) -> Result<Below> {
-        let wanted = options.scheduler.resolve()? == Scheduler::Epoch;
+        let is_dual = options.pipeline == CommitPipeline::Dual && !device.keeps_order();
+        if is_dual && options.scheduler == Scheduler::Direct {
+            let message = "pipeline=dual needs order: use scheduler=epoch, or pipeline=serial";
+            return Err(Error::Usage(message.into()));
+        }
+        let wanted = is_dual || options.scheduler.resolve()? == Scheduler::Epoch;
         if !wanted || options.read_only || device.keeps_order() {
             return Ok(Below { device, scheduler: None });
         }
@@ -470,6 +475,7 @@ fn open_journal(
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
+        pipeline: options.pipeline.resolve()?,
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,

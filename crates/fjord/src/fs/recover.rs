@@ -20,7 +20,7 @@ use crate::awake::LowLatency;
 use crate::error::{Error, Result};
 use crate::fs::mount::{self, Purpose};
 use crate::fs::superblock;
-use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use crate::options::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 
 /// Whether a mount has something to recover first.
 pub(super) fn is_wanted(options: &MountOptions) -> bool {
@@ -144,6 +144,7 @@ fn recovering(options: &MountOptions) -> MountOptions {
         data: DataMode::Ordered,
         fsync: FsyncPolicyKind::Compound,
         scheduler: Scheduler::Direct,
+        pipeline: CommitPipeline::Serial,
         discard: false,
         low_latency: LowLatency::Never,
         background_threads: false,

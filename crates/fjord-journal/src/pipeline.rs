@@ -1,0 +1,247 @@
+//! The pipeline of commits: every commit from the freeze of its contents until its last checkpoint
+//! write.
+//!
+//! Owns [`Commit`], one object per commit, and [`Pipeline`], the commits in the order of their
+//! sequences with the stage of each. A commit goes through the stages in order:
+//!
+//! ```text
+//! freeze ─ dispatch ─── settle ──────── retire ─────────────── checkpoint
+//!          Flushing     Committing      Committed               Checkpointing
+//!          its writes   all submitted;  durable; versions are   home writes;
+//!          are built    outcome not     published, callbacks    then it leaves
+//!                       known           told
+//! ```
+//!
+//! Invariants: sequences have no gaps; stages never increase from the oldest commit to the newest;
+//! a commit leaves the pipeline at its oldest end only. Without a log there is nothing to
+//! checkpoint, so a commit leaves when it retires.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fjord_block::Ticket;
+use fjord_block::plant::{Bug, planted};
+use fjord_format::types::Tid;
+use parking_lot::Mutex;
+
+use crate::buffer::Buffer;
+use crate::part::{Part, PartSet};
+use crate::transaction::{Callback, Phase, Sequence};
+
+/// A transaction, or parts of one, on its way to its home locations.
+pub(crate) struct Commit {
+    /// Its transaction.
+    pub(crate) tid: Tid,
+    pub(crate) sequence: Sequence,
+    /// The parts that commit; `None` if this commit ends its transaction.
+    pub(crate) parts: Option<PartSet>,
+    /// Number of the partial commit in its transaction; valid with `parts` only.
+    pub(crate) generation: u32,
+    /// First journal block that it takes.
+    pub(crate) log_start: u32,
+    /// Log blocks that it takes.
+    pub(crate) log_blocks: u32,
+    /// When the commit began.
+    pub(crate) began: Instant,
+    /// Buffers with a version of it; each knows which version to checkpoint.
+    pub(crate) buffers: Vec<Arc<Buffer>>,
+    /// Freed blocks whose older versions must not be checkpointed any more.
+    pub(crate) forgotten: Vec<Arc<Buffer>>,
+    /// What is left to do until it retires. A leaf lock.
+    pub(crate) unsettled: Mutex<Unsettled>,
+}
+
+/// Guarded by [`Commit::unsettled`]. The first two are empty once the commit has retired or failed.
+#[derive(Default)]
+pub(crate) struct Unsettled {
+    /// Called with the outcome.
+    pub(crate) callbacks: Vec<Callback>,
+    /// What its script left to settle; `None` until it is dispatched.
+    pub(crate) sent: Option<Sent>,
+    /// Its script has run.
+    pub(crate) dispatched: bool,
+    /// It is durable, and its callbacks have been told.
+    pub(crate) settled: bool,
+}
+
+/// What a commit's script left to settle.
+pub(crate) enum Sent {
+    /// Nothing: the commit is durable.
+    Durable,
+    /// Its writes were submitted, and their outcome is not known.
+    InFlight {
+        /// File data that the commit refers to.
+        data: Vec<Ticket>,
+        /// Log blocks before the commit block.
+        body: Vec<Ticket>,
+        /// The commit block.
+        commit: Ticket,
+        /// Byte offset of the commit block.
+        commit_offset: u64,
+        /// The commit block was submitted with FUA.
+        fua: bool,
+    },
+}
+
+impl Commit {
+    /// The transaction, if this commit ends it.
+    pub(crate) fn ends(&self) -> Option<Tid> {
+        self.parts.is_none().then_some(self.tid)
+    }
+
+    /// Takes what is left to settle; `None` unless the commit has been dispatched.
+    pub(crate) fn take_sent(&self) -> Option<Sent> {
+        self.unsettled.lock().sent.take()
+    }
+
+    pub(crate) fn take_callbacks(&self) -> Vec<Callback> {
+        std::mem::take(&mut self.unsettled.lock().callbacks)
+    }
+
+    /// Whether its script has run.
+    pub(crate) fn is_dispatched(&self) -> bool {
+        self.unsettled.lock().dispatched
+    }
+
+    /// Whether it is durable and its callbacks have been told.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.unsettled.lock().settled
+    }
+
+    /// Its script has run.
+    pub(crate) fn dispatched(&self, sent: Sent) {
+        let mut unsettled = self.unsettled.lock();
+        (unsettled.sent, unsettled.dispatched) = (Some(sent), true);
+    }
+
+    /// Whether its script waited until it was durable.
+    pub(crate) fn is_durable(&self) -> bool {
+        matches!(self.unsettled.lock().sent, Some(Sent::Durable))
+    }
+
+    fn has_any_part(&self, seeds: &[Part]) -> bool {
+        self.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
+    }
+}
+
+/// The commits. Guarded by the journal's state lock.
+#[derive(Default)]
+pub(crate) struct Pipeline {
+    /// Oldest first.
+    slots: VecDeque<Slot>,
+}
+
+struct Slot {
+    commit: Arc<Commit>,
+    /// From [`Phase::Flushing`] on.
+    phase: Phase,
+}
+
+impl Pipeline {
+    /// A commit is frozen.
+    pub(crate) fn push(&mut self, commit: Arc<Commit>) {
+        self.slots.push_back(Slot { commit, phase: Phase::Flushing });
+        self.check();
+    }
+
+    pub(crate) fn set_phase(&mut self, commit: &Arc<Commit>, phase: Phase) {
+        if let Some(slot) = self.slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.commit, commit)) {
+            slot.phase = phase;
+        }
+        self.check();
+    }
+
+    /// Removes a commit that leaves nothing to checkpoint.
+    pub(crate) fn remove(&mut self, commit: &Arc<Commit>) {
+        self.slots.retain(|slot| !Arc::ptr_eq(&slot.commit, commit));
+    }
+
+    /// Commits whose outcome is not known, oldest first.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Arc<Commit>> {
+        let in_flight = self.slots.iter().filter(|slot| slot.phase < Phase::Committed);
+        in_flight.map(|slot| &slot.commit)
+    }
+
+    /// Whether the commit that ends a transaction is in flight.
+    pub(crate) fn has_in_flight(&self, tid: Tid) -> bool {
+        self.in_flight().any(|commit| commit.ends() == Some(tid))
+    }
+
+    /// Whether the commit that ends a transaction, which does not run, has been dispatched.
+    pub(crate) fn is_dispatched(&self, tid: Tid) -> bool {
+        let mut slots = self.slots.iter();
+        let slot = slots.find(|slot| slot.commit.ends() == Some(tid));
+        // One that has left the pipeline is about to be published.
+        slot.is_none_or(|slot| slot.commit.is_dispatched())
+    }
+
+    /// Whether the outcome of every commit is known, and none is being dispatched.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.in_flight().next().is_none()
+    }
+
+    /// Whether some commit waits for its checkpoint.
+    pub(crate) fn has_checkpoints(&self) -> bool {
+        self.slots.front().is_some_and(|slot| slot.phase >= Phase::Committed)
+    }
+
+    /// Whether no commit is in flight and none waits for its checkpoint.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The newest partial commit in flight that has one of the parts.
+    pub(crate) fn generation_in_flight(&self, seeds: &[Part]) -> Option<u32> {
+        let with_parts = self.in_flight().filter(|commit| commit.has_any_part(seeds));
+        with_parts.last().map(|commit| commit.generation)
+    }
+
+    /// The partial commit of that number in transaction `tid`, or the next one, if it is in flight
+    /// and has been dispatched.
+    pub(crate) fn dispatched_generation(&self, tid: Tid, number: u32) -> Option<Arc<Commit>> {
+        let mut parts = self.in_flight().filter(|commit| commit.tid == tid);
+        let found = parts.find(|commit| commit.generation >= number);
+        found.filter(|commit| commit.is_dispatched()).cloned()
+    }
+
+    /// The oldest commit that is not checkpointed.
+    pub(crate) fn oldest(&self) -> Option<&Arc<Commit>> {
+        self.slots.front().map(|slot| &slot.commit)
+    }
+
+    /// Begins the checkpoint of the oldest commit; `None` if it is not durable.
+    pub(crate) fn begin_checkpoint(&mut self) -> Option<Arc<Commit>> {
+        let slot = self.slots.front_mut().filter(|slot| slot.phase >= Phase::Committed)?;
+        slot.phase = Phase::Checkpointing;
+        Some(slot.commit.clone())
+    }
+
+    /// The checkpoint of the oldest commit has ended.
+    pub(crate) fn end_checkpoint(&mut self) {
+        let ended = self.slots.pop_front();
+        debug_assert!(ended.is_some_and(|slot| slot.phase == Phase::Checkpointing));
+    }
+
+    /// Phase of the commit that ends a transaction.
+    pub(crate) fn phase_of(&self, tid: Tid) -> Option<Phase> {
+        let slot = self.slots.iter().find(|slot| slot.commit.ends() == Some(tid));
+        slot.map(|slot| slot.phase)
+    }
+
+    /// The invariants, in debug builds.
+    fn check(&self) {
+        let pairs = || self.slots.iter().zip(self.slots.iter().skip(1));
+        debug_assert!(
+            pairs().all(|(older, newer)| older.phase >= newer.phase),
+            "stages increase: {:?}",
+            self.slots.iter().map(|slot| (slot.commit.sequence, slot.phase)).collect::<Vec<_>>()
+        );
+        debug_assert!(
+            planted(Bug::PartSequenceReused)
+                || pairs()
+                    .all(|(older, newer)| older.commit.sequence.next() == newer.commit.sequence),
+            "sequences have gaps"
+        );
+    }
+}

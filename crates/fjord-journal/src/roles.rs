@@ -1,0 +1,185 @@
+//! The two roles in a commit, one thread each at a time, and the one way to take them.
+//!
+//! | role | lock | may |
+//! |---|---|---|
+//! | dispatch | commit lock | lock and freeze the running transaction, take log blocks, submit |
+//! | settle | settle lock | wait until dispatched commits are durable, retire them |
+//!
+//! Invariants: the commit lock is taken before the settle lock; both may be held over I/O; both are
+//! released also by a panic of a callback, so that no thread waits forever. Fast commits are written
+//! under the commit lock, and let waiting commits go first.
+
+use parking_lot::MutexGuard;
+
+use crate::error::Result;
+use crate::journal::{Inner, Journal, State};
+use crate::stats;
+
+/// Guarded by `Inner::state`.
+#[derive(Default)]
+pub(crate) struct Roles {
+    /// A thread holds the commit lock.
+    dispatching: bool,
+    /// A thread holds the settle lock.
+    settling: bool,
+    /// Threads that wait for the commit lock to commit.
+    commits_waiting: u32,
+}
+
+/// Purpose of a claim to the commit lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// A commit.
+    Commit,
+    /// A fast commit: after all commits that wait.
+    FastCommit,
+}
+
+/// Result of waiting for the commit lock.
+pub(crate) enum Turn<'a, T> {
+    /// The lock is not needed.
+    Outcome(T),
+    /// The caller holds the lock.
+    Mine(CommitLock<'a>),
+}
+
+impl Roles {
+    /// Whether threads wait for the commit lock to commit.
+    pub(crate) fn has_waiting_commits(&self) -> bool {
+        self.commits_waiting > 0
+    }
+
+    fn admits(&self, claim: Claim) -> bool {
+        !self.dispatching && (claim == Claim::Commit || self.commits_waiting == 0)
+    }
+}
+
+impl Journal {
+    /// Waits until `outcome` gives a result, or the commit lock is free; then takes it. `outcome` is
+    /// asked first, and again after every change of the pipeline.
+    ///
+    /// # Errors
+    /// Those of `outcome`; if the journal has stopped, the callbacks of commits in flight have been
+    /// told.
+    pub(crate) fn take_turn<T>(
+        &self,
+        claim: Claim,
+        mut outcome: impl FnMut(&mut State) -> Result<Option<T>>,
+    ) -> Result<Turn<'_, T>> {
+        let mut waited = false;
+        let mut state = self.inner.state.lock();
+        loop {
+            match outcome(&mut state) {
+                Ok(Some(outcome)) => return Ok(Turn::Outcome(outcome)),
+                Ok(None) => {}
+                Err(error) => {
+                    drop(state);
+                    if let Err(stopped) = self.check_running() {
+                        self.fail_in_flight(&stopped);
+                    }
+                    return Err(error);
+                }
+            }
+            if state.roles.admits(claim) {
+                state.roles.dispatching = true;
+                return Ok(Turn::Mine(CommitLock { inner: &self.inner }));
+            }
+            if claim == Claim::Commit {
+                if !std::mem::replace(&mut waited, true) {
+                    stats::add(&self.inner.counters.commit_waits, 1);
+                }
+                self.wait_to_commit(&mut state);
+            } else {
+                self.inner.pipeline_moved.wait(&mut state);
+            }
+        }
+    }
+
+    /// Waits until `done`, or the settle lock is free; then takes it.
+    ///
+    /// # Errors
+    /// The journal has stopped; the callbacks of commits in flight have been told.
+    pub(crate) fn take_settle_turn(
+        &self,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<Option<SettleLock<'_>>> {
+        let mut state = self.inner.state.lock();
+        loop {
+            if done(&state) {
+                return Ok(None);
+            }
+            if let Err(stopped) = self.check_running() {
+                drop(state);
+                self.fail_in_flight(&stopped);
+                return Err(stopped);
+            }
+            if !state.roles.settling {
+                state.roles.settling = true;
+                return Ok(Some(SettleLock { inner: &self.inner }));
+            }
+            self.inner.pipeline_moved.wait(&mut state);
+        }
+    }
+
+    fn wait_to_commit(&self, state: &mut MutexGuard<'_, State>) {
+        state.roles.commits_waiting += 1;
+        self.stop_fast_commit_wait();
+        self.inner.pipeline_moved.wait(state);
+        state.roles.commits_waiting -= 1;
+        if state.roles.commits_waiting == 0 {
+            self.inner.pipeline_moved.notify_all();
+        }
+    }
+}
+
+impl Inner {
+    /// Takes the commit lock; waits while another thread has it.
+    pub(crate) fn lock_commits(&self) -> CommitLock<'_> {
+        let mut state = self.state.lock();
+        while state.roles.dispatching {
+            self.pipeline_moved.wait(&mut state);
+        }
+        state.roles.dispatching = true;
+        CommitLock { inner: self }
+    }
+
+    /// Takes the settle lock; waits while another thread has it.
+    pub(crate) fn lock_settling(&self) -> SettleLock<'_> {
+        let mut state = self.state.lock();
+        while state.roles.settling {
+            self.pipeline_moved.wait(&mut state);
+        }
+        state.roles.settling = true;
+        SettleLock { inner: self }
+    }
+
+    /// Takes the settle lock if it is free.
+    pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
+        let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
+        (!was_taken).then_some(SettleLock { inner: self })
+    }
+}
+
+/// The commit lock; released on drop.
+pub(crate) struct CommitLock<'a> {
+    inner: &'a Inner,
+}
+
+impl Drop for CommitLock<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().roles.dispatching = false;
+        self.inner.pipeline_moved.notify_all();
+    }
+}
+
+/// The settle lock; released on drop.
+pub(crate) struct SettleLock<'a> {
+    inner: &'a Inner,
+}
+
+impl Drop for SettleLock<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().roles.settling = false;
+        self.inner.pipeline_moved.notify_all();
+    }
+}
