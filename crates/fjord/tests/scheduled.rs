@@ -303,6 +303,11 @@ fn a_commit_sends_carried_data_ahead_of_its_log() {
         let held = gate.held.lock();
         held.iter().position(|Held(request, _)| writes_block(request, start))
     };
+    // Another thread may be the one that dispatches.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while place(&DESCRIPTOR).is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let (data, log) = (place(&[0xa5; 64]), place(&DESCRIPTOR));
     assert!(data.is_some() && data < log, "data {data:?}, log {log:?}: {:?}", gate.held.lock());
     assert_eq!(place(&COMMIT), None, "the next epoch is on its way");
