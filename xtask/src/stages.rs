@@ -19,6 +19,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use fjord_testkit::tools;
 
+/// Free space that the builds and the scratch files need, in bytes: 4 GiB of programs, 4 GiB of images.
+const ROOM_BYTES: u64 = 8 << 30;
+
 /// Time limit of a test program.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
@@ -84,7 +87,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let env = [("FJORD_SCRATCH", scratch.as_path()), ("FJORD_SKIP_LOG", skip_log.as_path())];
     let started = Instant::now();
     let mut totals = Totals::default();
-    totals.stage("tools", |_| check_tools(args));
+    totals.stage("tools", |_| check_tools(args).and_then(|()| check_room(&root)));
     if totals.failed == 0 {
         if args.only.is_empty() {
             totals.stage("format", |_| cargo(&root, &["fmt", "--all", "--check"]));
@@ -158,8 +161,33 @@ fn check_tools(args: &TestArgs) -> Result<()> {
     Ok(())
 }
 
+/// Enough free space for what the tests build and write, or a message that says how much there is.
+fn check_room(root: &Path) -> Result<()> {
+    let stat = rustix::fs::statvfs(root)?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    ensure!(
+        free >= ROOM_BYTES,
+        "{} MiB are free below {}; the tests need {} MiB: free some space (cargo clean helps)",
+        free >> 20,
+        root.display(),
+        ROOM_BYTES >> 20,
+    );
+    Ok(())
+}
+
+/// Cargo, in the workspace. Without incremental builds, whose state takes five times the space of
+/// the programs; `CARGO_INCREMENTAL=1` overrides.
+fn cargo_command(root: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root);
+    if std::env::var_os("CARGO_INCREMENTAL").is_none() {
+        command.env("CARGO_INCREMENTAL", "0");
+    }
+    command
+}
+
 fn cargo(root: &Path, args: &[&str]) -> Result<()> {
-    let status = Command::new(env!("CARGO")).args(args).current_dir(root).status()?;
+    let status = cargo_command(root).args(args).status()?;
     ensure!(status.success(), "cargo {} failed", args.join(" "));
     Ok(())
 }
@@ -246,8 +274,8 @@ fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut T
     }
     if args.only.is_empty() {
         totals.stage("documentation examples", |totals| {
-            let mut command = Command::new(env!("CARGO"));
-            command.args(["test", "--workspace", "--doc", "--quiet"]).current_dir(root);
+            let mut command = cargo_command(root);
+            command.args(["test", "--workspace", "--doc", "--quiet"]);
             run_counted(&mut command, totals)
         });
     }
@@ -256,11 +284,10 @@ fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut T
 /// Builds the tests that `which` names and lists their programs, bottom layer first, unit tests
 /// before the others.
 fn build_tests(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
-    let mut child = Command::new(env!("CARGO"))
+    let mut child = cargo_command(root)
         .arg("test")
         .args(which)
         .args(["--no-run", "--quiet", "--message-format", "json"])
-        .current_dir(root)
         .stdout(Stdio::piped())
         .spawn()?;
     let stdout = child.stdout.take().context("stdout is piped")?;

@@ -1,13 +1,13 @@
-//! How a command finds the process that serves a mount, and how they speak. Owns what the two sides
-//! say to each other before either says what it wants.
+//! How a command reaches the process that serves a mount. Owns the handshake and the messages of both
+//! sides.
 //!
-//! 1. Who asks listens on an abstract Unix socket and names it in an ioctl on any file of the mount,
-//!    with a secret. The server checks the caller and connects, or refuses with an errno.
-//! 2. The server sends the secret, so that nobody else gets what follows.
-//! 3. What follows is an order and its outcome, each a message in JSON.
+//! 1. The client listens on an abstract Unix socket and passes its name and a secret in an ioctl on
+//!    any file of the mount. The server checks the caller and connects, or refuses with an errno.
+//! 2. The server sends the secret, so that no other process gets the order.
+//! 3. The client sends an order, the server its outcome, each a message in JSON.
 //!
-//! The ioctl returns at once: a request of FUSE that is being served cannot be interrupted, not
-//! even by SIGKILL.
+//! The ioctl returns at once: a FUSE request in progress cannot be interrupted, not even by
+//! SIGKILL.
 
 use std::fs::File;
 use std::io;
@@ -22,11 +22,11 @@ use rustix::net::{
 use serde::{Serialize, de::DeserializeOwned};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What this file describes; another one has another number.
+/// Version of the protocol.
 const VERSION: u32 = 1;
 /// The largest message, in bytes.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4096;
-/// How long each side waits for the other while they find each other.
+/// Timeout of each side while they connect.
 pub(crate) const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The argument of the ioctl.
@@ -40,7 +40,7 @@ pub(crate) struct Call {
     secret: [u8; 16],
 }
 
-/// What is wanted of the server.
+/// Kind of order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A copy: [`crate::snapshot`].
@@ -78,17 +78,17 @@ impl Call {
         Ok(call)
     }
 
-    /// Whether both sides speak of the same.
+    /// Whether the client has this version of the protocol.
     pub(crate) fn is_known(&self) -> bool {
         self.version == VERSION
     }
 
-    /// What the server shows that it has read.
+    /// Secret that the server sends back.
     pub(crate) fn secret(&self) -> &[u8; 16] {
         &self.secret
     }
 
-    /// A connection to who calls. Waits for nobody: the caller may have filled their own queue.
+    /// A connection to the client. Does not block: the client may have filled its own queue.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -57,13 +57,13 @@ enum Outcome {
 /// Why a mount did not grow.
 #[derive(Debug, Error)]
 pub enum AskError {
-    /// Nothing that fjord serves, or an older fjord serves it.
+    /// Not a mount of fjord, or served by an older fjord.
     #[error(
         "not on a mount of fjord that can be resized; name the directory given to fjord mount, or \
          unmount the image and name that"
     )]
     NotServed,
-    /// Somebody else's mount.
+    /// Another user's mount.
     #[error("only root and the user who mounted it may resize it; run this as one of them")]
     NotAllowed,
     /// The server cannot reach the socket of this process.
@@ -75,10 +75,10 @@ pub enum AskError {
     /// The server ended, or was killed.
     #[error("the mount ended meanwhile; mount the image again, and run this again")]
     Ended,
-    /// The server said so.
+    /// An error of the server.
     #[error("{message}")]
     Failed {
-        /// As a system call would tell it.
+        /// Its errno.
         errno: i32,
         /// What went wrong and what to do.
         message: String,
@@ -126,7 +126,7 @@ pub fn ask(dir: &File, size: NewSize) -> Result<ResizeReport, AskError> {
     }
 }
 
-/// Begins to resize `fs` for a caller who may do that.
+/// Begins to resize `fs` for an authorised caller.
 pub(crate) fn begin(fs: &Fs, call: &Call) -> Result<(), Errno> {
     if !call.is_known() {
         return Err(Errno(libc::EINVAL));
@@ -136,7 +136,7 @@ pub(crate) fn begin(fs: &Fs, call: &Call) -> Result<(), Errno> {
     let (fs, secret) = (fs.clone(), *call.secret());
     let serve = move || {
         if let Err(error) = serve(&fs, &socket, &secret) {
-            tracing::warn!(%error, "who asked for another size cannot be answered");
+            tracing::warn!(%error, "cannot answer the client of a resize");
         }
     };
     std::thread::Builder::new().name("fjord-resize".into()).spawn(serve).map_err(failed)?;

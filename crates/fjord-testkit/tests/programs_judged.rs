@@ -20,7 +20,7 @@ use fjord_testkit::{
     tools::{self, run},
 };
 
-/// Without fast commits: about one in four of such series ends with a damaged image on Linux 6.18
+/// Without fast commits: about one in seven of such series ends with a damaged image on Linux 6.18
 /// itself (a size of 0, a wrong link count, a malformed database, a mount that fails).
 #[test]
 fn linux_keeps_all_that_is_asked() -> Result<()> {

@@ -257,10 +257,8 @@ mod tests {
     use crate::namei;
     use crate::testing::TestFs;
 
-    /// Another thread is deleting a file with many extents when the file system is unmounted.
-    #[test]
-    fn an_unmount_waits_for_deletions() {
-        let test = TestFs::new(&["-t", "ext4", "-b", "1024"], 64);
+    /// A file with many extents, whose last name is gone: its deletion takes a while.
+    fn removed_file(test: &TestFs) -> impl Send + use<> {
         let fs = &test.fs;
         let file = test.create("file");
         for at in 0..12_000 {
@@ -269,7 +267,15 @@ mod tests {
         fs.sync().unwrap();
         drop(file);
         let root = table::get(fs, InodeNo::ROOT).unwrap();
-        let removed = namei::unlink(fs, &root, b"file").unwrap();
+        namei::unlink(fs, &root, b"file").unwrap()
+    }
+
+    /// Another thread is deleting a file with many extents when the file system is unmounted.
+    #[test]
+    fn an_unmount_waits_for_deletions() {
+        let test = TestFs::new(&["-t", "ext4", "-b", "1024"], 64);
+        let fs = &test.fs;
+        let removed = removed_file(&test);
         std::thread::scope(|scope| {
             scope.spawn(|| drop(removed));
             while !fs.releases.is_deleting() {
@@ -285,14 +291,7 @@ mod tests {
     fn the_whole_of_a_deleted_file_is_regained() {
         let test = TestFs::new(&["-t", "ext4", "-b", "1024"], 64);
         let fs = &test.fs;
-        let file = test.create("file");
-        for at in 0..12_000 {
-            write(fs, &file, at * 2048, &[1; 1024], WriteOptions::default()).unwrap();
-        }
-        fs.sync().unwrap();
-        drop(file);
-        let root = table::get(fs, InodeNo::ROOT).unwrap();
-        let removed = namei::unlink(fs, &root, b"file").unwrap();
+        let removed = removed_file(&test);
         std::thread::scope(|scope| {
             scope.spawn(|| drop(removed));
             while fs.pending_free_blocks() == 0 && !fs.orphans.is_empty() {
