@@ -315,7 +315,7 @@ fn sizes_that_cannot_be_are_refused() -> Result<()> {
     run("resize2fs", &[], &[&plain])?;
     image::e2fsck_clean(&plain)?;
     // What is no image, and no mount of fjord.
-    refused(Path::new("/proc"), &["1G"], 1, "not on a mount of fjord")?;
+    refused(Path::new("/proc"), &["1G"], 1, "not on a fjord mount")?;
     refused(&scratch.join("none"), &["1G"], 1, "none")?;
     let linux = KernelMount::new(&image, "rw")?;
     refused(&image, &["1G"], 3, "mounted by Linux")?;

@@ -59,7 +59,7 @@ enum Outcome {
 pub enum AskError {
     /// Not a mount of fjord, or served by an older fjord.
     #[error(
-        "not on a mount of fjord that can be resized; name the directory given to fjord mount, or \
+        "not on a fjord mount that can be resized; name the directory given to fjord mount, or \
          unmount the image and name that"
     )]
     NotServed,
