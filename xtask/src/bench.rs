@@ -24,7 +24,7 @@ const FSYNC_RATES: &str = "--targets raw,fjord-library:ijournal,fjord-fuse:ijour
     --threads 1,8 --size 1G --rounds 5";
 
 /// The figures after them.
-const FSYNC_FIGURES: [&str; 9] = [
+const FSYNC_FIGURES: [&str; 14] = [
     "ijournaling-6",
     "ijournaling-7",
     "ijournaling-8",
@@ -34,6 +34,11 @@ const FSYNC_FIGURES: [&str; 9] = [
     "fastcommit-table",
     "neighbours",
     "fallbacks",
+    "barrier-8",
+    "barrier-table2",
+    "barrier-11",
+    "barrier-12",
+    "barrier-13",
 ];
 
 /// The runs: a name, and the arguments of `fjord bench`.

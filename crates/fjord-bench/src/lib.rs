@@ -9,6 +9,7 @@ mod chart;
 mod error;
 mod experiment;
 mod figure;
+mod how;
 mod options;
 mod plot;
 mod report;

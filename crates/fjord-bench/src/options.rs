@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fjord::awake::LowLatency;
-use fjord::{CommitPipeline, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::FsyncPolicyKind;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Result};
+pub use crate::how::How;
 
 /// Where a workload runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,90 +25,25 @@ pub enum Target {
     Kernel,
     /// The same with the fast_commit feature.
     KernelFastCommit,
+    /// The kernel's ext4, mounted with `nobarrier`: it sends no flushes, so an fsync promises neither
+    /// order nor durability (the barrier paper's EXT4-OD).
+    KernelNoBarrier,
     /// fuse2fs.
     Fuse2fs,
     /// A directory of the caller's choice.
     Directory(PathBuf),
 }
 
-/// How fjord is asked to work, where not by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct How {
-    /// The fsync policy.
-    pub policy: Option<FsyncPolicyKind>,
-    /// Over the epoch scheduler.
-    pub epoch: bool,
-    /// Commits in dual mode, which needs the epoch scheduler.
-    pub dual: bool,
-    /// Idle processors halt, also while calls come in quick succession.
-    pub halts: bool,
-}
-
-const DEFAULT: How = How { policy: None, epoch: false, dual: false, halts: false };
-const EPOCH: &str = "epoch";
-const DUAL: &str = "dual";
-const HALTS: &str = "nolow_latency";
-
-impl How {
-    /// An fsync policy, and the defaults.
-    pub fn with_policy(policy: FsyncPolicyKind) -> How {
-        How { policy: Some(policy), ..How::default() }
-    }
-
-    /// Takes the words after a target's name.
-    fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<How> {
-        let mut how = How::default();
-        for word in words {
-            match word {
-                EPOCH => how.epoch = true,
-                DUAL => how.dual = true,
-                HALTS => how.halts = true,
-                policy => how.policy = Some(policy_from_name(policy)?),
-            }
-        }
-        Ok(how)
-    }
-
-    /// Options of the engine inside this process.
-    pub(crate) fn engine_options(self) -> MountOptions {
-        let default = MountOptions::default();
-        MountOptions {
-            fsync: self.policy.unwrap_or(default.fsync),
-            scheduler: if self.epoch { Scheduler::Epoch } else { default.scheduler },
-            pipeline: if self.dual { CommitPipeline::Dual } else { default.pipeline },
-            low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
-            ..default
-        }
-    }
-
-    /// The same as options of `fjord mount`.
-    pub(crate) fn mount_words(self) -> Vec<String> {
-        let policy = self.policy.map(|policy| format!("fsync={}", policy.name()));
-        let epoch = self.epoch.then(|| "scheduler=epoch".into());
-        let dual = self.dual.then(|| "pipeline=dual".into());
-        let halts = self.halts.then(|| HALTS.into());
-        [policy, epoch, dual, halts].into_iter().flatten().collect()
-    }
-
-    /// A target's name and the words that give this back.
-    fn name(self, target: &str) -> String {
-        let epoch = self.epoch.then_some(EPOCH);
-        let dual = self.dual.then_some(DUAL);
-        let halts = self.halts.then_some(HALTS);
-        let words = [self.policy.map(FsyncPolicyKind::name), epoch, dual, halts];
-        std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
-    }
-}
-
 impl Target {
     /// The targets that need no argument.
-    pub const ALL: [Target; 7] = [
+    pub const ALL: [Target; 8] = [
         Target::Raw,
         Target::Block,
-        Target::Library(DEFAULT),
-        Target::Fuse(DEFAULT),
+        Target::Library(How::DEFAULT),
+        Target::Fuse(How::DEFAULT),
         Target::Kernel,
         Target::KernelFastCommit,
+        Target::KernelNoBarrier,
         Target::Fuse2fs,
     ];
 
@@ -121,6 +56,7 @@ impl Target {
             Target::Fuse(how) => how.name("fjord-fuse"),
             Target::Kernel => "kernel".into(),
             Target::KernelFastCommit => "kernel-fc".into(),
+            Target::KernelNoBarrier => "kernel-nobarrier".into(),
             Target::Fuse2fs => "fuse2fs".into(),
             Target::Directory(path) => path.display().to_string(),
         }
@@ -139,6 +75,9 @@ impl Target {
         let usage = |message: String| Err(BenchError::Usage(message));
         match target {
             Some(Target::Library(_)) => Ok(Target::Library(how)),
+            Some(Target::Fuse(_)) if how.native || how.order => usage(format!(
+                "{name}: only fjord-library works on a modelled device itself, or without fsync"
+            )),
             Some(Target::Fuse(_)) => Ok(Target::Fuse(how)),
             Some(target) if how == How::default() => Ok(target),
             Some(target) => usage(format!(
@@ -172,23 +111,13 @@ impl Target {
 
     /// Whether it works only as root.
     pub(crate) fn needs_root(&self) -> bool {
-        matches!(self, Target::Kernel | Target::KernelFastCommit)
+        matches!(self, Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier)
     }
 }
 
 /// The policies that stand for themselves: `auto` is always another one.
 pub(crate) fn policies() -> impl Iterator<Item = FsyncPolicyKind> {
     FsyncPolicyKind::ALL.iter().copied().filter(|policy| policy.name() != "auto")
-}
-
-fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
-    FsyncPolicyKind::from_name(name).ok_or_else(|| {
-        let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
-        BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}; and the options {EPOCH}, {HALTS}",
-            known.join(", ")
-        ))
-    })
 }
 
 /// What is done.
@@ -311,7 +240,8 @@ impl Options {
     pub fn new(dir: impl Into<PathBuf>) -> Options {
         Options {
             dir: dir.into(),
-            targets: Target::ALL.to_vec(),
+            // Without barriers nothing is durable, which compares with nothing here.
+            targets: Target::ALL.into_iter().filter(|t| *t != Target::KernelNoBarrier).collect(),
             workloads: vec![Workload::AppendFsync, Workload::OverwriteFdatasync],
             round_count: 5,
             turn: Duration::from_secs(1),

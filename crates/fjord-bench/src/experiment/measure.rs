@@ -6,13 +6,14 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::Experiment;
+use super::barrier::{self, Commits, Depth};
 use super::fallbacks;
 use super::load::{self, Neighbours, Probe, Probed, Stream, Streamed};
 use super::plan::{Load, Plan, Setting};
 use crate::error::{BenchError, Result};
 use crate::served::Served;
 use crate::target::{BenchFile, BenchFs, Stand};
-use crate::workload::{Sample, new_histogram, run_timed};
+use crate::workload::{Sample, Switches, new_histogram, overwrite, run_timed};
 
 /// What one turn, or several added up, came to.
 pub(super) struct Outcome {
@@ -26,6 +27,12 @@ pub(super) struct Outcome {
     pub(super) written: Streamed,
     /// What the background wrote.
     pub(super) background: Streamed,
+    /// Context switches of the threads that fsynced.
+    pub(super) switches: Switches,
+    /// Queue depth of the device; None where it is not recorded.
+    pub(super) depth: Option<Depth>,
+    /// Commits on the device; None where they are not followed.
+    pub(super) commits: Option<Commits>,
     /// How fsyncs were served; None where that is not asked for.
     pub(super) served: Option<Served>,
 }
@@ -38,6 +45,9 @@ impl Outcome {
             series: Vec::new(),
             written: Streamed::default(),
             background: Streamed::default(),
+            switches: Switches::default(),
+            depth: None,
+            commits: None,
             served: None,
         }
     }
@@ -50,7 +60,8 @@ impl Outcome {
     pub(super) fn of_sample(sample: Sample, unit_bytes: usize) -> Outcome {
         let bytes = sample.latency.len() * unit_bytes as u64;
         let written = Streamed { bytes, seconds: sample.elapsed.as_secs_f64() };
-        Outcome { latency: sample.latency, written, ..Outcome::new() }
+        let switches = sample.switches;
+        Outcome { latency: sample.latency, written, switches, ..Outcome::new() }
     }
 
     /// Adds another turn of the same point.
@@ -65,6 +76,15 @@ impl Outcome {
         {
             sum.bytes += turn.bytes;
             sum.seconds += turn.seconds;
+        }
+        self.switches.add(other.switches);
+        match (&mut self.depth, other.depth) {
+            (Some(sum), Some(turn)) => sum.add(&turn),
+            (sum, turn) => *sum = turn,
+        }
+        match (&mut self.commits, other.commits) {
+            (Some(sum), Some(turn)) => sum.add(&turn),
+            (sum, turn) => *sum = turn,
         }
         match (&mut self.served, other.served) {
             (Some(sum), Some(turn)) => sum.add(&turn),
@@ -92,7 +112,11 @@ pub(super) fn run(
     if let Load::Program(program) = setting.load {
         return fallbacks::run(program, stand, plan);
     }
-    run_load(setting.load, &*fs, plan).map_err(what())
+    match setting.load {
+        Load::Commits { count } => barrier::commits(stand, count, plan),
+        Load::Queue => barrier::queue(stand, plan),
+        load => run_load(load, &*fs, plan).map_err(what()),
+    }
 }
 
 fn run_load(load: Load, fs: &dyn BenchFs, plan: &Plan) -> io::Result<Outcome> {
@@ -135,8 +159,10 @@ fn run_load(load: Load, fs: &dyn BenchFs, plan: &Plan) -> io::Result<Outcome> {
             Ok(Outcome::of_sample(sample, unit_kib << 10))
         }
         Load::Neighbours => beside_neighbours(fs, plan),
+        Load::Overwrite => overwrite(fs, 1, plan.turn, false)
+            .map(|sample| Outcome::of_sample(sample, BLOCK_BYTES)),
         // Served by the caller.
-        Load::Program(_) => Err(io::ErrorKind::Unsupported.into()),
+        Load::Commits { .. } | Load::Queue | Load::Program(_) => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
@@ -151,7 +177,7 @@ fn slow_probe(plan: &Plan) -> Probe {
     }
 }
 
-const BLOCK_BYTES: usize = 4096;
+pub(super) const BLOCK_BYTES: usize = 4096;
 /// Files of each thread, and their size, as sysbench has them by default.
 const FILE_COUNT: u64 = 128;
 const FILE_BYTES: u64 = 16 << 20;
@@ -163,7 +189,7 @@ struct Files {
 }
 
 /// Each thread appends blocks to its files, one file after the other, each block with an fsync.
-fn append_in_sequence(fs: &dyn BenchFs, thread_count: usize, plan: &Plan) -> io::Result<Sample> {
+pub(super) fn append_in_sequence(fs: &dyn BenchFs, thread_count: usize, plan: &Plan) -> io::Result<Sample> {
     let file_count = if plan.quick { 2 } else { FILE_COUNT };
     let root = |thread: usize| format!("threads{thread_count}-{thread}");
     let block = [0x5a; BLOCK_BYTES];

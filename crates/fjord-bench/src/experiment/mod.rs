@@ -4,6 +4,7 @@
 //! Every target is formatted anew on the same device and takes its turn there; what a
 //! paper says stands beside what came out. Owns the experiments' names and the run.
 
+mod barrier;
 mod fallbacks;
 mod load;
 mod measure;
@@ -46,11 +47,22 @@ pub enum Experiment {
     Neighbours,
     /// How often programs make a policy commit everything.
     Fallbacks,
+    /// Figure 8 of *Barrier-Enabled IO Stack for Flash Storage* (FAST '18): journal commits over
+    /// time, from the transfer of the first log block to the programmed commit block.
+    Barrier8,
+    /// Table 2 of the same: the distribution of fsync latency.
+    BarrierTable2,
+    /// Figure 11: context switches per call.
+    Barrier11,
+    /// Figure 12: queue depth of the device.
+    Barrier12,
+    /// Figure 13: append and fsync of a file each (DWSL) against threads.
+    Barrier13,
 }
 
 impl Experiment {
     /// All of them.
-    pub const ALL: [Experiment; 9] = [
+    pub const ALL: [Experiment; 14] = [
         Experiment::Ijournaling6,
         Experiment::Ijournaling7,
         Experiment::Ijournaling8,
@@ -60,6 +72,11 @@ impl Experiment {
         Experiment::FastCommitTable,
         Experiment::Neighbours,
         Experiment::Fallbacks,
+        Experiment::Barrier8,
+        Experiment::BarrierTable2,
+        Experiment::Barrier11,
+        Experiment::Barrier12,
+        Experiment::Barrier13,
     ];
 
     /// Its name on the command line.
@@ -74,6 +91,11 @@ impl Experiment {
             Experiment::FastCommitTable => "fastcommit-table",
             Experiment::Neighbours => "neighbours",
             Experiment::Fallbacks => "fallbacks",
+            Experiment::Barrier8 => "barrier-8",
+            Experiment::BarrierTable2 => "barrier-table2",
+            Experiment::Barrier11 => "barrier-11",
+            Experiment::Barrier12 => "barrier-12",
+            Experiment::Barrier13 => "barrier-13",
         }
     }
 
@@ -102,6 +124,15 @@ impl Experiment {
                 "4 KiB append and fsync every 20 ms, alone and beside eight writers that fsync"
             }
             Experiment::Fallbacks => "fsyncs that had to commit everything, by program",
+            Experiment::Barrier8 => {
+                "4 KiB appended and synced by 4 threads: commits from dispatch to surface"
+            }
+            Experiment::BarrierTable2 => "4 KiB appended and fsynced: latency",
+            Experiment::Barrier11 => "4 KiB overwritten at random and synced: context switches",
+            Experiment::Barrier12 => "the same: queue depth of the device",
+            Experiment::Barrier13 => {
+                "4 KiB appended and fsynced, a file per thread (DWSL): fsyncs/s by threads"
+            }
         }
     }
 }
@@ -166,8 +197,10 @@ struct Cell {
     device: DeviceKind,
     target: Target,
     setting: Setting,
-    /// None until its first turn, or if none succeeded.
+    /// All turns together; None until the first, or if none succeeded.
     outcome: Option<Outcome>,
+    /// The main number of each turn, by round; None for a turn that failed.
+    rounds: Vec<Option<f64>>,
 }
 
 /// Runs an experiment. `callback` is called before every step, as by [`crate::run`].
@@ -199,6 +232,7 @@ pub fn run_experiment(
                 target: target.clone(),
                 setting,
                 outcome: None,
+                rounds: Vec::new(),
             }));
         }
     }
@@ -286,6 +320,9 @@ impl Run<'_> {
             let what = format!("{}, {}, {}", cell.device.name(), target.name(), cell.setting.name);
             self.reporter.step(what.clone())?;
             let result = self.point(device, cell, &mut stand);
+            if result.is_err() {
+                cell.rounds.push(None);
+            }
             if let Err(error) = result {
                 self.left_out.push(format!("{what}: {error}"));
                 // Whatever state it is in, the next point gets a new one.
@@ -319,6 +356,7 @@ impl Run<'_> {
             }
         };
         let outcome = measure::run(self.experiment, &cell.setting, stand, &self.plan)?;
+        cell.rounds.push(self.experiment.main_number(&outcome));
         match &mut cell.outcome {
             Some(sum) => sum.add(outcome),
             none => *none = Some(outcome),
@@ -330,6 +368,9 @@ impl Run<'_> {
 impl Experiment {
     /// Whether points leave a file system as they found it; those with a background do not.
     fn reuses_stands(self) -> bool {
-        matches!(self, Experiment::Ijournaling9 | Experiment::FastCommitTable)
+        matches!(
+            self,
+            Experiment::Ijournaling9 | Experiment::FastCommitTable | Experiment::Barrier13
+        )
     }
 }

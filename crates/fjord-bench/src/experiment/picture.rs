@@ -21,24 +21,42 @@ enum Kind {
 impl Experiment {
     fn kind(self) -> Kind {
         match self {
-            Experiment::Ijournaling6 | Experiment::Neighbours => Kind::Distribution,
-            Experiment::Ijournaling8 | Experiment::Pbg3 => Kind::OverTime,
+            Experiment::Ijournaling6 | Experiment::Neighbours | Experiment::BarrierTable2 => {
+                Kind::Distribution
+            }
+            Experiment::Ijournaling8
+            | Experiment::Pbg3
+            | Experiment::Barrier8
+            | Experiment::Barrier12 => Kind::OverTime,
             Experiment::Ijournaling7
             | Experiment::Ijournaling9
             | Experiment::Pbg2
             | Experiment::FastCommitTable
-            | Experiment::Fallbacks => Kind::BySetting,
+            | Experiment::Fallbacks
+            | Experiment::Barrier11
+            | Experiment::Barrier13 => Kind::BySetting,
         }
+    }
+
+    /// Whether the vertical axis begins at 0.
+    fn is_linear(self) -> bool {
+        self == Experiment::Fallbacks || (self.is_of_barriers() && self != Experiment::Barrier13)
     }
 
     /// A panel with axes.
     fn panel(self, title: String) -> Panel {
         let mean = "mean latency of fsync in ms";
         let (x_label, y_label) = match self {
-            Experiment::Ijournaling6 | Experiment::Neighbours => ("latency in ms", "% of fsyncs"),
+            Experiment::Ijournaling6 | Experiment::Neighbours | Experiment::BarrierTable2 => {
+                ("latency in ms", "% of fsyncs")
+            }
             Experiment::Ijournaling8 | Experiment::Pbg3 => ("time in s", "latency of fsync in ms"),
             Experiment::Ijournaling7 => ("background in MB/s", mean),
             Experiment::Ijournaling9 => ("threads", "MB/s"),
+            Experiment::Barrier8 => ("time in ms", "commit"),
+            Experiment::Barrier11 => ("", "context switches per call"),
+            Experiment::Barrier12 => ("time in ms", "commands in the queue"),
+            Experiment::Barrier13 => ("threads", "fsyncs/s"),
             Experiment::Pbg2 => ("groups of a flex group", mean),
             Experiment::Fallbacks => ("program, in the order of the table", "% fallbacks"),
             Experiment::FastCommitTable => {
@@ -49,8 +67,9 @@ impl Experiment {
             title,
             x_label: x_label.into(),
             y_label: y_label.into(),
-            log_x: self.kind() == Kind::Distribution || self == Experiment::Ijournaling9,
-            log_y: self.kind() != Kind::Distribution && self != Experiment::Fallbacks,
+            log_x: self.kind() == Kind::Distribution
+                || matches!(self, Experiment::Ijournaling9 | Experiment::Barrier13),
+            log_y: self.kind() != Kind::Distribution && !self.is_linear(),
             ..Panel::default()
         }
     }

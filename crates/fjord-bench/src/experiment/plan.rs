@@ -33,6 +33,12 @@ pub(super) enum Load {
     FsMark { unit_kib: usize, file_kib: usize },
     /// A probe, alone and beside eight writers.
     Neighbours,
+    /// The same; commits are followed on the device.
+    Commits { count: usize },
+    /// Blocks of a file overwritten at random, each synced.
+    Overwrite,
+    /// The same; the queue of the device is recorded.
+    Queue,
     /// A program or a pattern of calls whose fsyncs are counted.
     Program(Program),
 }
@@ -151,6 +157,9 @@ impl Experiment {
             Experiment::FastCommitTable => (0.6, 0.05),
             Experiment::Neighbours => (5.0, 0.2),
             Experiment::Fallbacks => (2.0, 0.2),
+            Experiment::Barrier8 | Experiment::Barrier12 => (0.5, 0.1),
+            Experiment::BarrierTable2 => (4.0, 0.1),
+            Experiment::Barrier11 | Experiment::Barrier13 => (1.5, 0.1),
         }
     }
 
@@ -166,11 +175,18 @@ impl Experiment {
             Experiment::Ijournaling9 => &["disk", "zram"],
             Experiment::Pbg2 | Experiment::Pbg3 => &["disk", "ufs"],
             Experiment::Fallbacks => &["disk"],
+            Experiment::Barrier8 | Experiment::Barrier12 => &["ufs", "plain-ssd", "supercap-ssd"],
+            Experiment::BarrierTable2 | Experiment::Barrier11 | Experiment::Barrier13 => {
+                &["disk", "ufs", "plain-ssd", "supercap-ssd"]
+            }
         };
         DeviceKind::ALL.into_iter().filter(|kind| names.contains(&kind.name())).collect()
     }
 
     fn targets(self) -> Vec<Target> {
+        if self.is_of_barriers() {
+            return barrier_targets(self);
+        }
         let raw: &[Target] = if self == Experiment::Ijournaling9 { &[Target::Raw] } else { &[] };
         let kernel: &[Target] = match self {
             // It does not tell.
@@ -238,6 +254,16 @@ impl Experiment {
                     .map(|(x, (unit, file))| point(unit, file, x))
                     .collect()
             }
+            Experiment::Barrier8 => {
+                let load = |count| Load::Commits { count };
+                vec![plain("1 thread".into(), 1.0, load(1)), plain("4 threads".into(), 4.0, load(4))]
+            }
+            Experiment::BarrierTable2 => {
+                vec![plain("append".into(), 0.0, Load::Threads { count: 1 })]
+            }
+            Experiment::Barrier11 => vec![plain("overwrite".into(), 0.0, Load::Overwrite)],
+            Experiment::Barrier12 => vec![plain("overwrite".into(), 0.0, Load::Queue)],
+            Experiment::Barrier13 => threads(target, plan),
             Experiment::Neighbours => vec![plain("eight writers".into(), 0.0, Load::Neighbours)],
             Experiment::Fallbacks => {
                 let runs = |program: &Program| match target {
@@ -251,6 +277,22 @@ impl Experiment {
             }
         }
     }
+}
+
+/// The kernel with and without barriers, and fjord's compound commits: as a file, on the device
+/// itself in serial and dual mode, and with order only where a figure is of that too.
+fn barrier_targets(experiment: Experiment) -> Vec<Target> {
+    let compound = How::with_policy(FsyncPolicyKind::Compound);
+    let native = How { native: true, ..compound };
+    let dual = How { epoch: true, dual: true, ..compound };
+    let native_dual = How { native: true, ..dual };
+    let group = How { policy: Some(FsyncPolicyKind::Group), ..native_dual };
+    let mut hows = vec![compound, dual, native, How { epoch: true, ..native }, native_dual, group];
+    if !matches!(experiment, Experiment::BarrierTable2 | Experiment::Barrier13) {
+        hows.push(How { order: true, ..native_dual });
+    }
+    let fjord = hows.into_iter().map(Target::Library);
+    [Target::Kernel, Target::KernelNoBarrier].into_iter().chain(fjord).collect()
 }
 
 /// Thread counts; with i-transactions one shared area, and one per processor.

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use super::barrier::{Commits, Depth};
 use super::measure::Outcome;
 use super::plan::Plan;
 use super::{Cell, Experiment, paper};
@@ -67,6 +68,7 @@ const P50: Column = column("p50_ms", "p50", 2, |outcome| at(outcome, 0.5));
 const P95: Column = column("p95_ms", "p95", 2, |outcome| at(outcome, 0.95));
 const P99: Column = column("p99_ms", "p99", 2, |outcome| at(outcome, 0.99));
 const P99_9: Column = column("p99_9_ms", "p99.9", 2, |outcome| at(outcome, 0.999));
+const P99_99: Column = column("p99_99_ms", "p99.99", 2, |outcome| at(outcome, 0.9999));
 const MAX: Column = column("max_ms", "max ms", 2, |outcome| at(outcome, 1.0));
 const BACKGROUND: Column = column("background_mb_per_s", "bg MB/s", 1, |outcome| {
     mb_per_s(outcome.background.bytes, outcome.background.seconds)
@@ -80,6 +82,48 @@ const OPS: Column = column("fsyncs_per_s", "fsyncs/s", 0, |outcome| {
 
 const LATENCY: [Column; 8] = [COUNT, MEAN, P50, P95, P99, P99_9, MAX, BACKGROUND];
 const BANDWIDTH: [Column; 4] = [RATE, OPS, P50, P99];
+const TAIL: [Column; 7] = [COUNT, MEAN, P50, P99, P99_9, P99_99, MAX];
+const SWITCHES: [Column; 4] = [
+    COUNT,
+    column("switches_per_call", "switches", 2, |outcome| {
+        let switches = outcome.switches;
+        per_call(outcome, switches.voluntary_count + switches.involuntary_count)
+    }),
+    column("voluntary_per_call", "voluntary", 2, |outcome| {
+        per_call(outcome, outcome.switches.voluntary_count)
+    }),
+    MEAN,
+];
+const DEPTH: [Column; 4] = [
+    COUNT,
+    column("queue_depth_mean", "mean depth", 2, |outcome| outcome.depth.as_ref().map(Depth::mean)),
+    column("queue_depth_max", "max depth", 0, |outcome| {
+        outcome.depth.as_ref().map(|depth| f64::from(depth.max))
+    }),
+    MEAN,
+];
+const COMMITS: [Column; 5] = [
+    column("commit_count", "commits", 0, |outcome| {
+        outcome.commits.as_ref().map(|commits| commits.count as f64)
+    }),
+    column("commits_per_s", "commits/s", 0, |outcome| {
+        outcome.commits.as_ref().map(Commits::per_s)
+    }),
+    column("interval_ms", "interval ms", 3, |outcome| {
+        outcome.commits.as_ref().map(|commits| 1e3 / commits.per_s().max(1e-9))
+    }),
+    column("to_surface_ms", "to surface ms", 3, |outcome| {
+        outcome.commits.as_ref().map(Commits::to_surface_ms)
+    }),
+    column("in_flight_mean", "in flight", 2, |outcome| {
+        outcome.commits.as_ref().map(Commits::in_flight_mean)
+    }),
+];
+
+fn per_call(outcome: &Outcome, count: u64) -> Option<f64> {
+    (!outcome.latency.is_empty()).then(|| count as f64 / outcome.latency.len() as f64)
+}
+
 const BESIDE: [Column; 8] = [
     column("idle_p50_ms", "alone p50", 2, |outcome| idle_at(outcome, 0.5)),
     column("idle_p99_ms", "p99", 2, |outcome| idle_at(outcome, 0.99)),
@@ -115,6 +159,12 @@ struct Shape {
 }
 
 impl Experiment {
+    /// The number that gains are of.
+    pub(super) fn main_number(self, outcome: &Outcome) -> Option<f64> {
+        let shape = self.shape();
+        (shape.columns[shape.main].of)(outcome)
+    }
+
     fn shape(self) -> Shape {
         let latency = |main| Shape {
             columns: &LATENCY,
@@ -137,6 +187,13 @@ impl Experiment {
             }
             Experiment::Neighbours => Shape { columns: &BESIDE, ..latency(3) },
             Experiment::Fallbacks => Shape { columns: &COUNTS, has_gains: false, ..latency(5) },
+            Experiment::Barrier8 => {
+                Shape { columns: &COMMITS, more_is_better: true, ..latency(1) }
+            }
+            Experiment::BarrierTable2 => Shape { columns: &TAIL, ..latency(1) },
+            Experiment::Barrier11 => Shape { columns: &SWITCHES, ..latency(1) },
+            Experiment::Barrier12 => Shape { columns: &DEPTH, more_is_better: true, ..latency(1) },
+            Experiment::Barrier13 => Shape { columns: &BANDWIDTH, more_is_better: true, ..latency(1) },
         }
     }
 }
@@ -173,7 +230,10 @@ pub struct Row {
     pub target: String,
     /// What was measured.
     pub numbers: Numbers,
-    /// How many times better than others the main number is.
+    /// The main number of each round; None for a turn that failed.
+    pub rounds: Vec<Option<f64>>,
+    /// How many times better than others the main number is: the median over the rounds, since
+    /// targets take turns in each.
     #[serde(flatten)]
     pub gains: Gains,
     /// What the paper has for this method here.
@@ -276,8 +336,8 @@ pub struct ExperimentReport {
 fn compound_of(target: &Target) -> Option<Target> {
     let compound = How::with_policy(fjord::FsyncPolicyKind::Compound);
     match target {
-        Target::Kernel | Target::KernelFastCommit => Some(Target::Kernel),
-        Target::Library(_) => Some(Target::Library(compound)),
+        Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier => Some(Target::Kernel),
+        Target::Library(how) => Some(Target::Library(How { native: how.native, ..compound })),
         Target::Fuse(_) => Some(Target::Fuse(compound)),
         _ => None,
     }
@@ -300,25 +360,29 @@ pub(super) fn build(
         let by_place = by_device.then(a.setting.x.total_cmp(&b.setting.x));
         by_place.then_with(|| a.setting.name.cmp(&b.setting.name))
     });
-    let main = |cell: &Cell| (shape.columns[shape.main].of)(cell.outcome.as_ref()?);
     let gain = |own: &Cell, base: Option<Target>| {
         let base = base.filter(|_| shape.has_gains)?;
         let base = cells.iter().find(|other| {
             (other.device, other.setting.x) == (own.device, own.setting.x) && other.target == base
         })?;
-        let (own, base) = (main(own)?, main(base)?);
-        let gain = if shape.more_is_better { own / base } else { base / own };
-        Some(gain).filter(|gain| gain.is_finite())
+        median_gain(&own.rounds, &base.rounds, shape.more_is_better)
     };
     let row = |cell: &Cell| {
         let outcome = cell.outcome.as_ref()?;
         let device = cell.device.name();
-        let over_time = matches!(experiment, Experiment::Ijournaling8 | Experiment::Pbg3);
+        let over_time = matches!(
+            experiment,
+            Experiment::Ijournaling8
+                | Experiment::Pbg3
+                | Experiment::Barrier8
+                | Experiment::Barrier12
+        );
         Some(Row {
             device: device.into(),
             setting: cell.setting.name.clone(),
             target: cell.target.name(),
             numbers: Numbers(shape.columns.iter().map(|c| (*c, (c.of)(outcome))).collect()),
+            rounds: cell.rounds.clone(),
             gains: Gains {
                 over_raw: gain(cell, Some(Target::Raw)),
                 over_kernel: gain(cell, Some(Target::Kernel)),
@@ -349,6 +413,16 @@ pub(super) fn build(
     }
 }
 
+/// The median over the rounds of how many times better `own` is than `base`.
+fn median_gain(own: &[Option<f64>], base: &[Option<f64>], more_is_better: bool) -> Option<f64> {
+    let pairs = own.iter().zip(base).filter_map(|(own, base)| Some(((*own)?, (*base)?)));
+    let gains = pairs.map(|(own, base)| if more_is_better { own / base } else { base / own });
+    let mut gains: Vec<f64> = gains.filter(|gain| gain.is_finite()).collect();
+    gains.sort_by(f64::total_cmp);
+    let (low, high) = (gains.len().checked_sub(1)? / 2, gains.len() / 2);
+    Some((gains.get(low)? + gains.get(high)?) / 2.0)
+}
+
 fn means(experiment: Experiment, plan: &Plan, rows: &[Row]) -> Vec<Mean> {
     let mut means = Vec::new();
     for kind in &plan.devices {
@@ -371,6 +445,21 @@ fn means(experiment: Experiment, plan: &Plan, rows: &[Row]) -> Vec<Mean> {
 
 /// Width of a gain in the table.
 const GAIN_WIDTH: usize = 12;
+
+/// Width of the smallest and largest main number by round.
+const SPREAD_WIDTH: usize = 20;
+
+/// The smallest and largest main number by round; nothing for one round.
+fn spread(rounds: &[Option<f64>]) -> String {
+    let known = || rounds.iter().flatten().copied();
+    if known().count() < 2 {
+        return String::new();
+    }
+    let (low, high) = known().fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), number| {
+        (low.min(number), high.max(number))
+    });
+    format!("{low:.2} to {high:.2}")
+}
 
 /// Width of a column of the table: the heading, or numbers up to 99999.99.
 fn width(column: &Column) -> usize {
@@ -416,6 +505,7 @@ impl ExperimentReport {
                 }
                 None => {
                     self.write_gains(&mut text, &row.gains);
+                    let _ = write!(text, "{:>SPREAD_WIDTH$}", spread(&row.rounds));
                     let _ = write!(text, "  {}", row.paper.as_deref().unwrap_or("–"));
                 }
             }
@@ -453,6 +543,7 @@ impl ExperimentReport {
             }
             let _ = write!(text, "  {:<32}", mean.target);
             self.write_gains(text, &mean.gains);
+            let _ = write!(text, "{:>SPREAD_WIDTH$}", "");
             let _ = writeln!(text, "  {}", mean.paper.unwrap_or("–"));
         }
     }
@@ -467,7 +558,7 @@ impl ExperimentReport {
         for index in self.shown_gains() {
             let _ = write!(text, "{:>GAIN_WIDTH$}", Gains::HEADINGS[index]);
         }
-        text.push_str("  paper\n");
+        let _ = writeln!(text, "{:>SPREAD_WIDTH$}  paper", "by round");
     }
 
     fn write_gains(&self, text: &mut String, gains: &Gains) {

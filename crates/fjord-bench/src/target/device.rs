@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fjord_block::sim::Profile;
 
+use super::model::Model;
 use super::mount::{Medium, Mount};
 use crate::error::{BenchError, Result};
 use crate::options::Options;
@@ -99,6 +100,19 @@ impl Device {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The model below it, if it is one.
+    pub(crate) fn model(&self) -> Option<Model> {
+        self.sim.as_ref().map(|sim| Model::Served(sim.dir().to_owned()))
+    }
+
+    /// Its constants, if it is modelled.
+    pub(crate) fn profile(&self) -> Option<&'static Profile> {
+        match self.kind {
+            DeviceKind::Modelled(profile) => Some(profile),
+            DeviceKind::Disk | DeviceKind::Zram => None,
+        }
     }
 
     /// How the kernel mounts what is on it. Files go past the page cache: only then does a flush

@@ -7,6 +7,7 @@
 mod bytes;
 mod device;
 mod library;
+mod model;
 mod mount;
 mod posix;
 
@@ -20,10 +21,13 @@ pub(crate) use bytes::DirectFile;
 pub(crate) use device::Device;
 pub use device::DeviceKind;
 pub(crate) use library::LibraryFs;
+pub(crate) use model::{Model, Trace};
 pub(crate) use mount::{KernelMount, Medium, Mount, run_program};
 pub(crate) use posix::PosixFs;
 
 use fjord::MountOptions;
+use fjord_block::MemImage;
+use fjord_block::sim::SimDevice;
 
 use crate::error::{BenchError, Result};
 use crate::options::{How, Options, Target};
@@ -80,8 +84,10 @@ pub(crate) struct Stand {
     fs: Option<Arc<dyn BenchFs>>,
     /// Unmounts when dropped; declared after `fs`, so that files close first.
     mount: Option<Mount>,
-    /// None for directories.
+    /// None for directories, and for a modelled device in this process.
     image: Option<PathBuf>,
+    /// The modelled device below, if there is one.
+    model: Option<Model>,
     /// The image was made for the stand and goes with it.
     owns_image: bool,
     setup: Setup,
@@ -113,7 +119,10 @@ impl Stand {
     ) -> Result<Stand> {
         let setup = Setup { medium: device.medium(), ..setup.clone() };
         let mut stand = Stand::bare(target, setup, options)?;
-        if !matches!(target, Target::Directory(_)) {
+        if target.how().native {
+            stand.model = Some(stand.native_model(device)?);
+        } else if !matches!(target, Target::Directory(_)) {
+            stand.model = device.model();
             stand.image = Some(device.path().to_owned());
             if target.has_names() {
                 stand.format(device.path(), device.is_memory())?;
@@ -121,6 +130,33 @@ impl Stand {
         }
         stand.attach()?;
         Ok(stand)
+    }
+
+    /// A modelled device in this process, formatted like the others.
+    fn native_model(&self, device: &Device) -> Result<Model> {
+        let Some(profile) = device.profile() else {
+            let name = self.target.name();
+            return Err(BenchError::Usage(format!("{name} runs on modelled devices only")));
+        };
+        let image = self.options.dir.join(format!("{}.native", file_name(&self.target)));
+        let failed = || BenchError::io(format!("create {}", image.display()));
+        let file = fs::File::create(&image).map_err(failed())?;
+        file.set_len(self.options.image_size_bytes).map_err(failed())?;
+        let formatted = self.format(&image, true);
+        let contents = formatted.and_then(|()| MemImage::from_file(&image).map_err(failed()));
+        // It goes also if it was not formatted.
+        let _ = fs::remove_file(&image);
+        Ok(Model::Native(Arc::new(SimDevice::with_contents(profile, contents?))))
+    }
+
+    /// The modelled device below.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`] if the device is not modelled.
+    pub(crate) fn model(&self) -> Result<&Model> {
+        let name = self.target.name();
+        let missing = || BenchError::Usage(format!("{name}: the device is not modelled"));
+        self.model.as_ref().ok_or_else(missing)
     }
 
     fn bare(target: &Target, setup: Setup, options: &Options) -> Result<Stand> {
@@ -132,6 +168,7 @@ impl Stand {
             fs: None,
             mount: None,
             image: None,
+            model: None,
             owns_image: false,
             setup,
             options: options.clone(),
@@ -192,6 +229,10 @@ impl Stand {
     }
 
     fn attach(&mut self) -> Result<()> {
+        if let (true, Some(Model::Native(device))) = (self.target.how().native, &self.model) {
+            let order = self.target.how().order;
+            return self.serve(LibraryFs::on(device.clone(), &self.engine_options(), order)?);
+        }
         let Some(image) = &self.image else { return Ok(()) };
         let dir = self.options.dir.join(format!("{}.mnt", file_name(&self.target)));
         let setup = &self.setup;
@@ -199,13 +240,15 @@ impl Stand {
             Target::Raw => return self.serve(bytes::RawFs::open(image)?),
             Target::Block => return self.serve(bytes::BlockFs::open(image)?),
             Target::Library(_) => {
-                return self.serve(LibraryFs::open(image, &self.engine_options())?);
+                let order = self.target.how().order;
+                return self.serve(LibraryFs::open(image, &self.engine_options(), order)?);
             }
             Target::Directory(_) => return Ok(()),
-            Target::Kernel | Target::KernelFastCommit => {
+            Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier => {
                 let how = KernelMount {
                     medium: setup.medium,
                     no_delalloc: setup.no_delalloc,
+                    no_barrier: self.target == Target::KernelNoBarrier,
                     dirty_bytes_max: setup.cache_bytes,
                 };
                 Mount::kernel(image, &dir, &how)?

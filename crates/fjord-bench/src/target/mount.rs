@@ -67,6 +67,8 @@ pub(crate) struct KernelMount {
     pub(crate) medium: Medium,
     /// Without delayed allocation.
     pub(crate) no_delalloc: bool,
+    /// Without flushes.
+    pub(crate) no_barrier: bool,
     /// None leaves the limits as they are.
     pub(crate) dirty_bytes_max: Option<u64>,
 }
@@ -98,8 +100,10 @@ impl Mount {
                 device
             }
         };
-        let options = if how.no_delalloc { "nodelalloc" } else { "defaults" };
-        run_program("mount", &["-t", "ext4", "-o", options], &[&device, dir])?;
+        let words = [(how.no_delalloc, "nodelalloc"), (how.no_barrier, "nobarrier")];
+        let words = words.into_iter().filter(|(wanted, _)| *wanted).map(|(_, word)| word);
+        let options = std::iter::once("defaults").chain(words).collect::<Vec<_>>().join(",");
+        run_program("mount", &["-t", "ext4", "-o", &options], &[&device, dir])?;
         mount.mounted = true;
         if let Some(bytes) = how.dirty_bytes_max {
             mount.limit_dirty(bytes)?;

@@ -59,11 +59,13 @@ pub(super) fn create(
     Ok(sample)
 }
 
-/// Overwrites random blocks of a file per thread, each followed by fdatasync.
-pub(super) fn overwrite(
+/// Overwrites random blocks of a file per thread, each followed by fdatasync, or by fsync without
+/// `data_only`.
+pub(crate) fn overwrite(
     fs: &dyn BenchFs,
     thread_count: usize,
     turn: Duration,
+    data_only: bool,
 ) -> io::Result<Sample> {
     let block = [0xa5; BLOCK_BYTES];
     let start = |thread: usize| {
@@ -86,6 +88,6 @@ pub(super) fn overwrite(
     run_timed(thread_count, turn, start, |(file, sequence), _| {
         let index = sequence.next() % (OVERWRITE_FILE_BYTES / BLOCK_BYTES as u64);
         file.write_at(index * BLOCK_BYTES as u64, &block)?;
-        file.sync(true)
+        file.sync(data_only)
     })
 }

@@ -58,7 +58,7 @@ fn open_on(target: &Target, options: &Options, image: &Path) -> Result<Option<Op
         let began = Instant::now();
         let mount = match target {
             Target::Library(how) => {
-                let fs = LibraryFs::open(image, &how.engine_options())?;
+                let fs = LibraryFs::open(image, &how.engine_options(), how.order)?;
                 milliseconds = milliseconds.min(began.elapsed().as_secs_f64() * 1e3);
                 // What a first open left with the allocator serves the later ones.
                 resident_bytes.get_or_insert(rss_bytes().saturating_sub(before_bytes));
@@ -71,7 +71,11 @@ fn open_on(target: &Target, options: &Options, image: &Path) -> Result<Option<Op
             }
             Target::Kernel => Mount::kernel(image, &dir, &KernelMount::default())?,
             Target::Fuse2fs => Mount::fuse2fs(image, &dir)?,
-            Target::Raw | Target::Block | Target::KernelFastCommit | Target::Directory(_) => {
+            Target::Raw
+            | Target::Block
+            | Target::KernelFastCommit
+            | Target::KernelNoBarrier
+            | Target::Directory(_) => {
                 return Ok(None);
             }
         };

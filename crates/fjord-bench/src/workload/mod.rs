@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+pub(crate) use fsync::overwrite;
 pub(crate) use huge::open_huge;
 pub(crate) use stream::{LARGE_FILE, READ_FILE_BYTES};
 
@@ -49,9 +50,53 @@ pub(crate) struct Sample {
     pub(crate) elapsed: Duration,
     /// Of single operations, in nanoseconds; empty where there are none.
     pub(crate) latency: Histogram<u64>,
+    /// Context switches of the threads that ran them.
+    pub(crate) switches: Switches,
+}
+
+/// Context switches of threads.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Switches {
+    /// The thread waited.
+    pub(crate) voluntary_count: u64,
+    /// The thread was preempted.
+    pub(crate) involuntary_count: u64,
+}
+
+impl Switches {
+    /// Those of the calling thread since it began; none where /proc does not tell.
+    fn of_thread() -> Switches {
+        let text = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let number = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+        };
+        Switches {
+            voluntary_count: number("voluntary_ctxt_switches:"),
+            involuntary_count: number("nonvoluntary_ctxt_switches:"),
+        }
+    }
+
+    fn since(self, before: Switches) -> Switches {
+        Switches {
+            voluntary_count: self.voluntary_count.saturating_sub(before.voluntary_count),
+            involuntary_count: self.involuntary_count.saturating_sub(before.involuntary_count),
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: Switches) {
+        self.voluntary_count += other.voluntary_count;
+        self.involuntary_count += other.involuntary_count;
+    }
 }
 
 impl Sample {
+    /// One whose single operations were not timed.
+    pub(crate) fn without_latency(amount: f64, elapsed: Duration) -> Sample {
+        let (latency, switches) = (new_histogram(), Switches::default());
+        Sample { amount, elapsed, latency, switches }
+    }
+
     /// Amount per second.
     pub(crate) fn rate(&self) -> f64 {
         self.amount / self.elapsed.as_secs_f64().max(1e-9)
@@ -85,7 +130,7 @@ pub(crate) fn run_turn(
             fsync::create(&*stand.fs()?, case.thread_count, options.turn, round)
         }
         Workload::OverwriteFdatasync => {
-            fsync::overwrite(&*stand.fs()?, case.thread_count, options.turn)
+            overwrite(&*stand.fs()?, case.thread_count, options.turn, true)
         }
         Workload::SequentialWrite => stream::write(&*stand.fs()?, options.sequential_bytes),
         Workload::SequentialRead => {
@@ -117,8 +162,9 @@ pub(crate) fn run_timed<S: Send>(
 ) -> io::Result<Sample> {
     let states = (0..thread_count).map(&mut start).collect::<io::Result<Vec<S>>>()?;
     let began = Instant::now();
-    let run_thread = |mut state: S| -> io::Result<Histogram<u64>> {
+    let run_thread = |mut state: S| -> io::Result<(Histogram<u64>, Switches)> {
         let mut latency = new_histogram();
+        let switches = Switches::of_thread();
         let mut index = 0;
         let mut before = began.elapsed();
         while before < turn {
@@ -128,9 +174,9 @@ pub(crate) fn run_timed<S: Send>(
             before = after;
             index += 1;
         }
-        Ok(latency)
+        Ok((latency, Switches::of_thread().since(switches)))
     };
-    let results: Vec<io::Result<Histogram<u64>>> = std::thread::scope(|scope| {
+    let results: Vec<io::Result<(Histogram<u64>, Switches)>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             states.into_iter().map(|state| scope.spawn(|| run_thread(state))).collect();
         threads
@@ -139,12 +185,14 @@ pub(crate) fn run_timed<S: Send>(
             .collect()
     });
     let elapsed = began.elapsed();
-    let mut latency = new_histogram();
+    let (mut latency, mut switches) = (new_histogram(), Switches::default());
     for result in results {
+        let (thread, switched) = result?;
         // Both have the same range and digits.
-        let _ = latency.add(result?);
+        let _ = latency.add(thread);
+        switches.add(switched);
     }
-    Ok(Sample { amount: latency.len() as f64, elapsed, latency })
+    Ok(Sample { amount: latency.len() as f64, elapsed, latency, switches })
 }
 
 /// A small generator, so that every target sees the same sequence (xorshift64*).

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use super::{Sample, new_histogram};
+use super::Sample;
 use crate::target::{BenchFile, BenchFs};
 
 const CHUNK_BYTES: usize = 1 << 20;
@@ -44,7 +44,7 @@ fn read_chunks(file: &mut dyn BenchFile, len: u64, chunk_bytes: usize) -> io::Re
 pub(super) fn write(fs: &dyn BenchFs, len: u64) -> io::Result<Sample> {
     let began = Instant::now();
     write_file(fs, LARGE_FILE, len)?;
-    Ok(Sample { amount: mib(len), elapsed: began.elapsed(), latency: new_histogram() })
+    Ok(Sample::without_latency(mib(len), began.elapsed()))
 }
 
 /// Makes sure that the large file is there.
@@ -64,7 +64,7 @@ fn prepare(fs: &dyn BenchFs, name: &str, len: u64) -> io::Result<()> {
 pub(super) fn read(fs: &dyn BenchFs, len: u64) -> io::Result<Sample> {
     let began = Instant::now();
     read_chunks(&mut *fs.open(LARGE_FILE)?, len, CHUNK_BYTES)?;
-    Ok(Sample { amount: mib(len), elapsed: began.elapsed(), latency: new_histogram() })
+    Ok(Sample::without_latency(mib(len), began.elapsed()))
 }
 
 /// Makes sure that the files of the parallel reads are there.
@@ -95,9 +95,5 @@ pub(super) fn read_parallel(fs: &dyn BenchFs, thread_count: usize) -> io::Result
     });
     let elapsed = began.elapsed();
     results.into_iter().collect::<io::Result<()>>()?;
-    Ok(Sample {
-        amount: mib(READ_FILE_BYTES * thread_count as u64),
-        elapsed,
-        latency: new_histogram(),
-    })
+    Ok(Sample::without_latency(mib(READ_FILE_BYTES * thread_count as u64), elapsed))
 }

@@ -39,7 +39,7 @@ pub(super) fn untar(fs: &dyn BenchFs, file_count: u32, round: u32) -> io::Result
     let elapsed = began.elapsed();
     fs.remove_tree(&root)?;
     fs.sync()?;
-    Ok(Sample { amount: f64::from(file_count), elapsed, latency })
+    Ok(Sample { latency, ..Sample::without_latency(f64::from(file_count), elapsed) })
 }
 
 /// Creates and unlinks one file after the other in one directory.
@@ -57,5 +57,5 @@ pub(super) fn create_unlink(fs: &dyn BenchFs, file_count: u32, round: u32) -> io
     }
     let elapsed = began.elapsed();
     fs.remove_tree(&root)?;
-    Ok(Sample { amount: f64::from(file_count), elapsed, latency })
+    Ok(Sample { latency, ..Sample::without_latency(f64::from(file_count), elapsed) })
 }

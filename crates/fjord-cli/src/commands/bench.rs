@@ -51,6 +51,11 @@ Measured figures, every fsync policy and the kernel's ext4; minutes each:
   fastcommit-table  fs_mark with an fsync after every write
   neighbours        latency of a probe, alone and with eight writers
   fallbacks         how often programs make a policy fall back to a full commit
+  barrier-8         journal commits, dispatch to surface (FAST '18, Fig. 8)
+  barrier-table2    latency of append and fsync (Table 2)
+  barrier-11        context switches of a sync call (Fig. 11)
+  barrier-12        queue depth during sync calls (Fig. 12)
+  barrier-13        append and fsync, a file per thread (Fig. 13)
 
 Their devices: disk (an image file in DIR), zram (root), and the simulated ufs, plain-ssd,
 supercap-ssd and nvme, in real time. --targets fjord-library includes all its policies.

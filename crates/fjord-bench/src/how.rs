@@ -1,0 +1,99 @@
+//! How fjord works as a target. Owns the words after a target's name.
+
+use fjord::awake::LowLatency;
+use fjord::{CommitPipeline, FsyncPolicyKind, MountOptions, Scheduler};
+
+use crate::error::{BenchError, Result};
+
+/// How fjord is asked to work, where not by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct How {
+    /// The fsync policy.
+    pub policy: Option<FsyncPolicyKind>,
+    /// Over the epoch scheduler.
+    pub epoch: bool,
+    /// Commits in dual mode, which needs the epoch scheduler.
+    pub dual: bool,
+    /// Idle processors halt, also while calls come in quick succession.
+    pub halts: bool,
+    /// On a modelled device itself, in this process and with its barrier command, instead of the
+    /// file that stands for it.
+    pub native: bool,
+    /// Sync calls give order only (`fbarrier`, `fdatabarrier`).
+    pub order: bool,
+}
+
+const EPOCH: &str = "epoch";
+const DUAL: &str = "dual";
+const HALTS: &str = "nolow_latency";
+const NATIVE: &str = "native";
+const ORDER: &str = "order";
+
+impl How {
+    /// The defaults.
+    pub(crate) const DEFAULT: How =
+        How { policy: None, epoch: false, dual: false, halts: false, native: false, order: false };
+
+    /// An fsync policy, and the defaults.
+    pub fn with_policy(policy: FsyncPolicyKind) -> How {
+        How { policy: Some(policy), ..How::default() }
+    }
+
+    /// Takes the words after a target's name.
+    pub(crate) fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<How> {
+        let mut how = How::default();
+        for word in words {
+            match word {
+                EPOCH => how.epoch = true,
+                DUAL => how.dual = true,
+                HALTS => how.halts = true,
+                NATIVE => how.native = true,
+                ORDER => how.order = true,
+                policy => how.policy = Some(policy_from_name(policy)?),
+            }
+        }
+        Ok(how)
+    }
+
+    /// Options of the engine inside this process.
+    pub(crate) fn engine_options(self) -> MountOptions {
+        let default = MountOptions::default();
+        MountOptions {
+            fsync: self.policy.unwrap_or(default.fsync),
+            scheduler: if self.epoch { Scheduler::Epoch } else { default.scheduler },
+            pipeline: if self.dual { CommitPipeline::Dual } else { default.pipeline },
+            low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
+            ..default
+        }
+    }
+
+    /// The same as options of `fjord mount`.
+    pub(crate) fn mount_words(self) -> Vec<String> {
+        let policy = self.policy.map(|policy| format!("fsync={}", policy.name()));
+        let epoch = self.epoch.then(|| "scheduler=epoch".into());
+        let dual = self.dual.then(|| "pipeline=dual".into());
+        let halts = self.halts.then(|| HALTS.into());
+        [policy, epoch, dual, halts].into_iter().flatten().collect()
+    }
+
+    /// A target's name and the words that give this back.
+    pub(crate) fn name(self, target: &str) -> String {
+        let epoch = self.epoch.then_some(EPOCH);
+        let dual = self.dual.then_some(DUAL);
+        let halts = self.halts.then_some(HALTS);
+        let native = self.native.then_some(NATIVE);
+        let order = self.order.then_some(ORDER);
+        let words = [self.policy.map(FsyncPolicyKind::name), epoch, dual, halts, native, order];
+        std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
+    }
+}
+
+fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
+    FsyncPolicyKind::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
+        BenchError::Usage(format!(
+            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {HALTS}, {NATIVE}, {ORDER}",
+            known.join(", ")
+        ))
+    })
+}
