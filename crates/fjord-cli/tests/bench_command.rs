@@ -373,8 +373,8 @@ fn neighbours_by_name_and_a_directory_as_target() -> Result<()> {
     ended(&output, 0)?;
     ensure_empty(scratch.path())?;
     let figure = || Command::new(env!("CARGO_BIN_EXE_fjord"));
-    let (by_name, _) = ended(&figure().args(["bench", "sync-latency"]).output()?, 0)?;
-    let (by_option, _) = ended(&figure().args(["bench", "--figure=sync-latency"]).output()?, 0)?;
+    let (by_name, _) = ended(&figure().args(["bench", "barrier-10"]).output()?, 0)?;
+    let (by_option, _) = ended(&figure().args(["bench", "--figure=barrier-10"]).output()?, 0)?;
     ensure!(by_name == by_option, "{by_name}");
     let (_, err) = ended(&bench(Path::new("doodle"), &["/srv"]).output()?, 2)?;
     ensure!(err.contains("ijournaling-6"), "{err}");
