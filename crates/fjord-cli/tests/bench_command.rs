@@ -349,6 +349,42 @@ fn fallbacks_are_counted_by_program_and_reason() -> Result<()> {
     Ok(())
 }
 
+/// The journal's figures of the barrier paper: the kernel on a modelled device as a file, fjord on the
+/// device itself, with order only, too.
+#[test]
+fn commits_and_queues_of_modelled_devices() -> Result<()> {
+    let targets = "--targets=kernel,kernel-nobarrier,fjord-library:compound:native,\
+                   fjord-library:compound:epoch:dual:native,\
+                   fjord-library:compound:epoch:dual:native:order";
+    for (figure, numbers) in [
+        ("barrier-8", &["commit_count", "to_surface_ms", "in_flight_mean"][..]),
+        ("barrier-table2", &["mean_ms", "p50_ms", "p99_ms", "p99_9_ms", "p99_99_ms"]),
+        ("barrier-11", &["fsync_count", "mean_ms"]),
+        ("barrier-12", &["queue_depth_mean", "queue_depth_max"]),
+        ("barrier-13", &["fsyncs_per_s"]),
+    ] {
+        let scratch = Scratch::new(&format!("bench-{figure}"))?;
+        let svg = scratch.join("out.svg");
+        let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+            .args(["bench", "--quick", "--figure", figure, "--devices=ufs", targets, "--json=-"])
+            .arg(format!("--svg={}", svg.display()))
+            .arg(scratch.path())
+            .output()?;
+        let (out, _) = ended(&output, 0)?;
+        let report: serde_json::Value = serde_json::from_str(&out)?;
+        ensure!(report["left_out"] == serde_json::json!([]), "{report}");
+        let settings = if ["barrier-8", "barrier-13"].contains(&figure) { 2 } else { 1 };
+        ensure!(rows(&report)?.len() == 5 * settings, "{figure}: {report}");
+        for row in rows(&report)? {
+            for name in numbers {
+                ensure!(row["numbers"][name].as_f64() > Some(0.0), "{figure}: {name} in {row}");
+            }
+        }
+        ensure!(fs::read_to_string(svg)?.contains("<polyline"), "{figure}: an empty picture");
+    }
+    Ok(())
+}
+
 /// The name alone is enough, and a directory of one's own is a target on the disk.
 #[test]
 fn neighbours_by_name_and_a_directory_as_target() -> Result<()> {
@@ -410,6 +446,7 @@ fn bad_use_is_named() -> Result<()> {
         (&["--targets=floppy"][..], 2, "kernel-fc"),
         (&["--targets=fjord-fuse:magic"], 2, "there are: compound"),
         (&["--targets=kernel:compound"], 2, "no fsync policies"),
+        (&["--targets=fjord-fuse:native"], 2, "only fjord-library"),
         (&["--figure=doodle"], 2, "ijournaling-6"),
         (&["--figure=pbg-2", "--devices=floppy"], 2, "supercap-ssd"),
         (&["--figure=pbg-2", "--size=64M"], 2, "256 MiB"),

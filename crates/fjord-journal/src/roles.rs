@@ -156,7 +156,8 @@ impl Inner {
     /// Takes the settle lock if it is free.
     pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
         let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
-        (!was_taken).then_some(SettleLock { inner: self })
+        // Not `then_some`: a lock that is made and dropped would release that of another thread.
+        (!was_taken).then(|| SettleLock { inner: self })
     }
 }
 

@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use fjord_format::Tid;
 use fjord_format::jbd2::{BlockHeader, BlockType};
 
+use super::Experiment;
 use super::measure::{BLOCK_BYTES, Outcome, append_in_sequence};
 use super::plan::Plan;
-use super::Experiment;
 use crate::error::{BenchError, Result};
 use crate::target::{Model, Stand, Trace};
 use crate::workload::overwrite;

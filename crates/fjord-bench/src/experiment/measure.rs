@@ -159,10 +159,13 @@ fn run_load(load: Load, fs: &dyn BenchFs, plan: &Plan) -> io::Result<Outcome> {
             Ok(Outcome::of_sample(sample, unit_kib << 10))
         }
         Load::Neighbours => beside_neighbours(fs, plan),
-        Load::Overwrite => overwrite(fs, 1, plan.turn, false)
-            .map(|sample| Outcome::of_sample(sample, BLOCK_BYTES)),
+        Load::Overwrite => {
+            overwrite(fs, 1, plan.turn, false).map(|sample| Outcome::of_sample(sample, BLOCK_BYTES))
+        }
         // Served by the caller.
-        Load::Commits { .. } | Load::Queue | Load::Program(_) => Err(io::ErrorKind::Unsupported.into()),
+        Load::Commits { .. } | Load::Queue | Load::Program(_) => {
+            Err(io::ErrorKind::Unsupported.into())
+        }
     }
 }
 
@@ -189,7 +192,11 @@ struct Files {
 }
 
 /// Each thread appends blocks to its files, one file after the other, each block with an fsync.
-pub(super) fn append_in_sequence(fs: &dyn BenchFs, thread_count: usize, plan: &Plan) -> io::Result<Sample> {
+pub(super) fn append_in_sequence(
+    fs: &dyn BenchFs,
+    thread_count: usize,
+    plan: &Plan,
+) -> io::Result<Sample> {
     let file_count = if plan.quick { 2 } else { FILE_COUNT };
     let root = |thread: usize| format!("threads{thread_count}-{thread}");
     let block = [0x5a; BLOCK_BYTES];

@@ -256,7 +256,10 @@ impl Experiment {
             }
             Experiment::Barrier8 => {
                 let load = |count| Load::Commits { count };
-                vec![plain("1 thread".into(), 1.0, load(1)), plain("4 threads".into(), 4.0, load(4))]
+                vec![
+                    plain("1 thread".into(), 1.0, load(1)),
+                    plain("4 threads".into(), 4.0, load(4)),
+                ]
             }
             Experiment::BarrierTable2 => {
                 vec![plain("append".into(), 0.0, Load::Threads { count: 1 })]

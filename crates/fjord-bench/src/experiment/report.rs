@@ -106,9 +106,7 @@ const COMMITS: [Column; 5] = [
     column("commit_count", "commits", 0, |outcome| {
         outcome.commits.as_ref().map(|commits| commits.count as f64)
     }),
-    column("commits_per_s", "commits/s", 0, |outcome| {
-        outcome.commits.as_ref().map(Commits::per_s)
-    }),
+    column("commits_per_s", "commits/s", 0, |outcome| outcome.commits.as_ref().map(Commits::per_s)),
     column("interval_ms", "interval ms", 3, |outcome| {
         outcome.commits.as_ref().map(|commits| 1e3 / commits.per_s().max(1e-9))
     }),
@@ -187,13 +185,13 @@ impl Experiment {
             }
             Experiment::Neighbours => Shape { columns: &BESIDE, ..latency(3) },
             Experiment::Fallbacks => Shape { columns: &COUNTS, has_gains: false, ..latency(5) },
-            Experiment::Barrier8 => {
-                Shape { columns: &COMMITS, more_is_better: true, ..latency(1) }
-            }
+            Experiment::Barrier8 => Shape { columns: &COMMITS, more_is_better: true, ..latency(1) },
             Experiment::BarrierTable2 => Shape { columns: &TAIL, ..latency(1) },
             Experiment::Barrier11 => Shape { columns: &SWITCHES, ..latency(1) },
             Experiment::Barrier12 => Shape { columns: &DEPTH, more_is_better: true, ..latency(1) },
-            Experiment::Barrier13 => Shape { columns: &BANDWIDTH, more_is_better: true, ..latency(1) },
+            Experiment::Barrier13 => {
+                Shape { columns: &BANDWIDTH, more_is_better: true, ..latency(1) }
+            }
         }
     }
 }
