@@ -152,7 +152,8 @@ impl Journal {
             return Ok(());
         }
         self.quiesce()?;
-        self.stop_with(JournalError::Closed);
+        let next = self.inner.state.lock().next_sequence;
+        self.stop_with(next, JournalError::Closed);
         Ok(())
     }
 

@@ -36,7 +36,7 @@ use crate::fsync::stats::FsyncCounters;
 use crate::inode::TidCell;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
-use crate::options::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
@@ -155,12 +155,7 @@ struct Below {
 
 impl Below {
     fn new(device: Arc<dyn Device>, options: &MountOptions) -> Result<Below> {
-        let is_dual = options.pipeline == CommitPipeline::Dual && !device.keeps_order();
-        if is_dual && options.scheduler == Scheduler::Direct {
-            let message = "pipeline=dual needs order: use scheduler=epoch, or pipeline=serial";
-            return Err(Error::Usage(message.into()));
-        }
-        let wanted = is_dual || options.scheduler.resolve()? == Scheduler::Epoch;
+        let wanted = options.scheduler.resolve()? == Scheduler::Epoch;
         if !wanted || options.read_only || device.keeps_order() {
             return Ok(Below { device, scheduler: None });
         }
