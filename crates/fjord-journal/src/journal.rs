@@ -21,7 +21,7 @@ use fjord_format::types::{BlockNo, Tid};
 use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
-use crate::buffer::{Buffer, WriteGuard};
+use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::commit::WholeReason;
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
@@ -518,14 +518,13 @@ impl Journal {
         log.is_some_and(|log| count.is_multiple_of(log.format.revokes_per_block().max(1)))
     }
 
-    /// Registers the buffer as live and part of transaction `tid`; `true` if it was not part of it.
-    /// Errs when another buffer of its block is live.
+    /// Registers the buffer as live and part of transaction `tid`. Errs when another buffer of its block is live.
     pub(crate) fn join(
         &self,
         buffer: &Arc<Buffer>,
         tid: Tid,
         contents: &WriteGuard<'_>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         // Under the lock of the table, so that no thread removes a clean buffer meanwhile.
         let mut live = self.inner.live.lock();
         let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
@@ -535,7 +534,11 @@ impl Journal {
             }
             *known = buffer.clone();
         }
-        Ok(buffer.join(tid, contents))
+        let joined = buffer.join(tid, contents);
+        let counters = &self.inner.counters;
+        stats::add(&counters.joined_blocks, usize::from(joined != Joined::Before));
+        stats::add(&counters.conflicting_blocks, usize::from(joined == Joined::InConflict));
+        Ok(())
     }
 
     /// The live buffers of blocks that `wanted` selects.
