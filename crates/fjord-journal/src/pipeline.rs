@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fjord_block::Ticket;
+use fjord_block::lock::Mutex;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::Tid;
-use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
 use crate::part::{Part, PartSet};
