@@ -17,10 +17,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::counter::ShardedCounter;
+use crate::lock::{Mutex, Rank};
 
 const PAGE_BYTES: usize = 4096;
 const CLASS_BYTES_MIN: usize = 512;
@@ -116,12 +116,15 @@ struct Pool {
 
 static POOL: Pool = Pool {
     classes: [const {
-        Mutex::new(ClassList {
-            hot: VecDeque::new(),
-            cold: Vec::new(),
-            partial: BTreeMap::new(),
-            slab: None,
-        })
+        Mutex::new(
+            Rank::BufferPool,
+            ClassList {
+                hot: VecDeque::new(),
+                cold: Vec::new(),
+                partial: BTreeMap::new(),
+                slab: None,
+            },
+        )
     }; CLASS_COUNT],
     live_bytes: ShardedCounter::new(),
     mapped_bytes: AtomicU64::new(0),

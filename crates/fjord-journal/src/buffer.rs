@@ -22,9 +22,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use fjord_block::Buf;
+use fjord_block::lock::{Mutex, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::transaction::Sequence;
 
@@ -99,8 +99,9 @@ impl Buffer {
     }
 
     fn build(block: BlockNo, contents: Buf, kind: BufferKind, keeps_base: bool) -> Buffer {
-        let state = Mutex::default();
-        Buffer { block, kind, keeps_base, contents: RwLock::new(contents), state }
+        let state = Mutex::new(Rank::BufferState, Versions::default());
+        let contents = RwLock::new(Rank::BufferContents, contents);
+        Buffer { block, kind, keeps_base, contents, state }
     }
 
     /// Home location, as a block number.

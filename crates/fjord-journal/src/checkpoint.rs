@@ -12,11 +12,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
 use fjord_format::jbd2::{IjournalMark, Incompat};
 use fjord_format::types::BlockNo;
-use parking_lot::MutexGuard;
 
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};

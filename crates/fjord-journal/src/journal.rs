@@ -15,10 +15,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
-use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
@@ -283,17 +283,17 @@ impl Journal {
             barrier: options.barrier,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
-            checkpoint_lock: Mutex::default(),
+            checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),
             committed: AtomicU32::new(state.committed.0),
-            state: Mutex::new(state),
+            state: Mutex::new(Rank::JournalState, state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),
             commits_moved: Condvar::new(),
             commits_follow: Condvar::new(),
             settle_moved: Condvar::new(),
             home_last: AtomicU64::new(u64::MAX),
-            live: Mutex::default(),
-            home_lock: Mutex::default(),
+            live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
+            home_lock: Mutex::new(Rank::HomeWrites, ()),
             home_idle: Condvar::new(),
             error: OnceLock::new(),
             counters: Counters::default(),
@@ -579,7 +579,11 @@ impl Inner {
 
     /// As [`Inner::flush`], for what has been transferred before a write failed.
     pub(crate) fn flush_completed(&self, what: &'static str) -> Result<()> {
-        self.flush(what)
+        if !self.barrier {
+            return Ok(());
+        }
+        stats::add(&self.counters.flushes, 1);
+        self.device.flush_completed().wait().map_err(JournalError::io(what))
     }
 }
 

@@ -31,12 +31,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, DeviceExt};
 use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
 use fjord_format::jbd2::{Incompat, MIN_JOURNAL_BLOCKS};
 use fjord_format::types::Tid;
-use parking_lot::Mutex;
 
 use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
@@ -150,7 +150,7 @@ impl Area {
         let (is_live, is_inherited, has_head) = (pending, pending, pending);
         let stream = Stream { is_live, is_inherited, has_head, ..Stream::default() };
         let (queue, used_hint) = (Queue::new(), AtomicU32::new(0));
-        let stream = Mutex::new(stream);
+        let stream = Mutex::new(Rank::FastCommitStream, stream);
         (!blocks.is_empty()).then_some(Area { blocks, queue, stream, used_hint })
     }
 
@@ -228,7 +228,8 @@ impl Journal {
     /// only, so the caller may hold the locks under which it made its records.
     pub fn queue_fast_commit(&self, request: FastCommitRequest) -> Option<FastCommitTicket> {
         let area = self.inner.area.as_ref()?;
-        let waiting = Arc::new(Waiting { request, outcome: Mutex::default() });
+        let waiting =
+            Arc::new(Waiting { request, outcome: Mutex::new(Rank::FastCommitOutcome, None) });
         area.queue.push(waiting.clone());
         Some(FastCommitTicket(waiting))
     }
