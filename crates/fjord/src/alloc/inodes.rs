@@ -21,7 +21,6 @@ use super::table::{Cell, Overlay};
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::inode::disk;
-use crate::options::FsyncPolicyKind;
 
 /// Flex groups compared for a new directory in the root.
 const SPREAD_CANDIDATES: u32 = 256;
@@ -230,7 +229,7 @@ impl FsInner {
     /// Checks the old contents on disk of an inode-table block that is zeroed in memory: e2fsck's
     /// replay of fast commits keeps the bytes after the fields of an inode.
     fn note_stale_tails(&self, block: BlockNo) -> Result<()> {
-        if self.options.fsync != FsyncPolicyKind::FastCommit {
+        if !self.fsync_policy.replays_fields_only() {
             return Ok(());
         }
         let bytes = self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?;

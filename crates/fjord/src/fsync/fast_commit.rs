@@ -44,17 +44,18 @@ use std::sync::Arc;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::extent::Extent;
+use fjord_format::features::{Compat, Features};
 use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::inode::InodeFlags;
 use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
 use fjord_format::types::{LogicalBlock, Tid};
-use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
+use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket, Journal};
 
-use super::changes::{Entry, Logged, Shown};
 use super::{Fallback, FsyncPolicy, Outcome, compound};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::writeback::{self, journals_data};
 use crate::fs::FsInner;
+use crate::inode::changes::{Entry, Logged, Shown};
 use crate::inode::{Inode, InodeState, disk, table};
 use crate::map::{self, MapKind};
 
@@ -83,6 +84,36 @@ struct Queued {
 impl FsyncPolicy for FastCommit {
     fn name(&self) -> &'static str {
         "fast-commit"
+    }
+
+    fn logs_names_alone(&self) -> bool {
+        true
+    }
+
+    fn replays_fields_only(&self) -> bool {
+        true
+    }
+
+    fn check_features(&self, features: &Features) -> Result<()> {
+        if features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL) {
+            return Ok(());
+        }
+        Err(Error::Usage(
+            "fsync=fast-commit needs an image with the features has_journal and fast_commit; run \
+             `fjord tune --fast-commit on` on it, or mount it with fsync=compound"
+                .into(),
+        ))
+    }
+
+    fn check_journal(&self, journal: Option<&Journal>) -> Result<()> {
+        if journal.is_some_and(|journal| journal.fast_commit_blocks() > 0) {
+            return Ok(());
+        }
+        Err(Error::Usage(
+            "the journal is too short for a fast-commit area; mount with fsync=compound, or make a \
+             longer journal with tune2fs -O ^has_journal and -J size=32"
+                .into(),
+        ))
     }
 
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
@@ -262,7 +293,7 @@ fn check_file(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
         return Err(Fallback::NotAFile);
     }
     if let Some(why) = state.changes.needs_commit(committed) {
-        return Err(why);
+        return Err(why.into());
     }
     if state.orphan.is_some() || state.disk.links_count == 0 {
         return Err(Fallback::Orphan);

@@ -2,18 +2,20 @@
 //!
 //! Owns the interface between the engine and the policies. A policy writes an inode's data (see
 //! [`crate::file::writeback`]) and makes its newest metadata durable, by its own log or, always
-//! possible, by a full commit ([`compound`]). [`changes`] tracks the changes of an inode; [`stats`]
-//! counts calls.
+//! possible, by a full commit ([`compound`]). [`stats`] counts calls. The changes of an inode that no
+//! commit covers are the inode's ([`crate::inode::changes`]), recorded whatever the policy.
+//!
+//! What a policy asks of the rest of the engine is a capability of [`FsyncPolicy`]; no other module
+//! knows which policy a mount has.
 //!
 //! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
 //! before the call, its attributes, and a path to it survive a power cut.
 
-pub(crate) mod changes;
 mod compound;
 mod fast_commit;
 mod feature;
 mod group;
-pub(crate) mod ijournal;
+mod ijournal;
 pub(crate) mod stats;
 
 use std::sync::Arc;
@@ -21,7 +23,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_journal::room_waits_of_this_thread;
+use fjord_format::features::Features;
+use fjord_journal::{Journal, room_waits_of_this_thread};
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
@@ -52,10 +55,45 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     fn keeps_barriers(&self) -> bool {
         false
     }
+
+    /// Whether it commits block groups apart from each other, so that each buffer is of a part of
+    /// the transaction, and changes of the superblock are put off to the next full commit.
+    fn commits_groups(&self) -> bool {
+        false
+    }
+
+    /// Whether it logs the names of new files apart from their directory, whose replay finds room
+    /// only in the blocks that the directory had at the last full commit.
+    fn logs_names_alone(&self) -> bool {
+        false
+    }
+
+    /// Whether replay of its log writes the fields of a new inode only, and keeps the bytes after
+    /// them that the inode table has on disk.
+    fn replays_fields_only(&self) -> bool {
+        false
+    }
+
+    /// Refuses an image without the features that it needs. Not asked for a read-only mount.
+    ///
+    /// # Errors
+    /// `Usage`, with what to do.
+    fn check_features(&self, _features: &Features) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a journal without the room that it needs; `None` for an image without a journal. Not
+    /// asked for a read-only mount.
+    ///
+    /// # Errors
+    /// `Usage`, with what to do.
+    fn check_journal(&self, _journal: Option<&Journal>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The policy of an option. A writable mount has resolved `Auto` (see `fs/mount.rs`); for a
-/// read-only one any policy will do.
+/// read-only one, and for checks before that, any policy that needs nothing of the image will do.
 pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     match kind {
         FsyncPolicyKind::Auto | FsyncPolicyKind::Compound => Box::new(Compound),
