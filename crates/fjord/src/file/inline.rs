@@ -190,8 +190,8 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
         set.remove(NameIndex::SYSTEM, DATA_NAME);
         Ok(())
     })?;
-    // Fast-commit records of its extents would refer to an inode without a map, on which e2fsck's
-    // replay aborts.
+    // Records of its extents would refer to an inode that has no map yet:
+    // `fjord_format::jbd2::fast_commit::compat`.
     state.changes.attributes_changed(handle.tid());
     state.disk.flags.remove(InodeFlags::INLINE_DATA);
     map::init(fs, state);

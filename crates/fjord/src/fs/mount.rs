@@ -32,8 +32,8 @@ use crate::fs::geo::Geo;
 use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
+use crate::fsync::hazards::ReplayHazards;
 use crate::fsync::stats::FsyncCounters;
-use crate::inode::TidCell;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
 use crate::options::{CommitPipeline, DataMode, MountOptions, Scheduler};
@@ -412,7 +412,7 @@ fn build(
         resize_lock: Mutex::new(()),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
-        fragile: TidCell::default(),
+        hazards: ReplayHazards::default(),
         room: room::Room::default(),
         status: status::Status::default(),
         events: events::Events::default(),

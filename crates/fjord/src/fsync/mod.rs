@@ -15,6 +15,7 @@ mod compound;
 mod fast_commit;
 mod feature;
 mod group;
+pub(crate) mod hazards;
 mod ijournal;
 pub(crate) mod stats;
 

@@ -157,7 +157,7 @@ pub(crate) struct InFlightWrite {
 }
 
 /// A transaction ID or none, changed without a lock.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct TidCell(AtomicU64);
 
 impl TidCell {
