@@ -1,4 +1,4 @@
-//! Changes after which a fast commit needs more than its records: what replay by e2fsck 1.47 would
+//! Changes after which a fast commit needs more than its records: what replay by e2fsck would
 //! undo, or mix up, by the rules of [`fjord_format::jbd2::fast_commit::compat`].
 //!
 //! Owns [`ReplayHazards`], which allocation, orphans and the superblock report to whatever the policy,

@@ -114,6 +114,7 @@ pub fn is_beside_journal(geo: &Geometry, ino: InodeNo) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::superblock::RawSuperblock;
 
     #[test]
     fn the_last_block_of_an_area_stays_unused() {
@@ -157,6 +158,25 @@ mod tests {
         assert!(!has_tail(&bytes) && !has_tail(&bytes[..128]));
         bytes[160] = 1;
         assert!(has_tail(&bytes));
+    }
+
+    #[test]
+    fn the_inodes_beside_the_journal_share_its_block() {
+        let mut sb = RawSuperblock::empty();
+        sb.s_rev_level.set(1);
+        sb.s_log_block_size.set(2);
+        sb.s_log_cluster_size.set(2);
+        sb.s_blocks_per_group.set(8192);
+        sb.s_clusters_per_group.set(8192);
+        sb.s_inodes_per_group.set(1024);
+        sb.s_inodes_count.set(4096);
+        sb.set_blocks_count(4 * 8192);
+        sb.s_inode_size.set(256);
+        sb.s_first_ino.set(11);
+        let geo = Geometry::from_superblock(&sb).expect("a valid superblock was made");
+        for (ino, beside) in [(1, true), (8, true), (16, true), (17, false), (1024 + 8, false)] {
+            assert_eq!(is_beside_journal(&geo, InodeNo(ino)), beside, "{ino}");
+        }
     }
 
     #[test]
