@@ -197,3 +197,29 @@ fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> 
     }
     Err(fs.status.first_error().unwrap_or(Errno::IO.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use fjord_format::features::Compat;
+
+    use super::*;
+
+    #[test]
+    fn what_each_policy_asks_of_others() {
+        let plain = Features::default();
+        let mut whole = Features::default();
+        whole.compat = Compat::FAST_COMMIT | Compat::HAS_JOURNAL;
+        for &kind in [FsyncPolicyKind::Auto].iter().chain(FsyncPolicyKind::ALL) {
+            let policy = policy(kind);
+            let is = |other| kind == other;
+            assert_eq!(policy.commits_groups(), is(FsyncPolicyKind::Group));
+            assert_eq!(policy.logs_names_alone(), is(FsyncPolicyKind::FastCommit));
+            assert_eq!(policy.replays_fields_only(), is(FsyncPolicyKind::FastCommit));
+            assert_eq!(policy.check_features(&plain).is_err(), is(FsyncPolicyKind::FastCommit));
+            assert!(policy.check_features(&whole).is_ok());
+            let has_own_log = is(FsyncPolicyKind::FastCommit) || is(FsyncPolicyKind::Ijournal);
+            assert_eq!(policy.check_journal(None).is_err(), has_own_log);
+            assert_eq!(policy.keeps_barriers(), !has_own_log);
+        }
+    }
+}
