@@ -12,8 +12,9 @@ use std::time::Instant;
 use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
-use crate::journal::{Journal, State};
+use crate::journal::Journal;
 use crate::part::ADDED_BLOCKS;
+use crate::state::State;
 use crate::stats;
 use crate::transaction::{Phase, Running, Transaction};
 

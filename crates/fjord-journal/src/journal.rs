@@ -22,7 +22,6 @@ use fjord_format::types::{BlockNo, Tid};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
-use crate::commit::WholeReason;
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
@@ -32,8 +31,9 @@ use crate::part::Parts;
 use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
 use crate::roles::Roles;
+use crate::state::State;
 use crate::stats::{self, Counters, JournalStats};
-use crate::transaction::{Phase, Running, Sequence};
+use crate::transaction::{Phase, Sequence};
 
 /// How to open a journal.
 #[derive(Clone, Debug)]
@@ -146,39 +146,6 @@ pub(crate) struct Inner {
     /// What stopped the journal. Set once.
     error: OnceLock<JournalError>,
     pub(crate) counters: Counters,
-}
-
-/// Guarded by `Inner::state`. Never held over I/O.
-pub(crate) struct State {
-    /// The transaction that accepts handles; none until the first one starts.
-    pub(crate) running: Option<Running>,
-    /// Frozen and committed transactions that are not fully checkpointed.
-    pub(crate) pipeline: Pipeline,
-    /// Who commits.
-    pub(crate) roles: Roles,
-    /// The last transaction with a full commit instead of a partial one, and why.
-    pub(crate) whole: Option<(Tid, WholeReason)>,
-    /// The newest transaction that is durable and whose callbacks have run.
-    pub(crate) committed: Tid,
-    /// The newest durable commit block; its callbacks may not have run yet.
-    pub(crate) logged: Sequence,
-    /// ID that the next transaction gets.
-    pub(crate) next_tid: Tid,
-    /// Sequence of the next commit. Changed under the commit lock only.
-    pub(crate) next_sequence: Sequence,
-    /// Journal block where the next commit starts.
-    pub(crate) head: u32,
-    /// Journal block where recovery would start. Equal to `head` when the log is empty.
-    pub(crate) tail: u32,
-    /// Log blocks from `tail` to `head`.
-    pub(crate) used_blocks: u32,
-    /// The journal has stopped, and commits from this sequence on fail.
-    pub(crate) stopped_at: Option<Sequence>,
-    /// The superblock on disk says that the log is empty (`s_start` is 0).
-    pub(crate) empty_on_disk: bool,
-    /// The log is empty and restarts at its front (`head`); the superblock on disk has the old
-    /// head.
-    pub(crate) restarts: bool,
 }
 
 impl Journal {
@@ -584,20 +551,6 @@ impl Inner {
         }
         stats::add(&self.counters.flushes, 1);
         self.device.flush_completed().wait().map_err(JournalError::io(what))
-    }
-}
-
-impl State {
-    /// Sequence of the oldest commit in flight; that of the next commit if there is none.
-    fn oldest_in_flight(&self) -> Sequence {
-        let oldest = self.pipeline.in_flight().next();
-        oldest.map_or(self.next_sequence, |commit| commit.sequence)
-    }
-
-    /// The oldest sequence that recovery still needs and where it starts in the log.
-    pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
-        let oldest = self.pipeline.oldest().map(|commit| (commit.sequence, commit.log_start));
-        oldest.unwrap_or((self.logged.next(), self.head))
     }
 }
 

@@ -34,6 +34,7 @@ mod part;
 mod pipeline;
 pub mod recovery;
 mod roles;
+mod state;
 mod stats;
 mod transaction;
 

@@ -190,6 +190,11 @@ impl Pipeline {
         self.slots.retain(|slot| !Arc::ptr_eq(&slot.commit, commit));
     }
 
+    /// All commits, oldest first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Commit>> {
+        self.slots.iter().map(|slot| &slot.commit)
+    }
+
     /// Commits whose outcome is not known, oldest first.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Arc<Commit>> {
         let is_in_flight = |slot: &&Slot| slot.phase < Phase::Committed && !slot.failed;

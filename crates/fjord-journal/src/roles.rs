@@ -12,7 +12,8 @@
 use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
 
 use crate::error::Result;
-use crate::journal::{Inner, Journal, State};
+use crate::journal::{Inner, Journal};
+use crate::state::State;
 use crate::stats;
 
 /// Guarded by `Inner::state`.

@@ -219,6 +219,7 @@ impl Journal {
             unsettled,
         });
         state.pipeline.push(commit.clone());
+        state.check(self.inner.log.as_ref());
         self.inner.unlocked.notify_all();
         commit
     }

@@ -28,11 +28,12 @@ use super::{Locked, Wants};
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
-use crate::journal::{Journal, State};
+use crate::journal::Journal;
 use crate::log::Log;
 use crate::part::{Part, PartSet, Parts};
 use crate::pipeline::Commit;
 use crate::roles::{Claim, CommitLock, Turn};
+use crate::state::State;
 use crate::stats;
 use crate::transaction::{Batch, Contents, Phase, Version};
 

@@ -26,9 +26,10 @@ use fjord_block::{DeviceExt, Request, Ticket};
 use super::script::{COMMIT, wait_in_flight, wait_with_data};
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
-use crate::journal::{Journal, State};
+use crate::journal::Journal;
 use crate::pipeline::{Commit, Sent};
 use crate::roles::SettleLock;
+use crate::state::State;
 use crate::stats;
 use crate::transaction::{Callback, Phase, Sequence};
 
@@ -252,6 +253,7 @@ impl Journal {
         {
             running.generations_committed = running.generations_committed.max(commit.generation);
         }
+        state.check(self.inner.log.as_ref());
     }
 
     fn count_commit(&self, began: Instant) {
