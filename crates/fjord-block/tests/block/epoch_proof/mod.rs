@@ -185,10 +185,12 @@ fn no_failure_is_passed_over() {
     for len in 1..script_len() {
         prove(&format!("all kinds, one failure, {len} requests"), &scripts(&rich(), len), 1);
     }
-    for len in 1..=script_len() {
+    // Each further request makes some sixty times as many states.
+    let len_max = script_len().min(3);
+    for len in 1..=len_max {
         prove(&format!("one failure, {len} requests"), &scripts(&failing(), len), 1);
     }
-    for len in 1..script_len() {
+    for len in 1..len_max {
         prove(&format!("two failures, {len} requests"), &scripts(&failing(), len), 2);
     }
 }
