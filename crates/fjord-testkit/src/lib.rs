@@ -8,6 +8,7 @@
 //! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
 //! - [`fast_commits`]: images with fast commits, left by the kernel.
+//! - [`gate_device`]: a device whose answers a test holds back, and of whose requests one fails.
 //! - [`hostile`]: damaged images and what the engine does with them.
 //! - [`programs`]: SQLite and the usual ways of making files durable, killed and judged.
 //! - [`numbered`]: writers whose fsyncs a copy of one moment must hold.
@@ -21,6 +22,7 @@ pub mod fast_commits;
 pub mod features;
 pub mod fjord_mount;
 pub mod fsx;
+pub mod gate_device;
 pub mod hostile;
 pub mod image;
 pub mod kill9;

@@ -1,0 +1,247 @@
+//! One request fails, at every position of a workload in turn.
+//!
+//! The order is that of the commits in the log. Let the failed request belong to commit `f`: then
+//! the fsync of a file returns `Ok` if the file's commit lies before `f`, and fails otherwise. A
+//! flush belongs to the commits that are not durable without it.
+
+use std::sync::{Barrier, Mutex};
+use std::time::Duration;
+
+use fjord::InodeRef;
+use fjord_block::MemImage;
+use fjord_testkit::gate_device::Record;
+use fjord_testkit::rng::{Rng, mix, seed_from_env};
+
+use crate::log::{Log, Purpose};
+use crate::rig::{
+    CACHE_DIRECT, CACHE_EPOCH, Kind, MODES, Mode, NATIVE_BARRIER, NO_CACHE_DIRECT, NO_CACHE_EPOCH,
+    Rig,
+};
+
+const FILE_COUNT: usize = 6;
+const THREAD_COUNT: usize = 3;
+/// Long enough for other threads to dispatch while one waits.
+const FLUSH_DELAY: Duration = Duration::from_micros(300);
+/// No workload has so many requests.
+const POSITION_MAX: u64 = 200;
+const EROFS: i32 = 30;
+
+/// Who does what.
+#[derive(Clone, Copy, Debug)]
+enum Workload {
+    /// Threads that create, write and fsync files of their own.
+    Threads,
+    /// One thread: each file and a barrier call behind it, then an fsync of each.
+    Chain,
+}
+
+/// What a workload left.
+struct Run {
+    /// Whether each file's fsync returned `Ok`.
+    promised: Vec<bool>,
+    records: Vec<Record>,
+    images: [MemImage; 3],
+    /// The errno of a change afterwards.
+    errno_after: Option<i32>,
+}
+
+fn write_and_fsync(rig: &Rig, file: usize) -> bool {
+    rig.write(file).is_ok_and(|inode| inode.fsync(false).is_ok())
+}
+
+fn threads(rig: &Rig) -> Vec<bool> {
+    let promised = Mutex::new(vec![false; FILE_COUNT]);
+    let begin = Barrier::new(THREAD_COUNT);
+    std::thread::scope(|scope| {
+        for thread in 0..THREAD_COUNT {
+            let (promised, begin) = (&promised, &begin);
+            scope.spawn(move || {
+                begin.wait();
+                for file in (thread..FILE_COUNT).step_by(THREAD_COUNT) {
+                    let outcome = write_and_fsync(rig, file);
+                    promised.lock().expect("no panic")[file] = outcome;
+                }
+            });
+        }
+    });
+    promised.into_inner().expect("no panic")
+}
+
+fn chain(rig: &Rig) -> Vec<bool> {
+    let ordered = |file: usize| {
+        let inode = rig.write(file).ok()?;
+        let barrier = inode.barrier(false);
+        Some((inode, barrier.is_ok()))
+    };
+    let files: Vec<Option<(InodeRef, bool)>> = (0..FILE_COUNT).map(ordered).collect();
+    let fsync = |file: &Option<(InodeRef, bool)>| {
+        let Some((inode, barrier)) = file else { return false };
+        let fsynced = inode.fsync(false).is_ok();
+        // Without order in the device, the barrier call is an fsync: its failure is the first news.
+        fsynced && (*barrier || rig.kind.keeps_order())
+    };
+    files.iter().map(fsync).collect()
+}
+
+fn run(kind: Kind, mode: Mode, workload: Workload, fails: Option<u64>, seed: u64) -> Run {
+    let rig = Rig::new(kind, mode);
+    rig.gate.start_workload(fails, FLUSH_DELAY);
+    let promised = match workload {
+        Workload::Threads => threads(&rig),
+        Workload::Chain => chain(&rig),
+    };
+    // The device is idle: every fsync has returned.
+    let records = rig.gate.records();
+    let mut rng = Rng::new(mix(seed ^ fails.unwrap_or(u64::MAX)));
+    let images =
+        [rig.gate.durable_image(), rig.gate.completed_image(), rig.gate.cut_image(&mut rng)];
+    let errno_after = rig.fs.create_dir("/after").err().map(|error| error.errno());
+    Run { promised, records, images, errno_after }
+}
+
+/// What the order of commits says about an fsync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    Success,
+    Failure,
+    /// Both are right.
+    Either,
+}
+
+/// What has to become of the fsync of `file`, when request `failed` failed.
+fn expected(kind: Kind, log: &Log, records: &[Record], failed: usize, file: usize) -> Expected {
+    let own = log.commit_of.get(&file).copied();
+    let block = own.and_then(|own| log.commit_blocks.get(&own)).map(|&index| &records[index]);
+    let behind = |of: u32| match own {
+        Some(own) if own < of => Expected::Success,
+        _ => Expected::Failure,
+    };
+    match log.purposes[failed] {
+        Purpose::Log(of) => behind(of),
+        // Before the first commit.
+        Purpose::JournalStart => Expected::Failure,
+        Purpose::Data(data) if data == file => Expected::Failure,
+        Purpose::Data(data) => match log.commit_of.get(&data) {
+            // A device that keeps order takes nothing behind the failed write, which may be ahead
+            // of the log blocks of the commit before its own.
+            Some(&of)
+                if kind.keeps_order() && block.is_none() && own.is_some_and(|own| own < of) =>
+            {
+                Expected::Either
+            }
+            Some(&of) => behind(of),
+            // Its commit was not written, so it is behind all that were.
+            None if block.is_some_and(|block| block.durable_at.is_some()) => Expected::Success,
+            None => Expected::Either,
+        },
+        Purpose::Flush => {
+            let failed_at = records[failed].ran_at;
+            match block.and_then(|block| block.durable_at) {
+                Some(durable_at) if Some(durable_at) < failed_at => Expected::Success,
+                Some(_) => Expected::Either,
+                None => Expected::Failure,
+            }
+        }
+        Purpose::Other => panic!("a write of unknown purpose: {:?}", records[failed].request),
+    }
+}
+
+/// Runs the workload with one request failed; `false` if it has no such request.
+fn fails_at(kind: Kind, mode: Mode, workload: Workload, position: u64, seed: u64) -> bool {
+    let what = format!("{workload:?}, request {position} failed");
+    let done = run(kind, mode, workload, Some(position), seed);
+    let failed = usize::try_from(position).expect("a small number");
+    if done.records.len() <= failed {
+        assert_eq!(done.promised, [true; FILE_COUNT], "{kind:?} {mode:?} {what}");
+        return false;
+    }
+    assert!(done.records[failed].failed, "{kind:?} {mode:?} {what}: it did not");
+    let log = Log::read(&done.records, FILE_COUNT);
+    for (file, &promised) in done.promised.iter().enumerate() {
+        let expected = expected(kind, &log, &done.records, failed, file);
+        let is_right = match expected {
+            Expected::Success => promised,
+            Expected::Failure => !promised,
+            Expected::Either => true,
+        };
+        assert!(
+            is_right,
+            "{kind:?} {mode:?} {what}: fsync of file {file} returned {}, expected {expected:?}\n\
+             promised {:?}\n{log:?}",
+            if promised { "Ok" } else { "Err" },
+            done.promised
+        );
+    }
+    assert_eq!(done.errno_after, Some(EROFS), "{kind:?} {mode:?} {what}: a change afterwards");
+    let rig = Rig::new(kind, mode);
+    for (image, which) in done.images.iter().zip(["durable", "completed", "cut"]) {
+        rig.check(image, &done.promised, &format!("{what}, {which}, {:?}", log.purposes[failed]));
+    }
+    true
+}
+
+fn every_position(kind: Kind, workload: Workload) {
+    let seed = seed_from_env(&format!("{kind:?} {workload:?}"), 1);
+    for mode in MODES {
+        let whole = run(kind, mode, workload, None, seed);
+        assert_eq!(whole.promised, [true; FILE_COUNT], "{kind:?} {mode:?} {workload:?}");
+        assert_eq!(whole.errno_after, None, "{kind:?} {mode:?} {workload:?}");
+        let mut position = 0;
+        while fails_at(kind, mode, workload, position, seed) {
+            position += 1;
+            assert!(position < POSITION_MAX, "{kind:?} {mode:?} {workload:?} does not end");
+        }
+        println!("{kind:?} {mode:?} {workload:?}: {position} positions");
+        assert!(position > 3, "{kind:?} {mode:?} {workload:?}: {position} requests only");
+    }
+}
+
+#[test]
+fn threads_native_barrier() {
+    every_position(NATIVE_BARRIER, Workload::Threads);
+}
+
+#[test]
+fn threads_cache_epoch() {
+    every_position(CACHE_EPOCH, Workload::Threads);
+}
+
+#[test]
+fn threads_cache_direct() {
+    every_position(CACHE_DIRECT, Workload::Threads);
+}
+
+#[test]
+fn threads_no_cache_epoch() {
+    every_position(NO_CACHE_EPOCH, Workload::Threads);
+}
+
+#[test]
+fn threads_no_cache_direct() {
+    every_position(NO_CACHE_DIRECT, Workload::Threads);
+}
+
+#[test]
+fn chain_native_barrier() {
+    every_position(NATIVE_BARRIER, Workload::Chain);
+}
+
+#[test]
+fn chain_cache_epoch() {
+    every_position(CACHE_EPOCH, Workload::Chain);
+}
+
+#[test]
+fn chain_cache_direct() {
+    every_position(CACHE_DIRECT, Workload::Chain);
+}
+
+#[test]
+fn chain_no_cache_epoch() {
+    every_position(NO_CACHE_EPOCH, Workload::Chain);
+}
+
+#[test]
+fn chain_no_cache_direct() {
+    every_position(NO_CACHE_DIRECT, Workload::Chain);
+}
