@@ -20,18 +20,9 @@ use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
 use crate::error::JournalError;
-use crate::part::{Part, PartSet, PartUnions};
+use crate::part_set::{Part, PartSet, PartUnions};
 
-/// Number of a commit in the log: without gaps, in the order of commits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sequence(pub(crate) Tid);
-
-impl Sequence {
-    /// The one after it.
-    pub(crate) fn next(self) -> Sequence {
-        Sequence(self.0.next())
-    }
-}
+pub(crate) use crate::sequence::Sequence;
 
 /// State of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
