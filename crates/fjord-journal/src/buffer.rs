@@ -26,7 +26,7 @@ use fjord_block::lock::{Mutex, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
-use crate::transaction::Sequence;
+use crate::sequence::Sequence;
 
 /// Kind of contents; the journal treats both alike and counts them separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -19,7 +19,7 @@ use crate::admission::Admitted;
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
-use crate::part::Part;
+use crate::part_set::Part;
 use crate::transaction::{Callback, Transaction};
 
 thread_local! {

@@ -21,6 +21,7 @@
 
 mod admission;
 mod area;
+mod area_writer;
 mod buffer;
 mod checkpoint;
 mod commit;
@@ -31,15 +32,18 @@ mod journal;
 mod log;
 mod map;
 mod part;
+mod part_set;
 mod pipeline;
 pub mod recovery;
 mod roles;
+mod sequence;
 mod state;
 mod stats;
 mod transaction;
 
 pub use admission::room_waits_of_this_thread;
-pub use area::{AreaStats, AreaWrite, AreaWriter, Submitted, write_table};
+pub use area::{AreaStats, write_table};
+pub use area_writer::{AreaWrite, AreaWriter, Submitted};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use commit::{PartialCommit, WholeReason};
 pub use error::{JournalError, Result};

@@ -20,23 +20,9 @@ use fjord_format::types::{BlockNo, Tid};
 
 use crate::buffer::Buffer;
 use crate::error::JournalError;
-use crate::part::{Part, PartSet, PartUnions};
+use crate::part_set::{Part, PartSet, PartUnions};
 
-/// Number of a commit in the log: without gaps, in the order of commits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sequence(pub(crate) Tid);
-
-impl Sequence {
-    /// The one after it.
-    pub(crate) fn next(self) -> Sequence {
-        Sequence(self.0.next())
-    }
-
-    /// Whether it is `other` or comes after it.
-    pub(crate) fn at_least(self, other: Sequence) -> bool {
-        self.0.at_least(other.0)
-    }
-}
+pub(crate) use crate::sequence::Sequence;
 
 /// State of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

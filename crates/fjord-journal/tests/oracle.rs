@@ -14,8 +14,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use fjord_block::{Buf, Device, DeviceExt, MemDevice, Request};
 use fjord_format::jbd2::fast_commit::Record;
-use fjord_format::jbd2::{ChecksumVersion, MAGIC};
-use fjord_format::types::BlockNo;
+use fjord_format::jbd2::{ChecksumVersion, DescriptorBuilder, MAGIC};
+use fjord_format::types::{BlockNo, Tid};
 use fjord_journal::{
     Buffer, BufferKind, Journal, JournalExtent, JournalMap, JournalOptions, Part, PartSet,
     PartialCommit, Parts, recover, recovery,
@@ -519,6 +519,124 @@ fn logs_written_by_fjord_are_replayed_by_e2fsck_and_linux() -> Result<()> {
         let report = recover(&ours, &target.map, target.block_size)?;
         ensure!(report.revoked_blocks > 0, "{}: {report:?}", context());
         target.check(&ours, "fjord").with_context(context)?;
+    }
+    Ok(())
+}
+
+/// What stood before in the later sectors of a descriptor that a power cut tore.
+#[derive(Clone, Copy, Debug)]
+enum Torn {
+    /// Nothing: the log was never written this far.
+    Zeros,
+    /// A descriptor with more tags.
+    LongerDescriptor,
+    /// Zeros, and its first sector is the old one as well.
+    OldHeader,
+}
+
+impl Target {
+    const SECTOR: usize = 512;
+
+    /// Fills the log with commits until one of `blocks` blocks just fits.
+    fn fill_log(&mut self, journal: &Journal, buffers: &[Arc<Buffer>], blocks: u32) -> Result<()> {
+        let most = buffers.len() as u32;
+        let mut fill = 0u8;
+        loop {
+            let plan = recovery::scan(&self.device, &self.map, self.block_size)?;
+            let (superblock, end) = (plan.superblock(), plan.log_end());
+            let len = superblock.log_end() - superblock.s_first;
+            let start = if superblock.s_start == 0 { end } else { superblock.s_start };
+            let used = if end >= start { end - start } else { len - (start - end) };
+            // Each commit has a descriptor and a commit block, and one block of the log stays free.
+            let free = len - 1 - used - (blocks + 2);
+            let next = match free {
+                0 => return Ok(()),
+                _ if free > 2 * (most + 2) => most,
+                _ if free > most + 2 => free / 2,
+                _ => free - 2,
+            };
+            fill = fill.wrapping_add(1);
+            for buffer in &buffers[..next as usize] {
+                self.change(journal, buffer, fill, false)?;
+            }
+            journal.commit_running()?;
+        }
+    }
+
+    /// A nearly full log whose newest commit was cut short: its blocks are there, its commit block
+    /// is not, and its descriptor is torn after the first sector, which has tags only.
+    fn tear(&mut self, options: &JournalOptions, torn: Torn) -> Result<()> {
+        let (journal, _) =
+            Journal::open(self.device.clone(), self.map.clone(), self.block_size, options)?;
+        let buffers = self.blocks.iter().map(|&block| self.buffer(block));
+        let buffers: Vec<_> = buffers.collect::<Result<_>>()?;
+        let format = recovery::scan(&self.device, &self.map, self.block_size)?;
+        let format = format.superblock().log_format();
+        let blocks = (Self::SECTOR - 12 - 16) / format.tag_bytes() + 8;
+        self.fill_log(&journal, &buffers[..75], blocks as u32)?;
+        let at = recovery::scan(&self.device, &self.map, self.block_size)?.log_end();
+        let kept = self.wanted.clone();
+        for buffer in &buffers[..blocks] {
+            self.change(&journal, buffer, 0xee, false)?;
+        }
+        journal.commit_running()?;
+        self.wanted = kept;
+        journal.shutdown();
+        let plan = recovery::scan(&self.device, &self.map, self.block_size)?;
+        ensure!(plan.transactions().last().is_some_and(|last| last.start == at), "no commit");
+        let mut old = vec![0; self.block_size];
+        if let Torn::LongerDescriptor = torn {
+            let mut builder = DescriptorBuilder::new(&format, Tid(1), &mut old)?;
+            while builder.has_room() {
+                builder.push(BlockNo(self.blocks[0]), false, 0)?;
+            }
+            builder.finish()?;
+        }
+        let superblock = plan.superblock();
+        let offset = |at: u32| -> Result<u64> {
+            let len = superblock.log_end() - superblock.s_first;
+            let at = superblock.s_first + (at - superblock.s_first) % len;
+            Ok(self.map.run(at)?.0.0 * self.block_size as u64)
+        };
+        let from = if let Torn::OldHeader = torn { 0 } else { Self::SECTOR };
+        self.device.write_all_at(offset(at)? + from as u64, &old[from..])?;
+        self.device.write_all_at(offset(at + 1 + blocks as u32)?, &vec![0; self.block_size])?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_torn_descriptor_at_the_end_of_a_full_log_ends_it_as_under_e2fsck_and_linux() -> Result<()> {
+    tools::require_root()?;
+    use ChecksumVersion::{None as Plain, V1, V2, V3};
+    let made: &[(&[&str], ChecksumVersion, bool)] = &[
+        (&["-t", "ext4", "-b", "4096"], V3, true),
+        (&["-t", "ext4", "-b", "1024"], V2, true),
+        (&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"], V1, true),
+        (&["-t", "ext4", "-b", "4096", "-O", "^metadata_csum"], Plain, true),
+        (&["-t", "ext3", "-b", "1024"], Plain, false),
+    ];
+    for &(mke2fs, checksum, bit64) in made {
+        for torn in [Torn::Zeros, Torn::LongerDescriptor, Torn::OldHeader] {
+            let context = || format!("{mke2fs:?} {checksum:?} {torn:?}");
+            let mut target = Target::new(mke2fs).with_context(context)?;
+            let options =
+                JournalOptions { bit64, checksum: Some(checksum), ..JournalOptions::default() };
+            target.tear(&options, torn).with_context(context)?;
+            let image = target.dirty_image("torn.img")?;
+            let cases = compare(&image, &target.scratch).with_context(context)?;
+            let row = match (torn, checksum) {
+                (Torn::OldHeader, _) => recovery::Case::NoHeader,
+                (_, Plain | V1) => recovery::Case::TornLap,
+                (_, V2 | V3) => recovery::Case::BadDescriptorTorn,
+            };
+            ensure!(cases.contains(&row), "{}: {cases:?}", context());
+            let ours = load(&image)?;
+            recover(&ours, &target.map, target.block_size)?;
+            target.check(&ours, "fjord").with_context(context)?;
+            KernelMount::new(&image, "rw").with_context(context)?.unmount()?;
+            target.check(&load(&image)?, "Linux").with_context(context)?;
+        }
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The decision table of recovery, as code: one [`Case`] per row.
 //!
 //! Invariant: every branch of the scan names its row, and the test of the table fails if a row is
-//! never reached.
+//! never reached. The conditions of the rows are in [`super::decide`].
 
 use crate::error::JournalError;
 
@@ -86,7 +86,7 @@ cases! {
     13 Wrapped Continue
     "The log goes on at s_first after its last block, also between a descriptor and its blocks.";
     14 WholeLap Refuse
-    "The walk has read as many blocks as the log has without an end: only a forged log does that.";
+    "The walk has read as many blocks as the log has without an end, and checksums or a commit block of the transaction vouch for its tags: only a forged log does that.";
     15 BadDescriptorTorn End
     "Wrong checksum of a descriptor or revoke block, and the log has no commit block of its transaction: it was being written.";
     16 BadDescriptorStale End
@@ -129,6 +129,8 @@ cases! {
     "Descriptors, blocks and commit block are whole: the transaction is replayed.";
     35 BadFastCommit Refuse
     "Fast commits of the transaction that would come next bear unknown features: dropping them would lose fsynced changes.";
+    36 TornLap End
+    "The walk has read as many blocks as the log has, by tags without a checksum, and the log has no commit block of their transaction: the descriptor was being written.";
 }
 
 /// A refusal and its row.

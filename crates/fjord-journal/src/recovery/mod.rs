@@ -12,6 +12,7 @@
 //! part and then refuses.
 
 mod cases;
+mod decide;
 mod plan;
 mod reader;
 mod scan;

@@ -16,13 +16,15 @@ use super::RecoveryReport;
 use super::reader::LogReader;
 use crate::area;
 use crate::error::{JournalError, Result};
-use crate::journal::FitHome;
 use crate::log::{Log, home_requests, wait_all};
 use crate::map::JournalMap;
 use crate::stats::Counters;
 
 /// Memory for blocks while they are replayed, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
+
+/// Changes a block before it is written.
+pub(crate) type Fit = fn(&dyn Device, BlockNo, &mut [u8]);
 
 /// A copy of a block in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +128,7 @@ impl Plan {
     /// when the others are durable.
     pub(crate) fn apply_fitted(
         self,
-        fit: Option<FitHome>,
+        fit: Option<Fit>,
         last: Option<BlockNo>,
     ) -> Result<RecoveryReport> {
         let committed = self.report.committed;

@@ -16,7 +16,11 @@ use fjord_format::jbd2::{
 use fjord_format::types::{BlockNo, Tid};
 
 use super::RecoveryReport;
-use super::cases::{Case, Refusal};
+use super::cases::{Case, Outcome, Refusal};
+use super::decide::{
+    AsyncTail, Commit, CommitForm, Contents, FastCommits, Header, HeaderKind, LoggedCopy,
+    Revocation, RevokedBy, Tail,
+};
 use super::plan::{LoggedBlock, LoggedTransaction, Plan};
 use super::reader::LogReader;
 use crate::error::JournalError;
@@ -105,23 +109,17 @@ impl<'a> Scan<'a> {
             self.report.errno = Some(self.superblock.s_errno);
             self.note(Case::ErrorRecorded);
         }
-        if self.superblock.s_start == 0 {
-            self.note(Case::Clean);
+        self.report.was_dirty = self.superblock.s_start != 0;
+        if !self.report.was_dirty {
+            self.note_contents();
             self.report.next_tid = self.tid.next();
             self.report.committed = self.committed();
             return Ok(self.into_plan(BTreeMap::new()));
         }
-        self.report.was_dirty = true;
         self.walk()?;
-        if let Some(failed) = self.async_failed {
-            self.note(Case::AsyncCommitTorn);
-            self.tid = failed;
-        }
         self.drop_torn_async();
         self.complete.pop_if(|_| planted(Bug::LastCommitIgnored));
-        if self.complete.is_empty() {
-            self.note(Case::EmptyLog);
-        }
+        self.note_contents();
         self.check_fast_commits()?;
         self.report.committed = self.committed();
         let replay = self.resolve()?;
@@ -147,65 +145,76 @@ impl<'a> Scan<'a> {
         let mut pending = Pending::new(self.tid, self.at);
         loop {
             let here = self.at;
-            let block = self.next_block()?;
-            let header = match header_of(&block) {
-                Ok(header) if header.sequence == self.tid || planted(Bug::SequenceNotChecked) => {
-                    header
+            let Some(block) = self.next_block()? else { return self.end(true, &pending) };
+            let (header, block_type) = header_of(&block, self.tid);
+            if let Some(case) = header.decide() {
+                self.note(case);
+                return self.end(false, &pending);
+            }
+            let goes_on = match block_type {
+                Some(BlockType::Descriptor) => self.descriptor(here, &block, &mut pending)?,
+                Some(BlockType::Revoke) => {
+                    self.revokes(here, &block, &mut pending);
+                    true
                 }
-                Ok(_) => return self.end(Case::StaleSequence, &pending),
-                Err(case) => return self.end(case, &pending),
-            };
-            match header.block_type {
-                BlockType::Descriptor => self.descriptor(here, &block, &mut pending)?,
-                BlockType::Revoke => self.revokes(here, &block, &mut pending),
-                BlockType::Commit => {
+                _ => {
                     if !self.commit(here, &block, &mut pending)? {
                         return Ok(());
                     }
                     self.tid = self.tid.next();
                     pending = Pending::new(self.tid, self.at);
+                    true
                 }
-                BlockType::SuperblockV1 | BlockType::SuperblockV2 => {
-                    return self.end(Case::UnknownBlockType, &pending);
-                }
+            };
+            if !goes_on {
+                return self.end(true, &pending);
             }
         }
     }
 
-    /// The log ended for `case`; a transaction begun is torn.
-    fn end(&mut self, case: Case, pending: &Pending) -> Step<()> {
-        self.note(case);
-        if let Some((at, detail)) = &pending.bad_block {
-            if !self.is_async() && self.finds_commit()? {
-                return Err(self.corrupt(Case::BadDescriptorCommitted, *at, detail.clone()));
-            }
-            self.note(Case::BadDescriptorTorn);
-        } else if pending.begun {
-            self.note(Case::TornTransaction);
+    /// The walk has ended without a commit block of `pending`; `lapped` as in [`Tail`].
+    fn end(&mut self, lapped: bool, pending: &Pending) -> Step<()> {
+        let checksums = self.format.has_block_checksums();
+        let bad_block = pending.bad_block.is_some();
+        let doubtful = bad_block || lapped && pending.begun && !checksums;
+        let committed = doubtful && !self.is_async() && self.finds_commit()?;
+        let tail = Tail { lapped, begun: pending.begun, checksums, bad_block, committed };
+        let Some(case) = tail.decide() else { return Ok(()) };
+        if case.outcome() != Outcome::Refuse {
+            self.note(case);
+            return Ok(());
         }
-        Ok(())
+        let (at, detail) = match &pending.bad_block {
+            Some((at, detail)) => (*at, detail.clone()),
+            None => (self.at, "the log has no end".to_owned()),
+        };
+        Err(self.corrupt(case, at, detail))
     }
 
-    /// Whether a valid commit block of the expected transaction is anywhere in the log: a wrong
-    /// descriptor may have led the scan past it.
+    /// Whether a commit block of the expected transaction is anywhere in the log: a wrong descriptor
+    /// may have led the scan past it. Checksum v1 is over the blocks of a transaction, which a wrong
+    /// descriptor does not tell: only its type is checked.
     fn finds_commit(&mut self) -> Step<bool> {
         let last_sec = self.complete.last().map_or(0, |(last, _)| last.committed_at.0);
         for at in self.superblock.s_first..self.superblock.log_end() {
             let block = self.reader.block(at).map_err(read_error)?;
-            let is_ours = header_of(block).is_ok_and(|header| {
-                header.block_type == BlockType::Commit && header.sequence == self.tid
+            let header = BlockHeader { block_type: BlockType::Commit, sequence: self.tid };
+            if BlockHeader::decode(block) != Some(header) {
+                continue;
+            }
+            let valid = CommitBlock::decode(block).is_ok_and(|commit| {
+                commit.commit_sec >= last_sec
+                    && CommitBlock::verify(&self.format, block, commit.transaction_crc).is_ok()
             });
-            if is_ours
-                && CommitBlock::verify(&self.format, block, 0).is_ok()
-                && CommitBlock::decode(block).is_ok_and(|commit| commit.commit_sec >= last_sec)
-            {
+            if valid {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn descriptor(&mut self, here: u32, block: &[u8], pending: &mut Pending) -> Step<()> {
+    /// `false` when its tags lead the walk once around the log.
+    fn descriptor(&mut self, here: u32, block: &[u8], pending: &mut Pending) -> Step<bool> {
         pending.begun = true;
         if let Err(error) = self.format.verify_tail("descriptor block", block) {
             pending.bad_block.get_or_insert((here, error.to_string()));
@@ -218,7 +227,7 @@ impl<'a> Scan<'a> {
         for tag in jbd2::parse_tags(&self.format, block) {
             let at = self.at;
             if wants_data {
-                let copy = self.next_block()?;
+                let Some(copy) = self.next_block()? else { return Ok(false) };
                 if with_crc {
                     pending.crc = jbd2::crc32_be(pending.crc, &copy);
                 }
@@ -226,13 +235,13 @@ impl<'a> Scan<'a> {
                 if verify && !tag.matches(&self.format, self.tid, &copy) {
                     pending.bad_data.insert(at);
                 }
-            } else {
-                self.step()?;
+            } else if !self.step() {
+                return Ok(false);
             }
             let escaped = tag.flags.contains(TagFlags::ESCAPE);
             pending.transaction.blocks.push(LoggedBlock { home: tag.block, at, escaped });
         }
-        Ok(())
+        Ok(true)
     }
 
     fn revokes(&mut self, here: u32, block: &[u8], pending: &mut Pending) {
@@ -253,32 +262,31 @@ impl<'a> Scan<'a> {
         let commit = CommitBlock::decode(block)
             .map_err(|source| self.refuse_format(Case::BadCommit, here, source))?;
         let last_sec = self.complete.last().map_or(0, |(last, _)| last.committed_at.0);
-        let is_stale = commit.commit_sec < last_sec;
-        if let Some((at, detail)) = &pending.bad_block {
-            if is_stale {
-                self.note(Case::BadDescriptorStale);
+        let verified = CommitBlock::verify(&self.format, block, pending.crc);
+        let finding = Commit {
+            bad_block: pending.bad_block.is_some(),
+            stale: commit.commit_sec < last_sec,
+            checksum_holds: verified.is_ok(),
+            is_async: self.is_async(),
+            failed_before: self.async_failed.is_some(),
+            bad_revoke: pending.bad_revoke.is_some(),
+        };
+        match finding.decide() {
+            Some(Case::AsyncCommitTorn) => {
+                // A commit after it proves that it is not.
+                self.async_failed = Some(self.tid);
+                return Ok(true);
+            }
+            Some(case) if case.outcome() == Outcome::End => {
+                self.note(case);
                 return Ok(false);
             }
-            if !self.is_async() {
-                return Err(self.corrupt(Case::BadDescriptorCommitted, *at, detail.clone()));
+            Some(case) if case.outcome() == Outcome::Refuse => {
+                return Err(self.refuse_commit(case, here, pending, verified.err()));
             }
-            return self.fail_async(here);
+            _ => {}
         }
-        match CommitBlock::verify(&self.format, block, pending.crc) {
-            Err(_) if is_stale => {
-                self.note(Case::BadCommitStale);
-                return Ok(false);
-            }
-            Err(_) if self.is_async() => return self.fail_async(here),
-            Err(error) => return Err(self.corrupt(Case::BadCommit, here, error.to_string())),
-            Ok(()) => self.note_lenient_commit(block),
-        }
-        if self.async_failed.is_some() {
-            return self.fail_async(here);
-        }
-        if let Some((at, detail)) = &pending.bad_revoke {
-            return Err(self.corrupt(Case::BadRevokeCount, *at, detail.clone()));
-        }
+        self.note_commit_form(block);
         self.note(Case::Complete);
         self.log_end = self.at;
         let mut done = std::mem::replace(pending, Pending::new(self.tid, self.at));
@@ -287,75 +295,87 @@ impl<'a> Scan<'a> {
         Ok(true)
     }
 
+    fn refuse_commit(
+        &self,
+        case: Case,
+        here: u32,
+        pending: &Pending,
+        wrong: Option<fjord_format::FormatError>,
+    ) -> Refusal {
+        let block = match case {
+            Case::BadRevokeCount => pending.bad_revoke.clone(),
+            Case::BadDescriptorCommitted => pending.bad_block.clone(),
+            _ => None,
+        };
+        let (tid, (at, detail)) = match (self.async_failed, block) {
+            (Some(failed), _) => {
+                (failed, (here, format!("a later transaction is committed (block {here})")))
+            }
+            (None, Some(block)) => (self.tid, block),
+            (None, None) => {
+                (self.tid, (here, wrong.map_or_else(String::new, |error| error.to_string())))
+            }
+        };
+        Refusal { case, error: JournalError::Corrupt { tid, at, detail } }
+    }
+
     /// Records the row if the commit block was valid only by a special rule.
-    fn note_lenient_commit(&mut self, block: &[u8]) {
+    fn note_commit_form(&mut self, block: &[u8]) {
         const FIELDS_END: usize = 60;
-        match self.format.checksum {
-            ChecksumVersion::V1 if block.get(HEADER_BYTES) == Some(&0) => {
-                self.note(Case::CommitWithoutChecksum);
-            }
-            ChecksumVersion::V2 | ChecksumVersion::V3
-                if block.get(FIELDS_END..).is_some_and(|rest| rest.iter().any(|&b| b != 0)) =>
-            {
-                self.note(Case::PartialCommitBlock);
-            }
-            _ => {}
-        }
+        let rest = block.get(FIELDS_END..).unwrap_or_default();
+        let form = CommitForm {
+            checksum: self.format.checksum,
+            no_checksum: block.get(HEADER_BYTES) == Some(&0),
+            rest_used: rest.iter().any(|&byte| byte != 0),
+        };
+        form.decide().into_iter().for_each(|case| self.note(case));
     }
 
     fn is_async(&self) -> bool {
         self.superblock.s_feature_incompat.contains(Incompat::ASYNC_COMMIT)
     }
 
-    /// Under async commit: the first bad transaction may be torn; a commit after it proves
-    /// that it is not.
-    fn fail_async(&mut self, here: u32) -> Step<bool> {
-        if let Some(failed) = self.async_failed {
-            let detail = format!("a later transaction is committed (block {here})");
-            let mut refusal = self.corrupt(Case::AsyncCommitCorrupt, here, detail);
-            if let JournalError::Corrupt { tid, .. } = &mut refusal.error {
-                *tid = failed;
-            }
-            return Err(refusal);
-        }
-        self.async_failed = Some(self.tid);
-        Ok(true)
-    }
-
     /// Under async commit, blocks of the last transaction may be missing.
     fn drop_torn_async(&mut self) {
-        if !self.is_async() || self.async_failed.is_some() {
-            return;
-        }
-        let torn = self.complete.pop_if(|(_, bad_data)| !bad_data.is_empty());
-        if let Some((torn, _)) = torn {
+        let bad_data = self.complete.last().is_some_and(|(_, bad_data)| !bad_data.is_empty());
+        let (is_async, failed) = (self.is_async(), self.async_failed.is_some());
+        let Some(case) = (AsyncTail { is_async, failed, bad_data }).decide() else { return };
+        self.note(case);
+        if let Some(failed) = self.async_failed {
+            self.tid = failed;
+        } else if let Some((torn, _)) = self.complete.pop() {
             self.tid = torn.tid;
             self.log_end = torn.start;
-            self.note(Case::AsyncCommitTorn);
         }
+    }
+
+    fn note_contents(&mut self) {
+        let contents =
+            Contents { dirty: self.report.was_dirty, complete: !self.complete.is_empty() };
+        contents.decide().into_iter().for_each(|case| self.note(case));
     }
 
     fn check_fast_commits(&mut self) -> Step<()> {
         let area = self.superblock.fast_commit_area();
-        if area.is_empty() {
-            return Ok(());
-        }
         let expected = (!planted(Bug::FastCommitTidNotChecked)).then_some(self.tid);
+        let mut finding = FastCommits { area: !area.is_empty(), unknown: false, records: false };
         let mut scan = FastCommitScan::new(expected);
         for at in area {
             let block = self.reader.block(at).map_err(read_error)?;
-            let more = scan.push_block(block).map_err(|source| Refusal {
-                case: Case::BadFastCommit,
-                error: JournalError::Format { at, source },
-            })?;
-            if !more {
-                break;
+            match scan.push_block(block) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(source) => {
+                    finding.unknown = true;
+                    let case = finding.decide().unwrap_or(Case::BadFastCommit);
+                    return Err(self.refuse_format(case, at, source));
+                }
             }
         }
         self.report.fast_commits = scan.commit_count();
-        let records = scan.into_records();
-        self.note(if records.is_empty() { Case::NoFastCommit } else { Case::FastCommit });
-        self.report.fast_commit_records = records;
+        self.report.fast_commit_records = scan.into_records();
+        finding.records = !self.report.fast_commit_records.is_empty();
+        finding.decide().into_iter().for_each(|case| self.note(case));
         Ok(())
     }
 
@@ -390,58 +410,55 @@ impl<'a> Scan<'a> {
     }
 
     fn is_revoked(&mut self, revoked: &HashMap<BlockNo, Tid>, home: BlockNo, tid: Tid) -> bool {
-        match revoked.get(&home).filter(|_| !planted(Bug::RevokesIgnored)) {
-            Some(&by) if tid.newer_than(by) => {
-                self.note(Case::RevokedBefore);
-                false
-            }
-            Some(_) => {
-                self.note(Case::Revoked);
-                self.report.revoked_blocks += 1;
-                true
-            }
-            None => false,
-        }
+        let by = match revoked.get(&home).filter(|_| !planted(Bug::RevokesIgnored)) {
+            None => RevokedBy::Nothing,
+            Some(&by) if tid.newer_than(by) => RevokedBy::Earlier,
+            Some(_) => RevokedBy::SameOrLater,
+        };
+        let Some(case) = (Revocation { by }).decide() else { return false };
+        self.note(case);
+        let is_revoked = case.outcome() == Outcome::Skip;
+        self.report.revoked_blocks += usize::from(is_revoked);
+        is_revoked
     }
 
     fn check_block(&mut self, block: &LoggedBlock, tid: Tid, bad_data: &HashSet<u32>) -> Step<()> {
-        let refuse = |case, detail| {
-            let error = JournalError::Corrupt { tid, at: block.at, detail };
-            Err(Refusal { case, error })
-        };
-        if bad_data.contains(&block.at) {
-            let detail = format!("the copy of block {} has a wrong checksum", block.home);
-            return refuse(Case::BadDataChecksum, detail);
-        }
         let device_blocks = self.device.size_bytes() / self.format.block_size as u64;
-        if block.home.0 >= device_blocks {
-            let detail = format!("block {} is past the end of the device", block.home);
-            return refuse(Case::OutsideDevice, detail);
-        }
-        if self.map.contains(block.home) {
-            let detail = format!("block {} belongs to the journal", block.home);
-            return refuse(Case::InsideJournal, detail);
-        }
-        if block.escaped {
-            self.note(Case::Escaped);
-        }
-        Ok(())
+        let copy = LoggedCopy {
+            checksum_holds: !bad_data.contains(&block.at),
+            outside: block.home.0 >= device_blocks,
+            in_journal: self.map.contains(block.home),
+        };
+        let Some(case) = copy.decide() else {
+            if block.escaped {
+                self.note(Case::Escaped);
+            }
+            return Ok(());
+        };
+        let home = block.home;
+        let detail = match case {
+            Case::OutsideDevice => format!("block {home} is past the end of the device"),
+            Case::InsideJournal => format!("block {home} belongs to the journal"),
+            _ => format!("the copy of block {home} has a wrong checksum"),
+        };
+        Err(Refusal { case, error: JournalError::Corrupt { tid, at: block.at, detail } })
     }
 
-    /// Reads the next block of the log and advances.
-    fn next_block(&mut self) -> Step<Vec<u8>> {
+    /// Reads the next block of the log and advances; `None` as the `false` of [`Self::step`].
+    fn next_block(&mut self) -> Step<Option<Vec<u8>>> {
         let at = self.at;
-        self.step()?;
-        self.reader.block(at).map(<[u8]>::to_vec).map_err(read_error)
+        if !self.step() {
+            return Ok(None);
+        }
+        self.reader.block(at).map(|block| Some(block.to_vec())).map_err(read_error)
     }
 
-    /// Advances by a block, wrapping at the end of the log.
-    fn step(&mut self) -> Step<()> {
+    /// Advances by a block, wrapping at the end of the log. `false` if the walk has already read as
+    /// many blocks as the log has, and the first one again, which ends a full log.
+    fn step(&mut self) -> bool {
         let (first, end) = (self.superblock.s_first, self.superblock.log_end());
-        // One more than the length of the log: in a full log, the first block, seen again, ends it.
         if self.passed > end - first {
-            let detail = "the log has no end".to_owned();
-            return Err(self.corrupt(Case::WholeLap, self.at, detail));
+            return false;
         }
         self.passed += 1;
         self.at += 1;
@@ -449,7 +466,7 @@ impl<'a> Scan<'a> {
             self.at = first;
             self.note(Case::Wrapped);
         }
-        Ok(())
+        true
     }
 
     fn note(&mut self, case: Case) {
@@ -484,11 +501,15 @@ fn read_error(error: JournalError) -> Refusal {
     Refusal { case: Case::ReadError, error }
 }
 
-/// The header of a log block, or the row for the end of the log.
-fn header_of(block: &[u8]) -> Result<BlockHeader, Case> {
-    match BlockHeader::decode(block) {
-        Some(header) => Ok(header),
-        None if block.starts_with(&MAGIC.to_be_bytes()) => Err(Case::UnknownBlockType),
-        None => Err(Case::NoHeader),
-    }
+/// The finding about a block where a header of transaction `tid` must stand, and its type.
+fn header_of(block: &[u8], tid: Tid) -> (Header, Option<BlockType>) {
+    let decoded = BlockHeader::decode(block);
+    let kind = match decoded.map(|header| header.block_type) {
+        Some(BlockType::SuperblockV1 | BlockType::SuperblockV2) => HeaderKind::Superblock,
+        Some(BlockType::Descriptor | BlockType::Revoke | BlockType::Commit) => HeaderKind::Log,
+        None if block.starts_with(&MAGIC.to_be_bytes()) => HeaderKind::Unknown,
+        None => HeaderKind::NoMagic,
+    };
+    let expected = decoded.is_some_and(|it| it.sequence == tid || planted(Bug::SequenceNotChecked));
+    (Header { kind, expected }, decoded.map(|header| header.block_type))
 }

@@ -13,6 +13,7 @@ use fjord_format::jbd2::{
 };
 use fjord_format::types::{BlockNo, InodeNo, LogicalBlock, Tid};
 
+use super::decide::Row;
 use super::{Case, Outcome, scan_cases};
 use crate::error::JournalError;
 use crate::map::JournalMap;
@@ -229,13 +230,31 @@ fn end_row(case: Case) -> Option<Forge> {
             forge.good(&[(3, 1), (4, 2), (5, 3)]);
             forge.good(&[(6, 4)]);
         }),
-        Case::WholeLap => forged(Plain, |forge| {
+        Case::WholeLap => forged(V3, |forge| {
             for _ in 1..LEN {
                 forge.revokes(&[3]);
             }
         }),
+        Case::TornLap => forged(Plain, |forge| torn_in_a_full_log(forge, &[0; 512])),
         _ => return None,
     })
+}
+
+/// Fills the log with transactions, up to one that just fits and lacks its commit block. Its
+/// descriptor is torn: it ends with `old`, where it has tags of its own.
+fn torn_in_a_full_log(forge: &mut Forge, old: &[u8]) {
+    let tags = (BLOCK_SIZE - old.len() - 28) / forge.format().tag_bytes() + 8;
+    let filled = LEN - 2 - tags as u32;
+    let first: Vec<_> =
+        (3..=3 + u64::from((filled - forge.at) % 3)).map(|home| (home, 1)).collect();
+    forge.good(&first);
+    while forge.at < filled {
+        forge.good(&[(6, 2)]);
+    }
+    forge.blocks(&(0..tags).map(|tag| (20 + tag as u64, 9)).collect::<Vec<_>>());
+    forge.wanted.push((20, 0));
+    let at = forge.descriptor_at;
+    forge.block_mut(at)[BLOCK_SIZE - old.len()..].copy_from_slice(old);
 }
 
 /// Rows about checksums.
@@ -442,6 +461,105 @@ fn a_wrong_tag_does_not_hide_a_commit() {
         let device: Arc<dyn Device> = Arc::new(forge.device());
         let refusal = scan_cases(&device, &map(), BLOCK_SIZE).expect_err("it is damaged");
         assert_eq!(refusal.case, Case::BadDescriptorCommitted, "{}", refusal.error);
+    }
+}
+
+/// The end of a descriptor with as many tags as it can hold.
+fn full_descriptor(format: &LogFormat) -> Vec<u8> {
+    let mut block = vec![0; BLOCK_SIZE];
+    let mut builder = DescriptorBuilder::new(format, Tid(1), &mut block).unwrap();
+    while builder.has_room() {
+        builder.push(BlockNo(3), false, 0).unwrap();
+    }
+    builder.finish().unwrap();
+    block.split_off(512)
+}
+
+/// The tags after the torn part lead the walk past the start of the log. A power cut does that as long
+/// as there is no commit block; with one, the log is damaged.
+#[test]
+fn a_torn_descriptor_in_a_full_log_ends_it_unless_it_is_committed() {
+    use ChecksumVersion::{None as Plain, V1, V2, V3};
+    for checksum in [Plain, V1, V2, V3] {
+        let long = full_descriptor(&Forge::new(checksum).format());
+        for (old, is_async) in [(vec![0; 512], false), (long.clone(), false), (long, true)] {
+            let mut forge = forged(checksum, |forge| {
+                if is_async {
+                    with_async(forge);
+                }
+                torn_in_a_full_log(forge, &old);
+            });
+            forge.seal();
+            let transactions = forge.tid.0 - 7;
+            let device: Arc<dyn Device> = Arc::new(forge.device());
+            let plan = scan_cases(&device, &map(), BLOCK_SIZE)
+                .unwrap_or_else(|refusal| panic!("{checksum:?}: {}", refusal.error));
+            let with_checksums = matches!(checksum, V2 | V3);
+            let row = if with_checksums { Case::BadDescriptorTorn } else { Case::TornLap };
+            assert!(plan.report().cases.contains(&row), "{checksum:?}: {:?}", plan.report().cases);
+            assert_eq!(plan.report().transactions, transactions, "{checksum:?}");
+            plan.apply().unwrap();
+            for &(home, fill) in &forge.wanted {
+                let contents = device.read_buf(home * BLOCK_SIZE as u64, BLOCK_SIZE).unwrap();
+                assert!(contents.iter().all(|&byte| byte == fill), "{checksum:?}: block {home}");
+            }
+            forge.commit();
+            let device: Arc<dyn Device> = Arc::new(forge.device());
+            let scanned = scan_cases(&device, &map(), BLOCK_SIZE);
+            if is_async {
+                // The commit block may have overtaken the descriptor.
+                assert_eq!(scanned.unwrap().report().transactions, transactions, "{checksum:?}");
+                continue;
+            }
+            let refusal = scanned.expect_err("a flush was before the commit block");
+            let row = if with_checksums { Case::BadDescriptorCommitted } else { Case::WholeLap };
+            assert_eq!(refusal.case, row, "{checksum:?}: {}", refusal.error);
+        }
+    }
+}
+
+/// Each defect of a superblock, alone and with each set of others.
+#[test]
+fn a_superblock_has_one_row_of_refusal() {
+    const CHECKSUM: usize = 0xfc;
+    let rows: &[Row<[bool; 6]>] = &[
+        (Some(Case::BadGeometry), |&[map, read, magic, feature, checksum, geometry]| {
+            map || geometry && !(read || magic || feature || checksum)
+        }),
+        (Some(Case::ReadError), |&[map, read, ..]| !map && read),
+        (Some(Case::BadSuperblock), |&[map, read, magic, feature, checksum, _]| {
+            !map && !read && (magic || checksum && !feature)
+        }),
+        (Some(Case::UnknownFeature), |&[map, read, magic, feature, ..]| {
+            !map && !read && !magic && feature
+        }),
+        (None, |defects| !defects.contains(&true)),
+    ];
+    for bits in 0..1u32 << 6 {
+        let defects: [bool; 6] = std::array::from_fn(|index| bits >> index & 1 != 0);
+        let [off_device, unreadable, magic, feature, checksum, geometry] = defects;
+        let mut forge = forged(ChecksumVersion::V3, |forge| forge.good(&[(3, 1)]));
+        if feature {
+            forge.superblock.s_feature_incompat |= Incompat::from_bits_retain(0x80);
+        }
+        if geometry {
+            forge.superblock.s_start = LEN;
+        }
+        forge.seal();
+        forge.block_mut(0)[0] ^= u8::from(magic);
+        forge.block_mut(0)[CHECKSUM] ^= u8::from(checksum);
+        let memory = forge.device();
+        if unreadable {
+            let start = JOURNAL * BLOCK_SIZE as u64;
+            memory.faults().fail_range(None, start..start + 1, 5);
+        }
+        let len = if off_device { LEN + 900 } else { LEN };
+        let map = JournalMap::contiguous(BlockNo(JOURNAL), len).unwrap();
+        let device: Arc<dyn Device> = Arc::new(memory);
+        let found = scan_cases(&device, &map, BLOCK_SIZE).err().map(|refusal| refusal.case);
+        let applying: Vec<_> = rows.iter().filter(|(_, applies)| applies(&defects)).collect();
+        assert_eq!(applying.len(), 1, "{defects:?}");
+        assert_eq!(found, applying[0].0, "{defects:?}");
     }
 }
 
