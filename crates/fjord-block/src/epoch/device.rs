@@ -18,8 +18,6 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
-
 use super::queue::EpochQueue;
 use super::rules::DeviceTraits;
 use super::stats::EpochStats;
@@ -27,6 +25,7 @@ use super::types::{Command, CommandId, Io, IoKind, Part, RequestId, Tuning};
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Order, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
+use crate::lock::{Mutex, MutexGuard, Rank};
 use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::ticket::{
@@ -92,7 +91,6 @@ struct Sent {
 }
 
 /// Failures whose tickets were all dropped unseen.
-#[derive(Default)]
 struct Unseen(Mutex<Option<IoError>>);
 
 impl ErrorSink for Unseen {
@@ -126,8 +124,8 @@ impl EpochDevice {
             inner,
             capabilities,
             started: Instant::now(),
-            unseen: Arc::default(),
-            state: Mutex::new(state),
+            unseen: Arc::new(Unseen(Mutex::new(Rank::EpochUnseen, None))),
+            state: Mutex::new(Rank::EpochQueue, state),
         };
         EpochDevice { shared: Arc::new(shared) }
     }
@@ -266,8 +264,9 @@ impl Shared {
         let shared = self.clone();
         ticket.watch(move |result| {
             if let Some((filled, slot)) = slots {
-                let bufs = filled.lock().take();
-                *slot.lock() = bufs;
+                if let Some(bufs) = filled.take() {
+                    slot.fill(bufs);
+                }
             }
             shared.completed(id, result);
         });
