@@ -37,6 +37,18 @@ pub enum BufferKind {
     Data,
 }
 
+/// How a buffer became part of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    /// It was part of it.
+    Before,
+    /// It joined.
+    Now,
+    /// It joined while a version of it is in flight: a page conflict (barrier-enabled I/O stack,
+    /// section 4.2). The frozen version stays; the handle modifies a copy.
+    InConflict,
+}
+
 /// A block that transactions can modify.
 #[derive(Debug)]
 pub struct Buffer {
@@ -152,18 +164,18 @@ impl Buffer {
     }
 
     /// Adds the buffer to the transaction; the caller holds the contents' write lock through
-    /// `guard`. `true` if the buffer was not yet part of it.
-    pub(crate) fn join(&self, tid: Tid, guard: &WriteGuard<'_>) -> bool {
+    /// `guard`.
+    pub(crate) fn join(&self, tid: Tid, guard: &WriteGuard<'_>) -> Joined {
         let mut state = self.state.lock();
         if state.running == Some(tid) {
-            return false;
+            return Joined::Before;
         }
         // If there are committing or committed versions, the newest of those is the base.
         if self.keeps_base && state.is_clean() {
             state.base = Some(guard.contents.clone());
         }
         state.running = Some(tid);
-        true
+        if state.frozen.is_empty() { Joined::Now } else { Joined::InConflict }
     }
 
     /// Whether the buffer is part of the transaction already.

@@ -49,6 +49,16 @@ impl Roles {
         self.commits_waiting > 0
     }
 
+    /// Whether a thread holds the commit lock or waits for it to commit.
+    pub(crate) fn expects_commits(&self) -> bool {
+        self.dispatching || self.commits_waiting > 0
+    }
+
+    /// Whether a thread holds the settle lock.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.settling
+    }
+
     fn admits(&self, claim: Claim) -> bool {
         !self.dispatching && (claim == Claim::Commit || self.commits_waiting == 0)
     }
@@ -59,8 +69,8 @@ impl Journal {
     /// asked first, and again after every change of the pipeline.
     ///
     /// # Errors
-    /// Those of `outcome`; if the journal has stopped, the callbacks of commits in flight have been
-    /// told.
+    /// Those of `outcome`; if the journal has stopped, the commits in flight have an outcome or a
+    /// thread that settles them.
     pub(crate) fn take_turn<T>(
         &self,
         claim: Claim,
@@ -75,9 +85,7 @@ impl Journal {
                 Ok(None) => {}
                 Err(error) => {
                     drop(state);
-                    if let Err(stopped) = self.check_running() {
-                        self.fail_in_flight(&stopped);
-                    }
+                    self.settle_if_stopped();
                     return Err(error);
                 }
             }
@@ -91,15 +99,15 @@ impl Journal {
                 }
                 self.wait_to_commit(&mut state);
             } else {
-                self.inner.pipeline_moved.wait(&mut state);
+                self.inner.commits_moved.wait(&mut state);
             }
         }
     }
 
-    /// Waits until `done`, or the settle lock is free; then takes it.
+    /// Waits until `done`, or the settle lock is free and some commit can be settled; then takes it.
     ///
     /// # Errors
-    /// The journal has stopped; the callbacks of commits in flight have been told.
+    /// The journal has stopped, and no commit in flight can fulfil `done`.
     pub(crate) fn take_settle_turn(
         &self,
         done: impl Fn(&State) -> bool,
@@ -110,26 +118,25 @@ impl Journal {
             if done(&state) {
                 return Ok(None);
             }
-            if let Err(stopped) = self.check_running() {
-                drop(state);
-                self.fail_in_flight(&stopped);
-                return Err(stopped);
-            }
             if !state.roles.settling {
-                state.roles.settling = true;
-                return Ok(Some(SettleLock { inner: &self.inner, _held: order.taken() }));
+                if state.pipeline.can_settle() {
+                    state.roles.settling = true;
+                    return Ok(Some(SettleLock { inner: &self.inner, _held: order.taken() }));
+                }
+                // Commits before the failure have their own outcome.
+                self.check_running()?;
             }
-            self.inner.pipeline_moved.wait(&mut state);
+            self.inner.settle_moved.wait(&mut state);
         }
     }
 
     fn wait_to_commit(&self, state: &mut MutexGuard<'_, State>) {
         state.roles.commits_waiting += 1;
         self.stop_fast_commit_wait();
-        self.inner.pipeline_moved.wait(state);
+        self.inner.commits_moved.wait(state);
         state.roles.commits_waiting -= 1;
         if state.roles.commits_waiting == 0 {
-            self.inner.pipeline_moved.notify_all();
+            self.inner.commits_moved.notify_all();
         }
     }
 }
@@ -140,7 +147,7 @@ impl Inner {
         let order = LockTurn::wait_for(Rank::CommitLock);
         let mut state = self.state.lock();
         while state.roles.dispatching {
-            self.pipeline_moved.wait(&mut state);
+            self.commits_moved.wait(&mut state);
         }
         state.roles.dispatching = true;
         CommitLock { inner: self, _held: order.taken() }
@@ -151,7 +158,7 @@ impl Inner {
         let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.state.lock();
         while state.roles.settling {
-            self.pipeline_moved.wait(&mut state);
+            self.settle_moved.wait(&mut state);
         }
         state.roles.settling = true;
         SettleLock { inner: self, _held: order.taken() }
@@ -175,7 +182,7 @@ pub(crate) struct CommitLock<'a> {
 impl Drop for CommitLock<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().roles.dispatching = false;
-        self.inner.pipeline_moved.notify_all();
+        self.inner.commits_moved.notify_all();
     }
 }
 
@@ -188,6 +195,8 @@ pub(crate) struct SettleLock<'a> {
 impl Drop for SettleLock<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().roles.settling = false;
-        self.inner.pipeline_moved.notify_all();
+        self.inner.settle_moved.notify_all();
+        // The holder of the commit lock may have to settle instead.
+        self.inner.commits_follow.notify_all();
     }
 }

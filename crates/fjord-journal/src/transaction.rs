@@ -31,6 +31,11 @@ impl Sequence {
     pub(crate) fn next(self) -> Sequence {
         Sequence(self.0.next())
     }
+
+    /// Whether it is `other` or comes after it.
+    pub(crate) fn at_least(self, other: Sequence) -> bool {
+        self.0.at_least(other.0)
+    }
 }
 
 /// State of a transaction.

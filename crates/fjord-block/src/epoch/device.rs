@@ -307,7 +307,7 @@ impl State {
     fn outgoing(&mut self, command: &Command) -> Outgoing {
         let (offset, len, class) = (command.offset, command.len, command.class);
         let request = match command.kind {
-            IoKind::Flush => Request::Flush { class },
+            IoKind::Flush | IoKind::FlushCompleted => Request::Flush { class },
             IoKind::Discard => Request::Discard { offset, len },
             IoKind::WriteZeroes => Request::WriteZeroes { offset, len },
             IoKind::Write { order, fua } => {
@@ -431,6 +431,13 @@ impl Device for EpochDevice {
             }
         };
         self.shared.submit(batch.into_iter().map(with_data).collect())
+    }
+
+    fn flush_completed(&self) -> Ticket {
+        let io = Io::flush_completed(Class::Sync);
+        let lost = || IoError::new(IoErrorKind::Abandoned, IoOp::Flush, 0, 0);
+        let ticket = self.shared.submit(vec![(io, Data::None)]).pop();
+        ticket.unwrap_or_else(|| Ticket::ready(Err(lost())))
     }
 
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {

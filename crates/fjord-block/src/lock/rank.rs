@@ -129,7 +129,7 @@ ranks! {
     Freed = 516,
     /// `FreedTable::discarding`.
     Discarding = 517,
-    /// `Groups::stale_tails`.
+    /// `ReplayHazards::stale_tails`.
     StaleTails = 518,
     /// `Room::full`.
     HostRoom = 519,
