@@ -17,7 +17,7 @@ use std::{
 };
 
 use fjord::awake::{Awake, CPU_DMA_LATENCY, LowLatency};
-use parking_lot::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use thiserror::Error;
 
 use crate::{
@@ -148,7 +148,7 @@ impl<H: Handler> Session<H> {
             config,
             idle: AtomicUsize::new(0),
             awake: OnceLock::new(),
-            workers: Mutex::new(0),
+            workers: Mutex::new(Rank::FuseWorkers, 0),
             ended: Condvar::new(),
         };
         Session { shared: Arc::new(shared) }

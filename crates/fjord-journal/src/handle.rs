@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use fjord_block::Ticket;
+use fjord_block::lock::{Held, Rank, Turn};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
@@ -51,6 +52,8 @@ pub(crate) fn check_no_open_handle(journal: &Journal, what: &str) -> Result<()> 
             "{what} while this thread has an open handle would deadlock; stop the handle first"
         )));
     }
+    // Most calls find no reason to commit; the order is checked in all of them.
+    Rank::CommitLock.check_order();
     Ok(())
 }
 
@@ -66,6 +69,8 @@ pub struct Handle {
     /// Blocks that it may still add to the transaction.
     credits: Cell<u32>,
     stopped: bool,
+    /// Its place in the order of locks, while it is open.
+    held: Option<Held>,
     /// It has given out a writable buffer.
     changed: Cell<bool>,
     /// A handle stays on its thread.
@@ -95,6 +100,7 @@ impl Handle {
             collected: RefCell::default(),
             credits,
             stopped: false,
+            held: Some(Turn::wait_for(Rank::Handle).taken()),
             changed: Cell::new(false),
             not_send: PhantomData,
         }
@@ -212,6 +218,7 @@ impl Handle {
     /// transaction. The changes so far may be committed without those that follow.
     pub fn restart(&mut self, credits: u32) -> Result<Tid> {
         self.stop_now();
+        Rank::CommitLock.check_order();
         let admitted = self.journal.admit(credits)?;
         let key = self.journal.key();
         OPEN.with_borrow_mut(|open| open.push(key));
@@ -219,6 +226,7 @@ impl Handle {
         self.generation = admitted.generation;
         self.credits.set(admitted.credits);
         self.stopped = false;
+        self.held = Some(Turn::wait_for(Rank::Handle).taken());
         self.changed.set(false);
         Ok(self.tid())
     }
@@ -256,6 +264,7 @@ impl Handle {
             return;
         }
         self.stopped = true;
+        self.held = None;
         let key = self.journal.key();
         OPEN.with_borrow_mut(|open| {
             if let Some(index) = open.iter().rposition(|&other| other == key) {

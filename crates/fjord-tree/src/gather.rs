@@ -13,11 +13,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{
     AlignedBuf, Buf, Capabilities, Class, Device, DeviceStats, IoError, OpenError, Order,
     ReadTicket, Request, Ticket,
 };
-use parking_lot::Mutex;
 
 /// Bytes that are gathered before they go out.
 const GATHERED_BYTES_MAX: u64 = 2 << 20;
@@ -61,7 +61,7 @@ struct Writes {
 
 impl Gather {
     pub(crate) fn new(below: Arc<dyn Device>) -> Gather {
-        Gather { below, writes: Mutex::default() }
+        Gather { below, writes: Mutex::new(Rank::Gather, Writes::default()) }
     }
 
     /// Whether a write failed because the file system that holds the image is full.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use rustix::fs::{Access, access};
 
 /// The PM QoS device.
@@ -103,7 +103,7 @@ impl Shared {
             counted_ns: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
             is_up: AtomicBool::new(false),
-            state: Mutex::default(),
+            state: Mutex::new(Rank::AwakeState, State::default()),
             wake: Condvar::new(),
         }
     }
@@ -169,7 +169,11 @@ impl Awake {
     /// The file cannot be opened for writing.
     pub fn new(time_min: Duration) -> io::Result<Awake> {
         access(CPU_DMA_LATENCY, Access::WRITE_OK)?;
-        Ok(Awake { shared: Arc::new(Shared::new(time_min)), thread: Mutex::default(), hold })
+        Ok(Awake {
+            shared: Arc::new(Shared::new(time_min)),
+            thread: Mutex::new(Rank::AwakeThread, None),
+            hold,
+        })
     }
 
     /// A call came.
@@ -305,7 +309,7 @@ mod tests {
     fn nothing_runs_until_it_is_busy_and_the_end_ends_it() {
         let awake = Awake {
             shared: Arc::new(Shared::new(Duration::ZERO)),
-            thread: Mutex::default(),
+            thread: Mutex::new(Rank::AwakeThread, None),
             hold: || File::open("/dev/null"),
         };
         awake.count();

@@ -89,7 +89,7 @@ impl InodeRef {
     }
 
     /// The inode's state, for a look.
-    pub(crate) fn state(&self) -> &parking_lot::RwLock<InodeState> {
+    pub(crate) fn state(&self) -> &fjord_block::lock::RwLock<InodeState> {
         &self.inode.state
     }
 

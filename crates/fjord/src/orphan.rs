@@ -15,10 +15,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use fjord_block::lock::{Mutex, MutexGuard, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::{BlockNo, InodeNo, checksum, orphan_file};
 use fjord_journal::Handle;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::file::truncate;
@@ -44,11 +44,19 @@ struct OrphanState {
 }
 
 /// All inodes recorded as orphans.
-#[derive(Default)]
 pub(crate) struct OrphanTable {
     state: Mutex<OrphanState>,
     /// Held while the record changes, and while a listed inode is stored.
     serial: Mutex<()>,
+}
+
+impl Default for OrphanTable {
+    fn default() -> OrphanTable {
+        OrphanTable {
+            state: Mutex::new(Rank::OrphanState, OrphanState::default()),
+            serial: Mutex::new(Rank::OrphanSerial, ()),
+        }
+    }
 }
 
 impl OrphanTable {

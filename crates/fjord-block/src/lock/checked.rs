@@ -11,7 +11,7 @@ use super::rank::Rank;
 
 thread_local! {
     /// Ranks that this thread holds, with their keys, in the order of taking.
-    static HELD: RefCell<Vec<(Rank, Option<u64>)>> = const { RefCell::new(Vec::new()) };
+    static HELD: RefCell<Vec<(Rank, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The rank of a lock.
@@ -23,37 +23,31 @@ impl Tag {
         Tag(rank)
     }
 
-    /// Panics if this thread must not wait for the lock now. A lock with a key may follow one of its
-    /// rank with a lower key.
+    /// Panics if this thread must not wait for the lock now. A lock may follow one of its rank
+    /// with a lower key.
     #[track_caller]
-    pub(super) fn check(self, key: Option<u64>) {
+    pub(super) fn check(self, key: u64) {
         if std::thread::panicking() {
             return;
         }
         let taken = (self.0, key);
         // A thread that ends has dropped its list.
-        let above = HELD
-            .try_with(|held| held.borrow().iter().copied().find(|&held| !may_follow(held, taken)));
+        let above = HELD.try_with(|held| held.borrow().iter().copied().find(|held| *held >= taken));
         if let Ok(Some(held)) = above {
             panic!("lock order: {} is taken while {} is held", name(taken), name(held));
         }
     }
 
     /// The lock was taken.
-    pub(super) fn hold(self, key: Option<u64>) -> Held {
+    pub(super) fn hold(self, key: u64) -> Held {
         let entry = (self.0, key);
         let _ = HELD.try_with(|held| held.borrow_mut().push(entry));
         Held { entry, not_send: PhantomData }
     }
 }
 
-fn may_follow(held: (Rank, Option<u64>), taken: (Rank, Option<u64>)) -> bool {
-    let in_order = || matches!((held.1, taken.1), (Some(held), Some(taken)) if held < taken);
-    held.0 < taken.0 || (held.0 == taken.0 && in_order())
-}
-
-fn name((rank, key): (Rank, Option<u64>)) -> String {
-    let key = key.map(|key| format!(" with key {key}")).unwrap_or_default();
+fn name((rank, key): (Rank, u64)) -> String {
+    let key = if key == 0 { String::new() } else { format!(", key {key}") };
     format!("{rank:?} (rank {}{key})", rank.number())
 }
 
@@ -61,7 +55,7 @@ fn name((rank, key): (Rank, Option<u64>)) -> String {
 #[must_use = "the rank is held until this is dropped"]
 #[derive(Debug)]
 pub struct Held {
-    entry: (Rank, Option<u64>),
+    entry: (Rank, u64),
     /// A guard stays on its thread.
     not_send: PhantomData<primitive::MutexGuard<'static, ()>>,
 }

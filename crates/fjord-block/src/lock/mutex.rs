@@ -30,24 +30,24 @@ impl<T: ?Sized> Mutex<T> {
     #[inline]
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.tag.check(None);
-        MutexGuard { inner: self.inner.lock(), held: self.tag.hold(None) }
+        self.tag.check(0);
+        MutexGuard { inner: self.inner.lock(), held: self.tag.hold(0) }
     }
 
     /// Waits for the lock; locks of one rank may be held together if each is taken by this method,
-    /// with a higher key than those before.
+    /// with a higher key than those before. A plain `lock` has key 0.
     #[inline]
     #[track_caller]
     pub fn lock_in_order(&self, key: u64) -> MutexGuard<'_, T> {
-        self.tag.check(Some(key));
-        MutexGuard { inner: self.inner.lock(), held: self.tag.hold(Some(key)) }
+        self.tag.check(key);
+        MutexGuard { inner: self.inner.lock(), held: self.tag.hold(key) }
     }
 
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let inner = self.inner.try_lock()?;
-        Some(MutexGuard { inner, held: self.tag.hold(None) })
+        Some(MutexGuard { inner, held: self.tag.hold(0) })
     }
 
     /// The value, without a lock, as nobody else has access.

@@ -1,6 +1,8 @@
 //! The ranks of all locks, in the order in which a thread may take them; the same table, with what
 //! each lock guards, is in `docs/locking.md`.
 
+use super::held::Tag;
+
 macro_rules! ranks {
     ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
         /// Rank of a lock. A thread takes only locks of a higher rank than all it holds.
@@ -22,7 +24,27 @@ ranks! {
     /// The switch for planted bugs, in tests.
     Planting = 10,
 
+    // FUSE server.
+    /// Worker threads of a session.
+    FuseWorkers = 51,
+    /// Which worker reads requests.
+    FuseDuty = 52,
+    /// The session's descriptor.
+    FuseFd = 53,
+    /// The number of the session's connection.
+    FuseConnection = 54,
+    /// The result of the unmount.
+    FuseClosed = 55,
+    /// A shard of the open files.
+    FuseHandles = 56,
+    /// The simulated kernel's texts.
+    SimTexts = 57,
+    /// The simulated cut.
+    SimCut = 58,
+
     // Engine: over whole operations.
+    /// `api::File::position`.
+    FilePosition = 105,
     /// `FsInner::resize_lock`.
     Resize = 110,
     /// `FsInner::rename_lock`.
@@ -31,6 +53,8 @@ ranks! {
     InodeWriteback = 130,
     /// `Inode::state`.
     InodeState = 140,
+    /// `mmp::Held::block`.
+    MmpBlock = 160,
 
     // Journal: over I/O.
     /// The commit lock.
@@ -49,14 +73,20 @@ ranks! {
     // Engine: under a handle.
     /// An open journal handle.
     Handle = 300,
+    /// `Inode::state` of an inode that holds the value of an attribute.
+    ValueState = 305,
     /// `OrphanTable::serial`.
     OrphanSerial = 310,
+    /// `Slot::load` of the inode table.
+    InodeLoad = 315,
     /// `Groups::trim_lock`.
     Trim = 320,
     /// `Cell::lock` of a block group.
     Group = 330,
     /// `SuperState::raw`.
     Superblock = 340,
+    /// `Slot::load` of the metadata cache.
+    MetaLoad = 350,
 
     // Journal: in memory.
     /// The ring of an area.
@@ -82,7 +112,59 @@ ranks! {
     /// `Areas::pending`.
     PendingITransactions = 492,
 
+    // Engine: leaves.
+    /// `OrphanTable::state`.
+    OrphanState = 510,
+    /// `DirtyList::entries`.
+    DirtyList = 511,
+    /// `Releases::leaving`.
+    Releases = 512,
+    /// `Carriers::inodes`.
+    Carriers = 513,
+    /// `Budget::spent`.
+    Budget = 514,
+    /// `Pace::out_count`.
+    Pace = 515,
+    /// `FreedTable::by_key`.
+    Freed = 516,
+    /// `FreedTable::discarding`.
+    Discarding = 517,
+    /// `ReplayHazards::stale_tails`.
+    StaleTails = 518,
+    /// `Room::full`.
+    HostRoom = 519,
+    /// `SuperState::uncommitted`.
+    UncommittedSizes = 520,
+    /// `GroupParts::places`.
+    GroupPlaces = 521,
+    /// `Zones::fixed`.
+    Zones = 522,
+    /// A shard of the inode table.
+    InodeShard = 530,
+    /// A shard of the metadata cache.
+    MetaShard = 531,
+    /// `PageMap::inner`.
+    PageMap = 540,
+    /// `PageLru::queue`.
+    PageLru = 541,
+    /// `Status::first_error`.
+    FirstError = 550,
+    /// `Events`.
+    Events = 551,
+    /// `Threads::joins`.
+    ThreadJoins = 560,
+    /// `Threads::signal`.
+    ThreadSignal = 561,
+    /// `mmp::Mmp::stop`.
+    MmpStop = 562,
+    /// `Awake::thread`.
+    AwakeThread = 570,
+    /// `Awake::state`.
+    AwakeState = 571,
+
     // Block layer.
+    /// Writes that `Gather` collects.
+    Gather = 605,
     /// `QuasiAsyncWrites::tickets`.
     QuasiAsyncWrites = 610,
     /// `DeferredWrites`.
@@ -133,5 +215,12 @@ impl Rank {
     /// Its place in the order.
     pub fn number(self) -> u16 {
         self as u16
+    }
+
+    /// Checks that this thread may wait for a lock of this rank: for calls that do so now and then.
+    #[inline]
+    #[track_caller]
+    pub fn check_order(self) {
+        Tag::new(self).check(0);
     }
 }

@@ -31,39 +31,53 @@ impl<T: ?Sized> RwLock<T> {
     #[inline]
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.tag.check(None);
-        RwLockReadGuard { inner: self.inner.read(), _held: self.tag.hold(None) }
+        self.tag.check(0);
+        RwLockReadGuard { inner: self.inner.read(), _held: self.tag.hold(0) }
     }
 
     /// As [`Mutex::lock_in_order`](super::Mutex::lock_in_order), shared.
     #[inline]
     #[track_caller]
     pub fn read_in_order(&self, key: u64) -> RwLockReadGuard<'_, T> {
-        self.tag.check(Some(key));
-        RwLockReadGuard { inner: self.inner.read(), _held: self.tag.hold(Some(key)) }
+        self.tag.check(key);
+        RwLockReadGuard { inner: self.inner.read(), _held: self.tag.hold(key) }
     }
 
     /// Shares the lock if no writer has it or waits for it.
     #[inline]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
-        Some(RwLockReadGuard { inner, _held: self.tag.hold(None) })
+        Some(RwLockReadGuard { inner, _held: self.tag.hold(0) })
     }
 
     /// Waits to have the lock alone.
     #[inline]
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        self.tag.check(None);
-        RwLockWriteGuard { inner: self.inner.write(), _held: self.tag.hold(None) }
+        self.tag.check(0);
+        RwLockWriteGuard { inner: self.inner.write(), _held: self.tag.hold(0) }
     }
 
     /// As [`Mutex::lock_in_order`](super::Mutex::lock_in_order), alone.
     #[inline]
     #[track_caller]
     pub fn write_in_order(&self, key: u64) -> RwLockWriteGuard<'_, T> {
-        self.tag.check(Some(key));
-        RwLockWriteGuard { inner: self.inner.write(), _held: self.tag.hold(Some(key)) }
+        self.tag.check(key);
+        RwLockWriteGuard { inner: self.inner.write(), _held: self.tag.hold(key) }
+    }
+
+    /// Takes the lock of a value that no other thread knows yet, so that there is no wait and no
+    /// order to keep.
+    ///
+    /// # Panics
+    /// Another thread has it.
+    #[inline]
+    #[track_caller]
+    pub fn write_unshared(&self) -> RwLockWriteGuard<'_, T> {
+        let Some(inner) = self.inner.try_write() else {
+            panic!("another thread has the lock of a value that is new");
+        };
+        RwLockWriteGuard { inner, _held: self.tag.hold(0) }
     }
 
     /// The value, without a lock, as nobody else has access.

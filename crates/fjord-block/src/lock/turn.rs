@@ -16,7 +16,7 @@ impl Turn {
     #[track_caller]
     pub fn wait_for(rank: Rank) -> Turn {
         let tag = Tag::new(rank);
-        tag.check(None);
+        tag.check(0);
         Turn(tag)
     }
 
@@ -27,6 +27,6 @@ impl Turn {
 
     /// The lock is taken; held until the result is dropped.
     pub fn taken(self) -> Held {
-        self.0.hold(None)
+        self.0.hold(0)
     }
 }

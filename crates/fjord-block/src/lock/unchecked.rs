@@ -16,10 +16,10 @@ impl Tag {
     }
 
     #[inline]
-    pub(super) fn check(self, _: Option<u64>) {}
+    pub(super) fn check(self, _: u64) {}
 
     #[inline]
-    pub(super) fn hold(self, _: Option<u64>) -> Held {
+    pub(super) fn hold(self, _: u64) -> Held {
         Held { not_send: PhantomData }
     }
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use fjord::{InodeNo, OpenFile};
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 
 const SHARDS: usize = 16;
 const O_SYNC: u32 = libc::O_SYNC as u32;
@@ -33,11 +33,19 @@ pub(super) struct Opened {
 }
 
 /// All open files of a mount.
-#[derive(Default)]
 pub(super) struct Handles {
     shards: [Mutex<HashMap<u64, Arc<Opened>>>; SHARDS],
     /// Counts up; a number is never used twice in a mount.
     next: AtomicU64,
+}
+
+impl Default for Handles {
+    fn default() -> Handles {
+        Handles {
+            shards: std::array::from_fn(|_| Mutex::new(Rank::FuseHandles, HashMap::new())),
+            next: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Handles {

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjord::{AtimeMode, Error, Fs, InodeRef};
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 use rustix::mount::MountFlags;
 
 use crate::{
@@ -83,7 +83,7 @@ impl EngineHandler {
             sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),
             snapshot_server: SnapshotServer::default(),
             notifying: AtomicU32::new(0),
-            closed: Mutex::new(None),
+            closed: Mutex::new(Rank::FuseClosed, None),
         })
     }
 

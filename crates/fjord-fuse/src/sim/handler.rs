@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::sim::{CutScope, CutState, SeededChooser, SimDevice, SimTrace};
 use fjord_block::{
     AlignedBuf, Buf, Class, Device, DeviceExt, IoError, MemImage, Order, Request as DeviceRequest,
 };
-use parking_lot::Mutex;
 
 use super::{SimReport, nodes::Node};
 use crate::abi::*;
@@ -50,9 +50,9 @@ impl SimHandler {
     pub(super) fn new(device: Arc<SimDevice>) -> SimHandler {
         SimHandler {
             device,
-            texts: Mutex::default(),
+            texts: Mutex::new(Rank::SimTexts, HashMap::new()),
             next_handle: AtomicU64::new(1),
-            cut: Mutex::new(None),
+            cut: Mutex::new(Rank::SimCut, None),
         }
     }
 

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
@@ -43,8 +43,8 @@ impl DevFuse {
     /// Takes over a descriptor of /dev/fuse that is, or will be, mounted.
     pub fn new(fd: OwnedFd) -> DevFuse {
         DevFuse {
-            fd: Mutex::new(Some(Arc::new(fd))),
-            connection: Mutex::new(None),
+            fd: Mutex::new(Rank::FuseFd, Some(Arc::new(fd))),
+            connection: Mutex::new(Rank::FuseConnection, None),
             polling: Arc::default(),
             duty: Arc::default(),
         }

@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, Rank};
 
 /// How long requests may wait while another one is being served.
 const LOOK: Duration = Duration::from_millis(1);
@@ -62,7 +62,7 @@ impl Default for Duty {
             score: AtomicU32::new(0),
             lookout_sleeps: AtomicBool::new(false),
             start: Instant::now(),
-            bench: Mutex::default(),
+            bench: Mutex::new(Rank::FuseDuty, Bench::default()),
             changed: Condvar::new(),
         }
     }

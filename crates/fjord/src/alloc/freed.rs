@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Request, Ticket};
 use fjord_format::types::{BlockNo, GroupNo, Tid};
 use fjord_journal::Handle;
-use parking_lot::Mutex;
 
 use super::account::Account;
 use super::cells::Cells;
@@ -34,10 +34,19 @@ struct Freed {
 }
 
 /// Freed blocks and inodes of all pending transactions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct FreedTable {
     by_key: Mutex<HashMap<Key, Freed>>,
     discarding: Mutex<Vec<(Vec<Ticket>, Freed)>>,
+}
+
+impl Default for FreedTable {
+    fn default() -> FreedTable {
+        FreedTable {
+            by_key: Mutex::new(Rank::Freed, HashMap::new()),
+            discarding: Mutex::new(Rank::Discarding, Vec::new()),
+        }
+    }
 }
 
 impl FreedTable {

@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use fjord_block::lock::{Rank, RwLock};
 use fjord_format::geometry::Geometry;
 use fjord_format::superblock::SUPERBLOCK_OFFSET_BYTES;
 use fjord_format::types::{BlockNo, GroupNo};
 use fjord_journal::{Handle, JournalError, Part, PartSet, Parts};
-use parking_lot::RwLock;
 
 use crate::error::Error;
 use crate::fs::FsInner;
@@ -94,7 +94,7 @@ impl GroupParts {
         GroupParts {
             fs: Arc::downgrade(fs),
             superblock: BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(fs.geo.block_size)),
-            places: RwLock::new(places),
+            places: RwLock::new(Rank::GroupPlaces, places),
             geo: fs.geo.clone(),
         }
     }

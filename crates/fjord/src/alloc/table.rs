@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{AlignedBuf, Class, Device, ReadTicket};
 use fjord_format::geometry::Geometry;
 use fjord_format::group::GroupDesc;
 use fjord_format::superblock::RawSuperblock;
 use fjord_format::types::{BlockNo, GroupNo};
-use parking_lot::Mutex;
 
 use super::account::Account;
 use super::bits::SparseBits;
@@ -53,7 +53,7 @@ pub(super) struct Overlay {
 }
 
 /// A group in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cell {
     /// Guards the overlay and every change of the group's bitmaps and descriptor. `None`
     /// until the overlay is first needed.
@@ -70,6 +70,20 @@ pub(super) struct Cell {
     pub(super) used_dirs: AtomicU32,
     /// See the constants; bits are set and cleared atomically.
     flags: AtomicU8,
+}
+
+impl Default for Cell {
+    fn default() -> Cell {
+        Cell {
+            lock: Mutex::new(Rank::Group, None),
+            free: AtomicU32::new(0),
+            longest: AtomicU32::new(0),
+            longest_open: AtomicU32::new(0),
+            free_inodes: AtomicU32::new(0),
+            used_dirs: AtomicU32::new(0),
+            flags: AtomicU8::new(0),
+        }
+    }
 }
 
 impl Cell {
@@ -215,7 +229,7 @@ impl Groups {
             zones,
             fixed_blocks: AtomicU64::new(fixed_blocks),
             spread_turn: AtomicU32::new(0),
-            trim_lock: Mutex::new(()),
+            trim_lock: Mutex::new(Rank::Trim, ()),
             foreign: foreign.concat(),
             damage,
         })
@@ -230,7 +244,7 @@ impl Groups {
             zones: Zones::default(),
             fixed_blocks: AtomicU64::new(0),
             spread_turn: AtomicU32::new(0),
-            trim_lock: Mutex::new(()),
+            trim_lock: Mutex::new(Rank::Trim, ()),
             foreign: Vec::new(),
             damage: None,
         }

@@ -81,6 +81,9 @@ fn blocks_freed_by_a_transaction_that_fails_never_come_back() {
 fn double_frees_and_foreign_blocks_are_damage() {
     let image = TestFs::new(SMALL_1K, 40);
     let fs = &image.fs;
+    let journal = table::get(fs, InodeNo::JOURNAL).expect("a journal");
+    let found = map::lookup(fs, &journal, &journal.state.read(), 0, 1).expect("its first block");
+    let map::MapKind::Written(journal_start) = found.kind else { panic!("{found:?}") };
     let h = fs.start(40).expect("a handle");
     let run = fs.alloc_blocks(&h, anywhere(fs), 8).expect("room");
     fs.free_blocks(&h, run.start, 8).expect("in use");
@@ -98,11 +101,8 @@ fn double_frees_and_foreign_blocks_are_damage() {
     corrupt(BlockNo(fs.geo.block_count - 1), 2);
     corrupt(BlockNo(2), u64::MAX);
     // The journal's blocks are nobody's either.
-    let journal = table::get(fs, InodeNo::JOURNAL).expect("a journal");
-    let found = map::lookup(fs, &journal, &journal.state.read(), 0, 1).expect("its first block");
-    let map::MapKind::Written(start) = found.kind else { panic!("{found:?}") };
-    corrupt(start, 1);
-    assert!(fs.check_owned(InodeNo(12), start, 1).is_err());
+    corrupt(journal_start, 1);
+    assert!(fs.check_owned(InodeNo(12), journal_start, 1).is_err());
     // A group whose bitmap is not initialised has nothing to free.
     let last = GroupNo(fs.geo.group_count - 2);
     corrupt(BlockNo(fs.geo.group_first_block(last).0 + 4000), 1);

@@ -8,10 +8,10 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::RwLock;
+use fjord_block::lock::{Rank, RwLock};
 
 /// System zones of a file system.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Zones {
     /// Start and end (exclusive) of each zone, sorted, merged.
     fixed: RwLock<Vec<(u64, u64)>>,
@@ -19,6 +19,12 @@ pub(crate) struct Zones {
     journal: OnceLock<Vec<(u64, u64)>>,
     /// The journal inode is being changed: its blocks are not protected.
     journal_is_open: AtomicBool,
+}
+
+impl Default for Zones {
+    fn default() -> Zones {
+        Zones::new(Vec::new())
+    }
 }
 
 /// Sorts zones and merges those that touch.
@@ -59,7 +65,11 @@ fn overlaps(zones: &[(u64, u64)], start: u64, end: u64) -> bool {
 impl Zones {
     /// From start and end of each zone, in any order.
     pub(crate) fn new(zones: Vec<(u64, u64)>) -> Self {
-        Self { fixed: RwLock::new(normalise(zones)), ..Self::default() }
+        Self {
+            fixed: RwLock::new(Rank::Zones, normalise(zones)),
+            journal: OnceLock::new(),
+            journal_is_open: AtomicBool::new(false),
+        }
     }
 
     /// Sets the journal's blocks; a second call changes nothing.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 use rustix::io::Errno;
 
 use super::metadata::{self, FileTimes, Permissions};
@@ -133,7 +133,7 @@ impl OpenOptions {
         if self.truncate && attr.size > 0 {
             inode.set_attr(&SetAttr { size: Some(0), ..SetAttr::default() }, &Cred::root())?;
         }
-        let position = Mutex::new(0);
+        let position = Mutex::new(Rank::FilePosition, 0);
         let open = inode.open();
         Ok(File { open, position, read: self.read, write: writes, append: self.append })
     }

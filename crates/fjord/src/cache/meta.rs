@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{AlignedBuf, Buf, Class, Device};
 use fjord_format::BlockNo;
 use fjord_journal::{Buffer, BufferKind};
-use parking_lot::Mutex;
 
 use crate::error::Result;
 
@@ -53,7 +53,7 @@ impl MetaCache {
         Self {
             device,
             block_size: block_size as usize,
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Rank::MetaShard, Shard::default())).collect(),
             count: AtomicUsize::new(0),
             capacity: usize::try_from(capacity).unwrap_or(usize::MAX),
         }
@@ -70,7 +70,10 @@ impl MetaCache {
             slot.referenced.store(true, Ordering::Relaxed);
             return slot.clone();
         }
-        let slot = Arc::new(Slot { load: Mutex::new(None), referenced: AtomicBool::new(false) });
+        let slot = Arc::new(Slot {
+            load: Mutex::new(Rank::MetaLoad, None),
+            referenced: AtomicBool::new(false),
+        });
         shard.slots.insert(block.0, slot.clone());
         shard.queue.push_back(block.0);
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;

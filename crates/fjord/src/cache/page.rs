@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use fjord_block::Buf;
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 
 /// Pages in a chunk.
 const CHUNK_PAGES: u32 = 64;
@@ -128,7 +128,7 @@ fn chunk_mask(index: u32, range: &Range<u64>) -> u64 {
 impl PageLru {
     pub(crate) fn new(budget_bytes: u64, page_size: u32) -> Arc<Self> {
         Arc::new(Self {
-            queue: Mutex::new(VecDeque::new()),
+            queue: Mutex::new(Rank::PageLru, VecDeque::new()),
             chunk_count: AtomicU64::new(0),
             stale_count: AtomicU64::new(0),
             tickets: AtomicU64::new(0),
@@ -233,7 +233,11 @@ enum Evicted {
 
 impl PageMap {
     pub(crate) fn new(lru: Arc<PageLru>) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self { inner: Mutex::default(), lru, me: me.clone() })
+        Arc::new_cyclic(|me| Self {
+            inner: Mutex::new(Rank::PageMap, PageState::default()),
+            lru,
+            me: me.clone(),
+        })
     }
 
     /// The page at `lblk`, if it is cached.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fjord_block::Class;
-use parking_lot::MutexGuard;
+use fjord_block::lock::MutexGuard;
 use rustix::io::Errno;
 
 use super::pace;
@@ -270,7 +270,8 @@ mod tests {
         assert_eq!(fs.pace.out_count(), 0);
         for inode in big.iter().chain([&small]) {
             assert_eq!(inode.pages.dirty_count(), 0);
-            assert_eq!(inode.state.read().disk.size, inode.state.read().size);
+            let state = inode.state.read();
+            assert_eq!(state.disk.size, state.size);
         }
         drop((small, big));
         test.finish();

@@ -12,11 +12,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Ticket};
 use fjord_format::BlockNo;
 use fjord_journal::Handle;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::writeback::{self, Place, WriteRun};
@@ -51,10 +51,15 @@ impl DeferredRun {
 }
 
 /// Inodes with deferred runs.
-#[derive(Default)]
 pub(crate) struct Carriers {
     /// Leaf lock.
     inodes: Mutex<HashMap<u32, Arc<Inode>>>,
+}
+
+impl Default for Carriers {
+    fn default() -> Carriers {
+        Carriers { inodes: Mutex::new(Rank::Carriers, HashMap::new()) }
+    }
 }
 
 impl Carriers {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, Rank};
 
 use crate::inode::Inode;
 
@@ -64,7 +64,7 @@ impl Default for Pace {
             start: Instant::now(),
             last_fsync_ns: AtomicU64::new(0),
             last_small_ns: AtomicU64::new(0),
-            out_count: Mutex::new(0),
+            out_count: Mutex::new(Rank::Pace, 0),
             back: Condvar::new(),
         }
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 
 use crate::inode::Inode;
 
@@ -37,10 +37,15 @@ struct Entries {
 }
 
 /// Inodes in the order in which they became dirty.
-#[derive(Default)]
 pub(crate) struct DirtyList {
     /// Leaf lock.
     entries: Mutex<Entries>,
+}
+
+impl Default for DirtyList {
+    fn default() -> DirtyList {
+        DirtyList { entries: Mutex::new(Rank::DirtyList, Entries::default()) }
+    }
 }
 
 /// Says that an inode is being written back, until it is dropped.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 
-use parking_lot::Mutex;
+use fjord_block::lock::{Mutex, Rank};
 
 use crate::attr::Timespec;
 use crate::fs::FsInner;
@@ -48,8 +48,13 @@ pub struct Event {
 }
 
 /// The latest events, oldest first. A leaf lock.
-#[derive(Default)]
 pub(crate) struct Events(Mutex<VecDeque<Event>>);
+
+impl Default for Events {
+    fn default() -> Events {
+        Events(Mutex::new(Rank::Events, VecDeque::new()))
+    }
+}
 
 impl Events {
     /// The events kept.

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request};
 use fjord_format::BlockNo;
 use fjord_format::features::Incompat;
 use fjord_format::geometry::Geometry;
 use fjord_format::mmp::{MmpBlock, SEQ_CLEAN, SEQ_FSCK, SEQ_MAX};
 use fjord_format::superblock::RawSuperblock;
-use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
@@ -30,13 +30,23 @@ const WAIT_EXTRA_MAX_SECONDS: u64 = 60;
 const E2FSCK_RUNS: &str = "e2fsck is running on it, or was killed while it did";
 
 /// MMP state of a mount; empty for images without the feature.
-#[derive(Default)]
 pub(crate) struct Mmp {
     held: Option<Held>,
     stop: Arc<(Mutex<bool>, Condvar)>,
     released: AtomicBool,
     /// Another user has the image: no further writes, not even of this block.
     lost: AtomicBool,
+}
+
+impl Default for Mmp {
+    fn default() -> Mmp {
+        Mmp {
+            held: None,
+            stop: Arc::new((Mutex::new(Rank::MmpStop, false), Condvar::new())),
+            released: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+        }
+    }
 }
 
 struct Held {
@@ -64,7 +74,7 @@ impl Held {
             offset: number.0 * u64::from(geo.block_size),
             geo: geo.clone(),
             interval: Duration::from_secs(update.max(INTERVAL_MIN_SECONDS)),
-            block: Mutex::new(None),
+            block: Mutex::new(Rank::MmpBlock, None),
         }))
     }
 

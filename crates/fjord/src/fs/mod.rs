@@ -28,13 +28,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use fjord_block::epoch::EpochDevice;
+use fjord_block::lock::Mutex;
 use fjord_block::{DeferredWrites, Device, DeviceExt};
 use fjord_format::BlockNo;
 use fjord_format::features::Compat;
 use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::time::{SECONDS_MAX, SECONDS_MAX_32BIT, SECONDS_MIN};
 use fjord_journal::{Handle, Journal};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::alloc::{GroupParts, Groups};

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use fjord_block::epoch::EpochDevice;
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{DeferredWrites, Device, DeviceExt, FileDevice, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
@@ -19,7 +20,6 @@ use fjord_format::jbd2::fast_commit::Record;
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_format::{BlockNo, FormatError, InodeNo};
 use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
-use parking_lot::Mutex;
 
 use crate::alloc::{GroupParts, Groups};
 use crate::awake::{Awake, CPU_DMA_LATENCY, FSYNC_TIME_MIN};
@@ -404,8 +404,8 @@ fn build(
         dir_params,
         orphans: OrphanTable::default(),
         releases: sync::Releases::default(),
-        resize_lock: Mutex::new(()),
-        rename_lock: Mutex::new(()),
+        resize_lock: Mutex::new(Rank::Resize, ()),
+        rename_lock: Mutex::new(Rank::Rename, ()),
         fsync_policy: fsync::policy(options.fsync),
         hazards: ReplayHazards::default(),
         room: room::Room::default(),

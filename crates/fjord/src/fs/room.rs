@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{Class, Device, IoError};
 use fjord_format::BlockNo;
 use fjord_format::geometry::Geometry;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -34,12 +34,17 @@ struct Full {
 }
 
 /// Whether the disk below is full.
-#[derive(Default)]
 pub(crate) struct Room {
     /// A copy for whoever only asks.
     is_full: AtomicBool,
     /// Leaf lock.
     full: Mutex<Option<Full>>,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { is_full: AtomicBool::new(false), full: Mutex::new(Rank::HostRoom, None) }
+    }
 }
 
 impl Room {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use fjord_block::IoError;
+use fjord_block::lock::{Mutex, Rank};
 use fjord_journal::JournalError;
-use parking_lot::Mutex;
 
 use crate::attr::Timespec;
 use crate::error::Error;
@@ -41,11 +41,16 @@ pub struct Failure {
 }
 
 /// Health and the error that ended it.
-#[derive(Default)]
 pub(crate) struct Status {
     /// Only ever grows.
     level: AtomicU8,
     first_error: Mutex<Option<(Timespec, Error)>>,
+}
+
+impl Default for Status {
+    fn default() -> Status {
+        Status { level: AtomicU8::new(HEALTHY), first_error: Mutex::new(Rank::FirstError, None) }
+    }
 }
 
 impl Status {

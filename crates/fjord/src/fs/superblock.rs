@@ -11,13 +11,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, Order, Request};
 use fjord_format::features::{Compat, Incompat, RoCompat};
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::{Buffer, Handle};
-use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
@@ -79,8 +79,8 @@ impl SuperState {
         let has_file = raw.features().compat.contains(Compat::ORPHAN_FILE) && ino != 0;
         Self {
             orphan_file: has_file.then_some(InodeNo(ino)),
-            raw: Mutex::new(raw),
-            uncommitted: Mutex::default(),
+            raw: Mutex::new(Rank::Superblock, raw),
+            uncommitted: Mutex::new(Rank::UncommittedSizes, None),
             overhead_clusters: AtomicU32::new(0),
         }
     }

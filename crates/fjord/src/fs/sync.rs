@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use fjord_block::Class;
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_format::InodeNo;
-use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -61,11 +61,19 @@ impl Leaving {
 }
 
 /// Removed files that still have their blocks, and where those sleep who wait for them.
-#[derive(Default)]
 pub(crate) struct Releases {
     /// Pairs with `released`; a leaf lock.
     leaving: Mutex<Leaving>,
     released: Condvar,
+}
+
+impl Default for Releases {
+    fn default() -> Releases {
+        Releases {
+            leaving: Mutex::new(Rank::Releases, Leaving::default()),
+            released: Condvar::new(),
+        }
+    }
 }
 
 impl Releases {

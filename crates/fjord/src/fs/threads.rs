@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fjord_block::Class;
-use parking_lot::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, Rank};
 
 use crate::file::background::{self, Want};
 use crate::file::carry;
@@ -31,12 +31,21 @@ struct Signal {
 }
 
 /// Handles of the background threads.
-#[derive(Default)]
 pub(crate) struct Threads {
     signal: Arc<(Mutex<Signal>, Condvar)>,
     /// An early commit is requested.
     wants_commit: AtomicBool,
     joins: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Default for Threads {
+    fn default() -> Threads {
+        Threads {
+            signal: Arc::new((Mutex::new(Rank::ThreadSignal, Signal::default()), Condvar::new())),
+            wants_commit: AtomicBool::new(false),
+            joins: Mutex::new(Rank::ThreadJoins, Vec::new()),
+        }
+    }
 }
 
 /// The threads there are.

@@ -6,20 +6,29 @@
 
 use std::collections::HashSet;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_format::jbd2::fast_commit::compat;
 use fjord_format::{BlockNo, Tid};
-use parking_lot::Mutex;
 
 use crate::inode::TidCell;
 
 /// Hazards of one mount.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReplayHazards {
     /// The newest transaction whose changes e2fsck would write back as they were.
     unsafe_tid: TidCell,
     /// Inode-table blocks that were zeroed in memory although they had nonzero bytes on disk after
     /// the fields of their inodes. A leaf lock.
     stale_tails: Mutex<HashSet<BlockNo>>,
+}
+
+impl Default for ReplayHazards {
+    fn default() -> ReplayHazards {
+        ReplayHazards {
+            unsafe_tid: TidCell::default(),
+            stale_tails: Mutex::new(Rank::StaleTails, HashSet::new()),
+        }
+    }
 }
 
 impl ReplayHazards {

@@ -49,21 +49,34 @@ pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     if state.dead {
         return Ok(());
     }
-    let is_dir = state.is_dir();
-    truncate::drop_pages(fs, inode, &mut state, 0..u64::MAX);
-    truncate::discard_prealloc(fs, &mut state);
-    let orphaned = state.orphan.is_some();
-    if map::has_map(&state) {
-        state.size = 0;
-        state.disk.size = 0;
-        truncate::remove_blocks(fs, inode, &mut state, 0, u64::from(u32::MAX), !orphaned)?;
+    if inode.holds_value {
+        // On a damaged image it may have another owner, which looks at it with a handle open. The
+        // deletion starts handles, so it must not keep the lock.
+        let mut taken = state.take_dead();
+        drop(state);
+        take_apart(fs, inode, &mut taken)?;
+    } else {
+        take_apart(fs, inode, &mut state)?;
+        drop(state);
     }
-    xattr::delete_all(fs, inode, &mut state)?;
-    free_number(fs, inode, &mut state, is_dir)?;
-    state.dead = true;
-    drop(state);
     fs.dirty_inodes.forget(inode);
     fs.inodes.forget(inode);
+    Ok(())
+}
+
+fn take_apart(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+    let is_dir = state.is_dir();
+    truncate::drop_pages(fs, inode, state, 0..u64::MAX);
+    truncate::discard_prealloc(fs, state);
+    let orphaned = state.orphan.is_some();
+    if map::has_map(state) {
+        state.size = 0;
+        state.disk.size = 0;
+        truncate::remove_blocks(fs, inode, state, 0, u64::from(u32::MAX), !orphaned)?;
+    }
+    xattr::delete_all(fs, inode, state)?;
+    free_number(fs, inode, state, is_dir)?;
+    state.dead = true;
     Ok(())
 }
 

@@ -27,10 +27,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use fjord_block::lock::{Mutex, MutexGuard, Rank, RwLock};
 use fjord_block::{QuasiAsyncWrites, Ticket};
 use fjord_format::inode::{DiskInode, InodeFlags};
 use fjord_format::{BlockNo, InodeNo, Tid};
-use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
@@ -106,6 +106,43 @@ pub(crate) struct InodeState {
     pub(crate) carried: Carried,
     /// The engine took the inode apart (deleted); every further call gets ESTALE.
     pub(crate) dead: bool,
+}
+
+impl InodeState {
+    /// Moves the state out of its lock, for a deletion. The inode is dead for all who find it then.
+    pub(crate) fn take_dead(&mut self) -> InodeState {
+        let dead = InodeState {
+            disk: self.disk.clone(),
+            size: 0,
+            reserved_blocks: 0,
+            dirty: false,
+            prealloc: None,
+            orphan: None,
+            linkable: false,
+            changes: Changes::default(),
+            carried: Carried::default(),
+            dead: true,
+        };
+        std::mem::replace(self, dead)
+    }
+}
+
+/// Place of an inode whose state is locked after that of another one. The first one needs none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The second directory of a rename: below the first one, or with a higher number.
+    SecondDir = 1,
+    /// A child of a locked directory.
+    Child = 2,
+    /// Another child: a file after a directory, else the higher number.
+    SecondChild = 3,
+}
+
+impl Place {
+    /// For [`fjord_block::lock::RwLock::write_in_order`].
+    pub(crate) fn key(self) -> u64 {
+        self as u64
+    }
 }
 
 /// A run of free blocks that one file is expected to grow into.
@@ -258,23 +295,28 @@ impl Inode {
     /// Wraps a decoded inode.
     pub(crate) fn new(ino: InodeNo, disk: DiskInode, pages: Arc<PageMap>) -> Arc<Self> {
         let size = disk.size;
+        let holds_value = disk.flags.contains(InodeFlags::EA_INODE);
+        let rank = if holds_value { Rank::ValueState } else { Rank::InodeState };
         Arc::new(Self {
             ino,
-            holds_value: disk.flags.contains(InodeFlags::EA_INODE),
+            holds_value,
             is_regular: FileKind::from_mode(disk.mode) == Some(FileKind::Regular),
-            state: RwLock::new(InodeState {
-                disk,
-                size,
-                reserved_blocks: 0,
-                dirty: false,
-                prealloc: None,
-                orphan: None,
-                linkable: false,
-                changes: Changes::default(),
-                carried: Carried::default(),
-                dead: false,
-            }),
-            writeback: Mutex::default(),
+            state: RwLock::new(
+                rank,
+                InodeState {
+                    disk,
+                    size,
+                    reserved_blocks: 0,
+                    dirty: false,
+                    prealloc: None,
+                    orphan: None,
+                    linkable: false,
+                    changes: Changes::default(),
+                    carried: Carried::default(),
+                    dead: false,
+                },
+            ),
+            writeback: Mutex::new(Rank::InodeWriteback, InFlight::default()),
             quasi_async: QuasiAsyncWrites::default(),
             pages,
             refs: AtomicUsize::new(0),

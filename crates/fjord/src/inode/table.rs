@@ -15,9 +15,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_format::inode::DiskInode;
 use fjord_format::{InodeNo, Tid};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::{InFlight, Inode, TidCell, disk};
@@ -27,12 +27,17 @@ use crate::fs::FsInner;
 
 const SHARDS: usize = 64;
 
-#[derive(Default)]
 struct Slot {
     /// The inode once it is loaded; the lock is held over the read.
     load: Mutex<Option<Arc<Inode>>>,
     /// Used since the evictor last looked.
     referenced: AtomicBool,
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot { load: Mutex::new(Rank::InodeLoad, None), referenced: AtomicBool::new(false) }
+    }
 }
 
 #[derive(Default)]
@@ -67,7 +72,7 @@ impl InodeTable {
     /// A table that keeps about `capacity` unused inodes.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Rank::InodeShard, Shard::default())).collect(),
             count: AtomicUsize::new(0),
             capacity,
             departed: TidCell::default(),
@@ -218,11 +223,12 @@ pub(crate) fn get(fs: &FsInner, ino: InodeNo) -> Result<Arc<Inode>> {
     if decoded.links_count == 0 && decoded.mode == 0 {
         return Err(Errno::STALE.into());
     }
-    let inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
+    let mut inode = Inode::new(ino, decoded, PageMap::new(fs.page_lru.clone()));
     // It may have been in memory before, with changes that are not durable yet.
     if let Some(tid) = fs.inodes.departed.get().filter(|&tid| !fs.journal().is_committed(tid)) {
         inode.touch_tid(tid, true);
-        inode.state.write().changes.forgotten(tid);
+        let own = Arc::get_mut(&mut inode).expect("no other reference was made yet");
+        own.state.get_mut().changes.forgotten(tid);
     }
     inode.in_place.record_write();
     *loaded = Some(inode.clone());

@@ -126,7 +126,7 @@ fn make_nameless(fs: &Arc<FsInner>, dir: &Arc<Inode>, mode: u16, cred: &Cred) ->
     let h = fs.start(credits_new_inode(fs))?;
     let inode = new::allocate(fs, &h, dir, &dir_state, &wanted)?;
     {
-        let mut state = inode.state.write();
+        let mut state = inode.state.write_unshared();
         let done = new::prepare(fs, &h, (dir, &dir_state), &inode, &mut state, cred)
             .and_then(|()| orphan::add(fs, &h, &inode, &mut state));
         if let Err(error) = done {
@@ -171,7 +171,7 @@ fn make_once(
     let mut h = fs.start(credits_add_entry(fs) + credits_new_inode(fs))?;
     let inode = new::allocate(fs, &h, dir, &dir_state, wanted)?;
     {
-        let mut state = inode.state.write();
+        let mut state = inode.state.write_unshared();
         let done = new::prepare(fs, &h, (dir, &dir_state), &inode, &mut state, wanted.cred)
             .and_then(|()| fill(fs, &h, dir, &inode, &mut state, target))
             .and_then(|()| {

@@ -16,7 +16,7 @@ use super::{
 use crate::error::Result;
 use crate::fs::FsInner;
 use crate::inode::changes::CommitReason;
-use crate::inode::{Inode, InodeState, attr, disk};
+use crate::inode::{Inode, InodeState, Place, attr, disk};
 use crate::vfs::InodeRef;
 use crate::{dir, orphan};
 
@@ -47,7 +47,7 @@ fn link_once(fs: &Arc<FsInner>, target: &Arc<Inode>, dir: &Arc<Inode>, name: &[u
     if target_is_dir {
         return Err(Errno::PERM.into());
     }
-    let mut state = target.state.write();
+    let mut state = target.state.write_in_order(Place::Child.key());
     check_linkable(&dir_state, &state)?;
     let h = fs.start(credits_add_entry(fs) + credits_remove_entry())?;
     dir::insert(fs, &h, dir, &mut dir_state, name, target.ino, file_type(&state))?;
@@ -112,7 +112,7 @@ fn remove(fs: &Arc<FsInner>, dir: &Arc<Inode>, name: &[u8], is_rmdir: bool) -> R
     let found = dir::find(fs, dir, &dir_state, name)?.ok_or(Errno::NOENT)?;
     let victim = child(fs, dir, found.ino)?;
     {
-        let mut state = victim.state.write();
+        let mut state = victim.state.write_in_order(Place::Child.key());
         check_may_remove(&dir_state, &state)?;
         match (is_rmdir, state.is_dir()) {
             (true, false) => return Err(Errno::NOTDIR.into()),

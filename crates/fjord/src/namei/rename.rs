@@ -8,12 +8,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use fjord_block::lock::RwLockWriteGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::dirent::FileType;
 use fjord_format::inode::InodeFlags;
 use fjord_journal::Handle;
-use parking_lot::RwLockWriteGuard;
 use rustix::io::Errno;
 
 use super::new::{self, Wanted};
@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::fs::FsInner;
 use crate::inode::changes::{CommitReason, Fate, Removed, Shown};
-use crate::inode::{Inode, InodeState, attr, disk, table};
+use crate::inode::{Inode, InodeState, Place, attr, disk, table};
 use crate::vfs::{InodeRef, RenameFlags};
 
 /// Renames `old_name` in `old_dir` to `new_name` in `new_dir`. Returns the inode that lost
@@ -70,10 +70,10 @@ fn rename_once(call: &Call<'_>) -> Result<Option<InodeRef>> {
         || (!ancestors.of_new.contains(&old_dir.ino) && new_dir.ino < old_dir.ino);
     let dirs = if new_first {
         let new = new_dir.state.write();
-        Dirs { old: old_dir.state.write(), new: Some(new) }
+        Dirs { old: old_dir.state.write_in_order(Place::SecondDir.key()), new: Some(new) }
     } else {
         let old = old_dir.state.write();
-        Dirs { old, new: Some(new_dir.state.write()) }
+        Dirs { old, new: Some(new_dir.state.write_in_order(Place::SecondDir.key())) }
     };
     call.run(dirs, &ancestors)
 }
@@ -187,17 +187,23 @@ struct Moving<'a> {
 impl<'a> Moving<'a> {
     /// Locks in order: directories first, then by number.
     fn lock(source: &'a Arc<Inode>, target: Option<&'a Arc<Inode>>) -> Moving<'a> {
+        let (first, second) = (Place::Child.key(), Place::SecondChild.key());
         let Some(target) = target else {
-            return Moving { source, source_state: source.state.write(), target: None };
+            return Moving {
+                source,
+                source_state: source.state.write_in_order(first),
+                target: None,
+            };
         };
         // Whether an inode is a directory never changes.
-        let key = |inode: &Arc<Inode>| (!inode.state.read().is_dir(), inode.ino);
+        let key = |inode: &Arc<Inode>| (!inode.state.read_in_order(first).is_dir(), inode.ino);
         if key(source) < key(target) {
-            let source_state = source.state.write();
-            Moving { source, source_state, target: Some((target, target.state.write())) }
+            let source_state = source.state.write_in_order(first);
+            let target_state = target.state.write_in_order(second);
+            Moving { source, source_state, target: Some((target, target_state)) }
         } else {
-            let target_state = target.state.write();
-            let source_state = source.state.write();
+            let target_state = target.state.write_in_order(first);
+            let source_state = source.state.write_in_order(second);
             Moving { source, source_state, target: Some((target, target_state)) }
         }
     }
@@ -306,19 +312,24 @@ impl Call<'_> {
         let fs = self.fs;
         let mut h = fs.start(self.credits())?;
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
-            true => Some(self.make_whiteout(&h, dirs.of_old())?),
+            true => Some(self.allocate_whiteout(&h, dirs.of_old())?),
             false => None,
         };
+        // Locked before anybody knows it, and until it has its name: a handle is open.
+        let mut whiteout = whiteout.as_ref().map(|inode| (inode, inode.state.write_unshared()));
+        if let Some((inode, state)) = &mut whiteout {
+            self.fill_whiteout(&h, dirs.of_old(), inode, state)?;
+        }
         if let Err(error) = self.take_new_name(&h, dirs, moving, new) {
-            if let Some(whiteout) = &whiteout {
-                new::take_back(fs, &h, whiteout, &mut whiteout.state.write())?;
+            if let Some((inode, state)) = &mut whiteout {
+                new::take_back(fs, &h, inode, state)?;
             }
             return Err(error);
         }
         if planted(Bug::RenameInTwo) {
             h = fs.split_change(h)?;
         }
-        self.leave_old_name(&h, dirs, whiteout.as_ref())?;
+        self.leave_old_name(&h, dirs, whiteout.as_ref().map(|(inode, _)| *inode))?;
         let time = fs.now();
         self.count_links(&h, dirs, moving, time)?;
         self.note_moved(
@@ -387,21 +398,28 @@ impl Call<'_> {
         state.changes.require_commit(h.tid(), CommitReason::Rename);
     }
 
-    fn make_whiteout(&self, h: &Handle, dir_state: &InodeState) -> Result<Arc<Inode>> {
-        let (fs, dir) = (self.fs, self.old_dir);
+    fn allocate_whiteout(&self, h: &Handle, dir_state: &InodeState) -> Result<Arc<Inode>> {
         let wanted = Wanted { mode: S_IFCHR, rdev: 0, cred: self.cred };
-        let inode = new::allocate(fs, h, dir, dir_state, &wanted)?;
-        let mut state = inode.state.write();
-        let done = new::prepare(fs, h, (dir, dir_state), &inode, &mut state, self.cred);
+        new::allocate(self.fs, h, self.old_dir, dir_state, &wanted)
+    }
+
+    fn fill_whiteout(
+        &self,
+        h: &Handle,
+        dir_state: &InodeState,
+        inode: &Arc<Inode>,
+        state: &mut InodeState,
+    ) -> Result<()> {
+        let (fs, dir) = (self.fs, self.old_dir);
+        let done = new::prepare(fs, h, (dir, dir_state), inode, state, self.cred);
         state.disk.links_count = 1;
         state.changes.born(h.tid());
         state.changes.require_commit(h.tid(), CommitReason::Rename);
-        if let Err(error) = done.and_then(|()| disk::store(fs, h, &inode, &mut state)) {
-            new::take_back(fs, h, &inode, &mut state)?;
+        if let Err(error) = done.and_then(|()| disk::store(fs, h, inode, state)) {
+            new::take_back(fs, h, inode, state)?;
             return Err(error);
         }
-        drop(state);
-        Ok(inode)
+        Ok(())
     }
 
     /// Link counts, `..` and times of the inodes that were moved or replaced.

@@ -139,7 +139,7 @@ pub(super) fn create(
     let ino = fs.alloc_inode(h, owner.ino, false)?;
     let inode = table::detached(fs, ino, decoded);
     let done = {
-        let mut state = inode.state.write();
+        let mut state = inode.state.write_unshared();
         table::publish(fs, &inode);
         set_refs(&mut state.disk, 1);
         map::init(fs, &mut state);

@@ -7,9 +7,9 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_format::extent::ExtentNode;
 use fjord_format::{BlockNo, InodeNo, Tid};
-use parking_lot::Mutex;
 
 use crate::fs::FsInner;
 
@@ -125,9 +125,14 @@ pub(super) enum Charge {
 }
 
 /// Counts the metadata changes of recovery for uncommitted transactions.
-#[derive(Default)]
 pub(super) struct Budget {
     spent: Mutex<VecDeque<Spent>>,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { spent: Mutex::new(Rank::Budget, VecDeque::new()) }
+    }
 }
 
 impl Budget {
