@@ -119,7 +119,10 @@ impl Journal {
                 self.retire_all(commits);
                 Ok(())
             }
-            (None, Err(error)) => self.fail_behind(commits, 0, error),
+            (None, Err(error)) => {
+                let durable_count = durable_count(&commits);
+                self.fail_behind(commits, durable_count, error)
+            }
             (Some((index, error)), _) => self.fail_behind(commits, index, error),
         }
     }
@@ -155,8 +158,8 @@ impl Journal {
         if commits.is_empty() {
             return Ok(());
         }
-        let alone = commits.len() == 1 && !self.expects_follower();
         self.enter_committing(&commits);
+        let alone = commits.len() == 1 && !self.expects_follower();
         let mut failed = None;
         let mut tickets = Vec::with_capacity(commits.len());
         for (index, (commit, sent)) in commits.iter_mut().enumerate() {
@@ -274,6 +277,14 @@ impl Journal {
         }
         self.remove_clean(forgotten.iter());
     }
+}
+
+/// Of commits in order whose writes have succeeded: number of those that the FUA of one of them made
+/// durable.
+pub(super) fn durable_count(commits: &[Dispatched]) -> usize {
+    let is_durable =
+        |(_, sent): &Dispatched| matches!(sent, Sent::Durable | Sent::InFlight { fua: true, .. });
+    commits.iter().rposition(is_durable).map_or(0, |newest| newest + 1)
 }
 
 /// Calls callbacks with the outcome of their commit.
