@@ -51,6 +51,12 @@ impl Journal {
         result
     }
 
+    /// Gives every dispatched commit its outcome: for callers that find the journal stopped.
+    pub fn settle_in_flight(&self) {
+        // A failure is that of the commits, whose callers see it.
+        let _ = self.settle();
+    }
+
     /// Settles dispatched commits until `done`, or waits until another thread has. What `done` waits
     /// for has been dispatched.
     ///
@@ -119,9 +125,10 @@ impl Journal {
                 self.retire_all(commits);
                 Ok(())
             }
+            // A write behind these commits may have failed the flush; then another one covers them.
             (None, Err(error)) => {
-                let durable_count = durable_count(&commits);
-                self.fail_behind(commits, durable_count, error)
+                let count = commits.len();
+                self.fail_behind(commits, count, error)
             }
             (Some((index, error)), _) => self.fail_behind(commits, index, error),
         }
