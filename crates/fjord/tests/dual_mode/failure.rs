@@ -144,12 +144,12 @@ fn expected(kind: Kind, log: &Log, records: &[Record], failed: usize, file: usiz
         Purpose::JournalStart => Expected::Failure,
         Purpose::Data(data) if data == file => Expected::Failure,
         Purpose::Data(data) => match log.commit_of.get(&data) {
-            // A device that keeps order takes nothing behind the failed write, which may be ahead
-            // of the log blocks of the commit before its own.
-            Some(&of)
-                if kind.keeps_order() && block.is_none() && own.is_some_and(|own| own < of) =>
-            {
-                Expected::Either
+            Some(&of) if kind.keeps_order() && own.is_some_and(|own| own < of) => {
+                // The data may have been submitted ahead of the log blocks of the commit before its
+                // own. So what had not completed when it failed may be behind it.
+                let completed_at = block.and_then(|block| block.ran_at);
+                let is_completed = completed_at.is_some_and(|at| Some(at) < records[failed].ran_at);
+                if is_completed { Expected::Success } else { Expected::Either }
             }
             Some(&of) => behind(of),
             // Its commit was not written, so it is behind all that were.
