@@ -368,11 +368,12 @@ impl Journal {
         (self.inner.state.lock().used_blocks, log.len())
     }
 
-    /// Stops the journal: every waiting or later start and commit fails with `error`, and so do the
-    /// commits in flight. Records the error on disk (`s_errno`) if the device still accepts writes.
+    /// Stops the journal: every later start and commit fails with `error`; commits in flight, which
+    /// refer to nothing that comes after them, keep their own outcome. Records the error on disk
+    /// (`s_errno`) if the device still accepts writes.
     pub fn abort(&self, error: JournalError) {
-        let in_flight = self.inner.state.lock().oldest_in_flight();
-        self.abort_at(in_flight, error);
+        let next = self.inner.state.lock().next_sequence;
+        self.abort_at(next, error);
     }
 
     /// As [`Journal::abort`], but commits before `sequence` keep their own outcome.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 
-use super::settle::{Dispatched, call_all};
+use super::settle::{Dispatched, call_all, durable_count};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::pipeline::{Commit, Sent};
@@ -65,8 +65,13 @@ impl Journal {
     /// Makes commits before a failure durable: by the FUA or the flush that they need.
     fn settle_before_failure(
         &self,
-        commits: Vec<Dispatched>,
+        mut commits: Vec<Dispatched>,
     ) -> std::result::Result<(), (Vec<Dispatched>, JournalError)> {
+        let durable = commits.drain(..durable_count(&commits)).collect();
+        self.retire_all(durable);
+        if commits.is_empty() {
+            return Ok(());
+        }
         if commits.iter().any(|(_, sent)| matches!(sent, Sent::Body { .. })) {
             return self.settle_bodies(commits);
         }

@@ -52,6 +52,12 @@ impl Journal {
         result
     }
 
+    /// Gives every dispatched commit its outcome: for callers that find the journal stopped.
+    pub fn settle_in_flight(&self) {
+        // A failure is that of the commits, whose callers see it.
+        let _ = self.settle();
+    }
+
     /// Settles dispatched commits until `done`, or waits until another thread has. What `done` waits
     /// for has been dispatched.
     ///
@@ -120,7 +126,11 @@ impl Journal {
                 self.retire_all(commits);
                 Ok(())
             }
-            (None, Err(error)) => self.fail_behind(commits, 0, error),
+            // A write behind these commits may have failed the flush; then another one covers them.
+            (None, Err(error)) => {
+                let count = commits.len();
+                self.fail_behind(commits, count, error)
+            }
             (Some((index, error)), _) => self.fail_behind(commits, index, error),
         }
     }
@@ -156,8 +166,8 @@ impl Journal {
         if commits.is_empty() {
             return Ok(());
         }
-        let alone = commits.len() == 1 && !self.expects_follower();
         self.enter_committing(&commits);
+        let alone = commits.len() == 1 && !self.expects_follower();
         let mut failed = None;
         let mut tickets = Vec::with_capacity(commits.len());
         for (index, (commit, sent)) in commits.iter_mut().enumerate() {
@@ -276,6 +286,14 @@ impl Journal {
         }
         self.remove_clean(forgotten.iter());
     }
+}
+
+/// Of commits in order whose writes have succeeded: number of those that the FUA of one of them made
+/// durable.
+pub(super) fn durable_count(commits: &[Dispatched]) -> usize {
+    let is_durable =
+        |(_, sent): &Dispatched| matches!(sent, Sent::Durable | Sent::InFlight { fua: true, .. });
+    commits.iter().rposition(is_durable).map_or(0, |newest| newest + 1)
 }
 
 /// Calls callbacks with the outcome of their commit.

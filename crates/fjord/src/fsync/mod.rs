@@ -191,6 +191,10 @@ pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> 
 fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
     // Recovery will find changes in the policy's log.
     let is_logged = inode.is_logged(inode.touches());
+    if is_uncommitted(fs, inode, datasync) {
+        // Commits that were dispatched before the error may succeed.
+        fs.journal().settle_in_flight();
+    }
     let uncommitted = is_uncommitted(fs, inode, datasync) && !is_logged;
     if !(uncommitted || inode.pages.has_dirty() || inode.in_place.owed().is_some()) {
         return Ok(());
