@@ -11,11 +11,8 @@
 //! another thread does; timers and background checkpoints are threads of the engine, which call
 //! [`Journal::commit_running`] and [`Journal::checkpoint_some`].
 //!
-//! Lock ranks, outermost first (`docs/locking.md`, section "Journal"): commit lock, checkpoint lock,
-//! the areas' mark or the stream of fast commits, journal superblock (all may be held over I/O); ring
-//! of an area, journal state, buffer contents, table of live buffers, contents of a transaction,
-//! buffer state. Nothing held over I/O is needed to start a handle unless the log or the
-//! transaction is full.
+//! The order of its locks is `fjord_block::lock::Rank` (`docs/locking.md`, section "Journal"). No
+//! lock held over I/O is needed to start a handle unless the log or the transaction is full.
 
 #![forbid(unsafe_code)]
 

@@ -99,6 +99,8 @@ ranks! {
     LiveBuffers = 440,
     /// `Transaction::contents`.
     TransactionContents = 450,
+    /// A shard of the metadata cache.
+    MetaShard = 455,
     /// `Buffer` state.
     BufferState = 460,
     /// `Commit::unsettled`.
@@ -141,8 +143,6 @@ ranks! {
     Zones = 522,
     /// A shard of the inode table.
     InodeShard = 530,
-    /// A shard of the metadata cache.
-    MetaShard = 531,
     /// `PageMap::inner`.
     PageMap = 540,
     /// `PageLru::queue`.

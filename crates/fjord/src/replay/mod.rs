@@ -90,9 +90,9 @@ pub(crate) fn adopt_inode(fs: &Arc<FsInner>, ino: InodeNo, image: &[u8]) -> Resu
     let handle = fs.start(INODE_CREDITS + disk::STORE_CREDITS)?;
     fs.adopt_inode(&handle, ino, is_dir)?;
     let inode = table::detached(fs, ino, decoded);
-    table::publish(fs, &inode);
     {
-        let mut state = inode.state.write();
+        let mut state = inode.state.write_unshared();
+        table::publish(fs, &inode);
         if is_dir || !self_contained {
             map::init(fs, &mut state);
         }
