@@ -31,6 +31,7 @@ use crate::map::JournalMap;
 use crate::part::Parts;
 use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
+use crate::requests::Requests;
 use crate::roles::{Claim, Roles, Turn};
 use crate::stats::{self, Counters, JournalStats};
 use crate::transaction::{Phase, Running, Sequence};
@@ -143,6 +144,8 @@ pub(crate) struct Inner {
     pub(crate) home_idle: Condvar,
     /// What stopped the journal. Set once.
     error: OnceLock<JournalError>,
+    /// Commits that callers do not wait for.
+    pub(crate) requests: Requests,
     pub(crate) counters: Counters,
 }
 
@@ -288,6 +291,7 @@ impl Journal {
             home_lock: Mutex::default(),
             home_idle: Condvar::new(),
             error: OnceLock::new(),
+            requests: Requests::default(),
             counters: Counters::default(),
         };
         Journal { inner: Arc::new(inner) }

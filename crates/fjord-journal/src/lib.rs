@@ -9,7 +9,8 @@
 //!
 //! The journal has no threads. A caller of [`Journal::commit`] commits in its own thread unless
 //! another thread does; timers and background checkpoints are threads of the engine, which call
-//! [`Journal::commit_running`] and [`Journal::checkpoint_some`].
+//! [`Journal::commit_running`] and [`Journal::checkpoint_some`]. [`Journal::commit_then`] takes a
+//! callback instead of waiting: a few of its callers commit for all.
 //!
 //! Lock ranks, outermost first (`docs/locking.md`, section "Journal"): commit lock, checkpoint lock,
 //! the areas' mark or the stream of fast commits, journal superblock (all may be held over I/O); ring
@@ -33,6 +34,7 @@ mod map;
 mod part;
 mod pipeline;
 pub mod recovery;
+mod requests;
 mod roles;
 mod stats;
 mod transaction;

@@ -42,6 +42,7 @@ use crate::transaction::{Batch, Phase, Sequence, Transaction, Version};
 use build::LogShape;
 use script::Protocol;
 
+pub(crate) use partial::WantedParts;
 pub use partial::{PartialCommit, WholeReason};
 
 /// A locked running transaction: no new handles, none open.
