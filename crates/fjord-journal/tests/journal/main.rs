@@ -10,6 +10,7 @@ mod freed;
 mod history;
 mod parts;
 mod parts_crash;
+mod requests;
 mod rig;
 mod threads;
 mod usage;
