@@ -267,7 +267,13 @@ fn spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
         Err(e) => return Err(e),
     };
     let buf = RequestBuf::new(shared.config.io_len_max as usize)?;
-    *shared.workers.lock() += 1;
+    {
+        let mut workers = shared.workers.lock();
+        if *workers >= shared.config.threads_max {
+            return Ok(());
+        }
+        *workers += 1;
+    }
     // Counted before it starts, so that two busy workers do not both spawn a third.
     shared.idle.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
