@@ -275,14 +275,14 @@ pub use switch::{Planting, planted};
 mod switch {
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    use parking_lot::{Mutex, MutexGuard};
+    use crate::lock::{Mutex, MutexGuard, Rank};
 
     use super::Bug;
 
     const NONE: u8 = u8::MAX;
     /// The bug that is on; changed under `OWNER`.
     static ON: AtomicU8 = AtomicU8::new(NONE);
-    static OWNER: Mutex<()> = Mutex::new(());
+    static OWNER: Mutex<()> = Mutex::new(Rank::Planting, ());
 
     /// Whether the bug is switched on.
     pub fn planted(bug: Bug) -> bool {

@@ -15,14 +15,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
-use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
-use crate::buffer::{Buffer, WriteGuard};
-use crate::commit::{Wants, WholeReason};
+use crate::buffer::{Buffer, Joined, WriteGuard};
+use crate::commit::WholeReason;
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
@@ -32,12 +32,9 @@ use crate::part::Parts;
 use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
 use crate::requests::Requests;
-use crate::roles::{Claim, Roles, Turn};
+use crate::roles::Roles;
 use crate::stats::{self, Counters, JournalStats};
 use crate::transaction::{Phase, Running, Sequence};
-
-/// Maximum number of commits in flight; bounds their memory and log space.
-const IN_FLIGHT_COUNT_MAX: usize = 8;
 
 /// How to open a journal.
 #[derive(Clone, Debug)]
@@ -72,8 +69,8 @@ pub enum PipelineMode {
     #[default]
     Serial,
     /// Dual-mode journaling: a commit begins when the one before is dispatched. Several are in
-    /// flight, each with its own durability, and one flush settles all that it covers. Only over a
-    /// device that keeps order; else as [`PipelineMode::Serial`].
+    /// flight, each with its own durability, and one flush settles all that it covers. Over a device
+    /// that keeps no order, the log blocks of a commit are written while the one before is settled.
     Dual,
 }
 
@@ -130,8 +127,13 @@ pub(crate) struct Inner {
     pub(crate) drained: Condvar,
     /// Signalled, with `state`, when handles may start again, and on an error.
     pub(crate) unlocked: Condvar,
-    /// Signalled, with `state`, when the commit lock or the settle lock is free, and on an error.
-    pub(crate) pipeline_moved: Condvar,
+    /// Signalled, with `state`, when the commit lock is free, and on an error.
+    pub(crate) commits_moved: Condvar,
+    /// Signalled, with `state`, when the log blocks of a commit are durable, for the holder of the
+    /// commit lock, and on an error.
+    pub(crate) commits_follow: Condvar,
+    /// Signalled, with `state`, when the settle lock is free, and on an error.
+    pub(crate) settle_moved: Condvar,
     /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
     pub(crate) home_last: AtomicU64,
     /// Buffers with a version that is not checkpointed, by block.
@@ -173,6 +175,8 @@ pub(crate) struct State {
     pub(crate) tail: u32,
     /// Log blocks from `tail` to `head`.
     pub(crate) used_blocks: u32,
+    /// The journal has stopped, and commits from this sequence on fail.
+    pub(crate) stopped_at: Option<Sequence>,
     /// The superblock on disk says that the log is empty (`s_start` is 0).
     pub(crate) empty_on_disk: bool,
     /// The log is empty and restarts at its front (`head`); the superblock on disk has the old
@@ -262,14 +266,16 @@ impl Journal {
             head,
             tail: head,
             used_blocks: 0,
+            stopped_at: None,
             empty_on_disk: true,
             restarts: false,
         };
         let area = log.as_ref().and_then(Area::new);
         let ordered = options.barrier && log.is_some() && device.keeps_order();
+        let log_exists = log.is_some();
         let inner = Inner {
             ordered,
-            dual: ordered && options.pipeline == PipelineMode::Dual,
+            dual: options.pipeline == PipelineMode::Dual && log_exists,
             home_writes: QuasiAsyncWrites::default(),
             device,
             block_size,
@@ -280,15 +286,17 @@ impl Journal {
             barrier: options.barrier,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
-            checkpoint_lock: Mutex::default(),
+            checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),
             committed: AtomicU32::new(state.committed.0),
-            state: Mutex::new(state),
+            state: Mutex::new(Rank::JournalState, state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),
-            pipeline_moved: Condvar::new(),
+            commits_moved: Condvar::new(),
+            commits_follow: Condvar::new(),
+            settle_moved: Condvar::new(),
             home_last: AtomicU64::new(u64::MAX),
-            live: Mutex::default(),
-            home_lock: Mutex::default(),
+            live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
+            home_lock: Mutex::new(Rank::HomeWrites, ()),
             home_idle: Condvar::new(),
             error: OnceLock::new(),
             requests: Requests::default(),
@@ -332,95 +340,6 @@ impl Journal {
         max.saturating_sub(2 + hidden + max / per_descriptor)
     }
 
-    /// Makes transaction `tid` durable: waits for a commit in progress, or commits. Returns at once
-    /// if it is durable.
-    pub fn commit(&self, tid: Tid) -> Result<()> {
-        check_no_open_handle(self, "a commit")?;
-        if self.inner.dual {
-            self.dispatch_until(tid, Wants::Durability)?;
-            return self.settle_until(|state| state.committed.at_least(tid));
-        }
-        self.commit_until(
-            tid,
-            |state| state.committed.at_least(tid),
-            |journal| {
-                let is_in_flight = journal.inner.state.lock().pipeline.has_in_flight(tid);
-                if is_in_flight { journal.settle() } else { journal.commit_one() }
-            },
-        )
-    }
-
-    /// Fixes the order of transaction `tid`, without waiting for the device: no ordered write
-    /// that is submitted from now on is durable before the transaction is. A later commit, or
-    /// [`Journal::finish_commits`], makes it durable. Where the device does not keep order this
-    /// is [`Journal::commit`].
-    pub fn commit_in_order(&self, tid: Tid) -> Result<()> {
-        if !self.inner.ordered {
-            return self.commit(tid);
-        }
-        check_no_open_handle(self, "a commit")?;
-        self.dispatch_until(tid, Wants::Order)
-    }
-
-    /// Dispatches transaction `tid`, unless another thread has.
-    fn dispatch_until(&self, tid: Tid, wants: Wants) -> Result<()> {
-        let is_dispatched = |state: &State| {
-            let runs = |running: &Running| running.transaction.tid == tid;
-            let exists = state.next_tid.newer_than(tid);
-            state.committed.at_least(tid)
-                || exists
-                    && !state.running.as_ref().is_some_and(runs)
-                    && state.pipeline.is_dispatched(tid)
-        };
-        self.commit_until(tid, is_dispatched, |journal| {
-            let (in_flight, is_alone) = {
-                let state = journal.inner.state.lock();
-                (state.pipeline.in_flight().count(), !state.roles.has_waiting_commits())
-            };
-            if in_flight >= IN_FLIGHT_COUNT_MAX {
-                journal.settle()?;
-            }
-            // A flush that others share costs less than FUA for each.
-            let wants = if in_flight == 0 && is_alone { wants } else { Wants::Order };
-            journal.dispatch_one(wants)
-        })
-    }
-
-    /// Takes the commit lock and runs `step`, until `done`.
-    fn commit_until(
-        &self,
-        tid: Tid,
-        done: impl Fn(&State) -> bool,
-        step: impl Fn(&Journal) -> Result<()>,
-    ) -> Result<()> {
-        loop {
-            let turn = self.take_turn(Claim::Commit, |state| {
-                self.check_running()?;
-                if done(state) {
-                    return Ok(Some(()));
-                }
-                if !state.next_tid.newer_than(tid) {
-                    let message = format!("transaction {tid} does not exist yet");
-                    return Err(JournalError::Usage(message));
-                }
-                Ok(None)
-            })?;
-            let Turn::Mine(lock) = turn else { return Ok(()) };
-            self.avoid_log_wrap()?;
-            // That may have settled the commits in flight.
-            if !done(&self.inner.state.lock()) {
-                step(self)?;
-            }
-            drop(lock);
-        }
-    }
-
-    /// Makes the commits in flight durable ([`Journal::commit_in_order`]): for the commit timer.
-    pub fn finish_commits(&self) -> Result<()> {
-        let newest = self.inner.state.lock().pipeline.in_flight().last().map(|commit| commit.tid);
-        newest.map_or(Ok(()), |tid| self.commit(tid))
-    }
-
     /// Whether a commit begins as soon as the one before is dispatched.
     pub fn is_dual(&self) -> bool {
         self.inner.dual
@@ -437,14 +356,6 @@ impl Journal {
     pub fn flush_is_to_come(&self, tid: Tid) -> bool {
         let state = self.inner.state.lock();
         state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
-    }
-
-    /// Commits the running transaction and waits for commits in progress. Returns the newest
-    /// transaction, which is then durable.
-    pub fn commit_running(&self) -> Result<Tid> {
-        let tid = self.newest_tid();
-        self.commit(tid)?;
-        Ok(tid)
     }
 
     /// Whether the transaction is durable.
@@ -494,10 +405,16 @@ impl Journal {
         (self.inner.state.lock().used_blocks, log.len())
     }
 
-    /// Stops the journal: every waiting or later start and commit fails with `error`. Records the
-    /// error on disk (`s_errno`) if the device still accepts writes.
+    /// Stops the journal: every waiting or later start and commit fails with `error`, and so do the
+    /// commits in flight. Records the error on disk (`s_errno`) if the device still accepts writes.
     pub fn abort(&self, error: JournalError) {
-        if self.stop_with(error.into_sticky()) {
+        let in_flight = self.inner.state.lock().oldest_in_flight();
+        self.abort_at(in_flight, error);
+    }
+
+    /// As [`Journal::abort`], but commits before `sequence` keep their own outcome.
+    pub(crate) fn abort_at(&self, sequence: Sequence, error: JournalError) {
+        if self.stop_with(sequence, error.into_sticky()) {
             const EIO: i32 = 5;
             if let Some(log) = &self.inner.log {
                 let mark = log.write_superblock(&self.inner.counters, self.inner.barrier, |sb| {
@@ -512,7 +429,8 @@ impl Journal {
 
     /// Stops the journal without a write to the device, as a power cut does.
     pub fn shutdown(&self) {
-        self.stop_with(JournalError::Shutdown);
+        let in_flight = self.inner.state.lock().oldest_in_flight();
+        self.stop_with(in_flight, JournalError::Shutdown);
     }
 
     /// What stopped the journal, if something did.
@@ -581,13 +499,19 @@ impl Journal {
         Ok(())
     }
 
-    /// Sets the sticky error; `true` if this error was the first.
-    pub(crate) fn stop_with(&self, error: JournalError) -> bool {
-        let first = self.inner.error.set(error).is_ok();
+    /// Sets the sticky error for commits from `sequence` on; `true` if this error was the first.
+    pub(crate) fn stop_with(&self, sequence: Sequence, error: JournalError) -> bool {
         // Under the lock, so that no thread checks for the error and then misses the wake-up.
-        let _state = self.inner.state.lock();
+        let mut state = self.inner.state.lock();
+        let first = self.inner.error.set(error).is_ok();
+        let is_earlier = |at: Sequence| !sequence.at_least(at);
+        if state.stopped_at.is_none_or(is_earlier) {
+            state.stopped_at = Some(sequence);
+        }
         self.inner.unlocked.notify_all();
-        self.inner.pipeline_moved.notify_all();
+        self.inner.commits_moved.notify_all();
+        self.inner.commits_follow.notify_all();
+        self.inner.settle_moved.notify_all();
         self.inner.drained.notify_all();
         first
     }
@@ -598,14 +522,13 @@ impl Journal {
         log.is_some_and(|log| count.is_multiple_of(log.format.revokes_per_block().max(1)))
     }
 
-    /// Registers the buffer as live and part of transaction `tid`; `true` if it was not part of it.
-    /// Errs when another buffer of its block is live.
+    /// Registers the buffer as live and part of transaction `tid`. Errs when another buffer of its block is live.
     pub(crate) fn join(
         &self,
         buffer: &Arc<Buffer>,
         tid: Tid,
         contents: &WriteGuard<'_>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         // Under the lock of the table, so that no thread removes a clean buffer meanwhile.
         let mut live = self.inner.live.lock();
         let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
@@ -615,7 +538,11 @@ impl Journal {
             }
             *known = buffer.clone();
         }
-        Ok(buffer.join(tid, contents))
+        let joined = buffer.join(tid, contents);
+        let counters = &self.inner.counters;
+        stats::add(&counters.joined_blocks, usize::from(joined != Joined::Before));
+        stats::add(&counters.conflicting_blocks, usize::from(joined == Joined::InConflict));
+        Ok(())
     }
 
     /// The live buffers of blocks that `wanted` selects.
@@ -653,9 +580,24 @@ impl Inner {
         stats::add(&self.counters.flushes, 1);
         self.device.flush().map_err(JournalError::io(what))
     }
+
+    /// As [`Inner::flush`], for what has been transferred before a write failed.
+    pub(crate) fn flush_completed(&self, what: &'static str) -> Result<()> {
+        if !self.barrier {
+            return Ok(());
+        }
+        stats::add(&self.counters.flushes, 1);
+        self.device.flush_completed().wait().map_err(JournalError::io(what))
+    }
 }
 
 impl State {
+    /// Sequence of the oldest commit in flight; that of the next commit if there is none.
+    fn oldest_in_flight(&self) -> Sequence {
+        let oldest = self.pipeline.in_flight().next();
+        oldest.map_or(self.next_sequence, |commit| commit.sequence)
+    }
+
     /// The oldest sequence that recovery still needs and where it starts in the log.
     pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
         let oldest = self.pipeline.oldest().map(|commit| (commit.sequence, commit.log_start));

@@ -20,10 +20,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fjord_block::Ticket;
+use fjord_block::lock::Mutex;
 use fjord_block::plant::{Bug, planted};
+use fjord_block::{Request, Ticket};
 use fjord_format::types::Tid;
-use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
 use crate::part::{Part, PartSet};
@@ -57,11 +57,11 @@ pub(crate) struct Commit {
 pub(crate) struct Unsettled {
     /// Called with the outcome.
     pub(crate) callbacks: Vec<Callback>,
-    /// What its script left to settle; `None` until it is dispatched.
+    /// What its script left to settle; `None` until it is dispatched, and while a thread settles it.
     pub(crate) sent: Option<Sent>,
     /// Its script has run.
     pub(crate) dispatched: bool,
-    /// It is durable, and its callbacks have been told.
+    /// It is durable, and its callbacks have been called.
     pub(crate) settled: bool,
 }
 
@@ -69,7 +69,21 @@ pub(crate) struct Unsettled {
 pub(crate) enum Sent {
     /// Nothing: the commit is durable.
     Durable,
-    /// Its writes were submitted, and their outcome is not known.
+    /// Its log blocks were submitted. The commit block follows once they are flushed.
+    Body {
+        /// File data that the commit refers to.
+        data: Vec<Ticket>,
+        /// Log blocks before the commit block.
+        body: Vec<Ticket>,
+        /// The write of the commit block, without FUA.
+        block: Request,
+    },
+    /// Its commit block was transferred, without FUA; the next flush makes it durable.
+    Written {
+        /// Byte offset of the commit block.
+        commit_offset: u64,
+    },
+    /// All its writes were submitted, in order, and their outcome is not known.
     InFlight {
         /// File data that the commit refers to.
         data: Vec<Ticket>,
@@ -95,6 +109,16 @@ impl Commit {
         self.unsettled.lock().sent.take()
     }
 
+    /// Returns what is left to settle after a part of it.
+    pub(crate) fn put_sent(&self, sent: Sent) {
+        self.unsettled.lock().sent = Some(sent);
+    }
+
+    /// Whether its script has run and its outcome is not known.
+    pub(crate) fn can_settle(&self) -> bool {
+        self.unsettled.lock().sent.is_some()
+    }
+
     pub(crate) fn take_callbacks(&self) -> Vec<Callback> {
         std::mem::take(&mut self.unsettled.lock().callbacks)
     }
@@ -104,7 +128,7 @@ impl Commit {
         self.unsettled.lock().dispatched
     }
 
-    /// Whether it is durable and its callbacks have been told.
+    /// Whether it is durable and its callbacks have been called.
     pub(crate) fn is_settled(&self) -> bool {
         self.unsettled.lock().settled
     }
@@ -136,12 +160,14 @@ struct Slot {
     commit: Arc<Commit>,
     /// From [`Phase::Flushing`] on.
     phase: Phase,
+    /// The commit failed, and its callbacks have been called. The journal has stopped, so it stays.
+    failed: bool,
 }
 
 impl Pipeline {
     /// A commit is frozen.
     pub(crate) fn push(&mut self, commit: Arc<Commit>) {
-        self.slots.push_back(Slot { commit, phase: Phase::Flushing });
+        self.slots.push_back(Slot { commit, phase: Phase::Flushing, failed: false });
         self.check();
     }
 
@@ -152,6 +178,13 @@ impl Pipeline {
         self.check();
     }
 
+    /// A commit failed: it is not in flight any more.
+    pub(crate) fn fail(&mut self, commit: &Arc<Commit>) {
+        if let Some(slot) = self.slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.commit, commit)) {
+            slot.failed = true;
+        }
+    }
+
     /// Removes a commit that leaves nothing to checkpoint.
     pub(crate) fn remove(&mut self, commit: &Arc<Commit>) {
         self.slots.retain(|slot| !Arc::ptr_eq(&slot.commit, commit));
@@ -159,8 +192,18 @@ impl Pipeline {
 
     /// Commits whose outcome is not known, oldest first.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Arc<Commit>> {
-        let in_flight = self.slots.iter().filter(|slot| slot.phase < Phase::Committed);
-        in_flight.map(|slot| &slot.commit)
+        let is_in_flight = |slot: &&Slot| slot.phase < Phase::Committed && !slot.failed;
+        self.slots.iter().filter(is_in_flight).map(|slot| &slot.commit)
+    }
+
+    /// Whether a commit in flight has log blocks that no flush has made durable yet.
+    pub(crate) fn has_unflushed(&self) -> bool {
+        self.slots.iter().any(|slot| slot.phase == Phase::Flushing && !slot.failed)
+    }
+
+    /// Whether a commit can be settled: the oldest one in flight has been dispatched.
+    pub(crate) fn can_settle(&self) -> bool {
+        self.in_flight().next().is_some_and(|commit| commit.can_settle())
     }
 
     /// Whether the commit that ends a transaction is in flight.

@@ -18,8 +18,8 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_format::types::Tid;
-use parking_lot::Mutex;
 
 use crate::commit::{PartialCommit, WantedParts};
 use crate::error::Result;
@@ -134,10 +134,15 @@ impl Request {
 }
 
 /// The queue of requests.
-#[derive(Default)]
 pub(crate) struct Requests {
     /// Held for memory operations; `Inner::state` is taken under it.
     queue: Mutex<Queue>,
+}
+
+impl Default for Requests {
+    fn default() -> Requests {
+        Requests { queue: Mutex::new(Rank::CommitRequests, Queue::default()) }
+    }
 }
 
 /// Guarded by [`Requests::queue`].

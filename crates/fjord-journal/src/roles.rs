@@ -9,7 +9,7 @@
 //! released also by a panic of a callback, so that no thread waits forever. Fast commits are written
 //! under the commit lock, and let waiting commits go first.
 
-use parking_lot::MutexGuard;
+use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
 
 use crate::error::Result;
 use crate::journal::{Inner, Journal, State};
@@ -49,6 +49,16 @@ impl Roles {
         self.commits_waiting > 0
     }
 
+    /// Whether a thread holds the commit lock or waits for it to commit.
+    pub(crate) fn expects_commits(&self) -> bool {
+        self.dispatching || self.commits_waiting > 0
+    }
+
+    /// Whether a thread holds the settle lock.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.settling
+    }
+
     fn admits(&self, claim: Claim) -> bool {
         !self.dispatching && (claim == Claim::Commit || self.commits_waiting == 0)
     }
@@ -59,14 +69,15 @@ impl Journal {
     /// asked first, and again after every change of the pipeline.
     ///
     /// # Errors
-    /// Those of `outcome`; if the journal has stopped, the callbacks of commits in flight have been
-    /// told.
+    /// Those of `outcome`; if the journal has stopped, the commits in flight have an outcome or a
+    /// thread that settles them.
     pub(crate) fn take_turn<T>(
         &self,
         claim: Claim,
         mut outcome: impl FnMut(&mut State) -> Result<Option<T>>,
     ) -> Result<Turn<'_, T>> {
         let mut waited = false;
+        let order = LockTurn::wait_for(Rank::CommitLock);
         let mut state = self.inner.state.lock();
         loop {
             match outcome(&mut state) {
@@ -74,15 +85,13 @@ impl Journal {
                 Ok(None) => {}
                 Err(error) => {
                     drop(state);
-                    if let Err(stopped) = self.check_running() {
-                        self.fail_in_flight(&stopped);
-                    }
+                    self.settle_if_stopped();
                     return Err(error);
                 }
             }
             if state.roles.admits(claim) {
                 state.roles.dispatching = true;
-                return Ok(Turn::Mine(CommitLock { inner: &self.inner }));
+                return Ok(Turn::Mine(CommitLock { inner: &self.inner, _held: order.taken() }));
             }
             if claim == Claim::Commit {
                 if !std::mem::replace(&mut waited, true) {
@@ -90,44 +99,44 @@ impl Journal {
                 }
                 self.wait_to_commit(&mut state);
             } else {
-                self.inner.pipeline_moved.wait(&mut state);
+                self.inner.commits_moved.wait(&mut state);
             }
         }
     }
 
-    /// Waits until `done`, or the settle lock is free; then takes it.
+    /// Waits until `done`, or the settle lock is free and some commit can be settled; then takes it.
     ///
     /// # Errors
-    /// The journal has stopped; the callbacks of commits in flight have been told.
+    /// The journal has stopped, and no commit in flight can fulfil `done`.
     pub(crate) fn take_settle_turn(
         &self,
         done: impl Fn(&State) -> bool,
     ) -> Result<Option<SettleLock<'_>>> {
+        let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.inner.state.lock();
         loop {
             if done(&state) {
                 return Ok(None);
             }
-            if let Err(stopped) = self.check_running() {
-                drop(state);
-                self.fail_in_flight(&stopped);
-                return Err(stopped);
-            }
             if !state.roles.settling {
-                state.roles.settling = true;
-                return Ok(Some(SettleLock { inner: &self.inner }));
+                if state.pipeline.can_settle() {
+                    state.roles.settling = true;
+                    return Ok(Some(SettleLock { inner: &self.inner, _held: order.taken() }));
+                }
+                // Commits before the failure have their own outcome.
+                self.check_running()?;
             }
-            self.inner.pipeline_moved.wait(&mut state);
+            self.inner.settle_moved.wait(&mut state);
         }
     }
 
     fn wait_to_commit(&self, state: &mut MutexGuard<'_, State>) {
         state.roles.commits_waiting += 1;
         self.stop_fast_commit_wait();
-        self.inner.pipeline_moved.wait(state);
+        self.inner.commits_moved.wait(state);
         state.roles.commits_waiting -= 1;
         if state.roles.commits_waiting == 0 {
-            self.inner.pipeline_moved.notify_all();
+            self.inner.commits_moved.notify_all();
         }
     }
 }
@@ -135,52 +144,59 @@ impl Journal {
 impl Inner {
     /// Takes the commit lock; waits while another thread has it.
     pub(crate) fn lock_commits(&self) -> CommitLock<'_> {
+        let order = LockTurn::wait_for(Rank::CommitLock);
         let mut state = self.state.lock();
         while state.roles.dispatching {
-            self.pipeline_moved.wait(&mut state);
+            self.commits_moved.wait(&mut state);
         }
         state.roles.dispatching = true;
-        CommitLock { inner: self }
+        CommitLock { inner: self, _held: order.taken() }
     }
 
     /// Takes the settle lock; waits while another thread has it.
     pub(crate) fn lock_settling(&self) -> SettleLock<'_> {
+        let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.state.lock();
         while state.roles.settling {
-            self.pipeline_moved.wait(&mut state);
+            self.settle_moved.wait(&mut state);
         }
         state.roles.settling = true;
-        SettleLock { inner: self }
+        SettleLock { inner: self, _held: order.taken() }
     }
 
     /// Takes the settle lock if it is free.
     pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
         let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
         // Not `then_some`: a lock that is made and dropped would release that of another thread.
-        (!was_taken).then(|| SettleLock { inner: self })
+        (!was_taken)
+            .then(|| SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() })
     }
 }
 
 /// The commit lock; released on drop.
 pub(crate) struct CommitLock<'a> {
     inner: &'a Inner,
+    _held: Held,
 }
 
 impl Drop for CommitLock<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().roles.dispatching = false;
-        self.inner.pipeline_moved.notify_all();
+        self.inner.commits_moved.notify_all();
     }
 }
 
 /// The settle lock; released on drop.
 pub(crate) struct SettleLock<'a> {
     inner: &'a Inner,
+    _held: Held,
 }
 
 impl Drop for SettleLock<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().roles.settling = false;
-        self.inner.pipeline_moved.notify_all();
+        self.inner.settle_moved.notify_all();
+        // The holder of the commit lock may have to settle instead.
+        self.inner.commits_follow.notify_all();
     }
 }

@@ -124,8 +124,7 @@ pub enum CommitPipeline {
     Auto,
     /// One at a time.
     Serial,
-    /// As soon as the one before is dispatched; needs a scheduler or a device that keeps order
-    /// ([`PipelineMode::Dual`]). With [`Scheduler::Auto`] it selects [`Scheduler::Epoch`].
+    /// As soon as the one before is dispatched ([`PipelineMode::Dual`]).
     Dual,
 }
 

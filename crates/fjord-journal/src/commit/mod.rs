@@ -16,6 +16,8 @@
 //! [`crate::roles`]).
 
 mod build;
+mod calls;
+mod failure;
 mod partial;
 mod script;
 mod settle;
@@ -24,9 +26,9 @@ mod switch;
 use std::sync::Arc;
 use std::time::Instant;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::jbd2::{ChecksumVersion, Incompat};
-use parking_lot::Mutex;
 
 use crate::admission::Admitted;
 use crate::buffer::{Buffer, BufferKind};
@@ -41,6 +43,7 @@ use crate::transaction::{Batch, Phase, Sequence, Transaction, Version};
 
 use build::LogShape;
 use script::Protocol;
+use settle::call_all;
 
 pub(crate) use partial::WantedParts;
 pub use partial::{PartialCommit, WholeReason};
@@ -61,7 +64,9 @@ struct Locked {
 pub(crate) enum Wants {
     /// It waits for this commit alone: FUA of the commit block is cheapest.
     Durability,
-    /// Order only, or durability by a flush that covers other commits too.
+    /// It waits for a flush that covers other commits too.
+    SharedFlush,
+    /// It does not wait: order only.
     Order,
 }
 
@@ -122,14 +127,16 @@ impl Journal {
         let log_blocks = match self.log_blocks(protocol, &batch) {
             Ok(log_blocks) => log_blocks,
             Err(error) => {
-                self.abort(error.clone());
-                return Err(self.tell(began, callbacks, Err(&error)).err().unwrap_or(error));
+                self.abort_at(batch.sequence, error.clone());
+                call_all(callbacks, &Err(error.clone()));
+                return Err(error);
             }
         };
-        let unsettled = Mutex::new(Unsettled { callbacks, ..Unsettled::default() });
+        let unsettled =
+            Mutex::new(Rank::Unsettled, Unsettled { callbacks, ..Unsettled::default() });
         let commit = self.start_flushing(&mut batch, began, log_blocks, unsettled);
         if planted(Bug::ToldBeforeLogged) {
-            commit.take_callbacks().into_iter().for_each(|callback| callback(Ok(())));
+            call_all(commit.take_callbacks(), &Ok(()));
         }
         // From here on handles start again and modify the same buffers.
         let script = self.script(protocol, &batch, &commit, wants);
@@ -138,11 +145,7 @@ impl Journal {
                 commit.dispatched(sent);
                 Ok(commit)
             }
-            Err(error) => {
-                self.abort(error.clone());
-                let told = self.tell(began, commit.take_callbacks(), Err(&error));
-                Err(told.err().unwrap_or(error))
-            }
+            Err(error) => Err(self.fail_dispatch(&commit, error)),
         }
     }
 

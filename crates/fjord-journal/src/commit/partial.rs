@@ -32,7 +32,7 @@ use crate::journal::{Journal, State};
 use crate::log::Log;
 use crate::part::{Part, PartSet, Parts};
 use crate::pipeline::Commit;
-use crate::roles::{Claim, Turn};
+use crate::roles::{Claim, CommitLock, Turn};
 use crate::stats;
 use crate::transaction::{Batch, Contents, Phase, Version};
 
@@ -119,6 +119,15 @@ impl WantedParts {
     }
 }
 
+/// What [`Journal::commit_wanted`] did.
+struct Wanted {
+    outcome: PartialCommit,
+    /// To be settled.
+    commit: Option<Arc<Commit>>,
+    /// Transaction and number of a partial commit without contents: durable with `commit`.
+    nothing: Option<(Tid, u32)>,
+}
+
 /// What a caller has to do.
 #[derive(Clone, Copy)]
 enum Need {
@@ -146,28 +155,50 @@ impl Journal {
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
             return self.commit_whole_for(tid, WholeReason::NoParts);
         };
-        let turn = self.take_turn(Claim::Commit, |state| {
-            self.check_running()?;
-            Ok(served(state, tid, seeds, goal))
-        })?;
-        let lock = match turn {
-            Turn::Outcome(Served::Done(outcome)) => return Ok(outcome),
-            Turn::Outcome(Served::NeedsWhole(reason)) => return self.commit_whole_for(tid, reason),
-            Turn::Outcome(Served::InFlight(commit, outcome)) => {
-                self.settle_until(|_| commit.is_settled())?;
-                return Ok(outcome);
-            }
-            Turn::Mine(lock) => lock,
-        };
-        self.avoid_log_wrap()?;
-        let (done, commit) = self.commit_wanted(log, parts)?;
+        for tries_left in (0..=TRIES_MAX).rev() {
+            let turn = self.take_turn(Claim::Commit, |state| {
+                let served = served(state, tid, seeds, goal);
+                if served.is_none() {
+                    self.check_running()?;
+                }
+                Ok(served)
+            })?;
+            let lock = match turn {
+                Turn::Outcome(Served::Done(outcome)) => return Ok(outcome),
+                Turn::Outcome(Served::NeedsWhole(reason)) => {
+                    return self.commit_whole_for(tid, reason);
+                }
+                Turn::Outcome(Served::InFlight(commit, outcome)) => {
+                    self.settle_until(|_| commit.is_settled())?;
+                    return Ok(outcome);
+                }
+                Turn::Mine(lock) => lock,
+            };
+            self.avoid_log_wrap()?;
+            self.wait_for_room_in_flight()?;
+            let Some(wanted) = self.commit_wanted(log, parts, tries_left > 0)? else {
+                drop(lock);
+                std::thread::sleep(TRY_INTERVAL);
+                continue;
+            };
+            return self.settle_wanted(lock, wanted);
+        }
+        self.commit_whole_for(tid, WholeReason::WholePart)
+    }
+
+    /// Makes the dispatched commits of `wanted` durable.
+    fn settle_wanted(&self, lock: CommitLock<'_>, wanted: Wanted) -> Result<PartialCommit> {
         if self.inner.dual {
             drop(lock);
-            self.settle_until(|_| commit.as_ref().is_none_or(|commit| commit.is_settled()))?;
+            let settled = |commit: &Arc<Commit>| commit.is_settled();
+            self.settle_until(|_| wanted.commit.as_ref().is_none_or(settled))?;
         } else {
             self.settle()?;
         }
-        Ok(done)
+        if let Some((tid, generation)) = wanted.nothing {
+            self.publish_generation(tid, generation);
+        }
+        Ok(wanted.outcome)
     }
 
     /// What other commits have done for a caller, if they have made its parts durable. The parts are
@@ -197,66 +228,66 @@ impl Journal {
         self.commit(tid).map(|()| PartialCommit::Whole(reason))
     }
 
-    /// Dispatches the wanted parts of the running transaction. Returns what was done, and the commit
-    /// to settle, if there is one. The caller holds the commit lock.
+    /// Dispatches the wanted parts of the running transaction; `None` if they are not ready and
+    /// `may_retry`. The caller holds the commit lock.
     fn commit_wanted(
         &self,
         log: &Log,
         parts: &Arc<dyn Parts>,
-    ) -> Result<(PartialCommit, Option<Arc<Commit>>)> {
+        may_retry: bool,
+    ) -> Result<Option<Wanted>> {
         let began = Instant::now();
-        let mut locked = self.lock_running()?;
-        let mut plan = self.plan(log, parts, &locked);
-        for _ in 0..TRIES_MAX {
-            if plan.as_ref().err() != Some(&NotPartial::NotReady) {
-                break;
-            }
-            self.unlock_for_now(&locked);
-            std::thread::sleep(TRY_INTERVAL);
-            locked = self.lock_running()?;
-            plan = self.plan(log, parts, &locked);
-        }
-        match plan {
+        let locked = self.lock_running()?;
+        let unplanned = match self.plan(log, parts, &locked) {
             Ok(Some(plan)) => {
                 let batch = take_parts(parts, &locked, plan);
                 let batch = batch.inspect_err(|error| self.abort(error.clone()))?;
-                let commit = self.dispatch(batch, began, self.wants())?;
+                let commit = self.dispatch(batch, began, self.wants(Wants::Durability))?;
                 stats::add(&self.inner.counters.partial_commits, 1);
-                Ok((PartialCommit::Parts { log_blocks: commit.log_blocks }, Some(commit)))
+                let outcome = PartialCommit::Parts { log_blocks: commit.log_blocks };
+                return Ok(Some(Wanted { outcome, commit: Some(commit), nothing: None }));
             }
             // An earlier commit included the wanted parts.
-            Ok(None) => {
-                self.settle()?;
-                self.settle_nothing(&locked);
-                Ok((PartialCommit::Parts { log_blocks: 0 }, None))
+            Ok(None) => return Ok(Some(self.commit_nothing(&locked))),
+            Err(unplanned) => unplanned,
+        };
+        let reason = match unplanned {
+            NotPartial::Whole(reason) => reason,
+            NotPartial::NotReady if may_retry => {
+                self.unlock_for_now(&locked);
+                return Ok(None);
             }
-            Err(unplanned) => {
-                let reason = match unplanned {
-                    NotPartial::Whole(reason) => reason,
-                    NotPartial::NotReady => WholeReason::WholePart,
-                };
-                self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
-                let commit = self.dispatch_whole(&locked, began, self.wants())?;
-                Ok((PartialCommit::Whole(reason), Some(commit)))
-            }
-        }
+            NotPartial::NotReady => WholeReason::WholePart,
+        };
+        self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
+        let commit = self.dispatch_whole(&locked, began, self.wants(Wants::Durability))?;
+        let outcome = PartialCommit::Whole(reason);
+        Ok(Some(Wanted { outcome, commit: Some(commit), nothing: None }))
     }
 
-    /// What the commit that follows should wait for: its own FUA if no other commit is near.
-    fn wants(&self) -> Wants {
-        let state = self.inner.state.lock();
-        let is_alone = state.pipeline.is_drained() && !state.roles.has_waiting_commits();
-        if is_alone || !self.inner.dual { Wants::Durability } else { Wants::Order }
-    }
-
-    /// There was nothing to commit, and all that was in flight is durable.
-    fn settle_nothing(&self, locked: &Locked) {
+    /// There is nothing to commit: the newest commit in flight covers the wanted parts.
+    fn commit_nothing(&self, locked: &Locked) -> Wanted {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
             running.phase = Phase::Running;
-            running.generations_committed = running.generations_committed.max(locked.generation);
         }
         self.inner.unlocked.notify_all();
+        Wanted {
+            outcome: PartialCommit::Parts { log_blocks: 0 },
+            commit: state.pipeline.in_flight().last().cloned(),
+            nothing: Some((locked.transaction.tid, locked.generation)),
+        }
+    }
+
+    /// The partial commits of transaction `tid` up to that number are durable.
+    fn publish_generation(&self, tid: Tid, generation: u32) {
+        let mut state = self.inner.state.lock();
+        if let Some(running) = &mut state.running
+            && running.transaction.tid == tid
+        {
+            running.generations_committed = running.generations_committed.max(generation);
+        }
+        self.inner.commits_moved.notify_all();
     }
 
     /// Unlocks the transaction for a moment, so that handles can start and stop.

@@ -6,17 +6,17 @@
 //! | [`Protocol`] | when | script | durable |
 //! |---|---|---|---|
 //! | `Epochs` | the device keeps order | {data, log blocks} barrier {commit block} | when settled |
-//! | `Waits` | else | log blocks, wait for them and the data, flush, commit block with FUA | at the end |
+//! | `Waits` | else | log blocks | when settled: wait, flush, commit block, FUA or flush |
 //! | `EndStream` | fast commits are valid | [`super::switch`] | at the end |
 //! | `Home` | no log | home locations, wait, flush | at the end |
 //!
 //! Invariants: no script writes a commit block before everything that it refers to, unless the
 //! device keeps them in order; each script checks for a stopped journal before its last write.
 
+use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
-use parking_lot::MutexGuard;
 
 use super::Wants;
 use super::build::LogBlocks;
@@ -73,9 +73,17 @@ enum Step<'a> {
 /// Steps, and what is left to settle after them.
 pub(super) struct Script<'a> {
     steps: Vec<Step<'a>>,
-    /// Byte offset of the commit block, and whether it has FUA, if the last write is a commit block
-    /// that nobody waits for.
-    unsettled: Option<(u64, bool)>,
+    rest: Rest,
+}
+
+/// What the steps leave to settle.
+enum Rest {
+    /// Nothing: the commit is durable.
+    Nothing,
+    /// The last write is a commit block at this byte offset, with FUA or not, not waited for.
+    CommitInFlight(u64, bool),
+    /// The commit block, after a flush.
+    CommitBlock(Request),
 }
 
 impl Protocol<'_> {
@@ -125,7 +133,7 @@ impl Journal {
             }
             Protocol::Waits(log) => {
                 self.mark_log_in_use(log, sequence, commit.log_start, revokes)?;
-                self.script_waits(log, commit, bufs, crc)
+                self.script_waits(log, commit, bufs, crc, wants != Wants::Durability)
             }
             Protocol::EndStream(log, area) => {
                 self.prepare_head(log, area, sequence, commit.log_start)?;
@@ -145,7 +153,7 @@ impl Journal {
         wants: Wants,
     ) -> Result<Script<'a>> {
         let durable = wants == Wants::Durability;
-        let class = if durable { Class::Sync } else { Class::Async };
+        let class = if wants == Wants::Order { Class::Async } else { Class::Sync };
         let at = log.after(commit.log_start, bufs.len() as u32);
         let mut body = log.write_requests(commit.log_start, bufs, class)?;
         let block = self.commit_request(log, commit.sequence, at, crc, durable, class)?;
@@ -171,7 +179,7 @@ impl Journal {
             steps.push(Step::Write(body));
         }
         steps.push(Step::Enter(Phase::Committing));
-        Ok(Script { steps, unsettled: Some((offset, durable)) })
+        Ok(Script { steps, rest: Rest::CommitInFlight(offset, durable) })
     }
 
     fn script_waits<'a>(
@@ -180,24 +188,20 @@ impl Journal {
         commit: &Commit,
         bufs: Vec<Buf>,
         crc: u32,
+        starts: bool,
     ) -> Result<Script<'a>> {
         let at = log.after(commit.log_start, bufs.len() as u32);
         let body = Step::Write(log.write_requests(commit.log_start, bufs, Class::Sync)?);
-        let fua = self.inner.barrier;
-        let block = self.commit_request(log, commit.sequence, at, crc, fua, Class::Sync)?;
-        let block = [Step::Write(vec![block]), Step::WaitOwn(COMMIT)];
+        let block = self.commit_request(log, commit.sequence, at, crc, false, Class::Sync)?;
         let mut steps = vec![body];
-        let mut last = Vec::from(block);
         if planted(Bug::CommitBeforeBlocks) {
-            steps.append(&mut last);
+            steps.extend([Step::Write(vec![block.clone()]), Step::WaitOwn(COMMIT)]);
         }
-        steps.extend([Step::Wait(BODY), Step::Enter(Phase::Committing)]);
-        if !planted(Bug::NoFlushBeforeCommit) {
-            steps.push(Step::Flush("flushing before the commit block"));
+        if starts {
+            steps.push(Step::StartData);
         }
         steps.push(Step::CheckRunning);
-        steps.append(&mut last);
-        Ok(Script { steps, unsettled: None })
+        Ok(Script { steps, rest: Rest::CommitBlock(block) })
     }
 
     fn script_end_stream<'a>(
@@ -223,7 +227,7 @@ impl Journal {
             steps.push(Step::Flush("flushing before the start of the log moves"));
         }
         steps.extend([Step::CheckRunning, Step::MoveStart(log, area, start)]);
-        Ok(Script { steps, unsettled: None })
+        Ok(Script { steps, rest: Rest::Nothing })
     }
 
     fn script_home<'a>(&self, batch: &Batch) -> Script<'a> {
@@ -235,7 +239,7 @@ impl Journal {
             Step::Enter(Phase::Committing),
             Step::Flush("flushing metadata"),
         ];
-        Script { steps, unsettled: None }
+        Script { steps, rest: Rest::Nothing }
     }
 
     /// Runs the script of a commit; `data` is the file data attached to it.
@@ -274,7 +278,11 @@ impl Journal {
             }
         }
         drop(checkpoint_lock);
-        let Some((commit_offset, fua)) = script.unsettled else { return Ok(Sent::Durable) };
+        let (commit_offset, fua) = match script.rest {
+            Rest::Nothing => return Ok(Sent::Durable),
+            Rest::CommitBlock(block) => return Ok(Sent::Body { data, body: own, block }),
+            Rest::CommitInFlight(commit_offset, fua) => (commit_offset, fua),
+        };
         let lost = || JournalError::Usage("the device gave no ticket for the commit block".into());
         let commit = own.pop().ok_or_else(lost)?;
         Ok(Sent::InFlight { data, body: own, commit, commit_offset, fua })
@@ -319,7 +327,7 @@ impl Journal {
 }
 
 /// Waits for the transaction's own blocks and for the file data attached to it.
-fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result<()> {
+pub(super) fn wait_with_data(own: &[Ticket], data: &[Ticket], what: &'static str) -> Result<()> {
     if planted(Bug::DataAfterCommit) {
         return wait_all(own, what);
     }

@@ -1,19 +1,29 @@
-//! Settling: waits until dispatched commits are durable, and retires them in order.
+//! Settling: makes dispatched commits durable, and retires them in order.
 //!
-//! A device with native barriers may have written a commit block before the failure of an earlier
-//! write is known. The commit block is then overwritten, so that recovery does not accept the
-//! transaction; everything after it in the log goes with it.
+//! A round settles every commit that has been dispatched by then:
+//!
+//! | commits | round |
+//! |---|---|
+//! | in order ([`Sent::InFlight`]) | one flush, or the FUA of the only one; wait for their writes |
+//! | not in order ([`Sent::Body`]) | wait for log blocks and data; flush; write the commit blocks |
+//! | written ([`Sent::Written`]) | durable by the flush of the round |
+//!
+//! So over a device that keeps no order, the flush that a commit needs before its commit block also
+//! makes the commit blocks before it durable: one flush for each round of a busy pipeline instead of
+//! two. A commit that is alone gets FUA on its commit block.
 //!
 //! Invariants: commits retire in order, under the settle lock; versions are queued for checkpoints,
-//! and callbacks called with success, only when the commit is durable.
+//! and callbacks called with success, only when the commit is durable. [`super::failure`] has the
+//! commits that fail.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use fjord_block::{Buf, Class, DeviceExt, Order, Request};
+use fjord_block::plant::{Bug, planted};
+use fjord_block::{DeviceExt, Request, Ticket};
 
-use super::script::{COMMIT, wait_in_flight};
+use super::script::{COMMIT, wait_in_flight, wait_with_data};
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
 use crate::journal::{Journal, State};
@@ -22,56 +32,191 @@ use crate::roles::SettleLock;
 use crate::stats;
 use crate::transaction::{Callback, Phase, Sequence};
 
+const FLUSH: &str = "flushing commits";
+
+/// A dispatched commit and what is left to settle.
+pub(super) type Dispatched = (Arc<Commit>, Sent);
+
 impl Journal {
-    /// Settles all commits that have been dispatched. On failure the journal stops and every
-    /// callback is called with the error.
+    /// Settles all commits that have been dispatched.
+    ///
+    /// # Errors
+    /// The failure of one of them; the journal has stopped.
     pub(crate) fn settle(&self) -> Result<()> {
         let lock = self.inner.lock_settling();
-        self.settle_dispatched(&lock)
+        let mut result = Ok(());
+        while let Some(settled) = self.settle_round(&lock) {
+            result = result.and(settled);
+        }
+        result
     }
 
     /// Settles dispatched commits until `done`, or waits until another thread has. What `done` waits
-    /// for has been dispatched. Errors as [`Journal::settle`].
+    /// for has been dispatched.
+    ///
+    /// # Errors
+    /// The journal has stopped, and no commit in flight can fulfil `done`.
     pub(crate) fn settle_until(&self, done: impl Fn(&State) -> bool) -> Result<()> {
         while let Some(lock) = self.take_settle_turn(&done)? {
-            self.settle_dispatched(&lock)?;
+            // A failure stops the journal, which the next turn reports unless `done`.
+            let _ = self.settle_round(&lock);
         }
         Ok(())
     }
 
-    fn settle_dispatched(&self, _lock: &SettleLock<'_>) -> Result<()> {
-        let commits: Vec<(Arc<Commit>, Sent)> = {
+    /// One round, unless another thread settles. For the holder of the commit lock.
+    pub(super) fn settle_once(&self) -> Result<()> {
+        let Some(lock) = self.inner.try_lock_settling() else { return Ok(()) };
+        self.settle_round(&lock).unwrap_or(Ok(()))
+    }
+
+    /// If the journal has stopped: gives every dispatched commit its outcome, unless another thread
+    /// does.
+    pub(crate) fn settle_if_stopped(&self) {
+        if self.check_running().is_ok() {
+            return;
+        }
+        let Some(lock) = self.inner.try_lock_settling() else { return };
+        while self.settle_round(&lock).is_some() {}
+    }
+
+    /// One round; `None` if nothing has been dispatched.
+    fn settle_round(&self, _lock: &SettleLock<'_>) -> Option<Result<()>> {
+        let commits: Vec<Dispatched> = {
             let state = self.inner.state.lock();
             let in_flight = state.pipeline.in_flight().cloned();
             in_flight.map_while(|commit| Some((commit.clone(), commit.take_sent()?))).collect()
         };
+        if commits.is_empty() {
+            return None;
+        }
+        let (commits, stopped) = self.split_stopped(commits);
+        let in_order = !commits.iter().any(|(_, sent)| sent.needs_flush());
+        let settled = match in_order {
+            true => self.settle_in_order(commits),
+            false => self.settle_by_flush(commits),
+        };
+        let failed = match stopped {
+            Some((commits, error)) => self.fail(commits, &error),
+            None => Ok(()),
+        };
+        Some(settled.and(failed))
+    }
+
+    /// Commits whose writes the device keeps in order, or that are durable.
+    fn settle_in_order(&self, commits: Vec<Dispatched>) -> Result<()> {
         let Some((_, last)) = commits.last() else { return Ok(()) };
         let end = match last {
-            Sent::Durable => Ok(()),
-            Sent::InFlight { fua: true, commit, .. } => {
-                commit.wait().map_err(JournalError::io(COMMIT))
-            }
-            Sent::InFlight { .. } => self.inner.flush("flushing commits"),
+            Sent::InFlight { fua: false, .. } => self.inner.flush(FLUSH),
+            Sent::InFlight { commit, .. } => commit.wait().map_err(JournalError::io(COMMIT)),
+            Sent::Durable | Sent::Body { .. } | Sent::Written { .. } => Ok(()),
         };
         // The failure of an earlier write is more useful than that of the flush.
-        let outcomes: Vec<Result<()>> = commits.iter().map(|(_, sent)| sent.wait()).collect();
-        let failed = commits.iter().zip(&outcomes).find(|(_, outcome)| outcome.is_err());
-        if let Some(((_, sent), _)) = failed {
-            self.take_back(sent);
+        let mut outcomes = commits.iter().map(|(_, sent)| sent.wait()).enumerate();
+        let failed = outcomes.find_map(|(index, outcome)| Some((index, outcome.err()?)));
+        match (failed, end) {
+            (None, Ok(())) => {
+                self.retire_all(commits);
+                Ok(())
+            }
+            (None, Err(error)) => self.fail_behind(commits, 0, error),
+            (Some((index, error)), _) => self.fail_behind(commits, index, error),
         }
-        let result = outcomes.into_iter().chain([end]).fold(Ok(()), Result::and);
-        if let Err(error) = &result {
-            self.abort(error.clone());
+    }
+
+    /// Commits over a device that keeps no order: `commits` are written ones, then others.
+    fn settle_by_flush(&self, commits: Vec<Dispatched>) -> Result<()> {
+        let is_written = |(_, sent): &Dispatched| matches!(sent, Sent::Written { .. });
+        let written_count = commits.iter().take_while(|commit| is_written(commit)).count();
+        let bodies = commits.iter().enumerate().skip(written_count);
+        let mut failed = None;
+        for (index, (_, sent)) in bodies {
+            if let Err(error) = sent.wait() {
+                failed = Some((index, error));
+                break;
+            }
         }
-        let mut outcome = Ok(());
+        if let Some((index, error)) = failed {
+            return self.fail_behind(commits, index, error);
+        }
+        if !planted(Bug::NoFlushBeforeCommit)
+            && let Err(error) = self.inner.flush("flushing before the commit block")
+        {
+            return self.fail_behind(commits, 0, error);
+        }
+        let mut commits = commits;
+        let bodies = commits.split_off(written_count);
+        self.retire_all(commits);
+        self.write_commit_blocks(bodies)
+    }
+
+    /// Writes the commit blocks of commits whose log blocks and data are durable.
+    fn write_commit_blocks(&self, mut commits: Vec<Dispatched>) -> Result<()> {
+        if commits.is_empty() {
+            return Ok(());
+        }
+        let alone = commits.len() == 1 && !self.expects_follower();
+        self.enter_committing(&commits);
+        let mut failed = None;
+        let mut tickets = Vec::with_capacity(commits.len());
+        for (index, (commit, sent)) in commits.iter_mut().enumerate() {
+            // A shutdown meanwhile: the transaction must not be committed.
+            if let Some(error) = self.stopped_for(commit.sequence) {
+                failed = Some((index, error));
+                break;
+            }
+            if let Some(request) = sent.write_block(alone && self.inner.barrier) {
+                tickets.push((index, self.inner.device.submit_one(request)));
+            }
+        }
+        if tickets.len() > 1 {
+            tickets.iter().for_each(|(_, ticket)| ticket.start());
+        }
+        // All of them, since those behind a failure are overwritten.
+        for (index, ticket) in tickets.into_iter().rev() {
+            if let Err(error) = ticket.wait() {
+                failed = Some((index, JournalError::io(COMMIT)(error)));
+            }
+        }
+        if let Some((index, error)) = failed {
+            return self.fail_behind(commits, index, error);
+        }
+        if alone || !self.inner.barrier {
+            self.retire_all(commits);
+            return Ok(());
+        }
+        for (commit, sent) in commits {
+            commit.put_sent(sent);
+        }
+        Ok(())
+    }
+
+    /// The log blocks of the commits are durable, so the holder of the commit lock need not wait.
+    fn enter_committing(&self, commits: &[Dispatched]) {
+        let mut state = self.inner.state.lock();
+        for (commit, _) in commits {
+            state.pipeline.set_phase(commit, Phase::Committing);
+        }
+        self.inner.commits_follow.notify_all();
+    }
+
+    /// Whether the flush of a next round is near, so that it can make the commit blocks of this one
+    /// durable.
+    fn expects_follower(&self) -> bool {
+        if !self.inner.dual {
+            return false;
+        }
+        let state = self.inner.state.lock();
+        state.pipeline.has_unflushed() || state.roles.expects_commits()
+    }
+
+    /// The commits are durable.
+    pub(super) fn retire_all(&self, commits: Vec<Dispatched>) {
         for (commit, sent) in commits {
             drop(sent);
-            if result.is_ok() {
-                self.retire(&commit);
-            }
-            outcome = outcome.and(self.conclude(&commit, result.as_ref().map(drop)));
+            self.retire(&commit);
+            self.conclude(&commit);
         }
-        outcome
     }
 
     /// The commit is durable: its versions wait for a checkpoint.
@@ -93,14 +238,10 @@ impl Journal {
         state.logged = commit.sequence;
     }
 
-    /// Calls the callbacks of a commit with its outcome, then publishes it.
-    fn conclude(
-        &self,
-        commit: &Commit,
-        result: std::result::Result<(), &JournalError>,
-    ) -> Result<()> {
-        let callbacks = commit.take_callbacks();
-        self.tell(commit.began, callbacks, result)?;
+    /// Calls the callbacks of a durable commit, then publishes it.
+    fn conclude(&self, commit: &Commit) {
+        call_all(commit.take_callbacks(), &Ok(()));
+        self.count_commit(commit.began);
         let mut state = self.inner.state.lock();
         commit.unsettled.lock().settled = true;
         if let Some(tid) = commit.ends() {
@@ -111,24 +252,11 @@ impl Journal {
         {
             running.generations_committed = running.generations_committed.max(commit.generation);
         }
-        Ok(())
     }
 
-    /// Calls callbacks with the outcome of a commit that began at `began`.
-    pub(super) fn tell(
-        &self,
-        began: Instant,
-        callbacks: Vec<Callback>,
-        result: std::result::Result<(), &JournalError>,
-    ) -> Result<()> {
-        let outcome = result.map_err(JournalError::clone).and_then(|()| self.check_running());
-        for callback in callbacks {
-            callback(outcome.clone());
-        }
-        outcome?;
+    fn count_commit(&self, began: Instant) {
         stats::add(&self.inner.counters.commits, 1);
         stats::add_time(&self.inner.counters.commit_nanoseconds, began.elapsed());
-        Ok(())
     }
 
     /// Freed blocks must not be checkpointed any more: the next owner may write them as soon as the
@@ -146,46 +274,61 @@ impl Journal {
         }
         self.remove_clean(forgotten.iter());
     }
+}
 
-    /// Overwrites the commit block of a commit of which a write failed; the failure does not tell
-    /// whether the device has the commit block.
-    fn take_back(&self, sent: &Sent) {
-        let Sent::InFlight { commit_offset, .. } = sent else { return };
-        let request = Request::Write {
-            offset: *commit_offset,
-            bufs: vec![Buf::zeroed(self.inner.block_size)],
-            // Order is broken, so it must not wait for earlier writes.
-            order: Order::Orderless,
-            fua: true,
-            class: Class::Sync,
-        };
-        if let Err(error) = self.inner.device.submit_one(request).wait() {
-            tracing::warn!(%error, "cannot take back a commit; recovery may refuse the log");
-        }
-    }
-
-    /// The journal has stopped: calls the callbacks of commits in flight with the error, unless a
-    /// settling thread is about to.
-    pub(crate) fn fail_in_flight(&self, error: &JournalError) {
-        let Some(_lock) = self.inner.try_lock_settling() else { return };
-        let in_flight: Vec<Arc<Commit>> = {
-            let state = self.inner.state.lock();
-            let dispatched = state.pipeline.in_flight().filter(|commit| commit.is_dispatched());
-            dispatched.cloned().collect()
-        };
-        for commit in in_flight {
-            drop(commit.take_sent());
-            commit.take_callbacks().into_iter().for_each(|callback| callback(Err(error.clone())));
-        }
+/// Calls callbacks with the outcome of their commit.
+pub(super) fn call_all(callbacks: Vec<Callback>, outcome: &Result<()>) {
+    for callback in callbacks {
+        callback(outcome.clone());
     }
 }
 
 impl Sent {
-    /// Waits for all of it to be transferred.
+    /// Waits for the submitted writes.
     fn wait(&self) -> Result<()> {
         match self {
-            Sent::Durable => Ok(()),
+            Sent::Durable | Sent::Written { .. } => Ok(()),
+            Sent::Body { data, body, .. } => wait_body(data, body),
             Sent::InFlight { data, body, commit, .. } => wait_in_flight(data, body, commit),
         }
     }
+
+    /// Whether a round has to flush before it can write the commit block, or retire the commit.
+    fn needs_flush(&self) -> bool {
+        matches!(self, Sent::Body { .. } | Sent::Written { .. })
+    }
+
+    /// The write of the commit block; from now on it may be on the device.
+    pub(super) fn write_block(&mut self, with_fua: bool) -> Option<Request> {
+        let commit_offset = self.commit_offset()?;
+        let Sent::Body { block, .. } = std::mem::replace(self, Sent::Written { commit_offset })
+        else {
+            return None;
+        };
+        let mut block = block;
+        if let Request::Write { fua, .. } = &mut block {
+            *fua = with_fua && !planted(Bug::CommitNotDurable);
+        }
+        Some(block)
+    }
+
+    /// Byte offset of the commit block.
+    pub(super) fn commit_offset(&self) -> Option<u64> {
+        match self {
+            Sent::Durable => None,
+            Sent::Body { block, .. } => Some(block.extent().1),
+            Sent::Written { commit_offset } | Sent::InFlight { commit_offset, .. } => {
+                Some(*commit_offset)
+            }
+        }
+    }
+
+    /// Whether the device may have the commit block.
+    pub(super) fn may_be_on_disk(&self) -> bool {
+        matches!(self, Sent::Written { .. } | Sent::InFlight { .. })
+    }
+}
+
+fn wait_body(data: &[Ticket], body: &[Ticket]) -> Result<()> {
+    wait_with_data(body, data, super::script::BODY)
 }

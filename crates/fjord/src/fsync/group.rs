@@ -48,6 +48,10 @@ impl FsyncPolicy for Group {
         true
     }
 
+    fn commits_groups(&self) -> bool {
+        true
+    }
+
     fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
         let submitted = writeback::submit_for_fsync(fs, inode, datasync)?;
         let step = request(fs, inode, datasync);

@@ -1,0 +1,154 @@
+//! Commits that fail.
+//!
+//! A failed write fails its commit and every commit behind it; commits before it keep their own
+//! outcome. The device may have the commit block of a commit of which another write failed (native
+//! barriers), or whose own write failed. So it is overwritten, and recovery does not accept the
+//! transaction; everything behind it in the log goes with it.
+//!
+//! Invariant: a commit fails only after the journal has stopped at its sequence or an earlier one
+//! (`State::stopped_at`).
+
+use std::sync::Arc;
+
+use fjord_block::{Buf, Class, DeviceExt, Order, Request};
+
+use super::settle::{Dispatched, call_all};
+use crate::error::{JournalError, Result};
+use crate::journal::Journal;
+use crate::pipeline::{Commit, Sent};
+use crate::transaction::Sequence;
+
+impl Journal {
+    /// Of `commits`, those from the sequence on at which the journal has stopped, and the error.
+    pub(super) fn split_stopped(
+        &self,
+        mut commits: Vec<Dispatched>,
+    ) -> (Vec<Dispatched>, Option<(Vec<Dispatched>, JournalError)>) {
+        let mut stopped = commits.iter().map(|(commit, _)| self.stopped_for(commit.sequence));
+        let Some(first) = stopped.position(|error| error.is_some()) else { return (commits, None) };
+        let Some(error) = self.error() else { return (commits, None) };
+        let stopped = commits.split_off(first);
+        (commits, Some((stopped, error)))
+    }
+
+    /// The error that stopped the journal, if it fails the commit of `sequence`.
+    pub(super) fn stopped_for(&self, sequence: Sequence) -> Option<JournalError> {
+        let stopped_at = self.inner.state.lock().stopped_at?;
+        self.error().filter(|_| sequence.at_least(stopped_at))
+    }
+
+    /// Commit `index` and all behind it have failed with `error`; those before it are transferred,
+    /// and retire if a flush makes them durable.
+    pub(super) fn fail_behind(
+        &self,
+        mut commits: Vec<Dispatched>,
+        index: usize,
+        error: JournalError,
+    ) -> Result<()> {
+        let mut failed = commits.split_off(index);
+        let mut error = error;
+        if !commits.is_empty() {
+            match self.settle_before_failure(commits) {
+                Ok(()) => {}
+                Err((mut lost, why)) => {
+                    lost.append(&mut failed);
+                    (failed, error) = (lost, why);
+                }
+            }
+        }
+        if let Some((commit, _)) = failed.first() {
+            self.abort_at(commit.sequence, error.clone());
+        }
+        self.fail(failed, &error)
+    }
+
+    /// Makes commits before a failure durable: by the FUA or the flush that they need.
+    fn settle_before_failure(
+        &self,
+        commits: Vec<Dispatched>,
+    ) -> std::result::Result<(), (Vec<Dispatched>, JournalError)> {
+        if commits.iter().any(|(_, sent)| matches!(sent, Sent::Body { .. })) {
+            return self.settle_bodies(commits);
+        }
+        match self.inner.flush_completed("flushing commits before a failure") {
+            Ok(()) => {
+                self.retire_all(commits);
+                Ok(())
+            }
+            Err(error) => Err((commits, error)),
+        }
+    }
+
+    /// The same for commits with log blocks only: flush, commit blocks, flush.
+    fn settle_bodies(
+        &self,
+        mut commits: Vec<Dispatched>,
+    ) -> std::result::Result<(), (Vec<Dispatched>, JournalError)> {
+        if let Err(error) = self.inner.flush_completed("flushing before the commit block") {
+            return Err((commits, error));
+        }
+        let mut result = Ok(());
+        for (_, sent) in &mut commits {
+            let Some(request) = sent.write_block(false) else { continue };
+            let written = self.inner.device.submit_one(request).wait();
+            result = result.and(written.map_err(JournalError::io(super::script::COMMIT)));
+        }
+        let result = result.and_then(|()| self.inner.flush_completed("flushing commits"));
+        match result {
+            Ok(()) => {
+                self.retire_all(commits);
+                Ok(())
+            }
+            Err(error) => Err((commits, error)),
+        }
+    }
+
+    /// Calls the callbacks of failed commits.
+    pub(super) fn fail(&self, commits: Vec<Dispatched>, error: &JournalError) -> Result<()> {
+        if commits.is_empty() {
+            return Ok(());
+        }
+        for (commit, sent) in commits {
+            // After a shutdown nothing is written.
+            if *error != JournalError::Shutdown {
+                self.take_back(&sent);
+            }
+            drop(sent);
+            self.inner.state.lock().pipeline.fail(&commit);
+            self.tell_failed(&commit, error);
+        }
+        Err(error.clone())
+    }
+
+    fn tell_failed(&self, commit: &Commit, error: &JournalError) {
+        call_all(commit.take_callbacks(), &Err(error.clone()));
+    }
+
+    /// Overwrites the commit block of a failed commit, if the device may have it.
+    fn take_back(&self, sent: &Sent) {
+        let Some(offset) = sent.commit_offset().filter(|_| sent.may_be_on_disk()) else { return };
+        let request = Request::Write {
+            offset,
+            bufs: vec![Buf::zeroed(self.inner.block_size)],
+            // Order is broken, so it must not wait for earlier writes.
+            order: Order::Orderless,
+            fua: true,
+            class: Class::Sync,
+        };
+        // The commit block's own write must not come after it.
+        if let Sent::InFlight { commit, .. } = sent {
+            let _ = commit.wait();
+        }
+        if let Err(error) = self.inner.device.submit_one(request).wait() {
+            tracing::warn!(%error, "cannot take back a commit; recovery may accept it");
+        }
+    }
+
+    /// The script of a commit failed while it was dispatched.
+    pub(super) fn fail_dispatch(&self, commit: &Arc<Commit>, error: JournalError) -> JournalError {
+        self.abort_at(commit.sequence, error.clone());
+        self.inner.state.lock().pipeline.fail(commit);
+        self.tell_failed(commit, &error);
+        error
+    }
+}
