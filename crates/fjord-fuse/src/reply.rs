@@ -1,25 +1,27 @@
 //! Replies: each request that needs a reply gets exactly one.
 
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::{abi::*, transport::Channel};
+use crate::{abi::*, transport::ReplyPath};
 
 /// Most slices that one reply may be gathered from: header and payload.
 const REPLY_PARTS_MAX: usize = 1 + 257;
 
-/// Answers one request. Dropped without an answer it sends EIO, so that no caller hangs.
-pub struct Responder<'c> {
-    channel: &'c mut dyn Channel,
+/// Answers one request, from any thread. Dropped without an answer it sends EIO, so that no caller
+/// hangs.
+pub struct Responder {
+    path: Arc<dyn ReplyPath>,
     unique: u64,
     answered: bool,
 }
 
-impl<'c> Responder<'c> {
-    /// A responder for the request with this number.
-    pub fn new(channel: &'c mut dyn Channel, unique: u64) -> Responder<'c> {
-        Responder { channel, unique, answered: false }
+impl Responder {
+    /// A responder for the request with this number, which came by `path`.
+    pub fn new(path: Arc<dyn ReplyPath>, unique: u64) -> Responder {
+        Responder { path, unique, answered: false }
     }
 
     /// Success without a payload.
@@ -78,7 +80,7 @@ impl<'c> Responder<'c> {
 
     /// Drops pages of a node from the kernel's cache. Waits for requests on these pages that are
     /// under way, so another worker must be there to serve them.
-    pub fn invalidate(&mut self, nodeid: u64, offset: i64, len: i64) {
+    pub fn invalidate(&self, nodeid: u64, offset: i64, len: i64) {
         let notice = NotifyInvalInodeOut { ino: nodeid, off: offset, len };
         let header = OutHeader {
             len: (size_of::<OutHeader>() + size_of::<NotifyInvalInodeOut>()) as u32,
@@ -86,13 +88,13 @@ impl<'c> Responder<'c> {
             unique: 0,
         };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())];
-        if let Err(e) = self.channel.send(&parts) {
+        if let Err(e) = self.path.send(&parts) {
             tracing::debug!(error = %e, nodeid, "the kernel refused a notification");
         }
     }
 
     /// Makes the kernel ask for a node's attributes again. Waits for nothing.
-    pub fn invalidate_attr(&mut self, nodeid: u64) {
+    pub fn invalidate_attr(&self, nodeid: u64) {
         // A negative offset stands for no page.
         self.invalidate(nodeid, -1, 0);
     }
@@ -107,19 +109,19 @@ impl<'c> Responder<'c> {
         self.transmit(error, payload_len, payload);
     }
 
-    fn transmit(&mut self, error: i32, payload_len: usize, payload: &[&[u8]]) {
+    fn transmit(&self, error: i32, payload_len: usize, payload: &[&[u8]]) {
         let len = (size_of::<OutHeader>() + payload_len) as u32;
         let header = OutHeader { len, error, unique: self.unique };
         let mut parts = Vec::with_capacity(1 + payload.len());
         parts.push(IoSlice::new(header.as_bytes()));
         parts.extend(payload.iter().filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
-        if let Err(e) = self.channel.send(&parts) {
+        if let Err(e) = self.path.send(&parts) {
             tracing::error!(unique = self.unique, error = %e, "the kernel refused a FUSE reply");
         }
     }
 }
 
-impl Drop for Responder<'_> {
+impl Drop for Responder {
     fn drop(&mut self) {
         if !self.answered {
             self.transmit(-libc::EIO, 0, &[]);

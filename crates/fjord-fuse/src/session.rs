@@ -3,7 +3,7 @@
 //! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
 //! exactly one reply (or none, where the protocol has none); one worker is always waiting for a
 //! request, or will be within a millisecond, unless [`SessionConfig::threads_max`] are busy, so a
-//! worker that sleeps in an fsync does not delay other requests for long; [`Session::run`] returns
+//! worker that commits does not delay other requests for long; [`Session::run`] returns
 //! after every worker has ended and the handler has seen [`Handler::destroy`].
 
 use std::{
@@ -105,8 +105,9 @@ pub trait Handler: Send + Sync + 'static {
     /// Called once, before the first request, with the negotiated parameters.
     fn init(&self, negotiated: Negotiated);
 
-    /// Serves one request and answers it through `reply`.
-    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, scratch: &mut Scratch);
+    /// Serves one request and answers it through `reply`, perhaps later and from another thread
+    /// (before [`Handler::destroy`] returns).
+    fn handle(&self, request: &Request<'_>, reply: Responder, scratch: &mut Scratch);
 
     /// The last call, at the unmount. Returns when everything is durable. Called at least once; a
     /// second call does nothing.
@@ -172,11 +173,11 @@ impl<H: Handler> Session<H> {
             let request = match request::parse(bytes) {
                 Ok(request) => request,
                 Err(e) => {
-                    refuse(bytes, channel.as_mut(), e.errno());
+                    refuse(bytes, channel.as_ref(), e.errno());
                     continue;
                 }
             };
-            let reply = Responder::new(channel.as_mut(), request.header.unique);
+            let reply = Responder::new(channel.reply_path(), request.header.unique);
             let Op::Init { args } = request.op else {
                 reply.error(libc::EIO);
                 continue;
@@ -247,13 +248,13 @@ fn negotiate(args: &InitIn, config: &SessionConfig) -> (InitOut, Negotiated) {
 }
 
 /// Answers a request that could not be parsed, if it can be told which it was.
-fn refuse(bytes: &[u8], channel: &mut dyn Channel, errno: i32) {
+fn refuse(bytes: &[u8], channel: &dyn Channel, errno: i32) {
     if let Ok(header) = request::parse_header(bytes) {
         // These have no reply even when they are malformed.
         let forget =
             matches!(Opcode::from_raw(header.opcode), Some(Opcode::Forget | Opcode::BatchForget));
         if !forget {
-            Responder::new(channel, header.unique).error(errno);
+            Responder::new(channel.reply_path(), header.unique).error(errno);
         }
     }
 }
@@ -266,7 +267,13 @@ fn spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
         Err(e) => return Err(e),
     };
     let buf = RequestBuf::new(shared.config.io_len_max as usize)?;
-    *shared.workers.lock() += 1;
+    {
+        let mut workers = shared.workers.lock();
+        if *workers >= shared.config.threads_max {
+            return Ok(());
+        }
+        *workers += 1;
+    }
     // Counted before it starts, so that two busy workers do not both spawn a third.
     shared.idle.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
@@ -341,13 +348,13 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf:
 fn serve<H: Handler>(
     shared: &Shared<H>,
     request: &Request<'_>,
-    channel: &mut dyn Channel,
+    channel: &dyn Channel,
     scratch: &mut Scratch,
 ) {
     if let Some(awake) = shared.awake.get() {
         awake.count();
     }
-    let reply = Responder::new(channel, request.header.unique);
+    let reply = Responder::new(channel.reply_path(), request.header.unique);
     match request.op {
         // Every operation runs to its end, so there is nothing to interrupt; ENOSYS tells the
         // kernel not to ask again.

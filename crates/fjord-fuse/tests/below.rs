@@ -46,7 +46,7 @@ impl Forgetful {
 impl Handler for Forgetful {
     fn init(&self, _: Negotiated) {}
 
-    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, _: &mut Scratch) {
+    fn handle(&self, request: &Request<'_>, reply: Responder, _: &mut Scratch) {
         let nodeid = request.header.nodeid;
         match &request.op {
             Op::Lookup { name } if *name == b"f" => {

@@ -54,7 +54,7 @@ impl Handler for Null {
         assert!(negotiated.flags.contains(InitFlags::MAX_PAGES | InitFlags::INIT_EXT));
     }
 
-    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, _: &mut Scratch) {
+    fn handle(&self, request: &Request<'_>, reply: Responder, _: &mut Scratch) {
         *self.seen.counts.lock().entry(request.header.opcode).or_default() += 1;
         let nodeid = request.header.nodeid;
         match &request.op {

@@ -30,6 +30,7 @@ use crate::map::JournalMap;
 use crate::part::Parts;
 use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
+use crate::requests::Requests;
 use crate::roles::Roles;
 use crate::state::State;
 use crate::stats::{self, Counters, JournalStats};
@@ -145,6 +146,8 @@ pub(crate) struct Inner {
     pub(crate) home_idle: Condvar,
     /// What stopped the journal. Set once.
     error: OnceLock<JournalError>,
+    /// Commits that callers do not wait for.
+    pub(crate) requests: Requests,
     pub(crate) counters: Counters,
 }
 
@@ -263,6 +266,7 @@ impl Journal {
             home_lock: Mutex::new(Rank::HomeWrites, ()),
             home_idle: Condvar::new(),
             error: OnceLock::new(),
+            requests: Requests::default(),
             counters: Counters::default(),
         };
         Journal { inner: Arc::new(inner) }

@@ -9,7 +9,8 @@
 //!
 //! The journal has no threads. A caller of [`Journal::commit`] commits in its own thread unless
 //! another thread does; timers and background checkpoints are threads of the engine, which call
-//! [`Journal::commit_running`] and [`Journal::checkpoint_some`].
+//! [`Journal::commit_running`] and [`Journal::checkpoint_some`]. [`Journal::commit_then`] takes a
+//! callback instead of waiting: a few of its callers commit for all.
 //!
 //! The order of its locks is `fjord_block::lock::Rank` (`docs/locking.md`, section "Journal"). No
 //! lock held over I/O is needed to start a handle unless the log or the transaction is full.
@@ -32,6 +33,7 @@ mod part;
 mod part_set;
 mod pipeline;
 pub mod recovery;
+mod requests;
 mod roles;
 mod sequence;
 mod state;

@@ -372,6 +372,22 @@ impl InodeRef {
         self.reading(|| fsync::fsync(&self.fs, &self.inode, datasync))
     }
 
+    /// As [`InodeRef::fsync`], without a thread that waits: calls `done` with the outcome. Of all
+    /// callers up to three stay in this call, to commit for the others and to call their `done`;
+    /// the rest return at once. `done` runs without a lock held, in any of these threads.
+    pub fn fsync_then(&self, datasync: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
+        if let Err(error) = self.fs.check_alive() {
+            return done(Err(error));
+        }
+        let held = self.clone();
+        fsync::fsync_then(&self.fs, &self.inode, datasync, move |result| {
+            let result = noting(&held.fs, false, || result);
+            // Not after `done`: the last reference deletes a file without names.
+            drop(held);
+            done(result);
+        });
+    }
+
     /// Order without durability (`fbarrier`; with `datasync`, `fdatabarrier`): whatever is
     /// changed after the call, in this file or another, survives a power cut only together with
     /// everything written to this file before the call. Cheap over the epoch scheduler, which
@@ -467,7 +483,7 @@ impl InodeRef {
     /// Opens the file: an [`OpenFile`] reports each writeback error once.
     pub fn open(&self) -> OpenFile {
         let seen = self.inode.wb_errors.load(Ordering::Acquire);
-        OpenFile { inode: self.clone(), errors_seen: AtomicU32::new(seen) }
+        OpenFile { inode: self.clone(), errors_seen: Arc::new(AtomicU32::new(seen)) }
     }
 }
 
@@ -490,7 +506,7 @@ impl InodeRef {
 pub struct OpenFile {
     inode: InodeRef,
     /// Writeback errors already reported through this file.
-    errors_seen: AtomicU32,
+    errors_seen: Arc<AtomicU32>,
 }
 
 impl OpenFile {
@@ -508,6 +524,12 @@ impl OpenFile {
         self.reporting(|| self.inode.fsync(datasync))
     }
 
+    /// As [`OpenFile::fsync`], without a thread that waits; see [`InodeRef::fsync_then`].
+    pub fn fsync_then(&self, datasync: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
+        let (inode, errors_seen) = (self.inode.inode.clone(), self.errors_seen.clone());
+        self.inode.fsync_then(datasync, move |result| done(reported(&inode, &errors_seen, result)));
+    }
+
     /// Order without durability; see [`InodeRef::barrier`].
     ///
     /// # Errors
@@ -519,12 +541,17 @@ impl OpenFile {
     /// Adds the failures of writeback that this file has not reported yet.
     fn reporting(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         let result = call();
-        let now = self.inode.inode.wb_errors.load(Ordering::Acquire);
-        let before = self.errors_seen.swap(now, Ordering::AcqRel);
-        match result {
-            Ok(()) if before != now => Err(Errno::IO.into()),
-            other => other,
-        }
+        reported(&self.inode.inode, &self.errors_seen, result)
+    }
+}
+
+/// The result of a call on an open file that has reported `errors_seen` failures of writeback.
+fn reported(inode: &Inode, errors_seen: &AtomicU32, result: Result<()>) -> Result<()> {
+    let now = inode.wb_errors.load(Ordering::Acquire);
+    let before = errors_seen.swap(now, Ordering::AcqRel);
+    match result {
+        Ok(()) if before != now => Err(Errno::IO.into()),
+        other => other,
     }
 }
 

@@ -89,6 +89,8 @@ ranks! {
     MetaLoad = 350,
 
     // Journal: in memory.
+    /// The queue of commit requests.
+    CommitRequests = 405,
     /// The ring of an area.
     AreaRing = 410,
     /// `Inner::state` of the journal.

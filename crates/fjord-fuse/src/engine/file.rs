@@ -32,7 +32,7 @@ impl EngineHandler {
         &self,
         request: &Request<'_>,
         args: &OpenIn,
-        mut reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let node = match self.open_node(request, args) {
             Ok(node) => node,
@@ -100,7 +100,7 @@ impl EngineHandler {
         &self,
         request: &Request<'_>,
         args: &ReadIn,
-        reply: Responder<'_>,
+        reply: Responder,
         scratch: &mut Scratch,
     ) -> Outcome<()> {
         let len = args.size as usize;
@@ -163,17 +163,37 @@ impl EngineHandler {
         uid == 0 || options.resuid == Some(uid) || options.resgid == Some(gid)
     }
 
-    pub(super) fn fsync(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
+    /// Answered by the thread that settles its commit: no worker waits for that.
+    pub(super) fn fsync(
+        &self,
+        request: &Request<'_>,
+        args: &FsyncIn,
+        reply: Responder,
+    ) -> Outcome<()> {
         let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
         match self.handles.get(args.fh) {
-            Some(file) => Ok(file.file.fsync(datasync)?),
-            None => Ok(self.node(request)?.fsync(datasync)?),
+            Some(file) => {
+                file.file.fsync_then(datasync, |result| reply.result(result));
+                Ok(())
+            }
+            None => self.fsyncdir(request, args, reply),
         }
     }
 
-    pub(super) fn fsyncdir(&self, request: &Request<'_>, args: &FsyncIn) -> Outcome<()> {
+    pub(super) fn fsyncdir(
+        &self,
+        request: &Request<'_>,
+        args: &FsyncIn,
+        reply: Responder,
+    ) -> Outcome<()> {
         let datasync = args.fsync_flags & FUSE_FSYNC_FDATASYNC != 0;
-        Ok(self.node(request)?.fsync(datasync)?)
+        match self.node(request) {
+            Ok(node) => {
+                node.fsync_then(datasync, |result| reply.result(result));
+                Ok(())
+            }
+            Err(e) => reply.fail(e),
+        }
     }
 
     pub(super) fn fallocate(&self, request: &Request<'_>, args: &FallocateIn) -> Outcome<()> {

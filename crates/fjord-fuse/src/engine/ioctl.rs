@@ -81,7 +81,7 @@ impl EngineHandler {
         request: &Request<'_>,
         args: &IoctlIn,
         input: &[u8],
-        mut reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let output = self.ioctl_output(request, args, input);
         let sets = matches!(args.cmd, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR);

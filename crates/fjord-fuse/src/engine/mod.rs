@@ -150,7 +150,7 @@ impl EngineHandler {
     fn dispatch(
         &self,
         request: &Request<'_>,
-        reply: Responder<'_>,
+        reply: Responder,
         scratch: &mut Scratch,
     ) -> Outcome<()> {
         let header = request.header;
@@ -174,8 +174,8 @@ impl EngineHandler {
             Op::Opendir(_) if self.atime == AtimeMode::Strict => reply.value(&OpenOut::default()),
             // ENOSYS: the kernel opens directories by itself from now on, and caches them.
             Op::Opendir(_) => reply.error(libc::ENOSYS),
-            Op::Fsync(args) => reply.result(self.fsync(request, args)),
-            Op::Fsyncdir(args) => reply.result(self.fsyncdir(request, args)),
+            Op::Fsync(args) => return self.fsync(request, args, reply),
+            Op::Fsyncdir(args) => return self.fsyncdir(request, args, reply),
             // Nothing happens at close(2): ENOSYS keeps the kernel from asking again.
             Op::Flush(_) => reply.error(libc::ENOSYS),
             Op::Release(args) => {
@@ -202,7 +202,7 @@ impl EngineHandler {
         Ok(())
     }
 
-    fn dispatch_names(&self, request: &Request<'_>, reply: Responder<'_>) -> Outcome<()> {
+    fn dispatch_names(&self, request: &Request<'_>, reply: Responder) -> Outcome<()> {
         match &request.op {
             Op::Lookup { name } => reply.answer(self.lookup(request, name)),
             Op::Getattr(_) => reply.answer(self.getattr(request)),
@@ -246,7 +246,7 @@ impl Handler for EngineHandler {
         tracing::debug!(?negotiated, "FUSE connection is up");
     }
 
-    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, scratch: &mut Scratch) {
+    fn handle(&self, request: &Request<'_>, reply: Responder, scratch: &mut Scratch) {
         let opcode = request.header.opcode;
         if let Err(Errno(errno)) = self.dispatch(request, reply, scratch) {
             tracing::trace!(opcode, errno, nodeid = request.header.nodeid, "failed");

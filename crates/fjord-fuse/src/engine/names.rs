@@ -55,7 +55,7 @@ impl EngineHandler {
         Ok(self.hand_over(inode))
     }
 
-    pub(super) fn readlink(&self, request: &Request<'_>, reply: Responder<'_>) -> Outcome<()> {
+    pub(super) fn readlink(&self, request: &Request<'_>, reply: Responder) -> Outcome<()> {
         let target = match self.node(request).and_then(|n| Ok(n.read_link()?)) {
             Ok(target) => target,
             Err(e) => return reply.fail(e),
@@ -151,7 +151,7 @@ impl EngineHandler {
         request: &Request<'_>,
         args: &CreateIn,
         name: &[u8],
-        reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let cred = self.new_file_cred(request, args.mode, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
@@ -167,7 +167,7 @@ impl EngineHandler {
         &self,
         request: &Request<'_>,
         args: &CreateIn,
-        reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let cred = self.new_file_cred(request, args.mode, args.umask);
         let mode = (args.mode & PERMISSION_BITS) as u16;
@@ -181,7 +181,7 @@ impl EngineHandler {
         request: &Request<'_>,
         created: Outcome<InodeRef>,
         open_flags: u32,
-        reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         use zerocopy::IntoBytes;
         let inode = match created {

@@ -40,7 +40,7 @@ impl EngineHandler {
         request: &Request<'_>,
         args: &ReadIn,
         plus: bool,
-        reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let out =
             if plus { self.readdir_plus(request, args) } else { self.readdir_plain(request, args) };

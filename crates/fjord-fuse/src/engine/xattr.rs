@@ -27,7 +27,7 @@ impl EngineHandler {
         request: &Request<'_>,
         size: u32,
         name: &[u8],
-        reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let value = self.check_xattr_name(name).and_then(|()| self.node(request)).and_then(|n| {
             let value = n.get_xattr(name)?;
@@ -40,7 +40,7 @@ impl EngineHandler {
         &self,
         request: &Request<'_>,
         size: u32,
-        reply: Responder<'_>,
+        reply: Responder,
     ) -> Outcome<()> {
         let list = self.node(request).and_then(|n| {
             let names = n.list_xattr()?;
@@ -92,7 +92,7 @@ impl EngineHandler {
 }
 
 /// Answers with the value, or with its length where the caller asked for no more.
-fn sized(value: Outcome<Vec<u8>>, size: u32, reply: Responder<'_>) -> Outcome<()> {
+fn sized(value: Outcome<Vec<u8>>, size: u32, reply: Responder) -> Outcome<()> {
     match value {
         Ok(value) if size == 0 => {
             reply.value(&GetxattrOut { size: value.len() as u32, padding: 0 });

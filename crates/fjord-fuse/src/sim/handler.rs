@@ -138,7 +138,7 @@ impl SimHandler {
         Ok(OpenOut { fh, open_flags: flags.bits(), backing_id: 0 })
     }
 
-    fn read(&self, request: &Request<'_>, args: &ReadIn, reply: Responder<'_>) -> Outcome<()> {
+    fn read(&self, request: &Request<'_>, args: &ReadIn, reply: Responder) -> Outcome<()> {
         let node = match self.node(request) {
             Ok(node) => node,
             Err(e) => return reply.fail(e),
@@ -248,7 +248,7 @@ impl SimHandler {
         if mode & !keep == 0 { Ok(()) } else { Err(Errno(libc::EOPNOTSUPP)) }
     }
 
-    fn readdir(&self, args: &ReadIn, reply: Responder<'_>) {
+    fn readdir(&self, args: &ReadIn, reply: Responder) {
         let mut buf = DirentBuf::new(args.size as usize);
         let dots = [(Node::Root, "."), (Node::Root, "..")];
         let all = dots.into_iter().chain(Node::FILES);
@@ -271,7 +271,7 @@ impl SimHandler {
         }
     }
 
-    fn dispatch(&self, request: &Request<'_>, reply: Responder<'_>) -> Outcome<()> {
+    fn dispatch(&self, request: &Request<'_>, reply: Responder) -> Outcome<()> {
         match &request.op {
             // Nodes are never freed, so nothing is counted.
             Op::Forget { .. } | Op::BatchForget { .. } => reply.none(),
@@ -328,7 +328,7 @@ impl Handler for SimHandler {
         tracing::debug!(?negotiated, "FUSE connection is up");
     }
 
-    fn handle(&self, request: &Request<'_>, reply: Responder<'_>, _: &mut Scratch) {
+    fn handle(&self, request: &Request<'_>, reply: Responder, _: &mut Scratch) {
         if let Err(Errno(errno)) = self.dispatch(request, reply) {
             tracing::trace!(opcode = request.header.opcode, errno, "failed");
         }

@@ -21,7 +21,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 use super::duty::{Duty, Turn};
 use super::polling::Polling;
-use super::{Channel, RequestBuf, Transport};
+use super::{Channel, ReplyPath, RequestBuf, Transport};
 use crate::abi::FUSE_DEV_IOC_CLONE;
 use crate::request::parse_header;
 
@@ -90,8 +90,8 @@ impl Transport for DevFuse {
         };
         let worker = self.duty.worker();
         Ok(Box::new(DevFuseChannel {
-            sleeping,
-            polled,
+            sleeping: Arc::new(sleeping),
+            polled: polled.map(Arc::new),
             received_polled: false,
             polling: self.polling.clone(),
             duty: self.duty.clone(),
@@ -144,9 +144,9 @@ fn clone_device(session: BorrowedFd<'_>, flags: i32) -> io::Result<Option<File>>
 #[derive(Debug)]
 pub struct DevFuseChannel {
     /// Waits for requests.
-    sleeping: File,
+    sleeping: Arc<File>,
     /// Only looks whether there is one. None where polling is of no use or not allowed.
-    polled: Option<File>,
+    polled: Option<Arc<File>>,
     /// Which of the two the last request came through: its reply must leave there.
     received_polled: bool,
     polling: Arc<Polling>,
@@ -224,11 +224,17 @@ impl Channel for DevFuseChannel {
         }
     }
 
-    fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        let mut file = match &self.polled {
-            Some(polled) if self.received_polled => polled,
-            _ => &self.sleeping,
-        };
+    fn reply_path(&self) -> Arc<dyn ReplyPath> {
+        match &self.polled {
+            Some(polled) if self.received_polled => polled.clone(),
+            _ => self.sleeping.clone(),
+        }
+    }
+}
+
+impl ReplyPath for File {
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut file = self;
         match file.write_vectored(parts) {
             Ok(_) => Ok(()),
             // The request was interrupted, or the connection has ended: no caller waits for this

@@ -1,14 +1,18 @@
 //! Transport of requests and replies.
 //!
 //! A [`Transport`] is one connection to a kernel (or, with virtiofs, to a guest). Each worker
-//! thread takes a [`Channel`] of its own from it. The session knows only these two traits, so that
-//! FUSE over io_uring (one ring entry per channel) and virtiofs (one queue per channel, requests
-//! copied out of guest memory before they are parsed) can replace /dev/fuse.
+//! thread takes a [`Channel`] of its own from it, and each request takes the [`ReplyPath`] of its
+//! reply. The session knows only these three traits, so that FUSE over io_uring (one ring entry per
+//! path) and virtiofs (one queue per channel, requests copied out of guest memory before they are
+//! parsed) can replace /dev/fuse.
 //!
-//! Invariant: the reply to a request leaves through the channel that received it. The kernel
-//! keeps a list of pending requests per cloned descriptor and accepts the reply only there.
+//! Invariants: the reply to a request leaves through the path that the request came by. The kernel
+//! keeps a list of pending requests per cloned descriptor, accepts the reply only there, and fails
+//! them when the descriptor is closed; so a path stays open until its last request is answered, also
+//! when its worker has ended. A path may be used by any thread, and by several at a time.
 
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 mod buffer;
 mod dev;
@@ -42,10 +46,16 @@ pub trait Channel: Send {
     /// The device failed permanently.
     fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>>;
 
+    /// The way back of the last request received.
+    fn reply_path(&self) -> Arc<dyn ReplyPath>;
+}
+
+/// The way back of requests.
+pub trait ReplyPath: Send + Sync {
     /// Sends one reply, header first, in one piece. A request that was interrupted meanwhile is not
     /// an error.
     ///
     /// # Errors
     /// The kernel refused the reply as malformed, or memory ran out.
-    fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()>;
+    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()>;
 }

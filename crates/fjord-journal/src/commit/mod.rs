@@ -45,6 +45,7 @@ use build::LogShape;
 use script::Protocol;
 use settle::call_all;
 
+pub(crate) use partial::WantedParts;
 pub use partial::{PartialCommit, WholeReason};
 
 /// A locked running transaction: no new handles, none open.

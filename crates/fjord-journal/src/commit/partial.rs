@@ -98,6 +98,28 @@ struct Plan {
     revoke_blocks: u32,
 }
 
+/// The parts of transaction `tid` that a caller wants.
+pub(crate) struct WantedParts {
+    pub(crate) tid: Tid,
+    seeds: Vec<Part>,
+    /// What it takes; found when the caller asks first.
+    need: Option<Need>,
+}
+
+impl WantedParts {
+    pub(crate) fn new(tid: Tid, seeds: &[Part]) -> WantedParts {
+        WantedParts { tid, seeds: seeds.to_vec(), need: None }
+    }
+
+    /// The partial commit that will make them durable; `None` if it takes a full one.
+    pub(crate) fn partial(&self) -> Option<u32> {
+        match self.need? {
+            Need::InFlight(number) | Need::Commit(number) => Some(number),
+            Need::Nothing | Need::Whole(_) => None,
+        }
+    }
+}
+
 /// What [`Journal::commit_wanted`] did.
 struct Wanted {
     outcome: PartialCommit,
@@ -123,14 +145,20 @@ impl Journal {
     /// [`Journal::commit`] if a partial commit is not possible. Returns at once if they are
     /// durable.
     pub fn commit_parts(&self, tid: Tid, seeds: &[Part]) -> Result<PartialCommit> {
+        self.commit_wanted_parts(&mut WantedParts::new(tid, seeds))
+    }
+
+    /// [`Journal::commit_parts`], for a caller that may have asked before.
+    pub(crate) fn commit_wanted_parts(&self, wanted: &mut WantedParts) -> Result<PartialCommit> {
         check_no_open_handle(self, "a commit")?;
+        let WantedParts { tid, seeds, need: goal } = wanted;
+        let tid = *tid;
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
             return self.commit_whole_for(tid, WholeReason::NoParts);
         };
-        let mut goal: Option<Need> = None;
         for tries_left in (0..=TRIES_MAX).rev() {
             let turn = self.take_turn(Claim::Commit, |state| {
-                let served = served(state, tid, seeds, &mut goal);
+                let served = served(state, tid, seeds, goal);
                 if served.is_none() {
                     self.check_running()?;
                 }
@@ -172,6 +200,26 @@ impl Journal {
             self.publish_generation(tid, generation);
         }
         Ok(wanted.outcome)
+    }
+
+    /// What other commits have done for a caller, if they have made its parts durable. The parts are
+    /// registered for the next partial commit.
+    pub(crate) fn poll_parts(&self, wanted: &mut WantedParts) -> Option<PartialCommit> {
+        let WantedParts { tid, seeds, need } = wanted;
+        if need.is_none() && (self.inner.log.is_none() || self.parts().is_none()) {
+            *need = Some(Need::Whole(WholeReason::NoParts));
+        }
+        if let Some(Need::Whole(reason)) = *need {
+            return self.is_committed(*tid).then_some(PartialCommit::Whole(reason));
+        }
+        match served(&mut self.inner.state.lock(), *tid, seeds, need)? {
+            Served::Done(outcome) => Some(outcome),
+            Served::InFlight(commit, outcome) => commit.is_settled().then_some(outcome),
+            Served::NeedsWhole(reason) => {
+                *need = Some(Need::Whole(reason));
+                None
+            }
+        }
     }
 
     fn commit_whole_for(&self, tid: Tid, reason: WholeReason) -> Result<PartialCommit> {

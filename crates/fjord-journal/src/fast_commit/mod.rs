@@ -272,6 +272,17 @@ impl Journal {
         }
     }
 
+    /// The outcome of a queued request, if it is known.
+    pub(crate) fn poll_fast_commit(
+        &self,
+        ticket: &FastCommitTicket,
+    ) -> Option<Result<FastCommitOutcome>> {
+        let FastCommitTicket(mine) = ticket;
+        let outcome = mine.outcome.lock().take();
+        let committed = || self.is_committed(mine.request.tid);
+        outcome.or_else(|| committed().then_some(Ok(FastCommitOutcome::Committed)))
+    }
+
     /// Decides about each request and writes those that can be logged. The caller holds the commit
     /// lock.
     fn write_batch(&self, log: &Log, area: &Area, batch: &[Arc<Waiting>]) {

@@ -11,6 +11,7 @@ mod history;
 mod modules;
 mod parts;
 mod parts_crash;
+mod requests;
 mod rig;
 mod threads;
 mod usage;

@@ -219,6 +219,12 @@ impl File {
         self.open.fsync(false)
     }
 
+    /// As [`File::sync_all`], or with `datasync` as [`File::sync_data`], without a thread that waits:
+    /// see [`InodeRef::fsync_then`].
+    pub fn sync_then(&self, datasync: bool, done: impl FnOnce(Result<()>) + Send + 'static) {
+        self.open.fsync_then(datasync, done);
+    }
+
     /// Makes content durable (`fdatasync`).
     ///
     /// # Errors

@@ -27,6 +27,7 @@ use crate::file::carry::DeferredRun;
 use crate::file::pace::{self, Pace, Pass};
 use crate::file::truncate::{note_growth, settle_size, shown_size, shown_size_before};
 use crate::fs::FsInner;
+use crate::fsync::Runs;
 use crate::inode::{InFlight, InFlightWrite, Inode, InodeState, disk};
 use crate::map::{self, MapKind};
 use crate::options::DataMode;
@@ -771,9 +772,48 @@ pub(crate) fn leave_in_flight(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<(
     Ok(())
 }
 
-/// Ends an fsync: the commit has waited for the data, so the pages are released.
-pub(crate) fn finish(fs: &FsInner, inode: &Inode) -> Result<()> {
-    wait_in_flight(fs, inode)
+/// The data writes of the inode that are in flight.
+pub(crate) fn submitted(in_flight: &InFlight) -> Vec<Ticket> {
+    in_flight.writes.iter().map(|write| write.ticket.clone()).collect()
+}
+
+/// As [`write_inode`] for an fsync. Returns the data writes in flight, for [`finish`].
+pub(crate) fn submit_for_fsync(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    datasync: bool,
+) -> Result<Vec<Ticket>> {
+    let mut in_flight = inode.lock_writeback();
+    write_locked(fs, inode, &mut in_flight, 0..u64::MAX, Mode::Fsync { datasync })?;
+    Ok(submitted(&in_flight))
+}
+
+/// Ends an fsync: the commit has waited for the data, which is `submitted`, so the pages are
+/// released.
+pub(crate) fn finish(
+    fs: &FsInner,
+    inode: &Arc<Inode>,
+    submitted: &[Ticket],
+    runs: Runs,
+) -> Result<()> {
+    if runs == Runs::ByCaller {
+        return wait_in_flight(fs, inode);
+    }
+    let written = wait_all(submitted);
+    match inode.writeback.try_lock() {
+        Some(mut in_flight) => {
+            let done = in_flight.writes.extract_if(.., |write| write.ticket.is_done()).collect();
+            end_writes(fs, inode, done)
+        }
+        // The thread that has the lock may keep it over I/O; it, or the next one, releases the
+        // pages.
+        None if written.is_ok() => {
+            fs.dirty_inodes.add(inode);
+            Ok(())
+        }
+        // Counted once for each open file, by the thread that releases the pages.
+        None => wait_in_flight(fs, inode),
+    }
 }
 
 /// Before a rename replaces a file: the new content goes into the same or an earlier

@@ -73,12 +73,7 @@ impl Busy<'_> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        let mut entries = self.list.entries.lock();
-        let Some((_, count)) = entries.busy.get_mut(&self.inode.ino.0) else { return };
-        *count -= 1;
-        if *count == 0 {
-            entries.busy.remove(&self.inode.ino.0);
-        }
+        self.list.end(&self.inode);
     }
 }
 
@@ -126,8 +121,23 @@ impl DirtyList {
 
     /// Marks an inode as being written back.
     pub(crate) fn begin(&self, inode: &Arc<Inode>) -> Busy<'_> {
-        self.entries.lock().set_busy(inode);
+        self.begin_unguarded(inode);
         Busy { list: self, inode: inode.clone(), since: None }
+    }
+
+    /// As [`DirtyList::begin`], until [`DirtyList::end`].
+    pub(crate) fn begin_unguarded(&self, inode: &Arc<Inode>) {
+        self.entries.lock().set_busy(inode);
+    }
+
+    /// One thread less writes the inode back.
+    pub(crate) fn end(&self, inode: &Inode) {
+        let mut entries = self.entries.lock();
+        let Some((_, count)) = entries.busy.get_mut(&inode.ino.0) else { return };
+        *count -= 1;
+        if *count == 0 {
+            entries.busy.remove(&inode.ino.0);
+        }
     }
 
     /// Takes the oldest inode if it has been dirty for `age` at `now`. One that was added later is

@@ -23,9 +23,11 @@
 
 use std::sync::Arc;
 
+use fjord_block::Ticket;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
 
+use super::step::{Step, ending};
 use super::{FsyncPolicy, Outcome};
 use crate::error::Result;
 use crate::file::writeback;
@@ -44,11 +46,9 @@ impl FsyncPolicy for Compound {
         true
     }
 
-    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
-        writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
-        let committed = commit(fs, inode, datasync);
-        // An error of the file's own data is more specific than that of the commit.
-        writeback::finish(fs, inode).and(committed)
+    fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
+        let submitted = writeback::submit_for_fsync(fs, inode, datasync)?;
+        commit(fs, inode, datasync, submitted)
     }
 }
 
@@ -61,12 +61,26 @@ fn wanted(fs: &FsInner, inode: &Inode, datasync: bool) -> Option<Tid> {
     tid.filter(|&tid| !fs.journal().is_committed(tid))
 }
 
-/// Commits the inode's changes. Its data has been submitted, and is complete or attached to the
-/// running transaction. The fallback of all other policies.
+/// Commits the inode's changes. Its data has been `submitted`, and is complete or attached to the
+/// running transaction; it is released in the end. The fallback of all other policies.
 ///
 /// # Errors
 /// I/O errors of the journal, the device, or data in place.
-pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
+pub(crate) fn commit(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    datasync: bool,
+    submitted: Vec<Ticket>,
+) -> Result<Step> {
+    let step = request(fs, inode, datasync);
+    let (fs, inode) = (fs.clone(), inode.clone());
+    // An error of the file's own data is more specific than that of the commit.
+    ending(step, move |committed, runs| {
+        writeback::finish(&fs, &inode, &submitted, runs).and(committed)
+    })
+}
+
+fn request(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
     let datasync = datasync || planted(Bug::FsyncAsFdatasync);
     let owed = inode.in_place.owed();
     if owed.is_some() && !fs.keeps_order() {
@@ -74,27 +88,30 @@ pub(crate) fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outc
         // complete before it starts.
         writeback::wait_in_flight(fs, inode)?;
     }
-    let journal = fs.journal();
-    let outcome = match wanted(fs, inode, datasync) {
-        Some(tid) => {
-            // A commit in progress may have flushed before the overwrites.
-            let covered = owed.is_none() || journal.flush_is_to_come(tid);
-            journal.commit(tid)?;
-            if !covered {
-                fs.flush_device()?;
-            }
-            Outcome::Policy
-        }
-        None if owed.is_some() && !planted(Bug::OverwriteNotFlushed) => {
-            fs.flush_device()?;
-            Outcome::Data
-        }
-        None => Outcome::Nothing,
-    };
-    if let Some(mark) = owed {
+    let Some(tid) = wanted(fs, inode, datasync) else {
+        let Some(mark) = owed else { return Ok(Step::Done(Outcome::Nothing)) };
+        let outcome = match planted(Bug::OverwriteNotFlushed) {
+            true => Outcome::Nothing,
+            false => fs.flush_device().map(|()| Outcome::Data)?,
+        };
         inode.in_place.record_flush(mark);
+        return Ok(Step::Done(outcome));
+    };
+    if owed.is_some() && !fs.journal().flush_is_to_come(tid) {
+        // A commit in progress may have flushed before the overwrites.
+        fs.flush_device()?;
     }
-    Ok(outcome)
+    let inode = inode.clone();
+    Ok(Step::Commit(
+        tid,
+        Box::new(move |committed, _| {
+            committed?;
+            if let Some(mark) = owed {
+                inode.in_place.record_flush(mark);
+            }
+            Ok(Step::Done(Outcome::Policy))
+        }),
+    ))
 }
 
 /// Orders the metadata of `inode`, and all its data, before everything that is written later,

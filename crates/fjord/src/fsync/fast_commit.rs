@@ -46,6 +46,7 @@ use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
 use fjord_format::types::{LogicalBlock, Tid};
 use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket, Journal};
 
+use super::step::{Step, ending};
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::{Error, Result};
 use crate::file::writeback::{self, journals_data};
@@ -107,13 +108,14 @@ impl FsyncPolicy for FastCommit {
         ))
     }
 
-    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
+    fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
         let mut in_flight = inode.writeback.lock();
         let mode = writeback::Mode::Fsync { datasync };
         writeback::write_locked(fs, inode, &mut in_flight, 0..u64::MAX, mode)?;
         if inode.is_regular && !super::is_uncommitted(fs, inode, datasync) {
+            let submitted = writeback::submitted(&in_flight);
             drop(in_flight);
-            return commit_all(fs, inode, datasync);
+            return compound::commit(fs, inode, datasync, submitted);
         }
         wait_for_commit_before(fs, inode)?;
         let why = match new_entry(fs, inode) {
@@ -123,19 +125,17 @@ impl FsyncPolicy for FastCommit {
                 match queue(fs, inode, entry, owed, datasync)? {
                     Ok(queued) => {
                         drop(in_flight);
-                        return finish(fs, inode, queued, datasync);
+                        return Ok(logging(fs, inode, queued, datasync));
                     }
                     Err(why) => why,
                 }
             }
             Err(why) => why,
         };
+        let submitted = writeback::submitted(&in_flight);
         drop(in_flight);
-        // If there was nothing to commit, it was not a fallback.
-        Ok(match commit_all(fs, inode, datasync)? {
-            Outcome::Policy => Outcome::Fallback(why),
-            other => other,
-        })
+        let step = compound::commit(fs, inode, datasync, submitted);
+        ending(step, move |outcome, _| Ok(outcome?.of_fallback(why)))
     }
 }
 
@@ -181,63 +181,58 @@ fn wait_for_commit_before(fs: &FsInner, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// A full commit, and the wait for the file's own data.
-fn commit_all(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
-    let committed = compound::commit(fs, inode, datasync);
-    // An error of the file's own data is more specific than that of the commit.
-    writeback::finish(fs, inode).and(committed)
-}
-
-/// Waits until the queued fsync is durable, by a fast commit or a full commit.
-fn finish(
-    fs: &Arc<FsInner>,
-    inode: &Arc<Inode>,
-    queued: Queued,
-    datasync: bool,
-) -> Result<Outcome> {
-    let why = match fs.journal().wait_fast_commit(queued.ticket)? {
-        FastCommitOutcome::Logged { blocks } => {
-            if let Some(mark) = queued.owed {
-                inode.in_place.record_flush(mark);
+/// The queued fsync is durable when its fast commit is, or else by a full commit. Its data is
+/// complete.
+fn logging(fs: &Arc<FsInner>, inode: &Arc<Inode>, queued: Queued, datasync: bool) -> Step {
+    let Queued { ticket, owed, hazard, touches, same } = queued;
+    let (fs, inode) = (fs.clone(), inode.clone());
+    let rest = move |told: std::result::Result<FastCommitOutcome, _>, _| {
+        let end = match told? {
+            FastCommitOutcome::Logged { blocks } => {
+                if let Some(mark) = owed {
+                    inode.in_place.record_flush(mark);
+                }
+                inode.set_logged(touches);
+                if let Some(tid) = hazard.until {
+                    fs.hazards.are_home(tid);
+                }
+                if !same {
+                    fs.fsync_counters.logged(u64::from(blocks), 0);
+                }
+                return Ok(leave_room(
+                    &fs,
+                    match (same, owed) {
+                        (true, None) => Outcome::Nothing,
+                        (true, Some(_)) => Outcome::Data,
+                        (false, _) => Outcome::Policy,
+                    },
+                ));
             }
-            inode.set_logged(queued.touches);
-            if let Some(tid) = queued.hazard.until {
-                fs.hazards.are_home(tid);
-            }
-            if !queued.same {
-                fs.fsync_counters.logged(u64::from(blocks), 0);
-            }
-            leave_room(fs)?;
-            return Ok(match (queued.same, queued.owed) {
-                (true, None) => Outcome::Nothing,
-                (true, Some(_)) => Outcome::Data,
-                (false, _) => Outcome::Policy,
-            });
-        }
-        // By another caller's commit, which did not wait for overwritten data.
-        FastCommitOutcome::Committed => {
-            commit_all(fs, inode, datasync)?;
-            return Ok(Outcome::Policy);
-        }
-        FastCommitOutcome::Full => Fallback::LogFull,
-        FastCommitOutcome::Conflict => Fallback::ExtentTree,
-        FastCommitOutcome::Unavailable => Fallback::NoLog,
+            // By another caller's commit, which did not wait for overwritten data.
+            FastCommitOutcome::Committed => Outcome::Policy,
+            FastCommitOutcome::Full => Outcome::Fallback(Fallback::LogFull),
+            FastCommitOutcome::Conflict => Outcome::Fallback(Fallback::ExtentTree),
+            FastCommitOutcome::Unavailable => Outcome::Fallback(Fallback::NoLog),
+        };
+        let step = compound::commit(&fs, &inode, datasync, Vec::new());
+        ending(step, move |committed, _| committed.map(|_| end))
     };
-    commit_all(fs, inode, datasync)?;
-    Ok(Outcome::Fallback(why))
+    Step::FastCommit(ticket, Box::new(rest))
 }
 
 /// Keeps space for the next fast commit: a full commit ends the stream. It is requested in the
-/// background when half of the area is used; in the last quarter, the caller commits after its
-/// fsync is done.
-fn leave_room(fs: &Arc<FsInner>) -> Result<()> {
+/// background when half of the area is used; in the last quarter, an fsync that is done waits for it.
+fn leave_room(fs: &FsInner, outcome: Outcome) -> Step {
     let journal = fs.journal();
     if journal.fast_commits_exhaust_area() {
-        journal.commit_running()?;
-    } else if journal.fast_commits_fill_area() {
+        let rest =
+            move |told: std::result::Result<(), _>, _| Ok(told.map(|()| Step::Done(outcome))?);
+        return Step::Commit(journal.newest_tid(), Box::new(rest));
+    }
+    if journal.fast_commits_fill_area() {
         fs.threads.want_commit();
     }
-    Ok(())
+    Step::Done(outcome)
 }
 
 /// The name that the file was created with, if it must be logged, or why it cannot be, judged by

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use fjord_block::plant::{Bug, planted};
 use fjord_journal::{PartialCommit, WholeReason};
 
+use super::step::{Step, ending};
 use super::{Fallback, FsyncPolicy, Outcome};
 use crate::error::Result;
 use crate::file::writeback;
@@ -51,16 +52,19 @@ impl FsyncPolicy for Group {
         true
     }
 
-    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
-        writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
-        let committed = commit(fs, inode, datasync);
+    fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
+        let submitted = writeback::submit_for_fsync(fs, inode, datasync)?;
+        let step = request(fs, inode, datasync);
+        let (fs, inode) = (fs.clone(), inode.clone());
         // The failure of the file's own data says more than that of the commit it was attached
         // to.
-        writeback::finish(fs, inode).and(committed)
+        ending(step, move |committed, runs| {
+            writeback::finish(&fs, &inode, &submitted, runs).and(committed)
+        })
     }
 }
 
-fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
+fn request(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
     let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
     let owed = inode.in_place.owed();
     if owed.is_some() && !fs.keeps_order() {
@@ -68,22 +72,39 @@ fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
         // flush that is to cover it.
         writeback::wait_in_flight(fs, inode)?;
     }
-    let done = match wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) {
-        Some(tid) => {
-            let seed = fs.part_of(disk::table_block(fs, inode.ino)?);
-            fs.journal().commit_parts(tid, &[seed])?
-        }
-        None => PartialCommit::Durable,
+    let Some(tid) = wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) else {
+        return end(fs, inode, owed, false, PartialCommit::Durable);
     };
-    // Partial commits flush after this call; other commits may have flushed before.
-    let is_flushed = matches!(done, PartialCommit::Parts { .. });
+    let seed = fs.part_of(disk::table_block(fs, inode.ino)?);
+    let is_running = fs.journal().flush_is_to_come(tid);
+    let (fs, inode) = (fs.clone(), inode.clone());
+    let rest = move |done: std::result::Result<PartialCommit, _>, _| {
+        end(&fs, &inode, owed, is_running, done?)
+    };
+    Ok(Step::CommitPart(tid, seed, Box::new(rest)))
+}
+
+/// `was_running`: the flush of a full commit of the transaction was to come when it was requested.
+fn end(
+    fs: &FsInner,
+    inode: &Inode,
+    owed: Option<u64>,
+    was_running: bool,
+    done: PartialCommit,
+) -> Result<Step> {
+    // Partial commits flush after the request; other commits may have flushed before.
+    let is_flushed = match done {
+        PartialCommit::Durable => false,
+        PartialCommit::Parts { .. } => true,
+        PartialCommit::Whole(_) => was_running,
+    };
     if let Some(mark) = owed {
         if !is_flushed && !planted(Bug::PartOverwriteNotFlushed) {
             fs.flush_device()?;
         }
         inode.in_place.record_flush(mark);
     }
-    Ok(match done {
+    Ok(Step::Done(match done {
         PartialCommit::Durable if owed.is_some() => Outcome::Data,
         PartialCommit::Durable => Outcome::Nothing,
         PartialCommit::Parts { log_blocks } => {
@@ -93,7 +114,7 @@ fn commit(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Outcome> {
         // The closure was the whole transaction.
         PartialCommit::Whole(WholeReason::Everything) => Outcome::Policy,
         PartialCommit::Whole(reason) => Outcome::Fallback(fallback(reason)),
-    })
+    }))
 }
 
 fn fallback(reason: WholeReason) -> Fallback {

@@ -8,8 +8,10 @@
 //! What a policy asks of the rest of the engine is a capability of [`FsyncPolicy`]; no other module
 //! knows which policy a mount has.
 //!
-//! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
-//! before the call, its attributes, and a path to it survive a power cut.
+//! An fsync has two parts ([`step`]); the second one, after a commit, needs no thread that waits.
+//!
+//! Invariant: when an fsync ends with `Ok`, everything written to the file before the call, its
+//! attributes, and a path to it survive a power cut.
 
 mod compound;
 mod fast_commit;
@@ -18,6 +20,7 @@ mod group;
 pub(crate) mod hazards;
 mod ijournal;
 pub(crate) mod stats;
+mod step;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +34,8 @@ use rustix::io::Errno;
 pub(crate) use compound::Compound;
 use group::Group;
 pub(crate) use stats::{Fallback, Outcome};
+pub(crate) use step::Runs;
+use step::Step;
 
 use crate::error::Result;
 use crate::file::writeback;
@@ -45,11 +50,11 @@ pub(crate) trait FsyncPolicy: Send + Sync {
 
     /// Writes the dirty data of `inode` and makes it and the metadata durable; with
     /// `datasync` only what is needed to read the data back. Runs in the calling thread, which
-    /// holds no lock.
+    /// holds no lock, until the fsync has ended, or only a commit is left to wait for.
     ///
     /// # Errors
     /// The first error of a write, flush or commit that the promise depends on.
-    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome>;
+    fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step>;
 
     /// Whether everything that it makes durable is ordered after earlier barriers: it only commits
     /// transactions of the log.
@@ -115,38 +120,94 @@ fn means_data_only(inode: &Inode, datasync: bool) -> bool {
 /// # Errors
 /// I/O errors of this file's data or of the journal.
 pub(crate) fn fsync(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
-    let datasync = means_data_only(inode, datasync);
-    fs.check_alive()?;
-    if fs.is_read_only() {
-        return unwritten_is_lost(fs, inode, datasync);
-    }
-    if let Some(awake) = fs.awake.get() {
-        awake.count();
-    }
-    let began = Instant::now();
-    fs.pace.note_fsync(began, inode);
-    // A concurrent sync must see the writes in flight here.
-    let _busy = fs.dirty_inodes.begin(inode);
-    let behind_barriers = fs.data_in_order.load(Ordering::Acquire);
-    let waits = room_waits_of_this_thread();
-    let result = if behind_barriers && !fs.fsync_policy.keeps_barriers() {
-        Compound.fsync(fs, inode, datasync)
-    } else {
-        fs.fsync_policy.fsync(fs, inode, datasync)
+    let Some(mut call) = Call::begin(fs, inode, datasync)? else { return Ok(()) };
+    let result = call.start(datasync).and_then(|step| step.wait(fs.journal()));
+    call.end(result)
+}
+
+/// As [`fsync`], and calls `done` with the outcome: in this call, or later in another thread that
+/// calls this function. Neither holds a lock then; this thread may call `done` of others.
+pub(crate) fn fsync_then(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    datasync: bool,
+    done: impl FnOnce(Result<()>) + Send + 'static,
+) {
+    let mut call = match Call::begin(fs, inode, datasync) {
+        Ok(Some(call)) => call,
+        Ok(None) => return done(Ok(())),
+        Err(error) => return done(Err(error)),
     };
-    match result {
-        Ok(mut outcome) => {
-            if outcome == Outcome::Policy && room_waits_of_this_thread() != waits {
-                outcome = Outcome::Fallback(Fallback::TransactionFull);
+    match call.start(datasync) {
+        Ok(step) => step.then(fs.clone(), Box::new(move |result| done(call.end(result)))),
+        Err(error) => done(call.end(Err(error))),
+    }
+}
+
+/// An fsync in progress. Until it is dropped the inode counts as being written back, so that a
+/// concurrent sync sees the writes in flight.
+struct Call {
+    fs: Arc<FsInner>,
+    inode: Arc<Inode>,
+    began: Instant,
+    /// A handle of the first part had to wait for a commit or a checkpoint.
+    waited_for_room: bool,
+}
+
+impl Call {
+    /// `None` if there is nothing to do.
+    fn begin(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Option<Call>> {
+        fs.check_alive()?;
+        if fs.is_read_only() {
+            return unwritten_is_lost(fs, inode, means_data_only(inode, datasync)).map(|()| None);
+        }
+        if let Some(awake) = fs.awake.get() {
+            awake.count();
+        }
+        let began = Instant::now();
+        fs.pace.note_fsync(began, inode);
+        fs.dirty_inodes.begin_unguarded(inode);
+        let (fs, inode) = (fs.clone(), inode.clone());
+        Ok(Some(Call { fs, inode, began, waited_for_room: false }))
+    }
+
+    /// The first part.
+    fn start(&mut self, datasync: bool) -> Result<Step> {
+        let (fs, inode) = (&self.fs, &self.inode);
+        let datasync = means_data_only(inode, datasync);
+        let behind_barriers = fs.data_in_order.load(Ordering::Acquire);
+        let waits = room_waits_of_this_thread();
+        let step = if behind_barriers && !fs.fsync_policy.keeps_barriers() {
+            Compound.start(fs, inode, datasync)
+        } else {
+            fs.fsync_policy.start(fs, inode, datasync)
+        };
+        self.waited_for_room = room_waits_of_this_thread() != waits;
+        step
+    }
+
+    /// Counts it.
+    fn end(self, result: Result<Outcome>) -> Result<()> {
+        match result {
+            Ok(mut outcome) => {
+                if outcome == Outcome::Policy && self.waited_for_room {
+                    outcome = Outcome::Fallback(Fallback::TransactionFull);
+                }
+                self.fs.fsync_counters.served(outcome, self.began.elapsed());
+                Ok(())
             }
-            fs.fsync_counters.served(outcome, began.elapsed());
-            Ok(())
+            Err(error) => {
+                self.fs.fsync_counters.failed();
+                self.fs.note_write_error(&error);
+                Err(error)
+            }
         }
-        Err(error) => {
-            fs.fsync_counters.failed();
-            fs.note_write_error(&error);
-            Err(error)
-        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.fs.dirty_inodes.end(&self.inode);
     }
 }
 

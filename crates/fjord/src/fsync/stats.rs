@@ -140,6 +140,17 @@ pub(crate) enum Outcome {
     Fallback(Fallback),
 }
 
+impl Outcome {
+    /// The outcome of a finer policy that made a full commit for the reason `why`, whose own outcome
+    /// is this one: if there was nothing to commit, it was not a fallback.
+    pub(crate) fn of_fallback(self, why: Fallback) -> Outcome {
+        match self {
+            Outcome::Policy => Outcome::Fallback(why),
+            other => other,
+        }
+    }
+}
+
 /// Counters of one mount.
 #[derive(Debug, Default)]
 pub(crate) struct FsyncCounters {

@@ -49,6 +49,7 @@ use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
 use fjord_journal::{AreaWriter, Journal, Submitted};
 
+use super::step::{Step, ending};
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::{Error, Result};
 use crate::file::truncate::{note_growth, settle_size, shown_size};
@@ -125,23 +126,20 @@ impl FsyncPolicy for Ijournal {
         ))
     }
 
-    fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
-        match self.attempt(fs, inode, datasync) {
-            Ok(outcome) => Ok(outcome),
-            Err(Stop::Error(error)) => Err(error),
-            Err(Stop::Fallback(why)) => {
-                writeback::write_inode(fs, inode, 0..u64::MAX, Mode::Fsync { datasync })?;
-                let committed = compound::commit(fs, inode, datasync);
-                let outcome = writeback::finish(fs, inode).and(committed)?;
-                carry::reap_all(fs);
-                // If there was nothing to commit, it was not a fallback.
-                Ok(if matches!(outcome, Outcome::Policy) {
-                    Outcome::Fallback(why)
-                } else {
-                    outcome
-                })
-            }
-        }
+    fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
+        let why = match self.attempt(fs, inode, datasync) {
+            Ok(outcome) => return Ok(Step::Done(outcome)),
+            Err(Stop::Error(error)) => return Err(error),
+            Err(Stop::Fallback(why)) => why,
+        };
+        let submitted = writeback::submit_for_fsync(fs, inode, datasync)?;
+        let step = compound::commit(fs, inode, datasync, submitted);
+        let fs = fs.clone();
+        ending(step, move |outcome, _| {
+            let outcome = outcome?;
+            carry::reap_all(&fs);
+            Ok(outcome.of_fallback(why))
+        })
     }
 }
 

@@ -1,0 +1,439 @@
+//! Hundreds of concurrent fsyncs through the kernel, served by a few workers. Needs root and
+//! /dev/fuse.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fjord::{AreaLayout, CommitPipeline, Fs, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord_block::{
+    AlignedBuf, Capabilities, Class, Completer, Device, DeviceExt, FaultAction, FaultDevice,
+    FaultMatch, FaultRule, IoOp, MemDevice, ReadTicket, Request, Ticket,
+};
+use fjord_fuse::Server;
+use fjord_fuse::mount::{FuseOptions, MountError, MountHandle, MountKind};
+use parking_lot::{Mutex, MutexGuard};
+
+const FILE_COUNT: usize = 256;
+const WORKERS_MAX: usize = 8;
+/// Workers that are left of any number when nothing but commits goes on: those that commit, those
+/// that may stay idle, and one more.
+const WORKERS_AT_REST: usize = 3 + 4 + 1;
+const LONG: Duration = Duration::from_secs(30);
+
+/// Workers are counted by their name, so one mount at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A device that does not get to flushes and durable writes while it is shut.
+struct Gate {
+    device: FaultDevice,
+    state: Mutex<GateState>,
+}
+
+#[derive(Default)]
+struct GateState {
+    is_shut: bool,
+    held_up: Vec<(Request, Completer)>,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Gate").field(&self.device).finish()
+    }
+}
+
+impl Gate {
+    fn new(device: FaultDevice) -> Gate {
+        Gate { device, state: Mutex::default() }
+    }
+
+    fn shut(&self) {
+        self.state.lock().is_shut = true;
+    }
+
+    fn open(&self) {
+        let held_up = {
+            let mut state = self.state.lock();
+            state.is_shut = false;
+            std::mem::take(&mut state.held_up)
+        };
+        for (request, completer) in held_up {
+            completer.complete(self.device.submit_one(request).wait());
+        }
+    }
+
+    fn is_asked(&self) -> bool {
+        !self.state.lock().held_up.is_empty()
+    }
+
+    fn submit_one(&self, request: Request) -> Ticket {
+        let is_durable =
+            matches!(request, Request::Flush { .. } | Request::Write { fua: true, .. });
+        let mut state = self.state.lock();
+        if state.is_shut && is_durable {
+            let (ticket, completer) = Ticket::pending(None);
+            state.held_up.push((request, completer));
+            return ticket;
+        }
+        drop(state);
+        self.device.submit_one(request)
+    }
+}
+
+impl Device for Gate {
+    fn capabilities(&self) -> &Capabilities {
+        self.device.capabilities()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
+        batch.into_iter().map(|request| Gate::submit_one(self, request)).collect()
+    }
+
+    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        self.device.submit_read(offset, bufs, class)
+    }
+}
+
+/// Opens the gate when it is dropped by a panic.
+struct Opens<'a>(&'a Gate);
+
+impl Drop for Opens<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.open();
+        }
+    }
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Workers of the daemon, which is this process.
+fn worker_count() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    // A thread may have ended meanwhile.
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim_end() == "fjord-fuse").count()
+}
+
+/// In what mounts differ.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    fsync: FsyncPolicyKind,
+    pipeline: CommitPipeline,
+    threads_max: Option<usize>,
+}
+
+impl Setup {
+    fn new(fsync: FsyncPolicyKind, pipeline: CommitPipeline) -> Setup {
+        Setup { fsync, pipeline, threads_max: None }
+    }
+}
+
+struct Mounted {
+    dir: tempfile::TempDir,
+    gate: Arc<Gate>,
+    memory: Arc<MemDevice>,
+    fs: Option<Fs>,
+    handle: MountHandle,
+    server: Option<thread::JoinHandle<Result<(), fjord_fuse::ServeError>>>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Mounted {
+    fn new(setup: Setup) -> Mounted {
+        let alone = ALONE.lock();
+        println!("{setup:?}");
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-q", "-F", "-t", "ext4", "-O", "fast_commit", "-J", "size=8"]);
+        run(mke2fs.arg(&image).arg("64M"));
+        let memory = Arc::new(MemDevice::from_file(&image).unwrap());
+        let options = MountOptions {
+            fsync: setup.fsync,
+            pipeline: setup.pipeline,
+            scheduler: match setup.pipeline {
+                CommitPipeline::Dual => Scheduler::Epoch,
+                _ => Scheduler::Direct,
+            },
+            background_threads: false,
+            ..MountOptions::default()
+        };
+        if setup.fsync == FsyncPolicyKind::Ijournal {
+            let plain = MountOptions { background_threads: false, ..MountOptions::default() };
+            let fs = Fs::open_device(memory.clone(), &plain).unwrap();
+            fs.set_ijournal_areas(Some(AreaLayout { count: 2, area_bytes: 1 << 20 })).unwrap();
+            fs.unmount().unwrap();
+        }
+        let gate = Arc::new(Gate::new(FaultDevice::new(memory.clone())));
+        let fs = Fs::open_device(gate.clone(), &options).unwrap();
+        let mountpoint = dir.path().join("mnt");
+        fs::create_dir(&mountpoint).unwrap();
+        let fuse = FuseOptions {
+            kind: MountKind::Fuse,
+            threads_max: setup.threads_max,
+            ..FuseOptions::default()
+        };
+        let server = Server::mount(&fs, &image, &mountpoint, &fuse).unwrap();
+        let handle = server.handle();
+        let server = Some(thread::spawn(move || server.run()));
+        Mounted { dir, gate, memory, fs: Some(fs), handle, server, _alone: alone }
+    }
+
+    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join("mnt").join(name)
+    }
+
+    fn files(&self) -> Vec<File> {
+        let open = |number: usize| {
+            let options = File::options().read(true).write(true).create(true).clone();
+            options.open(self.path(format!("file-{number}"))).unwrap()
+        };
+        (0..FILE_COUNT).map(open).collect()
+    }
+
+    /// Ends the mount; the result of the server.
+    fn end(&mut self) -> Result<(), fjord_fuse::ServeError> {
+        self.handle.unmount().unwrap();
+        self.server.take().unwrap().join().unwrap()
+    }
+
+    /// What e2fsck and a new mount say about the image.
+    fn check(&mut self, content: impl Fn(usize) -> Vec<u8>) {
+        self.fs = None;
+        let image = self.dir.path().join("after");
+        self.memory.snapshot().write_to_file(&image).unwrap();
+        run(Command::new("e2fsck").args(["-fn"]).arg(&image));
+        let fs = Fs::open_device(self.memory.clone(), &MountOptions::default()).unwrap();
+        for number in 0..FILE_COUNT {
+            assert_eq!(fs.read(format!("/file-{number}")).unwrap(), content(number), "{number}");
+        }
+        fs.unmount().unwrap();
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.gate.open();
+        if let Some(server) = self.server.take() {
+            let _ = self.handle.unmount_or_cut(Duration::ZERO);
+            let _ = server.join();
+        }
+    }
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().expect("e2fsprogs");
+    assert!(output.status.success(), "{command:?}: {output:?}");
+}
+
+fn page(number: usize, round: usize) -> Vec<u8> {
+    format!("{number:08}{round:08}").repeat(256).into_bytes()
+}
+
+/// Appends a page to each file and calls fsync, from a thread for each, round after round.
+fn append_and_fsync(files: &[File], rounds: usize) {
+    thread::scope(|scope| {
+        for (number, file) in files.iter().enumerate() {
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    file.write_all_at(&page(number, round), round as u64 * 4096).unwrap();
+                    match round % 2 {
+                        0 => file.sync_all().unwrap(),
+                        _ => file.sync_data().unwrap(),
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Every policy, serial and dual: 256 callers, eight workers.
+#[test]
+fn eight_workers_serve_hundreds_of_callers() {
+    const ROUNDS: usize = 4;
+    for &fsync in FsyncPolicyKind::ALL {
+        for pipeline in [CommitPipeline::Serial, CommitPipeline::Dual] {
+            let setup = Setup { threads_max: Some(WORKERS_MAX), ..Setup::new(fsync, pipeline) };
+            let mut mounted = Mounted::new(setup);
+            let files = mounted.files();
+            let done = AtomicBool::new(false);
+            let most = thread::scope(|scope| {
+                let watch = scope.spawn(|| {
+                    let mut most = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        most = most.max(worker_count());
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    most
+                });
+                append_and_fsync(&files, ROUNDS);
+                done.store(true, Ordering::Relaxed);
+                watch.join().unwrap()
+            });
+            // Those that have left may still be ending.
+            assert!((1..=WORKERS_MAX + 2).contains(&most), "{setup:?}: {most} workers");
+            let stats = mounted.fs.as_ref().unwrap().stats().fsync;
+            assert_eq!(stats.calls(), (FILE_COUNT * ROUNDS) as u64, "{setup:?}: {stats:?}");
+            drop(files);
+            mounted.end().unwrap();
+            mounted.check(|number| (0..ROUNDS).flat_map(|round| page(number, round)).collect());
+        }
+    }
+}
+
+/// The policies whose fsyncs wait without a worker, with the pipelines in which a device that does
+/// not answer holds up nothing else.
+const SUSPENDING: [(FsyncPolicyKind, CommitPipeline); 5] = [
+    (FsyncPolicyKind::Compound, CommitPipeline::Serial),
+    (FsyncPolicyKind::Group, CommitPipeline::Serial),
+    (FsyncPolicyKind::FastCommit, CommitPipeline::Serial),
+    (FsyncPolicyKind::Compound, CommitPipeline::Dual),
+    (FsyncPolicyKind::Group, CommitPipeline::Dual),
+];
+
+/// Shuts the gate, and has an fsync of each file wait behind it while `then` runs.
+fn suspended(mounted: &Mounted, files: &[File], then: impl FnOnce()) -> Vec<std::io::Result<()>> {
+    let begun = AtomicUsize::new(0);
+    mounted.gate.shut();
+    thread::scope(|scope| {
+        // The callers are waited for also if a check fails.
+        let _opens = Opens(&mounted.gate);
+        let callers: Vec<_> = files
+            .iter()
+            .enumerate()
+            .map(|(number, file)| {
+                let begun = &begun;
+                scope.spawn(move || {
+                    file.write_all_at(&page(number, 0), 0)?;
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    file.sync_all()
+                })
+            })
+            .collect();
+        wait_until("all callers are there", || begun.load(Ordering::SeqCst) == files.len());
+        wait_until("the device is asked", || mounted.gate.is_asked());
+        wait_until("the workers come to rest", || worker_count() <= WORKERS_AT_REST);
+        // They do not only seem to.
+        thread::sleep(Duration::from_millis(100));
+        assert!(callers.iter().all(|caller| !caller.is_finished()));
+        then();
+        callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn suspended_fsyncs_hold_no_workers() {
+    for (fsync, pipeline) in SUSPENDING {
+        let setup = Setup::new(fsync, pipeline);
+        let mut mounted = Mounted::new(setup);
+        let files = mounted.files();
+        let other = File::create(mounted.path("other")).unwrap();
+        let outcomes = suspended(&mounted, &files, || {
+            let count = worker_count();
+            assert!(count <= WORKERS_AT_REST, "{setup:?}: {count} workers");
+            // There is always a worker for other requests.
+            assert!(fs::metadata(mounted.path("absent")).is_err());
+            other.write_all_at(b"written", 0).unwrap();
+            assert!(matches!(mounted.handle.unmount(), Err(MountError::Busy(_))));
+            mounted.gate.open();
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{setup:?}: {outcomes:?}");
+        drop((files, other));
+        mounted.end().unwrap();
+        mounted.check(|number| page(number, 0));
+    }
+}
+
+/// The connection is cut while fsyncs wait: their callers are told, and the server ends, cleanly,
+/// when the device answers.
+#[test]
+fn a_cut_mount_ends_when_its_fsyncs_have() {
+    for (fsync, pipeline) in SUSPENDING {
+        let mut mounted = Mounted::new(Setup::new(fsync, pipeline));
+        let files = mounted.files();
+        let outcomes = suspended(&mounted, &files, || {
+            mounted.handle.unmount_or_cut(Duration::ZERO).unwrap();
+            assert!(!mounted.server.as_ref().unwrap().is_finished());
+        });
+        assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+        mounted.gate.open();
+        drop(files);
+        mounted.server.take().unwrap().join().unwrap().unwrap();
+        mounted.check(|number| page(number, 0));
+    }
+}
+
+/// The journal's device fails while fsyncs wait: each caller gets EIO.
+#[test]
+fn a_failure_reaches_all_suspended_fsyncs() {
+    for (fsync, pipeline) in SUSPENDING {
+        let setup = Setup::new(fsync, pipeline);
+        let mut mounted = Mounted::new(setup);
+        let files = mounted.files();
+        let outcomes = suspended(&mounted, &files, || {
+            mounted.gate.device.faults().add(FaultRule {
+                matches: FaultMatch { op: Some(IoOp::Flush), range: None },
+                skip_count: 0,
+                hit_count_max: u64::MAX,
+                action: FaultAction::Fail(libc::EIO),
+            });
+            mounted.gate.device.faults().fail_range(Some(IoOp::Write), 0..64 << 20, libc::EIO);
+            mounted.gate.open();
+        });
+        for (number, outcome) in outcomes.iter().enumerate() {
+            let errno = outcome.as_ref().unwrap_err().raw_os_error();
+            assert_eq!(errno, Some(libc::EIO), "{setup:?}: file {number}");
+        }
+        drop(files);
+        assert!(mounted.end().is_err(), "{setup:?}: the image is not clean");
+    }
+}
+
+/// A caller is killed while its fsync waits.
+#[test]
+fn a_killed_caller_leaves_the_others_alone() {
+    for (fsync, pipeline) in SUSPENDING {
+        let mut mounted = Mounted::new(Setup::new(fsync, pipeline));
+        let files = mounted.files();
+        let killed = mounted.path("killed");
+        File::create(&killed).unwrap().write_all(b"first").unwrap();
+        let outcomes = suspended(&mounted, &files, || {
+            let mut victim = Command::new("dd")
+                .args(["if=/dev/zero", "bs=4096", "count=1", "conv=fsync,notrunc"])
+                .arg(format!("of={}", killed.display()))
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            thread::sleep(Duration::from_millis(100));
+            assert!(victim.try_wait().unwrap().is_none(), "it waits for its fsync");
+            victim.kill().unwrap();
+            thread::sleep(Duration::from_millis(20));
+            mounted.gate.open();
+            assert_eq!(victim.wait().unwrap().signal(), Some(libc::SIGKILL));
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        // Its file is as usable as before.
+        File::options().write(true).open(&killed).unwrap().sync_all().unwrap();
+        drop(files);
+        mounted.end().unwrap();
+        mounted.check(|number| page(number, 0));
+    }
+}
