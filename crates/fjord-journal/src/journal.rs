@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
@@ -589,6 +590,9 @@ impl State {
 
     /// The oldest sequence that recovery still needs and where it starts in the log.
     pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
+        if planted(Bug::TailPastInFlight) && !self.pipeline.has_checkpoints() {
+            return (self.next_sequence, self.head);
+        }
         let oldest = self.pipeline.oldest().map(|commit| (commit.sequence, commit.log_start));
         oldest.unwrap_or((self.logged.next(), self.head))
     }

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 
 use super::settle::{Dispatched, call_all};
@@ -46,6 +47,9 @@ impl Journal {
         error: JournalError,
     ) -> Result<()> {
         let mut failed = commits.split_off(index);
+        if planted(Bug::LaterNotTold) {
+            self.retire_all(failed.split_off(1));
+        }
         let mut error = error;
         if !commits.is_empty() {
             match self.settle_before_failure(commits) {
@@ -127,6 +131,9 @@ impl Journal {
     /// Overwrites the commit block of a failed commit, if the device may have it.
     fn take_back(&self, sent: &Sent) {
         let Some(offset) = sent.commit_offset().filter(|_| sent.may_be_on_disk()) else { return };
+        if planted(Bug::FailedNotTakenBack) {
+            return;
+        }
         let request = Request::Write {
             offset,
             bufs: vec![Buf::zeroed(self.inner.block_size)],
