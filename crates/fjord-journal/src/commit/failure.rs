@@ -47,9 +47,6 @@ impl Journal {
         error: JournalError,
     ) -> Result<()> {
         let mut failed = commits.split_off(index);
-        if planted(Bug::LaterNotTold) {
-            self.retire_all(failed.split_off(1));
-        }
         let mut error = error;
         if !commits.is_empty() {
             match self.settle_before_failure(commits) {
@@ -112,14 +109,18 @@ impl Journal {
         if commits.is_empty() {
             return Ok(());
         }
-        for (commit, sent) in commits {
+        for (index, (commit, sent)) in commits.into_iter().enumerate() {
             // After a shutdown nothing is written.
             if *error != JournalError::Shutdown {
                 self.take_back(&sent);
             }
             drop(sent);
             self.inner.state.lock().pipeline.fail(&commit);
-            self.tell_failed(&commit, error);
+            if index > 0 && planted(Bug::LaterNotTold) {
+                self.conclude(&commit);
+            } else {
+                self.tell_failed(&commit, error);
+            }
         }
         Err(error.clone())
     }

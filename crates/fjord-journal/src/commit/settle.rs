@@ -271,7 +271,7 @@ impl Journal {
     }
 
     /// Calls the callbacks of a durable commit, then publishes it.
-    fn conclude(&self, commit: &Commit) {
+    pub(super) fn conclude(&self, commit: &Commit) {
         call_all(commit.take_callbacks(), &Ok(()));
         self.count_commit(commit.began);
         let mut state = self.inner.state.lock();
