@@ -13,10 +13,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::Mutex;
-
 use crate::buf::Buf;
 use crate::device::{Class, Device, DeviceExt, Order, Request, bufs_len};
+use crate::lock::{Mutex, Rank};
 use crate::ticket::{Completer, Driver, Ticket, TicketCore};
 
 /// Most bytes of a merged write.
@@ -68,7 +67,13 @@ impl DeferredWrites {
     /// A queue for writes to `device`.
     pub fn new(device: Arc<dyn Device>) -> DeferredWrites {
         let completed = Arc::default();
-        DeferredWrites { shared: Arc::new(Shared { device, state: Mutex::default(), completed }) }
+        DeferredWrites {
+            shared: Arc::new(Shared {
+                device,
+                state: Mutex::new(Rank::DeferredWrites, State::default()),
+                completed,
+            }),
+        }
     }
 
     /// Queues a write of `bufs` at byte `offset`. It must not overlap another one in the queue.
@@ -243,6 +248,7 @@ impl fmt::Debug for DeferredWrites {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
@@ -308,8 +314,8 @@ mod tests {
         }
 
         fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-            self.entered.lock().send(()).unwrap();
-            self.go.lock().recv().unwrap();
+            self.entered.lock().unwrap().send(()).unwrap();
+            self.go.lock().unwrap().recv().unwrap();
             self.memory.submit(batch)
         }
 

@@ -200,6 +200,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The requests of a batch may run in any order, so a flush covers none of its own batch.
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket>;
 
+    /// Submits a flush that a failed write does not fail: it makes durable every write that
+    /// completed successfully before the submission, and fails only if a flush fails. On a device
+    /// that keeps no order this is an ordinary flush.
+    fn flush_completed(&self) -> Ticket {
+        let missing =
+            || Ticket::ready(Err(IoError::new(IoErrorKind::Abandoned, IoOp::Flush, 0, 0)));
+        self.submit(vec![Request::flush()]).pop().unwrap_or_else(missing)
+    }
+
     /// Submits a read that fills `bufs`, concatenated, from byte `offset`.
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket;
 
@@ -270,6 +279,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
         (**self).submit(batch)
+    }
+    fn flush_completed(&self) -> Ticket {
+        (**self).flush_completed()
     }
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
         (**self).submit_read(offset, bufs, class)

@@ -16,11 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Request};
 use crate::error::{IoError, IoOp, OpenError};
+use crate::lock::{Mutex, Rank};
 use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::sticky::Sticky;
@@ -75,12 +74,22 @@ pub struct FaultRule {
 }
 
 /// The rules. The first one that matches and is not used up acts.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FaultPlan {
     rules: Mutex<Vec<FaultRule>>,
     hit_count: AtomicU64,
     /// Whether `rules` has any, so that the usual path takes no lock.
     armed: AtomicBool,
+}
+
+impl Default for FaultPlan {
+    fn default() -> FaultPlan {
+        FaultPlan {
+            rules: Mutex::new(Rank::FaultRules, Vec::new()),
+            hit_count: AtomicU64::default(),
+            armed: AtomicBool::default(),
+        }
+    }
 }
 
 impl FaultPlan {
@@ -205,7 +214,7 @@ pub struct Record {
 }
 
 /// State shared with the callbacks of requests in flight.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     faults: FaultPlan,
     sticky: Arc<Sticky>,
@@ -214,6 +223,18 @@ struct Shared {
     log: Mutex<Option<Vec<Record>>>,
     /// None if host space is unlimited.
     room: Mutex<Option<SparseRoom>>,
+}
+
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared {
+            faults: FaultPlan::default(),
+            sticky: Arc::default(),
+            clock: AtomicU64::default(),
+            log: Mutex::new(Rank::FaultLog, None),
+            room: Mutex::new(Rank::FaultRoom, None),
+        }
+    }
 }
 
 impl Shared {
@@ -453,7 +474,7 @@ impl Device for FaultDevice {
                 std::thread::spawn(move || {
                     std::thread::sleep(delay);
                     let result = inner.submit_read(offset, bufs, class).wait();
-                    completer.complete(result.map(|bufs| *filled.lock() = Some(bufs)));
+                    completer.complete(result.map(|bufs| filled.fill(bufs)));
                 });
                 ReadTicket::new(ticket, slot)
             }

@@ -16,6 +16,7 @@ pub mod epoch;
 mod error;
 mod fault;
 mod file;
+pub mod lock;
 mod mem;
 pub mod plant;
 mod pool;

@@ -13,12 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
-
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
 use crate::error::{IoError, IoOp};
 use crate::fault::{FaultAction, FaultPlan};
+use crate::lock::{Rank, RwLock};
 use crate::stats::{DeviceStats, StatCounters};
 use crate::sticky::Sticky;
 use crate::ticket::{IoResult, ReadTicket, Ticket};
@@ -72,7 +71,9 @@ impl MemDevice {
                 read_only: false,
             },
             size_bytes: AtomicU64::new(size_bytes),
-            shards: (0..SHARD_COUNT).map(|_| RwLock::default()).collect(),
+            shards: (0..SHARD_COUNT)
+                .map(|_| RwLock::new(Rank::MemPieces, Pieces::default()))
+                .collect(),
             faults: FaultPlan::default(),
             sticky: Arc::default(),
             stats: StatCounters::default(),

@@ -324,14 +324,14 @@ pub use switch::{Planting, planted};
 mod switch {
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+    use crate::lock::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     use super::Bug;
 
     const NONE: u8 = u8::MAX;
     /// The bug that is on; changed under `OWNER`.
     static ON: AtomicU8 = AtomicU8::new(NONE);
-    static OWNER: RwLock<()> = RwLock::new(());
+    static OWNER: RwLock<()> = RwLock::new(Rank::Planting, ());
 
     /// Whether the bug is switched on.
     pub fn planted(bug: Bug) -> bool {

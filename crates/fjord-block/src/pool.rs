@@ -17,10 +17,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::counter::ShardedCounter;
+use crate::lock::{Mutex, MutexGuard, Rank};
 
 const PAGE_BYTES: usize = 4096;
 const CLASS_BYTES_MIN: usize = 512;
@@ -116,12 +116,15 @@ struct Pool {
 
 static POOL: Pool = Pool {
     classes: [const {
-        Mutex::new(ClassList {
-            hot: VecDeque::new(),
-            cold: Vec::new(),
-            partial: BTreeMap::new(),
-            slab: None,
-        })
+        Mutex::new(
+            Rank::BufferPool,
+            ClassList {
+                hot: VecDeque::new(),
+                cold: Vec::new(),
+                partial: BTreeMap::new(),
+                slab: None,
+            },
+        )
     }; CLASS_COUNT],
     live_bytes: ShardedCounter::new(),
     mapped_bytes: AtomicU64::new(0),
@@ -217,10 +220,16 @@ fn take_one(index: usize) -> Free {
     }
 }
 
+/// Locks the list of class `index`. A class below a page locks that of pages too, so the order is
+/// that of the classes.
+fn lock(index: usize) -> MutexGuard<'static, ClassList> {
+    POOL.classes[index].lock_in_order(index as u64)
+}
+
 /// Moves `count` (at least one) free buffers of class `index` to `out`, oldest last.
 fn take(index: usize, count: usize, out: &mut Vec<Free>) {
     let bytes = CLASS_BYTES_MIN << index;
-    let mut list = POOL.classes[index].lock();
+    let mut list = lock(index);
     for _ in 0..count.max(1) {
         let free = match list.hot.pop_back().or_else(|| list.cold.pop()) {
             Some(free) => free,
@@ -274,7 +283,7 @@ fn give_back(index: usize, items: impl IntoIterator<Item = Free>) {
     let bytes = CLASS_BYTES_MIN << index;
     if index < PAGE_CLASS {
         let mut pages = Vec::new();
-        let mut list = POOL.classes[index].lock();
+        let mut list = lock(index);
         items.into_iter().for_each(|item| pages.extend(return_piece(&mut list, item, bytes)));
         drop(list);
         if !pages.is_empty() {
@@ -282,7 +291,7 @@ fn give_back(index: usize, items: impl IntoIterator<Item = Free>) {
         }
         return;
     }
-    let mut list = POOL.classes[index].lock();
+    let mut list = lock(index);
     list.hot.extend(items);
     if list.hot.len() * bytes <= HOT_BYTES_MAX {
         return;
@@ -291,7 +300,7 @@ fn give_back(index: usize, items: impl IntoIterator<Item = Free>) {
     let mut cold: Vec<Free> = list.hot.drain(..excess).collect();
     drop(list);
     purge(&mut cold, bytes);
-    POOL.classes[index].lock().cold.append(&mut cold);
+    lock(index).cold.append(&mut cold);
 }
 
 /// Marks a piece free; returns its page when all pieces of it are.

@@ -9,18 +9,26 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use parking_lot::Mutex;
-
 use crate::device::Class;
+use crate::lock::{Mutex, Rank};
 use crate::ticket::Ticket;
 
 /// Writes in flight that a thread may wait for later.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct QuasiAsyncWrites {
     /// Waiters change it before they lock `tickets`; submitters read it under that lock.
     waiter_count: AtomicU32,
     /// A leaf lock, except for the device's own.
     tickets: Mutex<Vec<Ticket>>,
+}
+
+impl Default for QuasiAsyncWrites {
+    fn default() -> QuasiAsyncWrites {
+        QuasiAsyncWrites {
+            waiter_count: AtomicU32::default(),
+            tickets: Mutex::new(Rank::QuasiAsyncWrites, Vec::new()),
+        }
+    }
 }
 
 impl QuasiAsyncWrites {

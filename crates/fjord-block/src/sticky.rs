@@ -2,14 +2,19 @@
 //! read, every later flush fails": the kernel reports a lost write only once, and a later flush
 //! must not succeed.
 
-use parking_lot::Mutex;
-
 use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::lock::{Mutex, Rank};
 use crate::ticket::{ErrorSink, IoResult};
 
 /// Remembers the first errno that makes later flushes fail.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sticky(Mutex<Option<i32>>);
+
+impl Default for Sticky {
+    fn default() -> Sticky {
+        Sticky(Mutex::new(Rank::Sticky, None))
+    }
+}
 
 impl Sticky {
     /// The error that a flush must report now, if any.

@@ -14,10 +14,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::buf::AlignedBuf;
 use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::lock::{Condvar, Mutex, Rank};
 
 /// The result of a request that returns no data.
 pub type IoResult = Result<(), IoError>;
@@ -140,7 +139,7 @@ impl Ticket {
             result: OnceLock::new(),
             seen: AtomicBool::new(false),
             sink,
-            waiting: Mutex::default(),
+            waiting: Mutex::new(Rank::Ticket, Waiting::default()),
             wake: Condvar::new(),
         });
         (Ticket(core.clone()), Completer { core: Some(core) })
@@ -284,7 +283,26 @@ impl Drop for Completer {
 }
 
 /// The buffers of a read, for the ticket's owner.
-pub type ReadSlot = Arc<Mutex<Option<Vec<AlignedBuf>>>>;
+#[derive(Clone, Debug)]
+pub struct ReadSlot(Arc<Mutex<Option<Vec<AlignedBuf>>>>);
+
+impl Default for ReadSlot {
+    fn default() -> ReadSlot {
+        ReadSlot(Arc::new(Mutex::new(Rank::ReadSlot, None)))
+    }
+}
+
+impl ReadSlot {
+    /// Puts the buffers there, before the ticket completes.
+    pub fn fill(&self, bufs: Vec<AlignedBuf>) {
+        *self.0.lock() = Some(bufs);
+    }
+
+    /// The buffers, if they are there.
+    pub fn take(&self) -> Option<Vec<AlignedBuf>> {
+        self.0.lock().take()
+    }
+}
 
 /// A submitted read. Dropping it does not cancel anything; the buffers live until it is done.
 #[derive(Debug)]
@@ -305,13 +323,16 @@ impl ReadTicket {
             Ok(bufs) => (Ok(()), Some(bufs)),
             Err(error) => (Err(error), None),
         };
-        ReadTicket { ticket: Ticket::ready(result), slot: Arc::new(Mutex::new(bufs)) }
+        ReadTicket {
+            ticket: Ticket::ready(result),
+            slot: ReadSlot(Arc::new(Mutex::new(Rank::ReadSlot, bufs))),
+        }
     }
 
     /// Waits for the data. The buffers come back in order and full.
     pub fn wait(self) -> Result<Vec<AlignedBuf>, IoError> {
         self.ticket.wait()?;
-        Ok(self.slot.lock().take().unwrap_or_default())
+        Ok(self.slot.take().unwrap_or_default())
     }
 
     /// The ticket, and the slot that holds the data once it is done; for wrappers.

@@ -5,10 +5,8 @@ use std::{fmt, path::Path};
 use fjord::Error;
 use fjord_block::{OpenError, SnapshotError};
 use fjord_fuse::{
-    ServeError,
+    AskError, Asked, ServeError,
     mount::{MountError, OptionError},
-    resize,
-    snapshot::AskError,
 };
 
 /// Failed.
@@ -134,17 +132,6 @@ impl From<OptionError> for Failure {
     }
 }
 
-impl From<AskError> for Failure {
-    fn from(e: AskError) -> Failure {
-        let code = match &e {
-            AskError::Busy => EXIT_IN_USE,
-            AskError::Failed { errno, .. } if *errno == libc::EBUSY => EXIT_IN_USE,
-            _ => EXIT_FAILURE,
-        };
-        Failure { code, message: e.to_string() }
-    }
-}
-
 /// The exit code of a size that is not to be had, by the number of the error.
 fn resize_code(errno: i32) -> u8 {
     match errno {
@@ -156,10 +143,12 @@ fn resize_code(errno: i32) -> u8 {
     }
 }
 
-impl From<resize::AskError> for Failure {
-    fn from(e: resize::AskError) -> Failure {
+impl From<AskError> for Failure {
+    fn from(e: AskError) -> Failure {
         let code = match &e {
-            resize::AskError::Failed { errno, .. } => resize_code(*errno),
+            AskError::Busy(_) => EXIT_IN_USE,
+            AskError::Failed { asked: Asked::Resize, errno, .. } => resize_code(*errno),
+            AskError::Failed { asked: Asked::Snapshot, errno: libc::EBUSY, .. } => EXIT_IN_USE,
             _ => EXIT_FAILURE,
         };
         Failure { code, message: e.to_string() }

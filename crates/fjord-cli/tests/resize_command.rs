@@ -12,52 +12,37 @@ use anyhow::{Context, Result, ensure};
 use fjord::{Fs, FsyncPolicyKind, MountOptions};
 use fjord_testkit::{
     features::{FEATURE_SETS, Support},
-    fjord_mount::FjordMount,
     image::{self, KernelMount, Scratch},
     numbered::{self, Writers},
     rng::pattern_vec,
-    tools::{self, Output},
+    tools,
 };
 use serde_json::Value;
 
+use in_use::{fjord, mounted, on_linux, program, run};
+
+mod in_use;
+
 const MIB: u64 = 1 << 20;
 
-fn program() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_fjord"))
-}
-
-fn fjord(args: &[&str], paths: &[&Path]) -> Result<Output> {
-    tools::run(Command::new(program()).args(args).args(paths))
-}
-
-fn run(program: &str, args: &[&str], paths: &[&Path]) -> Result<Output> {
-    tools::run(tools::command(program)?.args(args).args(paths))?.ok()
-}
-
-/// A new image with what every policy needs, and small block groups: 16 have a block of descriptors.
+/// A new image with small block groups: 16 have a block of descriptors.
 fn make(image: &Path, size_bytes: u64) -> Result<()> {
-    image::make_sparse(image, size_bytes)?;
-    fjord(&["mkfs", "-O", "fast_commit", "-b", "1024"], &[image])?.ok()?;
-    Ok(())
+    in_use::make(image, size_bytes, &["-b", "1024"])
 }
 
-fn mounted(image: &Path, options: &[&str]) -> Result<FjordMount> {
-    FjordMount::with_program(program(), image, options)
+/// The target of a resize and the size, if one is given.
+fn operands<'a>(target: &'a Path, size: &[&'a str]) -> Vec<&'a Path> {
+    [target].into_iter().chain(size.iter().copied().map(Path::new)).collect()
 }
 
 /// Resizes, which must succeed; what it told.
 fn resize(target: &Path, size: &[&str]) -> Result<Value> {
-    let said =
-        tools::run(Command::new(program()).args(["resize", "--json"]).arg(target).args(size))?
-            .ok()?;
-    Ok(serde_json::from_str(&said.stdout)?)
+    in_use::told(&["resize"], &operands(target, size))
 }
 
 /// A call that must fail with this code and these words.
 fn refused(target: &Path, size: &[&str], code: i32, words: &str) -> Result<()> {
-    let said = tools::run(Command::new(program()).arg("resize").arg(target).args(size))?;
-    ensure!(said.code == Some(code) && said.stderr.contains(words), "{code} {words}: {said:?}");
-    Ok(())
+    in_use::must_fail(&["resize"], &operands(target, size), code, words)
 }
 
 /// Blocks of 1 KiB and more that a file system has, in bytes, as statfs tells.
@@ -85,23 +70,21 @@ fn fill(dir: &Path) -> Result<u64> {
 
 /// Grows a mount several times while others write; e2fsck and Linux judge.
 fn under_load(policy: FsyncPolicyKind) -> Result<()> {
-    for scheduler in ["scheduler=direct", "scheduler=epoch"] {
-        let scratch = Scratch::new("resize-load")?;
+    // Within a group, to the end of it, into a block of descriptors, over several, a large step.
+    const SIZES: [&str; 5] = ["+1M", "104M", "+60M", "+200M", "+1G"];
+    in_use::with_each_scheduler("resize-load", policy, |scratch, options| {
         let image = scratch.join("image");
         make(&image, 96 * MIB + 1000 * 1024)?;
-        let linux = KernelMount::new(&image, "ro")?;
-        let linux_size = size_bytes(linux.path())?;
-        linux.unmount()?;
-        let mount = mounted(&image, &["--fsync", policy.name(), "-o", scheduler])?;
+        let linux_size = on_linux(&image, "ro", size_bytes)?;
+        let mount = mounted(&image, options)?;
         // fjord does not count the areas behind the log for data.
         let areas_bytes = linux_size - size_bytes(mount.path())?;
         let writers = Writers::start(mount.path())?;
         writers.wait_for(3);
         let mut old_bytes = 0;
-        // Within a group, to the end of it, into a block of descriptors, over several, a large step.
-        for size in ["+1M", "104M", "+60M", "+200M", "+1G"] {
+        for size in SIZES {
             let told = resize(mount.path(), &[size])?;
-            println!("{} {scheduler}: {told}", policy.name());
+            println!("{told}");
             ensure!(told["mounted"] == true, "{told}");
             ensure!(told["new_bytes"].as_u64() > told["old_bytes"].as_u64(), "{told}");
             ensure!(old_bytes == 0 || told["old_bytes"] == old_bytes, "{told}");
@@ -118,38 +101,20 @@ fn under_load(policy: FsyncPolicyKind) -> Result<()> {
         writers.stop()?;
         mount.unmount()?;
         image::e2fsck_clean(&image)?;
-        let linux = KernelMount::new(&image, "ro")?;
-        let linux_size = size_bytes(linux.path())?;
-        ensure!(linux_size == size + areas_bytes, "{linux_size} {size} {areas_bytes}");
-        numbered::verify(linux.path(), &promised, &attempted)?;
-        for size in ["+1M", "104M", "+60M", "+200M", "+1G"] {
-            let found = fs::read(linux.path().join(format!("large{size}")))?;
-            ensure!(found == pattern_vec(5, 0, 30 << 20), "large{size}");
-        }
-        linux.unmount()?;
-    }
-    Ok(())
+        on_linux(&image, "ro", |dir| {
+            let linux_size = size_bytes(dir)?;
+            ensure!(linux_size == size + areas_bytes, "{linux_size} {size} {areas_bytes}");
+            numbered::verify(dir, &promised, &attempted)?;
+            for size in SIZES {
+                let found = fs::read(dir.join(format!("large{size}")))?;
+                ensure!(found == pattern_vec(5, 0, 30 << 20), "large{size}");
+            }
+            Ok(())
+        })
+    })
 }
 
-#[test]
-fn compound() -> Result<()> {
-    under_load(FsyncPolicyKind::Compound)
-}
-
-#[test]
-fn group() -> Result<()> {
-    under_load(FsyncPolicyKind::Group)
-}
-
-#[test]
-fn fast_commit() -> Result<()> {
-    under_load(FsyncPolicyKind::FastCommit)
-}
-
-#[test]
-fn ijournal() -> Result<()> {
-    under_load(FsyncPolicyKind::Ijournal)
-}
+in_use::each_policy!(under_load);
 
 /// Each is killed at another moment of a long growth.
 fn killed(policy: FsyncPolicyKind) -> Result<()> {
@@ -195,24 +160,8 @@ fn killed(policy: FsyncPolicyKind) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn killed_compound() -> Result<()> {
-    killed(FsyncPolicyKind::Compound)
-}
-
-#[test]
-fn killed_ijournal() -> Result<()> {
-    killed(FsyncPolicyKind::Ijournal)
-}
-
-#[test]
-fn killed_group() -> Result<()> {
-    killed(FsyncPolicyKind::Group)
-}
-
-#[test]
-fn killed_fast_commit() -> Result<()> {
-    killed(FsyncPolicyKind::FastCommit)
+mod killed_in {
+    super::in_use::each_policy!(super::killed);
 }
 
 /// Each set, unmounted and mounted; then fjord and Linux use all of it.

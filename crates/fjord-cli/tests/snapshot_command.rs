@@ -22,40 +22,22 @@ use fjord_testkit::{
 };
 use serde_json::Value;
 
-fn program() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_fjord"))
-}
+use in_use::{fjord, mounted, on_linux, program, run};
 
-fn fjord(args: &[&str], paths: &[&Path]) -> Result<Output> {
-    tools::run(Command::new(program()).args(args).args(paths))
-}
+mod in_use;
 
-fn run(program: &str, args: &[&str], paths: &[&Path]) -> Result<Output> {
-    tools::run(tools::command(program)?.args(args).args(paths))?.ok()
-}
-
-/// A new image with what every policy needs.
 fn make(image: &Path, size_bytes: u64) -> Result<()> {
-    image::make_sparse(image, size_bytes)?;
-    fjord(&["mkfs", "-O", "fast_commit"], &[image])?.ok()?;
-    Ok(())
-}
-
-fn mounted(image: &Path, options: &[&str]) -> Result<FjordMount> {
-    FjordMount::with_program(program(), image, options)
+    in_use::make(image, size_bytes, &[])
 }
 
 /// Takes a snapshot, which must succeed; what it told.
 fn snapshot(args: &[&str], source: &Path, out: &Path) -> Result<Value> {
-    let said = fjord(&[&["snapshot", "--json"], args].concat(), &[source, out])?.ok()?;
-    Ok(serde_json::from_str(&said.stdout)?)
+    in_use::told(&[&["snapshot"], args].concat(), &[source, out])
 }
 
 /// A snapshot that must fail with this code and these words.
 fn refused(args: &[&str], source: &Path, out: &Path, code: i32, words: &str) -> Result<()> {
-    let said = fjord(&[&["snapshot"], args].concat(), &[source, out])?;
-    ensure!(said.code == Some(code) && said.stderr.contains(words), "{code} {words}: {said:?}");
-    Ok(())
+    in_use::must_fail(&[&["snapshot"], args].concat(), &[source, out], code, words)
 }
 
 /// The names in a directory, hidden ones too.
@@ -82,24 +64,23 @@ fn snapshot_under_load(mount: &FjordMount, args: &[&str], out: &Path) -> Result<
     let recovered = fjord(&["recover"], &[out])?.ok()?.stdout;
     ensure!(recovered.contains("the journal was empty"), "{recovered}");
     // By a loop device that cannot be written, so that Linux finds it clean or not at all.
-    let linux = KernelMount::new(out, "ro")?;
-    numbered::verify(linux.path(), &promised, &attempted)
-        .with_context(|| format!("{told}, {promised:?} to {attempted:?}"))?;
-    linux.unmount()?;
+    on_linux(out, "ro", |dir| {
+        numbered::verify(dir, &promised, &attempted)
+            .with_context(|| format!("{told}, {promised:?} to {attempted:?}"))
+    })?;
     Ok(told)
 }
 
 fn under_load(policy: FsyncPolicyKind) -> Result<()> {
-    for scheduler in ["scheduler=direct", "scheduler=epoch"] {
-        let scratch = Scratch::new("snapshot-load")?;
+    in_use::with_each_scheduler("snapshot-load", policy, |scratch, options| {
         let image = scratch.join("image");
         make(&image, 256 << 20)?;
-        let mount = mounted(&image, &["--fsync", policy.name(), "-o", scheduler])?;
+        let mount = mounted(&image, options)?;
         // So that the copy takes a while.
         fs::write(mount.path().join("large"), pattern_vec(6, 0, 80 << 20))?;
         for (round, args) in [&[][..], &["--force"]].into_iter().enumerate() {
             let told = snapshot_under_load(&mount, args, &scratch.join("copy"))?;
-            println!("{} {scheduler} {round}: {told}", policy.name());
+            println!("{round}: {told}");
             ensure!(told["mounted"] == true && told["size_bytes"] == 256 << 20, "{told}");
             ensure!(told["pause_us"].as_u64() < Some(2_000_000), "{told}");
             for dir in ["Append", "Create", "Replace", "Overwrite", "noise"] {
@@ -107,30 +88,11 @@ fn under_load(policy: FsyncPolicyKind) -> Result<()> {
             }
         }
         mount.unmount()?;
-        image::e2fsck_clean(&image)?;
-    }
-    Ok(())
+        image::e2fsck_clean(&image).map(drop)
+    })
 }
 
-#[test]
-fn compound() -> Result<()> {
-    under_load(FsyncPolicyKind::Compound)
-}
-
-#[test]
-fn group() -> Result<()> {
-    under_load(FsyncPolicyKind::Group)
-}
-
-#[test]
-fn fast_commit() -> Result<()> {
-    under_load(FsyncPolicyKind::FastCommit)
-}
-
-#[test]
-fn ijournal() -> Result<()> {
-    under_load(FsyncPolicyKind::Ijournal)
-}
+in_use::each_policy!(under_load);
 
 #[test]
 fn journaled_data_and_held_back_writes() -> Result<()> {

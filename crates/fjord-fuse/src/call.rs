@@ -22,6 +22,8 @@ use rustix::net::{
 use serde::{Serialize, de::DeserializeOwned};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::ask::{AskError, Asked};
+
 /// Version of the protocol.
 const VERSION: u32 = 1;
 /// The largest message, in bytes.
@@ -40,15 +42,6 @@ pub(crate) struct Call {
     secret: [u8; 16],
 }
 
-/// Kind of order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A copy: [`crate::snapshot`].
-    Snapshot,
-    /// Growth: [`crate::resize`].
-    Resize,
-}
-
 const fn ioctl_number(number: u32) -> u32 {
     1 << 30 | (size_of::<Call>() as u32) << 16 | 0x4a << 8 | number
 }
@@ -58,12 +51,10 @@ pub(crate) const FJORD_IOC_SNAPSHOT: u32 = ioctl_number(2);
 /// `_IOW('J', 3, Call)`.
 pub(crate) const FJORD_IOC_RESIZE: u32 = ioctl_number(3);
 
-impl Kind {
-    fn ioctl(self) -> u32 {
-        match self {
-            Kind::Snapshot => FJORD_IOC_SNAPSHOT,
-            Kind::Resize => FJORD_IOC_RESIZE,
-        }
+fn ioctl(asked: Asked) -> u32 {
+    match asked {
+        Asked::Snapshot => FJORD_IOC_SNAPSHOT,
+        Asked::Resize => FJORD_IOC_RESIZE,
     }
 }
 
@@ -102,51 +93,25 @@ impl Call {
     }
 }
 
-/// Why the server of a mount is not reached, or does not answer.
-#[derive(Debug)]
-pub(crate) enum ReachError {
-    /// Nothing that fjord serves, or an older fjord serves it.
-    NotServed,
-    /// The server takes no such order from this user.
-    NotAllowed,
-    /// Another order is being carried out.
-    Busy,
-    /// The server cannot reach the socket of this process.
-    OutOfReach,
-    /// The server ended, or was killed.
-    Ended,
-    /// Any other failure of this side.
-    Io {
-        /// What was being done.
-        doing: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-fn io_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> ReachError {
-    move |source| ReachError::Io { doing, source: source.into() }
-}
-
 /// A connection to the server of the mount that `dir` lies on.
-pub(crate) fn reach(dir: &File, kind: Kind) -> Result<OwnedFd, ReachError> {
-    let call = Call::new().map_err(io_error("/dev/urandom"))?;
-    let listener = listening(&call).map_err(io_error("cannot listen for the server"))?;
-    announce(dir, kind, &call)?;
-    accept_server(&listener, &call).map_err(io_error("no answer of the server"))
+pub(crate) fn reach(dir: &File, asked: Asked) -> Result<OwnedFd, AskError> {
+    let call = Call::new().map_err(AskError::io("/dev/urandom"))?;
+    let listener = listening(&call).map_err(AskError::io("cannot listen for the server"))?;
+    announce(dir, asked, &call)?;
+    accept_server(&listener, &call).map_err(AskError::io("no answer of the server"))
 }
 
 /// Waits for the outcome.
-pub(crate) fn answer<T: DeserializeOwned>(socket: &OwnedFd) -> Result<T, ReachError> {
+pub(crate) fn answer<T: DeserializeOwned>(socket: &OwnedFd, asked: Asked) -> Result<T, AskError> {
     let mut message = [0; MESSAGE_BYTES_MAX];
     let received = rustix::io::retry_on_intr(|| recv(socket, &mut message, RecvFlags::empty()));
     let len = match received {
-        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(ReachError::Ended),
+        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(AskError::Ended(asked)),
         Ok((len, _)) => len,
-        Err(error) => return Err(io_error("no answer of the server")(error)),
+        Err(error) => return Err(AskError::io("no answer of the server")(error)),
     };
     serde_json::from_slice(&message[..len])
-        .map_err(|e| io_error("an answer that makes no sense")(io::Error::from(e)))
+        .map_err(|e| AskError::io("an answer that makes no sense")(io::Error::from(e)))
 }
 
 /// Sends a message. Somebody who has gone does not want it any more.
@@ -166,22 +131,22 @@ fn listening(call: &Call) -> io::Result<OwnedFd> {
 }
 
 /// Tells the server where to connect to.
-fn announce(dir: &File, kind: Kind, call: &Call) -> Result<(), ReachError> {
+fn announce(dir: &File, asked: Asked, call: &Call) -> Result<(), AskError> {
     // SAFETY: the number says that as many bytes are read as `call` has, and it lives for the call.
     let rc = unsafe {
-        libc::ioctl(dir.as_raw_fd(), kind.ioctl() as libc::Ioctl, std::ptr::from_ref(call))
+        libc::ioctl(dir.as_raw_fd(), ioctl(asked) as libc::Ioctl, std::ptr::from_ref(call))
     };
     if rc >= 0 {
         return Ok(());
     }
     let error = io::Error::last_os_error();
     Err(match error.raw_os_error() {
-        Some(libc::ENOTTY | libc::ENOSYS | libc::EINVAL) => ReachError::NotServed,
-        Some(libc::EPERM) => ReachError::NotAllowed,
-        Some(libc::EBUSY) => ReachError::Busy,
-        Some(libc::ECONNREFUSED) => ReachError::OutOfReach,
-        Some(libc::ENOTCONN) => ReachError::Ended,
-        _ => ReachError::Io { doing: "cannot ask the server", source: error },
+        Some(libc::ENOTTY | libc::ENOSYS | libc::EINVAL) => AskError::NotServed(asked),
+        Some(libc::EPERM) => AskError::NotAllowed(asked),
+        Some(libc::EBUSY) => AskError::Busy(asked),
+        Some(libc::ECONNREFUSED) => AskError::OutOfReach(asked),
+        Some(libc::ENOTCONN) => AskError::Ended(asked),
+        _ => AskError::Io { doing: "cannot ask the server", source: error },
     })
 }
 

@@ -6,7 +6,7 @@
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
-//! - `call`: how a command finds the server of a mount;
+//! - `call`: how a command finds the server of a mount; [`AskError`]: what may go wrong;
 //! - [`Server`]: all of it together;
 //! - [`stats`]: counters of a mount, for other processes;
 //! - [`resize`]: growth of a mount, for other processes;
@@ -16,6 +16,7 @@
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
 
 pub mod abi;
+mod ask;
 mod call;
 pub mod engine;
 pub mod mount;
@@ -31,4 +32,5 @@ pub mod transport;
 
 mod server;
 
+pub use ask::{AskError, Asked};
 pub use server::{ServeError, Server};

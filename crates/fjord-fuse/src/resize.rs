@@ -12,9 +12,9 @@ use fjord::Fs;
 use fjord::resize::{NewSize, ResizeReport};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::call::{self, Call, GREETING_TIME_MAX, Kind, MESSAGE_BYTES_MAX, ReachError};
+use crate::ask::{AskError, Asked};
+use crate::call::{self, Call, GREETING_TIME_MAX, MESSAGE_BYTES_MAX};
 use crate::reply::Errno;
 
 /// What is wanted: [`NewSize`].
@@ -54,75 +54,21 @@ enum Outcome {
     Failed { errno: i32, message: String },
 }
 
-/// Why a mount did not grow.
-#[derive(Debug, Error)]
-pub enum AskError {
-    /// Not a mount of fjord, or served by an older fjord.
-    #[error(
-        "not on a fjord mount that can be resized; name the directory given to fjord mount, or \
-         unmount the image and name that"
-    )]
-    NotServed,
-    /// Another user's mount.
-    #[error("only root and the user who mounted it may resize it; run this as one of them")]
-    NotAllowed,
-    /// The server cannot reach the socket of this process.
-    #[error(
-        "the process that serves the mount is in another network namespace, out of reach; run this \
-         where fjord mount was run"
-    )]
-    OutOfReach,
-    /// The server ended, or was killed.
-    #[error("the mount ended meanwhile; mount the image again, and run this again")]
-    Ended,
-    /// An error of the server.
-    #[error("{message}")]
-    Failed {
-        /// Its errno.
-        errno: i32,
-        /// What went wrong and what to do.
-        message: String,
-    },
-    /// Any other failure of this side.
-    #[error("{doing}: {source}")]
-    Io {
-        /// What was being done.
-        doing: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-impl From<ReachError> for AskError {
-    fn from(error: ReachError) -> AskError {
-        match error {
-            ReachError::NotServed => AskError::NotServed,
-            ReachError::NotAllowed => AskError::NotAllowed,
-            ReachError::OutOfReach => AskError::OutOfReach,
-            ReachError::Ended => AskError::Ended,
-            ReachError::Busy => AskError::Failed {
-                errno: libc::EBUSY,
-                message: fjord::resize::ResizeError::Busy.to_string(),
-            },
-            ReachError::Io { doing, source } => AskError::Io { doing, source },
-        }
-    }
-}
-
 /// Has the server of the mount make its file system larger. `dir` is any file or directory of the
 /// mount. See [`Fs::resize`].
 ///
 /// # Errors
 /// See [`AskError`].
 pub fn ask(dir: &File, size: NewSize) -> Result<ResizeReport, AskError> {
-    let socket = call::reach(dir, Kind::Resize)?;
-    call::tell(&socket, &Order::from(size))
-        .map_err(|source| AskError::Io { doing: "cannot reach the server", source })?;
-    match call::answer(&socket)? {
+    let socket = call::reach(dir, Asked::Resize)?;
+    call::tell(&socket, &Order::from(size)).map_err(AskError::io("cannot reach the server"))?;
+    match call::answer(&socket, Asked::Resize)? {
         Outcome::Done { old_bytes, new_bytes, old_inodes, new_inodes } => {
             Ok(ResizeReport { old_bytes, new_bytes, old_inodes, new_inodes })
         }
-        Outcome::Failed { errno, message } => Err(AskError::Failed { errno, message }),
+        Outcome::Failed { errno, message } => {
+            Err(AskError::Failed { asked: Asked::Resize, errno, message })
+        }
     }
 }
 

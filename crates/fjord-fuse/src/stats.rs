@@ -143,6 +143,12 @@ pub struct JournalReport {
     pub flushes: u64,
     /// Blocks written by checkpoints.
     pub checkpoint_blocks: u64,
+    /// Blocks that joined a transaction.
+    #[serde(default)]
+    pub joined_blocks: u64,
+    /// Of these, blocks with a version in flight, whose contents are copied.
+    #[serde(default)]
+    pub conflicting_blocks: u64,
 }
 
 /// Areas of i-transactions.
@@ -233,6 +239,8 @@ impl MountStats {
                 control_blocks: stats.journal.descriptor_blocks + stats.journal.revoke_blocks,
                 flushes: stats.journal.flushes,
                 checkpoint_blocks: stats.journal.checkpoint_blocks,
+                joined_blocks: stats.journal.joined_blocks,
+                conflicting_blocks: stats.journal.conflicting_blocks,
             },
             areas: stats.areas.map(|areas| AreasReport {
                 count: areas.area_count,

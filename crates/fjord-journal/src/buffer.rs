@@ -22,9 +22,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use fjord_block::Buf;
+use fjord_block::lock::{Mutex, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::transaction::Sequence;
 
@@ -35,6 +35,18 @@ pub enum BufferKind {
     Metadata,
     /// A block of file data, logged because the file is in data=journal mode.
     Data,
+}
+
+/// How a buffer became part of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    /// It was part of it.
+    Before,
+    /// It joined.
+    Now,
+    /// It joined while a version of it is in flight: a page conflict (barrier-enabled I/O stack,
+    /// section 4.2). The frozen version stays; the handle modifies a copy.
+    InConflict,
 }
 
 /// A block that transactions can modify.
@@ -87,8 +99,9 @@ impl Buffer {
     }
 
     fn build(block: BlockNo, contents: Buf, kind: BufferKind, keeps_base: bool) -> Buffer {
-        let state = Mutex::default();
-        Buffer { block, kind, keeps_base, contents: RwLock::new(contents), state }
+        let state = Mutex::new(Rank::BufferState, Versions::default());
+        let contents = RwLock::new(Rank::BufferContents, contents);
+        Buffer { block, kind, keeps_base, contents, state }
     }
 
     /// Home location, as a block number.
@@ -151,18 +164,18 @@ impl Buffer {
     }
 
     /// Adds the buffer to the transaction; the caller holds the contents' write lock through
-    /// `guard`. `true` if the buffer was not yet part of it.
-    pub(crate) fn join(&self, tid: Tid, guard: &WriteGuard<'_>) -> bool {
+    /// `guard`.
+    pub(crate) fn join(&self, tid: Tid, guard: &WriteGuard<'_>) -> Joined {
         let mut state = self.state.lock();
         if state.running == Some(tid) {
-            return false;
+            return Joined::Before;
         }
         // If there are committing or committed versions, the newest of those is the base.
         if self.keeps_base && state.is_clean() {
             state.base = Some(guard.contents.clone());
         }
         state.running = Some(tid);
-        true
+        if state.frozen.is_empty() { Joined::Now } else { Joined::InConflict }
     }
 
     /// Whether the buffer is part of the transaction already.

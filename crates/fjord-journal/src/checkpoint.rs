@@ -12,11 +12,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
+use fjord_format::jbd2::fast_commit::compat;
 use fjord_format::jbd2::{IjournalMark, Incompat};
 use fjord_format::types::BlockNo;
-use parking_lot::MutexGuard;
 
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
@@ -85,9 +86,7 @@ impl Journal {
 
     /// Keeps the next commit from wrapping: if it might not fit before the end of the log, empties
     /// the log so that the commit starts at the front. The caller holds the commit lock. Only with
-    /// a fast-commit area: the end of the log then depends on whether fast commits are valid
-    /// ([`crate::fast_commit`]), and e2fsck 1.47.0 looks for the wrapped rest of a transaction
-    /// after the area, and loses it.
+    /// a fast-commit area: see [`compat::ends_in_front_of_area`].
     pub(crate) fn avoid_log_wrap(&self) -> Result<()> {
         let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(()) };
         let fits = {
@@ -95,8 +94,7 @@ impl Journal {
             // A transaction admitted under `whole_log` may exceed the current limit.
             let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
             let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
-            // One more, so that it does not end exactly at the end of the log.
-            log.end - state.head > most
+            compat::ends_in_front_of_area(state.head, most, log.end)
         };
         if fits || planted(Bug::LogGoesRound) {
             return Ok(());

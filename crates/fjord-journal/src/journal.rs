@@ -15,14 +15,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::{ChecksumVersion, Superblock};
 use fjord_format::types::{BlockNo, Tid};
-use parking_lot::{Condvar, Mutex};
 
 use crate::area::Areas;
-use crate::buffer::{Buffer, WriteGuard};
+use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::commit::WholeReason;
 use crate::error::{JournalError, Result};
 use crate::fast_commit::{self, Area};
@@ -284,17 +284,17 @@ impl Journal {
             barrier: options.barrier,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
-            checkpoint_lock: Mutex::default(),
+            checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),
             committed: AtomicU32::new(state.committed.0),
-            state: Mutex::new(state),
+            state: Mutex::new(Rank::JournalState, state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),
             commits_moved: Condvar::new(),
             commits_follow: Condvar::new(),
             settle_moved: Condvar::new(),
             home_last: AtomicU64::new(u64::MAX),
-            live: Mutex::default(),
-            home_lock: Mutex::default(),
+            live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
+            home_lock: Mutex::new(Rank::HomeWrites, ()),
             home_idle: Condvar::new(),
             error: OnceLock::new(),
             counters: Counters::default(),
@@ -519,14 +519,13 @@ impl Journal {
         log.is_some_and(|log| count.is_multiple_of(log.format.revokes_per_block().max(1)))
     }
 
-    /// Registers the buffer as live and part of transaction `tid`; `true` if it was not part of it.
-    /// Errs when another buffer of its block is live.
+    /// Registers the buffer as live and part of transaction `tid`. Errs when another buffer of its block is live.
     pub(crate) fn join(
         &self,
         buffer: &Arc<Buffer>,
         tid: Tid,
         contents: &WriteGuard<'_>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         // Under the lock of the table, so that no thread removes a clean buffer meanwhile.
         let mut live = self.inner.live.lock();
         let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
@@ -536,7 +535,11 @@ impl Journal {
             }
             *known = buffer.clone();
         }
-        Ok(buffer.join(tid, contents))
+        let joined = buffer.join(tid, contents);
+        let counters = &self.inner.counters;
+        stats::add(&counters.joined_blocks, usize::from(joined != Joined::Before));
+        stats::add(&counters.conflicting_blocks, usize::from(joined == Joined::InConflict));
+        Ok(())
     }
 
     /// The live buffers of blocks that `wanted` selects.
@@ -577,7 +580,11 @@ impl Inner {
 
     /// As [`Inner::flush`], for what has been transferred before a write failed.
     pub(crate) fn flush_completed(&self, what: &'static str) -> Result<()> {
-        self.flush(what)
+        if !self.barrier {
+            return Ok(());
+        }
+        stats::add(&self.counters.flushes, 1);
+        self.device.flush_completed().wait().map_err(JournalError::io(what))
     }
 }
 

@@ -6,11 +6,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
 use fjord_format::jbd2::{LogFormat, SUPERBLOCK_BYTES, Superblock};
 use fjord_format::types::BlockNo;
-use parking_lot::Mutex;
 
 use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
@@ -55,7 +55,7 @@ impl Log {
             // One block between them belongs to neither.
             end: if has_area { area.start.saturating_sub(1) } else { maxlen },
             area,
-            superblock: Mutex::new((superblock, block)),
+            superblock: Mutex::new(Rank::LogSuperblock, (superblock, block)),
         }
     }
 

@@ -20,10 +20,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use fjord_block::lock::Mutex;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Request, Ticket};
 use fjord_format::types::Tid;
-use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
 use crate::part::{Part, PartSet};

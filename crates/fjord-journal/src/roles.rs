@@ -9,7 +9,7 @@
 //! released also by a panic of a callback, so that no thread waits forever. Fast commits are written
 //! under the commit lock, and let waiting commits go first.
 
-use parking_lot::MutexGuard;
+use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
 
 use crate::error::Result;
 use crate::journal::{Inner, Journal, State};
@@ -77,6 +77,7 @@ impl Journal {
         mut outcome: impl FnMut(&mut State) -> Result<Option<T>>,
     ) -> Result<Turn<'_, T>> {
         let mut waited = false;
+        let order = LockTurn::wait_for(Rank::CommitLock);
         let mut state = self.inner.state.lock();
         loop {
             match outcome(&mut state) {
@@ -90,7 +91,7 @@ impl Journal {
             }
             if state.roles.admits(claim) {
                 state.roles.dispatching = true;
-                return Ok(Turn::Mine(CommitLock { inner: &self.inner }));
+                return Ok(Turn::Mine(CommitLock { inner: &self.inner, _held: order.taken() }));
             }
             if claim == Claim::Commit {
                 if !std::mem::replace(&mut waited, true) {
@@ -111,6 +112,7 @@ impl Journal {
         &self,
         done: impl Fn(&State) -> bool,
     ) -> Result<Option<SettleLock<'_>>> {
+        let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.inner.state.lock();
         loop {
             if done(&state) {
@@ -119,7 +121,7 @@ impl Journal {
             if !state.roles.settling {
                 if state.pipeline.can_settle() {
                     state.roles.settling = true;
-                    return Ok(Some(SettleLock { inner: &self.inner }));
+                    return Ok(Some(SettleLock { inner: &self.inner, _held: order.taken() }));
                 }
                 // Commits before the failure have their own outcome.
                 self.check_running()?;
@@ -142,35 +144,39 @@ impl Journal {
 impl Inner {
     /// Takes the commit lock; waits while another thread has it.
     pub(crate) fn lock_commits(&self) -> CommitLock<'_> {
+        let order = LockTurn::wait_for(Rank::CommitLock);
         let mut state = self.state.lock();
         while state.roles.dispatching {
             self.commits_moved.wait(&mut state);
         }
         state.roles.dispatching = true;
-        CommitLock { inner: self }
+        CommitLock { inner: self, _held: order.taken() }
     }
 
     /// Takes the settle lock; waits while another thread has it.
     pub(crate) fn lock_settling(&self) -> SettleLock<'_> {
+        let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.state.lock();
         while state.roles.settling {
             self.settle_moved.wait(&mut state);
         }
         state.roles.settling = true;
-        SettleLock { inner: self }
+        SettleLock { inner: self, _held: order.taken() }
     }
 
     /// Takes the settle lock if it is free.
     pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
         let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
         // Not `then_some`: a lock that is made and dropped would release that of another thread.
-        (!was_taken).then(|| SettleLock { inner: self })
+        (!was_taken)
+            .then(|| SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() })
     }
 }
 
 /// The commit lock; released on drop.
 pub(crate) struct CommitLock<'a> {
     inner: &'a Inner,
+    _held: Held,
 }
 
 impl Drop for CommitLock<'_> {
@@ -183,6 +189,7 @@ impl Drop for CommitLock<'_> {
 /// The settle lock; released on drop.
 pub(crate) struct SettleLock<'a> {
     inner: &'a Inner,
+    _held: Held,
 }
 
 impl Drop for SettleLock<'_> {

@@ -55,6 +55,10 @@ counters! {
     superseded_blocks,
     /// Writes of the journal superblock.
     superblock_writes,
+    /// Blocks that joined a transaction.
+    joined_blocks,
+    /// Of these, blocks with a version in flight (page conflicts): their contents are copied.
+    conflicting_blocks,
     /// Handle starts that had to wait.
     start_waits,
     /// Time they waited, in nanoseconds.

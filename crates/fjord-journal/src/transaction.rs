@@ -14,9 +14,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{Buf, Ticket};
 use fjord_format::types::{BlockNo, Tid};
-use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
 use crate::error::JournalError;
@@ -102,7 +102,11 @@ pub(crate) type Version = (Arc<Buffer>, Buf);
 
 impl Transaction {
     pub(crate) fn new(tid: Tid) -> Arc<Transaction> {
-        Arc::new(Transaction { tid, started: Instant::now(), contents: Mutex::default() })
+        Arc::new(Transaction {
+            tid,
+            started: Instant::now(),
+            contents: Mutex::new(Rank::TransactionContents, Contents::default()),
+        })
     }
 
     /// Freezes the rest of the transaction; all its handles are stopped.

@@ -87,7 +87,7 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
         return Ok(());
     }
     if state.disk.links_count > 0 {
-        fs.fragile.set(h.tid());
+        fs.hazards.read_ahead_changed(h.tid());
     }
     {
         let _serial = fs.orphans.freeze();

@@ -18,8 +18,6 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
-
 use super::queue::EpochQueue;
 use super::rules::DeviceTraits;
 use super::stats::EpochStats;
@@ -27,6 +25,7 @@ use super::types::{Command, CommandId, Io, IoKind, Part, RequestId, Tuning};
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Order, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
+use crate::lock::{Mutex, MutexGuard, Rank};
 use crate::snapshot::{SnapshotError, SnapshotOptions, SnapshotReport};
 use crate::stats::DeviceStats;
 use crate::ticket::{
@@ -92,7 +91,6 @@ struct Sent {
 }
 
 /// Failures whose tickets were all dropped unseen.
-#[derive(Default)]
 struct Unseen(Mutex<Option<IoError>>);
 
 impl ErrorSink for Unseen {
@@ -126,8 +124,8 @@ impl EpochDevice {
             inner,
             capabilities,
             started: Instant::now(),
-            unseen: Arc::default(),
-            state: Mutex::new(state),
+            unseen: Arc::new(Unseen(Mutex::new(Rank::EpochUnseen, None))),
+            state: Mutex::new(Rank::EpochQueue, state),
         };
         EpochDevice { shared: Arc::new(shared) }
     }
@@ -266,8 +264,9 @@ impl Shared {
         let shared = self.clone();
         ticket.watch(move |result| {
             if let Some((filled, slot)) = slots {
-                let bufs = filled.lock().take();
-                *slot.lock() = bufs;
+                if let Some(bufs) = filled.take() {
+                    slot.fill(bufs);
+                }
             }
             shared.completed(id, result);
         });
@@ -308,7 +307,7 @@ impl State {
     fn outgoing(&mut self, command: &Command) -> Outgoing {
         let (offset, len, class) = (command.offset, command.len, command.class);
         let request = match command.kind {
-            IoKind::Flush => Request::Flush { class },
+            IoKind::Flush | IoKind::FlushCompleted => Request::Flush { class },
             IoKind::Discard => Request::Discard { offset, len },
             IoKind::WriteZeroes => Request::WriteZeroes { offset, len },
             IoKind::Write { order, fua } => {
@@ -432,6 +431,13 @@ impl Device for EpochDevice {
             }
         };
         self.shared.submit(batch.into_iter().map(with_data).collect())
+    }
+
+    fn flush_completed(&self) -> Ticket {
+        let io = Io::flush_completed(Class::Sync);
+        let lost = || IoError::new(IoErrorKind::Abandoned, IoOp::Flush, 0, 0);
+        let ticket = self.shared.submit(vec![(io, Data::None)]).pop();
+        ticket.unwrap_or_else(|| Ticket::ready(Err(lost())))
     }
 
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {

@@ -33,7 +33,7 @@ impl<R: Rules> EpochQueue<R> {
     /// The highest class that a new flush would serve. It does not wait for flushes in flight for
     /// lower classes.
     fn flush_class(&self) -> Option<Class> {
-        if !self.traits.volatile_cache || self.failure().is_some() {
+        if !self.traits.volatile_cache || self.failures.has_flush() {
             return None;
         }
         let wanting = self.flushes.unserved().chain(self.epoch_flush_request());
@@ -305,11 +305,16 @@ impl<R: Rules> EpochQueue<R> {
             match before {
                 Some(before) => at = before,
                 None if entry.left || !self.is_free(entry) => {
-                    return self.flushes.in_flight.first().map(|(command, ..)| *command);
+                    let flush = self.flushes.in_flight.first().map(|(command, ..)| *command);
+                    return flush.or_else(|| self.first_command());
                 }
-                None => return self.commands.keys().next().copied(),
+                None => return self.first_command(),
             }
         }
+    }
+
+    fn first_command(&self) -> Option<CommandId> {
+        self.commands.keys().next().copied()
     }
 
     fn command_of(&self, id: RequestId) -> Option<CommandId> {

@@ -46,6 +46,12 @@ impl Flushes {
         self.is_served(self.now)
     }
 
+    /// Removes a request that has failed.
+    pub(super) fn forget(&mut self, id: RequestId) {
+        self.not_ready.remove(&id);
+        self.waiting.retain(|(waiting, _)| *waiting != id);
+    }
+
     /// Whether a flush in flight or an earlier one makes changes up to `time` durable.
     pub(super) fn is_served(&self, time: ChangeTime) -> bool {
         self.durable >= time || self.in_flight.iter().any(|(_, began, _)| *began >= time)

@@ -3,13 +3,14 @@
 //! - [`EpochQueue`]: the pure state machine; `rules`: the rules of order, separate from the
 //!   mechanism;
 //! - `dispatch`, `ready`, `share`, `pace`: the next command; `overlap`: overlapping requests;
-//!   `flushes`: durability;
+//!   `flushes`: durability; `failure`: what a failure stops;
 //! - [`EpochDevice`]: the state machine over a [`crate::Device`].
 //!
 //! The rules are in docs/ordering.md.
 
 mod device;
 mod dispatch;
+mod failure;
 mod flushes;
 mod overlap;
 mod pace;

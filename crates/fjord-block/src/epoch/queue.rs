@@ -7,10 +7,12 @@
 //! - every dependency is on an earlier submission (overlap, epochs, flushes), so that there are no
 //!   cycles;
 //! - an ordered write is ready only while its epoch is the open one;
-//! - every request gets one result; after a failure that breaks order, `failure` stays set.
+//! - every request gets one result; after a failure that breaks order, no request that it stops is
+//!   dispatched or succeeds.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::failure::Failures;
 use super::flushes::{ChangeTime, Flushes};
 use super::overlap::Overlaps;
 use super::ready::{Place, Ready};
@@ -97,7 +99,7 @@ pub struct EpochQueue<R: Rules = Paper> {
     /// The last command was chosen because it was overdue. The next one is not: else a stream of
     /// overdue requests would delay class Sync.
     pub(super) overdue_left_last: bool,
-    failure: Option<IoError>,
+    pub(super) failures: Failures,
     done: VecDeque<(RequestId, IoResult)>,
     pub(super) stats: EpochStats,
 }
@@ -127,7 +129,7 @@ impl<R: Rules> EpochQueue<R> {
             flushes: Flushes::new(traits.volatile_cache),
             share: Share::new(traits.volatile_cache, &tuning),
             overdue_left_last: false,
-            failure: None,
+            failures: Failures::default(),
             done: VecDeque::new(),
             stats: EpochStats::default(),
             tuning,
@@ -143,8 +145,8 @@ impl<R: Rules> EpochQueue<R> {
         if io.class == Class::Sync {
             self.share.note_sync(&io, now_ns);
         }
-        if self.failure.is_some() && self.rules.stops(io.kind) {
-            self.done.push_back((id, Err(self.stop_error(&io))));
+        if let Some(error) = self.stop_error(id, &io, io.kind.takes_part()) {
+            self.done.push_back((id, Err(error)));
             return id;
         }
         let entry = Entry {
@@ -167,10 +169,29 @@ impl<R: Rules> EpochQueue<R> {
                 self.flushes.not_ready.insert(id);
                 self.raise_ordered_before(id, None, io.class);
             }
+            IoKind::FlushCompleted => {
+                self.stats.flush_request_count += 1;
+                self.wait_for_flush(id);
+            }
             _ => self.push_transfer(id, io),
         }
         self.settle();
         id
+    }
+
+    /// Queues a flush that makes all writes durable that have completed. A failed write does not
+    /// fail it, wherever it lies.
+    pub fn push_flush_completed(&mut self, class: Class, now_ns: u64) -> RequestId {
+        self.push(Io::flush_completed(class), now_ns)
+    }
+
+    /// Lets a request with nothing left to dispatch wait until all changes so far are durable.
+    fn wait_for_flush(&mut self, id: RequestId) {
+        self.leave(id);
+        if self.requests.contains_key(&id) {
+            let served = self.flushes.wait(id);
+            self.stats.combined_flush_count += u64::from(served);
+        }
     }
 
     fn push_transfer(&mut self, id: RequestId, io: Io) {
@@ -231,7 +252,7 @@ impl<R: Rules> EpochQueue<R> {
 
     /// Whether order allows it to be dispatched now.
     pub(super) fn is_free(&self, entry: &Entry) -> bool {
-        entry.io.kind != IoKind::Flush
+        !entry.io.kind.is_flush()
             && !entry.left
             && entry.blockers.is_empty()
             && entry.epoch.is_none_or(|epoch| epoch == self.open)
@@ -331,7 +352,7 @@ impl<R: Rules> EpochQueue<R> {
         if let Err(error) = &result
             && self.rules.stops(in_flight.kind)
         {
-            self.fail(error.clone());
+            self.break_order(&in_flight, error.clone());
         }
         for id in in_flight.requests {
             if self.requests.get(&id).is_some_and(|entry| entry.left && entry.in_flight == 0) {
@@ -386,16 +407,11 @@ impl<R: Rules> EpochQueue<R> {
             IoKind::Write { order, fua: true } => !self.rules.passes_fua(&self.traits, order),
             _ => false,
         };
-        match error {
+        match error.or_else(|| self.stop_error(id, &io, emulated_fua)) {
             Some(error) => self.finish(id, Err(error)),
-            None if emulated_fua && self.failure.is_some() => {
-                let error = self.stop_error(&io);
-                self.finish(id, Err(error));
-            }
             None if emulated_fua => {
                 self.stats.flush_request_count += 1;
-                let served = self.flushes.wait(id);
-                self.stats.combined_flush_count += u64::from(served);
+                self.wait_for_flush(id);
             }
             None => self.finish(id, Ok(())),
         }
@@ -425,50 +441,62 @@ impl<R: Rules> EpochQueue<R> {
         self.stats.queued_count_max = self.stats.queued_count_max.max(self.stats.queued_count);
     }
 
-    /// The error of a request that order forbids after the failure.
-    fn stop_error(&self, io: &Io) -> IoError {
-        let kind = match &self.failure {
-            Some(first) => IoErrorKind::OrderBroken {
-                errno: first.errno(),
-                op: first.op,
-                offset: first.offset,
-                len: first.len,
-            },
-            None => IoErrorKind::Abandoned,
+    /// The error of a request that a failure stops. `by_flush`: a failed flush stops it.
+    fn stop_error(&self, id: RequestId, io: &Io, by_flush: bool) -> Option<IoError> {
+        let first = self.failures.stopping(self.rules, id, io.kind, by_flush)?;
+        let kind = IoErrorKind::OrderBroken {
+            errno: first.errno(),
+            op: first.op,
+            offset: first.offset,
+            len: first.len,
         };
-        IoError::new(kind, io.kind.op(), io.offset, io.len)
+        Some(IoError::new(kind, io.kind.op(), io.offset, io.len))
     }
 
     /// The failure that broke order, if any.
     pub fn failure(&self) -> Option<&IoError> {
-        self.failure.as_ref()
+        self.failures.any()
     }
 
-    /// Breaks order: from now on every ordered write that is not dispatched and every flush fails.
-    /// Also for failures that the owner detects itself.
+    /// Breaks order for every ordered write and flush submitted from now on: for failures that the
+    /// owner detects itself.
     pub fn fail(&mut self, error: IoError) {
-        if self.failure.is_some() {
-            return;
+        if self.failure().is_none() {
+            self.failures.add_write(RequestId(self.next_request - 1), error);
+            self.share.stop_flushes();
         }
-        self.failure = Some(error);
+    }
+
+    /// Breaks order at a command that failed: for requests after its first ordered write, or at
+    /// once if it is a flush.
+    fn break_order(&mut self, failed: &InFlight, error: IoError) {
+        let first = failed.requests.iter().filter(|id| self.ordered.contains(id)).min();
+        let stops_more = match first {
+            Some(first) => self.failures.add_write(*first, error),
+            None => self.failures.add_flush(error),
+        };
+        if stops_more {
+            self.fail_stopped();
+        }
+    }
+
+    /// Fails the requests not dispatched that a failure stops, and those that wait for a flush.
+    /// Others that it stops are in flight, and fail when they complete.
+    fn fail_stopped(&mut self) {
         self.share.stop_flushes();
-        let mut hit: Vec<RequestId> = self.flushes.not_ready.iter().copied().collect();
-        self.flushes.not_ready.clear();
-        hit.extend(self.flushes.waiting.drain(..).map(|(id, _)| id));
-        for id in hit {
-            if let Some(entry) = self.requests.get(&id) {
-                let error = self.stop_error(&entry.io);
-                self.leave(id);
-                self.finish(id, Err(error));
-            }
+        let waiting = self.flushes.waiting.iter().map(|(id, _)| *id);
+        let flushes: Vec<_> = self.flushes.not_ready.iter().copied().chain(waiting).collect();
+        for id in flushes {
+            let Some(entry) = self.requests.get(&id) else { continue };
+            let Some(error) = self.stop_error(id, &entry.io, true) else { continue };
+            self.flushes.forget(id);
+            self.leave(id);
+            self.finish(id, Err(error));
         }
         let queued: Vec<RequestId> = self.ordered.iter().copied().collect();
         for id in queued {
-            let Some(entry) = self.requests.get(&id) else { continue };
-            if entry.left {
-                continue;
-            }
-            let error = self.stop_error(&entry.io);
+            let Some(entry) = self.requests.get(&id).filter(|entry| !entry.left) else { continue };
+            let Some(error) = self.stop_error(id, &entry.io, true) else { continue };
             if let Some(place) = self.place(id) {
                 self.ready.remove(place);
             }
@@ -484,9 +512,6 @@ impl<R: Rules> EpochQueue<R> {
 
     /// Updates the state: epochs advance, flush requests become ready or are served.
     pub(super) fn settle(&mut self) {
-        if self.failure.is_some() {
-            return;
-        }
         loop {
             let first_ordered = self.ordered.first().copied();
             while let Some(flush) = self.flushes.not_ready.first().copied() {
@@ -495,11 +520,7 @@ impl<R: Rules> EpochQueue<R> {
                     break;
                 }
                 self.flushes.not_ready.remove(&flush);
-                self.leave(flush);
-                if self.requests.contains_key(&flush) {
-                    let served = self.flushes.wait(flush);
-                    self.stats.combined_flush_count += u64::from(served);
-                }
+                self.wait_for_flush(flush);
             }
             for id in self.flushes.take_served() {
                 self.finish(id, Ok(()));

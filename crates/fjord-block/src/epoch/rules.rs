@@ -92,14 +92,15 @@ pub trait Rules: Copy + Default + Eq + Hash + fmt::Debug {
         traits.fua && (order == Order::Orderless || !traits.native_barrier)
     }
 
-    /// Whether the failure of such a request breaks order: no later ordered write or flush
-    /// succeeds.
+    /// Whether the failure of such a command breaks order.
     fn stops(self, kind: IoKind) -> bool {
-        match kind {
-            IoKind::Write { order, .. } => order != Order::Orderless,
-            IoKind::Flush => true,
-            IoKind::Read | IoKind::Discard | IoKind::WriteZeroes => false,
-        }
+        kind.takes_part()
+    }
+
+    /// Whether the failure of an ordered write fails such a request, dispatched or not; `later`: it
+    /// was submitted after the failed one.
+    fn stopped_by_write(self, kind: IoKind, later: bool) -> bool {
+        later && kind.takes_part() && kind != IoKind::FlushCompleted
     }
 }
 

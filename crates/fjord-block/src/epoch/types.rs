@@ -33,6 +33,9 @@ pub enum IoKind {
     WriteZeroes,
     /// Make durable all writes that completed before, and every ordered write submitted before.
     Flush,
+    /// Make durable all writes that completed before. A failed write does not fail it. As a command
+    /// it is a [`IoKind::Flush`].
+    FlushCompleted,
 }
 
 impl IoKind {
@@ -49,6 +52,16 @@ impl IoKind {
         matches!(self, IoKind::Write { .. } | IoKind::Discard | IoKind::WriteZeroes)
     }
 
+    /// Either kind of flush.
+    pub fn is_flush(self) -> bool {
+        matches!(self, IoKind::Flush | IoKind::FlushCompleted)
+    }
+
+    /// Whether it takes part in order: an ordered write or a flush.
+    pub(super) fn takes_part(self) -> bool {
+        self.is_flush() || self.order() != Order::Orderless
+    }
+
     /// For errors.
     pub fn op(self) -> IoOp {
         match self {
@@ -56,7 +69,7 @@ impl IoKind {
             IoKind::Write { .. } => IoOp::Write,
             IoKind::Discard => IoOp::Discard,
             IoKind::WriteZeroes => IoOp::WriteZeroes,
-            IoKind::Flush => IoOp::Flush,
+            IoKind::Flush | IoKind::FlushCompleted => IoOp::Flush,
         }
     }
 }
@@ -88,6 +101,11 @@ impl Io {
     /// A flush.
     pub fn flush(class: Class) -> Io {
         Io { kind: IoKind::Flush, offset: 0, len: 0, class }
+    }
+
+    /// A flush of the writes that have completed.
+    pub fn flush_completed(class: Class) -> Io {
+        Io { kind: IoKind::FlushCompleted, offset: 0, len: 0, class }
     }
 }
 

@@ -18,7 +18,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -28,6 +27,7 @@ use super::raw::RawFile;
 use super::shared::Shared;
 use crate::buf::AlignedBuf;
 use crate::error::IoOp;
+use crate::lock::MutexGuard;
 use crate::snapshot::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 
 /// The longest pause. A clone of a file with many extents takes a while.

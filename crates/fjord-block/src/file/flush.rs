@@ -13,11 +13,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
 use super::gate::Pending;
 use super::raw::RawFile;
 use super::shared::Shared;
+use crate::lock::{Mutex, Rank};
 use crate::stats::StatCounters;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, Ticket, TicketCore};
@@ -62,9 +61,14 @@ struct State {
 }
 
 /// Combines the flushes of one device.
-#[derive(Default)]
 pub(super) struct Flusher {
     state: Mutex<State>,
+}
+
+impl Default for Flusher {
+    fn default() -> Flusher {
+        Flusher { state: Mutex::new(Rank::FileFlush, State::default()) }
+    }
 }
 
 /// Drives one flush ticket.

@@ -20,12 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use super::chunks::Chunks;
 use super::shared::{Job, Shared, Work};
 use crate::buf::AlignedBuf;
 use crate::device::Class;
+use crate::lock::{Condvar, Mutex, MutexGuard, Rank};
 use crate::snapshot::SnapshotError;
 
 /// One request in flight, in the low half of the word.
@@ -108,13 +107,22 @@ impl Guard {
 }
 
 /// The gate of one device.
-#[derive(Default)]
 pub(super) struct Gate {
     /// [`GUARDED`], changes in flight, requests in flight.
     word: AtomicU64,
     guard: Mutex<Guard>,
     /// Signalled on all events that a thread of the snapshot may wait for.
     changed: Condvar,
+}
+
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate {
+            word: AtomicU64::default(),
+            guard: Mutex::new(Rank::Gate, Guard::default()),
+            changed: Condvar::new(),
+        }
+    }
 }
 
 /// One request that is not done; dropped just before its ticket completes.

@@ -12,11 +12,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::ring::{Attendance, Ring};
 use super::shared::{Job, Shared};
 use crate::device::Class;
+use crate::lock::{Condvar, Mutex, Rank};
 use crate::ticket::Ticket;
 
 /// Age at which the ticker dispatches a request.
@@ -50,11 +49,20 @@ struct Queues {
 }
 
 /// The helper threads of one device.
-#[derive(Default)]
 pub(super) struct Helpers {
     queues: Mutex<Queues>,
     ticker_wake: Condvar,
     worker_wake: Condvar,
+}
+
+impl Default for Helpers {
+    fn default() -> Helpers {
+        Helpers {
+            queues: Mutex::new(Rank::FileHelpers, Queues::default()),
+            ticker_wake: Condvar::new(),
+            worker_wake: Condvar::new(),
+        }
+    }
 }
 
 impl Helpers {

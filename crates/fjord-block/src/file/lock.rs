@@ -17,11 +17,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::OpenError;
+use crate::lock::{Mutex, Rank};
 
 /// How long a busy block device is retried: a child of this process between fork and exec still
 /// holds released locks, and so do an ending process and probes of udev.
@@ -87,7 +87,7 @@ pub(super) fn lock_device(
     metadata: &fs::Metadata,
     read_only: bool,
 ) -> Result<Claim, OpenError> {
-    let claim = Claim { path: path.to_owned(), read_only, held: Mutex::new(None) };
+    let claim = Claim { path: path.to_owned(), read_only, held: Mutex::new(Rank::ImageLock, None) };
     // First, so that the claim does not block another instance that passes its own to a mount.
     match patiently(|| lock_description(fd, read_only)) {
         Ok(()) => {}

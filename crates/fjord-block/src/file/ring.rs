@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
-use parking_lot::Mutex;
 
 use super::raw::{IOV_COUNT_MAX, RawFile, Route};
 use super::shared::{Action, Shared, Work};
 use crate::error::{IoError, IoErrorKind};
+use crate::lock::{Mutex, MutexGuard, Rank};
 use crate::ticket::{Driver, TicketCore};
 
 const SUBMISSION_COUNT: u32 = 256;
@@ -96,8 +96,8 @@ impl Ring {
         ring.submitter().register_files(&[direct, buffered])?;
         Ok(Ring {
             ring,
-            submitting: Mutex::new(()),
-            lead: Mutex::default(),
+            submitting: Mutex::new(Rank::RingSubmission, ()),
+            lead: Mutex::new(Rank::RingLead, Lead::default()),
             inflight_count: AtomicUsize::new(0),
         })
     }
@@ -144,7 +144,7 @@ impl Ring {
     }
 
     /// Submits all queued entries to the kernel. May release the lock meanwhile.
-    fn enter_submit(&self, shared: &Shared, submitting: &mut parking_lot::MutexGuard<'_, ()>) {
+    fn enter_submit(&self, shared: &Shared, submitting: &mut MutexGuard<'_, ()>) {
         loop {
             // SAFETY: the lock is held.
             let left = unsafe { self.ring.submission_shared() }.len();
@@ -155,7 +155,7 @@ impl Ring {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 // Out of memory or completions to take first. The entries stay queued.
-                Err(_) => parking_lot::MutexGuard::unlocked(submitting, || {
+                Err(_) => MutexGuard::unlocked(submitting, || {
                     if self.try_lead() {
                         self.reap(shared);
                         self.step_down();
@@ -324,8 +324,8 @@ fn split(work: Work, shared: &Shared, ops: &mut Vec<Op>) {
     let count = AtomicUsize::new(iovecs.len().div_ceil(IOV_COUNT_MAX));
     let parts = Arc::new(Parts {
         count,
-        error: Mutex::new(None),
-        work: Mutex::new(Some(work)),
+        error: Mutex::new(Rank::RingError, None),
+        work: Mutex::new(Rank::FileJob, Some(work)),
         write,
         fua,
     });

@@ -14,12 +14,12 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::raw::RawFile;
 use crate::error::{IoError, IoOp};
+use crate::lock::{Mutex, Rank};
 use crate::ticket::IoResult;
 
 /// The smallest chunk: some blocks at a time are cheaper than one by one.
@@ -55,7 +55,7 @@ impl Room {
             chunk_bits,
             backed: (0..words).map(|_| AtomicU64::new(0)).collect(),
             added: boxcar::Vec::new(),
-            changes: Mutex::new(()),
+            changes: Mutex::new(Rank::FileRoom, ()),
         }
     }
 

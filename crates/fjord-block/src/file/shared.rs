@@ -14,8 +14,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::flush::{DirtyClock, Flusher};
 use super::gate::{Gate, Pending};
 use super::helper::Helpers;
@@ -24,6 +22,7 @@ use super::ring::Ring;
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Class, Request, bufs_len};
 use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::lock::{Mutex, Rank};
 use crate::stats::StatCounters;
 use crate::sticky::Sticky;
 use crate::ticket::{Completer, Driver, IoResult, ReadSlot, Ticket, TicketCore};
@@ -173,7 +172,7 @@ impl Work {
             Action::Write { fua: true, .. } if result.is_ok() => {}
             // A failed write may have changed a part.
             Action::Write { .. } | Action::Discard | Action::WriteZeroes => shared.dirty.bump(),
-            Action::Read { bufs, slot } => *slot.lock() = Some(bufs),
+            Action::Read { bufs, slot } => slot.fill(bufs),
         }
         if result.is_err() {
             shared.stats.error();
@@ -192,7 +191,7 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(work: Work, shared: &Arc<Shared>) -> Arc<Job> {
-        let job = Arc::new(Job { work: Mutex::new(None), shared: shared.clone() });
+        let job = Arc::new(Job { work: Mutex::new(Rank::FileJob, None), shared: shared.clone() });
         work.set_driver(job.clone());
         *job.work.lock() = Some(work);
         job

@@ -12,8 +12,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::core::{CommandId, Completion, SimCore};
 use super::cut::{Chooser, CutScope, CutState};
 use super::profile::Profile;
@@ -21,6 +19,7 @@ use super::stats::{SimStats, SimTrace};
 use crate::buf::AlignedBuf;
 use crate::device::{Capabilities, Class, Device, Request, bufs_len};
 use crate::error::{IoError, IoErrorKind, IoOp};
+use crate::lock::{Condvar, Mutex, Rank};
 use crate::mem::MemImage;
 use crate::stats::{DeviceStats, StatCounters};
 use crate::sticky::Sticky;
@@ -105,7 +104,7 @@ impl Shared {
                         rest = tail;
                     }
                     if completion.result.is_ok() {
-                        *slot.lock() = Some(bufs);
+                        slot.fill(bufs);
                     }
                     completer.complete(completion.result);
                 }
@@ -171,12 +170,15 @@ impl SimDevice {
         let shared = Arc::new(Shared {
             started: Instant::now(),
             size_bytes: contents.size_bytes(),
-            state: Mutex::new(State {
-                core: SimCore::with_contents(profile, contents),
-                pending: HashMap::new(),
-                timer_until_ns: None,
-                stopping: false,
-            }),
+            state: Mutex::new(
+                Rank::SimDevice,
+                State {
+                    core: SimCore::with_contents(profile, contents),
+                    pending: HashMap::new(),
+                    timer_until_ns: None,
+                    stopping: false,
+                },
+            ),
             wake: Condvar::new(),
             sticky: Arc::default(),
             counters: StatCounters::default(),

@@ -86,7 +86,9 @@ impl SimQueue {
                     let bufs = vec![self.zeroes.clone(); (len / UNIT_BYTES) as usize];
                     self.core.submit(&Request::Write { offset, bufs, order, fua, class })
                 }
-                IoKind::Flush => self.core.submit(&Request::Flush { class }),
+                IoKind::Flush | IoKind::FlushCompleted => {
+                    self.core.submit(&Request::Flush { class })
+                }
                 IoKind::Discard => self.core.submit(&Request::Discard { offset, len }),
                 IoKind::WriteZeroes => self.core.submit(&Request::WriteZeroes { offset, len }),
             };

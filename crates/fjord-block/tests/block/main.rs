@@ -4,6 +4,7 @@
 mod backends;
 mod closing;
 mod epoch_device;
+mod epoch_failures;
 mod epoch_proof;
 mod epoch_rules;
 mod epoch_sim;

@@ -84,8 +84,8 @@ Mount options of fjord:
   scheduler=NAME     write ordering: epoch, direct or auto (default: auto, which is direct
                      unless FJORD_SCHEDULER says epoch)
   pipeline=NAME      commits one after the other (serial), or each as soon as the one
-                     before is dispatched (dual, over the epoch scheduler) (default: auto,
-                     which is serial unless FJORD_PIPELINE says dual)
+                     before is dispatched (dual) (default: auto, which is serial unless
+                     FJORD_PIPELINE says dual)
 
 Examples:
   fjord mount disk.img /mnt

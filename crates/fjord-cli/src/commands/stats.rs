@@ -155,6 +155,13 @@ fn table(stats: &MountStats) -> String {
         ("  blocks".into(), per(logged, journal.commits)),
         ("  flushes".into(), journal.flushes.to_string()),
         ("  checkpointed".into(), format!("{} blocks", journal.checkpoint_blocks)),
+        (
+            "  page conflicts".into(),
+            format!(
+                "{} of {} blocks that joined a transaction",
+                journal.conflicting_blocks, journal.joined_blocks
+            ),
+        ),
     ]);
     if let Some(areas) = &stats.areas {
         let blocks = u64::from(areas.count) * u64::from(areas.area_blocks);

@@ -16,9 +16,9 @@ use std::time::Duration;
 use fjord::snapshot::{Reflink, SnapshotReport};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::call::{self, Kind, ReachError};
+use crate::ask::{AskError, Asked};
+use crate::call;
 
 mod server;
 
@@ -87,65 +87,9 @@ impl Outcome {
                 mode,
                 image: (image_dev, image_ino),
             }),
-            Outcome::Failed { errno, message } => Err(AskError::Failed { errno, message }),
-        }
-    }
-}
-
-/// Errors of a snapshot of a mount.
-#[derive(Debug, Error)]
-pub enum AskError {
-    /// Not a mount of fjord, or served by an older fjord.
-    #[error(
-        "not on a fjord mount that supports snapshots; give the directory named to fjord mount"
-    )]
-    NotServed,
-    /// Another user's mount.
-    #[error("only root and the user who mounted it may take a snapshot of it")]
-    NotAllowed,
-    /// Another snapshot is in progress.
-    #[error("another snapshot of it is in progress; try again when it has ended")]
-    Busy,
-    /// The server cannot reach the socket of this process.
-    #[error(
-        "the process that serves the mount is in another network namespace; run this command in \
-         the namespace of fjord mount"
-    )]
-    OutOfReach,
-    /// The server ended, or was killed.
-    #[error("the mount ended during the snapshot; run fjord snapshot on the image")]
-    Ended,
-    /// An error of the server.
-    #[error("{message}")]
-    Failed {
-        /// Its errno.
-        errno: i32,
-        /// What went wrong and what to do.
-        message: String,
-    },
-    /// Any other failure of this side.
-    #[error("{doing}: {source}")]
-    Io {
-        /// What was being done.
-        doing: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-fn io_error<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> AskError {
-    move |source| AskError::Io { doing, source: source.into() }
-}
-
-impl From<ReachError> for AskError {
-    fn from(error: ReachError) -> AskError {
-        match error {
-            ReachError::NotServed => AskError::NotServed,
-            ReachError::NotAllowed => AskError::NotAllowed,
-            ReachError::Busy => AskError::Busy,
-            ReachError::OutOfReach => AskError::OutOfReach,
-            ReachError::Ended => AskError::Ended,
-            ReachError::Io { doing, source } => AskError::Io { doing, source },
+            Outcome::Failed { errno, message } => {
+                Err(AskError::Failed { asked: Asked::Snapshot, errno, message })
+            }
         }
     }
 }
@@ -157,10 +101,10 @@ impl From<ReachError> for AskError {
 /// # Errors
 /// See [`AskError`]; `out` holds anything then.
 pub fn ask(dir: &File, out: &File, reflink: Reflink) -> Result<SnapshotReport, AskError> {
-    let socket = call::reach(dir, Kind::Snapshot)?;
+    let socket = call::reach(dir, Asked::Snapshot)?;
     let order = Order { reflink: reflink.name().into() };
-    send_order(&socket, &order, out).map_err(io_error("cannot reach the server"))?;
-    call::answer::<Outcome>(&socket)?.into_result()
+    send_order(&socket, &order, out).map_err(AskError::io("cannot reach the server"))?;
+    call::answer::<Outcome>(&socket, Asked::Snapshot)?.into_result()
 }
 
 fn send_order(socket: &OwnedFd, order: &Order, out: &File) -> io::Result<()> {

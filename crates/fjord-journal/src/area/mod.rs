@@ -19,12 +19,12 @@ mod scan;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use fjord_block::lock::{Mutex, Rank, RwLock, RwLockReadGuard};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Device, DeviceExt, Order, Request, Ticket};
 use fjord_format::ijournal::{AreaFormat, AreaTable, ITransaction};
 use fjord_format::jbd2::{IjournalMark, Superblock};
 use fjord_format::types::Tid;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
@@ -112,7 +112,7 @@ impl Areas {
         superblock: &Superblock,
         pending: Vec<ITransaction>,
     ) -> Areas {
-        let ring = || Mutex::new(Ring::new(table.area_blocks));
+        let ring = || Mutex::new(Rank::AreaRing, Ring::new(table.area_blocks));
         let mark = superblock.ijournal();
         Areas {
             table,
@@ -120,9 +120,9 @@ impl Areas {
             block_size: superblock.s_blocksize as usize,
             uuid: superblock.s_uuid,
             areas: (0..table.area_count).map(|_| ring()).collect(),
-            mark: RwLock::new(mark.map(|mark| mark.nonce)),
+            mark: RwLock::new(Rank::AreaMark, mark.map(|mark| mark.nonce)),
             recovering: AtomicBool::new(mark.is_some()),
-            pending: Mutex::new(pending),
+            pending: Mutex::new(Rank::PendingITransactions, pending),
             sub_id: AtomicU64::new(0),
             counters: Counters::default(),
         }

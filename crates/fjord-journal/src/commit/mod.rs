@@ -26,9 +26,9 @@ mod switch;
 use std::sync::Arc;
 use std::time::Instant;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::jbd2::{ChecksumVersion, Incompat};
-use parking_lot::Mutex;
 
 use crate::admission::Admitted;
 use crate::buffer::{Buffer, BufferKind};
@@ -131,7 +131,8 @@ impl Journal {
                 return Err(error);
             }
         };
-        let unsettled = Mutex::new(Unsettled { callbacks, ..Unsettled::default() });
+        let unsettled =
+            Mutex::new(Rank::Unsettled, Unsettled { callbacks, ..Unsettled::default() });
         let commit = self.start_flushing(&mut batch, began, log_blocks, unsettled);
         if planted(Bug::ToldBeforeLogged) {
             call_all(commit.take_callbacks(), &Ok(()));

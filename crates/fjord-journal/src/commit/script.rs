@@ -13,10 +13,10 @@
 //! Invariants: no script writes a commit block before everything that it refers to, unless the
 //! device keeps them in order; each script checks for a stopped journal before its last write.
 
+use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
-use parking_lot::MutexGuard;
 
 use super::Wants;
 use super::build::LogBlocks;

@@ -2,8 +2,8 @@
 //! invalid.
 //!
 //! Fast commits are valid while the journal superblock has FAST_COMMIT and they bear the ID of the
-//! next transaction in the log. If the log already has that transaction, e2fsck 1.47 drops the
-//! whole log. So the commit is written where recovery does not look, one block past the head of the
+//! next transaction in the log. No moment may have both that transaction and the stream before it
+//! ([`fjord_format::jbd2::fast_commit::compat`]). So the commit is written where recovery does not look, one block past the head of the
 //! log, and everything older is checkpointed; then one superblock write moves the start of the log
 //! to the commit and clears the bit:
 //!

@@ -11,17 +11,16 @@
 //! feature bit FAST_COMMIT **with FUA**. The checksum covers all blocks, so no order is needed
 //! among them. A crash before 3 or 4 is complete leaves the earlier fast commits.
 //!
-//! The bit makes the area valid. e2fsck 1.47 drops the whole log if a valid area starts with the
-//! head of another transaction's stream, so one write must make the full commit valid and the
-//! stream invalid: see the commit's module `switch`.
+//! The bit makes the area valid. One write makes a full commit valid and the stream before it
+//! invalid: see the commit's module `switch`. That, and every other rule that serves the replay by
+//! others, is explained in [`compat`].
 //!
 //! Invariants:
 //! - a fast commit is written under the commit lock, with its transaction running, so the full
 //!   commit that ends the stream has not begun;
 //! - the bit is set on disk only while the area begins with the head of the next transaction in the
 //!   log;
-//! - the area's last block stays unused: Linux and e2fsck look one block further than the last
-//!   one in use, and fail past the end;
+//! - the area's last block stays unused ([`compat::usable_blocks`]);
 //! - on close the head of the area is wiped, because Linux sets the bit when it mounts.
 
 mod queue;
@@ -31,12 +30,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, DeviceExt};
-use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, starts_with_head};
+use fjord_format::jbd2::fast_commit::compat::BlockUse;
+use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, compat, starts_with_head};
 use fjord_format::jbd2::{Incompat, MIN_JOURNAL_BLOCKS};
 use fjord_format::types::Tid;
-use parking_lot::Mutex;
 
 use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
@@ -72,13 +72,8 @@ pub struct FastCommitRequest {
     pub records: Vec<Record>,
     /// Durability of the file data.
     pub data: DataNeeds,
-    /// Owner of the blocks that the records add.
-    pub owner: u32,
-    /// The records add blocks to their owner.
-    pub adds_blocks: bool,
-    /// Replay will allocate blocks for the owner; no later record may add blocks, because replay
-    /// might already have chosen them.
-    pub allocates: bool,
+    /// What they do to blocks, which later records depend on.
+    pub blocks: BlockUse,
     /// Replay must not write log blocks before the records, so the log is emptied first.
     pub needs_empty_log: bool,
 }
@@ -146,11 +141,11 @@ impl Area {
     /// The area of a journal that has one. It is valid if recovery left it valid.
     pub(crate) fn new(log: &Log) -> Option<Area> {
         let pending = log.superblock.lock().0.s_feature_incompat.contains(Incompat::FAST_COMMIT);
-        let blocks = log.area.start..log.area.end.saturating_sub(1);
+        let blocks = compat::usable_blocks(log.area.clone());
         let (is_live, is_inherited, has_head) = (pending, pending, pending);
         let stream = Stream { is_live, is_inherited, has_head, ..Stream::default() };
         let (queue, used_hint) = (Queue::new(), AtomicU32::new(0));
-        let stream = Mutex::new(stream);
+        let stream = Mutex::new(Rank::FastCommitStream, stream);
         (!blocks.is_empty()).then_some(Area { blocks, queue, stream, used_hint })
     }
 
@@ -228,7 +223,8 @@ impl Journal {
     /// only, so the caller may hold the locks under which it made its records.
     pub fn queue_fast_commit(&self, request: FastCommitRequest) -> Option<FastCommitTicket> {
         let area = self.inner.area.as_ref()?;
-        let waiting = Arc::new(Waiting { request, outcome: Mutex::default() });
+        let waiting =
+            Arc::new(Waiting { request, outcome: Mutex::new(Rank::FastCommitOutcome, None) });
         area.queue.push(waiting.clone());
         Some(FastCommitTicket(waiting))
     }
@@ -297,21 +293,18 @@ impl Journal {
         let (mut logged, mut data) = (Vec::new(), DataNeeds::Nothing);
         for waiting in batch {
             let request = &waiting.request;
-            let other = allocates.is_some_and(|owner| owner != request.owner);
-            // e2fsck does not look ahead: its tree nodes may use blocks that a later record adds.
-            let taken = allocates.is_some() && request.adds_blocks;
             let outcome = if committed.at_least(request.tid) {
                 FastCommitOutcome::Committed
             } else if let Some(why) = closed {
                 why
-            } else if taken || (other && request.allocates) {
+            } else if compat::conflicts(allocates, request.blocks) {
                 FastCommitOutcome::Conflict
             } else if !push_all(&mut writer, &request.records) {
                 FastCommitOutcome::Full
             } else {
                 data = data.max(request.data);
-                if request.allocates {
-                    allocates = Some(request.owner);
+                if request.blocks.allocates {
+                    allocates = Some(request.blocks.owner);
                 }
                 logged.push(waiting);
                 continue;

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, Rank};
 
 /// Upper bound of a wait.
 const WAIT_MAX: Duration = Duration::from_millis(15);
@@ -89,7 +89,8 @@ impl<R> Queue<R> {
     pub(super) fn new() -> Queue<R> {
         let average = Duration::ZERO;
         let pace = Pace { expected: 0, ended: None, average, vain: 0, skip: 0 };
-        let inner = Mutex::new(Inner { waiting: Vec::new(), wanted: 0, pace });
+        let inner =
+            Mutex::new(Rank::FastCommitQueue, Inner { waiting: Vec::new(), wanted: 0, pace });
         Queue { inner, enough: Condvar::new() }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use fjord_block::{AlignedBuf, Capabilities, Class, Device, ReadTicket, Request, Ticket};
 use fjord_format::InodeNo;
 use fjord_format::jbd2::fast_commit::Record;
+use fjord_format::jbd2::fast_commit::compat::BlockUse;
 use fjord_format::jbd2::{ChecksumVersion, MIN_JOURNAL_BLOCKS, SUPERBLOCK_BYTES, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 use fjord_journal::{
@@ -77,9 +78,7 @@ fn fast_commit(journal: &Journal, tid: Tid) -> FastCommitOutcome {
         tid,
         records: vec![Record::Inode { ino: InodeNo(12), bytes: vec![1; 128] }],
         data: DataNeeds::FlushBefore,
-        owner: 12,
-        adds_blocks: false,
-        allocates: false,
+        blocks: BlockUse { owner: 12, adds_blocks: false, allocates: false },
         needs_empty_log: false,
     });
     journal.wait_fast_commit(ticket.unwrap()).unwrap()

@@ -281,11 +281,10 @@ impl FsInner {
         Ok(())
     }
 
-    /// Notes that a group's count of directories is changed, which replay by e2fsck undoes unless it is
-    /// home.
+    /// Notes that a group's count of directories is changed.
     pub(super) fn directory_count_changes(&self, h: &Handle) {
         if !planted(Bug::DirectoryCountNotHome) {
-            self.fragile.set(h.tid());
+            self.hazards.read_ahead_changed(h.tid());
         }
     }
 
@@ -293,7 +292,7 @@ impl FsInner {
     pub(super) fn init_flag(&self, h: &Handle, desc: &mut GroupDesc, flag: GroupFlags) {
         if desc.flags.contains(flag) {
             desc.flags.remove(flag);
-            self.fragile.set(h.tid());
+            self.hazards.read_ahead_changed(h.tid());
         }
     }
 

@@ -20,8 +20,6 @@ use super::group::Bitmap;
 use super::table::{Cell, Overlay};
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
-use crate::inode::disk;
-use crate::options::FsyncPolicyKind;
 
 /// Flex groups compared for a new directory in the root.
 const SPREAD_CANDIDATES: u32 = 256;
@@ -227,22 +225,15 @@ impl FsInner {
         Ok(())
     }
 
-    /// Checks the old contents on disk of an inode-table block that is zeroed in memory: e2fsck's
-    /// replay of fast commits keeps the bytes after the fields of an inode.
+    /// Checks the old contents on disk of an inode-table block that is zeroed in memory, where replay
+    /// would keep the bytes after the fields of an inode.
     fn note_stale_tails(&self, block: BlockNo) -> Result<()> {
-        if self.options.fsync != FsyncPolicyKind::FastCommit {
+        if !self.fsync_policy.replays_fields_only() {
             return Ok(());
         }
         let bytes = self.device.read_buf(self.byte_offset(block), self.geo.block_size as usize)?;
-        if bytes.chunks(usize::from(self.geo.inode_size)).any(disk::has_tail) {
-            self.groups.stale_tails.lock().insert(block);
-        }
+        self.hazards.table_block_zeroed(block, &bytes, self.geo.inode_size);
         Ok(())
-    }
-
-    /// Whether a block of the inode table was zeroed in memory although it was not empty on disk.
-    pub(crate) fn has_stale_tails(&self, block: BlockNo) -> bool {
-        self.groups.stale_tails.lock().contains(&block)
     }
 
     fn free_inode_bit(&self, group: GroupNo, found: &Bitmap, overlay: &Overlay) -> Option<u32> {

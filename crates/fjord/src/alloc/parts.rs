@@ -154,7 +154,7 @@ impl Parts for GroupParts {
 impl FsInner {
     /// Whether partial commits of groups are possible.
     pub(crate) fn commits_groups(&self) -> bool {
-        self.options.fsync == crate::options::FsyncPolicyKind::Group && self.has_log()
+        self.fsync_policy.commits_groups() && self.has_log()
     }
 
     /// The part that a block of metadata is of, as the journal sees it.

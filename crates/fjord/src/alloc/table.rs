@@ -5,7 +5,7 @@
 //! descriptor or bitmap is marked and never allocated from; a cell is small, because 16 TiB have
 //! 131,072 of them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -161,9 +161,6 @@ pub(crate) struct Groups {
     pub(super) zones: Zones,
     /// Blocks that are no data blocks (`f_blocks` leaves them out), without the journal.
     pub(super) fixed_blocks: AtomicU64,
-    /// Inode-table blocks that were zeroed in memory although they had nonzero bytes on disk after
-    /// the fields of their inodes. A leaf lock.
-    pub(super) stale_tails: Mutex<HashSet<BlockNo>>,
     /// Held by a trim while it keeps free blocks busy; an allocation that finds none waits for it.
     /// Taken before a group's lock.
     pub(super) trim_lock: Mutex<()>,
@@ -217,7 +214,6 @@ impl Groups {
             freed: Arc::default(),
             zones,
             fixed_blocks: AtomicU64::new(fixed_blocks),
-            stale_tails: Mutex::default(),
             spread_turn: AtomicU32::new(0),
             trim_lock: Mutex::new(()),
             foreign: foreign.concat(),
@@ -233,7 +229,6 @@ impl Groups {
             freed: Arc::default(),
             zones: Zones::default(),
             fixed_blocks: AtomicU64::new(0),
-            stale_tails: Mutex::default(),
             spread_turn: AtomicU32::new(0),
             trim_lock: Mutex::new(()),
             foreign: Vec::new(),

@@ -39,7 +39,6 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
-use crate::options::FsyncPolicyKind;
 
 pub(crate) use readdir::read_dir;
 
@@ -216,7 +215,7 @@ pub(crate) fn insert(
         return Ok(());
     }
     state.changes.entry_added(h.tid(), dirent::rec_len_for(name.len()));
-    if fs.options.fsync != FsyncPolicyKind::FastCommit {
+    if !fs.fsync_policy.logs_names_alone() {
         return Ok(());
     }
     match grow_early(&dir, h, state, name) {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::alloc::{Goal, Run};
 use crate::error::Result;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
+use crate::inode::changes::CommitReason;
 use crate::inode::{Inode, InodeState, attr, disk};
 use crate::map;
 
@@ -134,7 +134,7 @@ fn store(fs: &Arc<FsInner>, inode: &Inode, state: &mut InodeState, content: &[u8
     })?;
     if !has_inline_data(state) {
         // A log of one file's changes does not tell that it had a map before.
-        state.changes.require_commit(handle.tid(), Fallback::Entangled);
+        state.changes.require_commit(handle.tid(), CommitReason::Entangled);
     }
     state.disk.i_block = head;
     state.disk.flags.insert(InodeFlags::INLINE_DATA);
@@ -190,8 +190,8 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
         set.remove(NameIndex::SYSTEM, DATA_NAME);
         Ok(())
     })?;
-    // Fast-commit records of its extents would refer to an inode without a map, on which e2fsck's
-    // replay aborts.
+    // Records of its extents would refer to an inode that has no map yet:
+    // `fjord_format::jbd2::fast_commit::compat`.
     state.changes.attributes_changed(handle.tid());
     state.disk.flags.remove(InodeFlags::INLINE_DATA);
     map::init(fs, state);

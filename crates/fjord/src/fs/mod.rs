@@ -47,9 +47,10 @@ use crate::file::carry::Carriers;
 use crate::file::pace::Pace;
 use crate::fs::geo::Geo;
 use crate::fsync::FsyncPolicy;
+use crate::fsync::hazards::ReplayHazards;
 use crate::fsync::stats::FsyncCounters;
+use crate::inode::InodeState;
 use crate::inode::table::InodeTable;
-use crate::inode::{InodeState, TidCell};
 use crate::options::MountOptions;
 use crate::orphan::OrphanTable;
 
@@ -97,9 +98,8 @@ pub(crate) struct FsInner {
     pub(crate) rename_lock: Mutex<()>,
     /// How an fsync commits.
     pub(crate) fsync_policy: Box<dyn FsyncPolicy>,
-    /// The newest transaction that changed the superblock, put a group into use or keeps a file
-    /// on record that is being truncated; see [`crate::fsync`], fast commits.
-    pub(crate) fragile: TidCell,
+    /// Changes that the replay of fast commits by others would undo.
+    pub(crate) hazards: ReplayHazards,
     /// Whether the disk that holds the image is full.
     pub(crate) room: room::Room,
     /// Read-only, shut down, damaged?

@@ -32,11 +32,11 @@ use crate::fs::geo::Geo;
 use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
+use crate::fsync::hazards::ReplayHazards;
 use crate::fsync::stats::FsyncCounters;
-use crate::inode::TidCell;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
-use crate::options::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use crate::options::{DataMode, MountOptions, Scheduler};
 use crate::orphan::{self, OrphanTable};
 use crate::replay;
 
@@ -333,13 +333,8 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
     }
     options.cache_size_bytes = options.cache_size_bytes.max(MountOptions::CACHE_SIZE_MIN_BYTES);
     options.fsync = options.fsync.or_from_environment()?;
-    let has_fast_commit = features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL);
-    if options.fsync == FsyncPolicyKind::FastCommit && !options.read_only && !has_fast_commit {
-        return Err(Error::Usage(
-            "fsync=fast-commit needs an image with the features has_journal and fast_commit; run \
-             `fjord tune --fast-commit on` on it, or mount it with fsync=compound"
-                .into(),
-        ));
+    if !options.read_only {
+        fsync::policy(options.fsync).check_features(&features)?;
     }
     if options.data == DataMode::Journal {
         // As ext4: the data mode that journals data does not delay allocation's promises,
@@ -356,16 +351,11 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
 /// # Errors
 /// `Usage` for a policy that the image is not made for.
 fn settle_policy(options: MountOptions, journal: Option<&Journal>) -> Result<MountOptions> {
-    let has_areas = journal.is_some_and(Journal::has_areas);
-    if options.fsync == FsyncPolicyKind::Ijournal && !options.read_only && !has_areas {
-        return Err(Error::Usage(
-            "fsync=ijournal needs an image with areas for i-transactions; run `fjord tune --ijournal \
-             4x16M` on it, or mount it with fsync=compound"
-                .into(),
-        ));
+    if !options.read_only {
+        fsync::policy(options.fsync).check_journal(journal)?;
     }
     let journal = journal.filter(|_| options.data != DataMode::Journal);
-    let has_areas = has_areas && journal.is_some();
+    let has_areas = journal.is_some_and(Journal::has_areas);
     let has_fast_commits = journal.is_some_and(|journal| journal.fast_commit_blocks() > 0);
     let fsync = options.fsync.or_for_image(has_areas, has_fast_commits);
     Ok(MountOptions { fsync, ..options })
@@ -417,7 +407,7 @@ fn build(
         resize_lock: Mutex::new(()),
         rename_lock: Mutex::new(()),
         fsync_policy: fsync::policy(options.fsync),
-        fragile: TidCell::default(),
+        hazards: ReplayHazards::default(),
         room: room::Room::default(),
         status: status::Status::default(),
         events: events::Events::default(),
@@ -483,13 +473,6 @@ fn open_journal(
     let fast_commits = std::mem::take(&mut report.fast_commit_records);
     if geo.features.incompat.contains(Incompat::RECOVER) {
         tracing::info!(?report, "journal replayed");
-    }
-    if options.fsync == FsyncPolicyKind::FastCommit && journal.fast_commit_blocks() == 0 {
-        return Err(Error::Usage(
-            "the journal is too short for a fast-commit area; mount with fsync=compound, or make a \
-                 longer journal with tune2fs -O ^has_journal and -J size=32"
-                .into(),
-        ));
     }
     if journal.credits_max() < JOURNAL_CREDITS_MIN {
         let detail = "the log is too short for a transaction".to_owned();

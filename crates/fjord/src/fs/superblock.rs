@@ -145,7 +145,7 @@ impl FsInner {
     ) -> Result<()> {
         let (_, offset) = self.superblock_place();
         let buffer = self.superblock_buffer()?;
-        self.fragile.set(h.tid());
+        self.hazards.read_ahead_changed(h.tid());
         let mut raw = self.sb.raw.lock();
         change_whole(&mut raw, change);
         let mut bytes = h.get_write(&buffer)?;

@@ -16,54 +16,46 @@
 //! A crash before 5 is complete leaves the file as of its last fast or full commit, after it the
 //! new state. The changes are also in the running transaction; its commit makes the area invalid.
 //!
-//! Replay by fjord, Linux and e2fsck 1.47 gives the same tree. The limits of the other two
+//! Replay by fjord, Linux and e2fsck gives the same tree. The limits of the other two ([`compat`])
 //! determine what can be logged. An fsync makes a full commit ([`Fallback`]) if
 //! - the file got, lost or changed a name, is an orphan, or its attributes changed (as in Linux);
 //! - its data is inline or journaled, it has a block map, a part of it was collapsed or inserted;
-//! - it was made in a directory that has no full commit yet (e2fsck 1.47 does not make the first
-//!   block of a directory, and Linux counts its links wrong), under a name of something else than
+//! - it was made in a directory that has no full commit yet, under a name of something else than
 //!   a plain file that is gone, or where the entry may not fit without what left or
-//!   came to the directory in this transaction (e2fsck 1.47.0 adds no block to a directory, later
-//!   ones may take one that a later record gives to a file). So that this hardly happens,
-//!   directories grow early under this policy: see [`crate::dir`];
+//!   came to the directory in this transaction ([`compat::name_finds_room`]). So that this hardly
+//!   happens, directories grow early under this policy: see [`crate::dir`];
 //! - the area is full, or blocks would be added to a file whose extent tree has nodes of its own:
-//!   replay allocates new ones, and what is added later, to that file or another, could be among them.
+//!   see [`compat::conflicts`].
 //!
 //! A full commit ends the stream of fast commits. An fsync waits for one in progress, as in Linux.
 //! Background commits keep the area from filling up; an fsync that uses its last quarter commits
 //! afterwards.
 //!
-//! e2fsck 1.47 reads some blocks before it replays the log, and writes them back after the replay
-//! of fast commits: fields of the superblock, the block of the inode table that holds the journal's
-//! inode, and which groups have bitmaps. So before a fast commit of an inode in that block, and
-//! after a transaction that changed the superblock, initialised a group or truncates in several
-//! steps, the log is checkpointed.
+//! Before a fast commit of an inode beside the journal's, and after a transaction that changed what
+//! e2fsck reads ahead, the log is checkpointed: see [`super::hazards`].
 
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
 use fjord_format::InodeNo;
 use fjord_format::extent::Extent;
-use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
+use fjord_format::features::{Compat, Features};
 use fjord_format::inode::InodeFlags;
+use fjord_format::jbd2::fast_commit::compat::{self, BlockUse};
 use fjord_format::jbd2::fast_commit::{EntryRecord, Record};
 use fjord_format::types::{LogicalBlock, Tid};
-use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
+use fjord_journal::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket, Journal};
 
-use super::changes::{Entry, Logged, Shown};
 use super::{Fallback, FsyncPolicy, Outcome, compound};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::writeback::{self, journals_data};
 use crate::fs::FsInner;
+use crate::inode::changes::{Entry, Logged, Shown};
 use crate::inode::{Inode, InodeState, disk, table};
 use crate::map::{self, MapKind};
 
 /// Most ranges in one fsync; for more of them a full commit is cheaper.
 const RANGES_MAX: usize = 256;
-/// Blocks that a file which is gone had at most: 8 TiB of 4 KiB each. Linux counts no further.
-const GONE_BLOCKS: u32 = i32::MAX as u32;
-/// Bytes of `i_extra_isize` and the checksum after it, which e2fsck's replay asks for.
-const EXTRA_BYTES_MIN: u16 = 4;
 
 /// Logs the changes of one file in the fast-commit area.
 pub(crate) struct FastCommit;
@@ -83,6 +75,36 @@ struct Queued {
 impl FsyncPolicy for FastCommit {
     fn name(&self) -> &'static str {
         "fast-commit"
+    }
+
+    fn logs_names_alone(&self) -> bool {
+        true
+    }
+
+    fn replays_fields_only(&self) -> bool {
+        true
+    }
+
+    fn check_features(&self, features: &Features) -> Result<()> {
+        if features.compat.contains(Compat::FAST_COMMIT | Compat::HAS_JOURNAL) {
+            return Ok(());
+        }
+        Err(Error::Usage(
+            "fsync=fast-commit needs an image with the features has_journal and fast_commit; run \
+             `fjord tune --fast-commit on` on it, or mount it with fsync=compound"
+                .into(),
+        ))
+    }
+
+    fn check_journal(&self, journal: Option<&Journal>) -> Result<()> {
+        if journal.is_some_and(|journal| journal.fast_commit_blocks() > 0) {
+            return Ok(());
+        }
+        Err(Error::Usage(
+            "the journal is too short for a fast-commit area; mount with fsync=compound, or make a \
+             longer journal with tune2fs -O ^has_journal and -J size=32"
+                .into(),
+        ))
     }
 
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
@@ -117,7 +139,7 @@ impl FsyncPolicy for FastCommit {
     }
 }
 
-/// Changes in the log that e2fsck's replay would overwrite.
+/// Whether replay by e2fsck would undo changes that are in the log only.
 #[derive(Clone, Copy)]
 struct ReplayHazard {
     /// The log must be checkpointed first.
@@ -128,15 +150,14 @@ struct ReplayHazard {
 
 impl ReplayHazard {
     fn of(fs: &FsInner, inode: &Inode, entry: Option<&NewEntry>) -> ReplayHazard {
-        let fragile = fs.fragile.get();
-        let table_block = |ino| fs.geo.inode_location(ino).map(|at| (at.group, at.table_block));
-        let is_beside_journal = |ino| table_block(ino) == table_block(InodeNo::JOURNAL);
+        let newest = fs.hazards.newest_unsafe();
+        let is_beside_journal = |ino| compat::is_beside_journal(&fs.geo, ino);
         let replaced = entry.and_then(|entry| entry.replaces);
         ReplayHazard {
-            needed: fragile.is_some()
+            needed: newest.is_some()
                 || is_beside_journal(inode.ino)
                 || replaced.is_some_and(is_beside_journal),
-            until: fragile.filter(|&tid| fs.journal().is_committed(tid)),
+            until: newest.filter(|&tid| fs.journal().is_committed(tid)),
         }
     }
 }
@@ -181,7 +202,7 @@ fn finish(
             }
             inode.set_logged(queued.touches);
             if let Some(tid) = queued.hazard.until {
-                fs.fragile.clear(tid);
+                fs.hazards.are_home(tid);
             }
             if !queued.same {
                 fs.fsync_counters.logged(u64::from(blocks), 0);
@@ -236,8 +257,7 @@ fn new_entry(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<Option<NewEntry>, 
         Shown::File(ino) => Some(ino),
         Shown::Other => return Err(Fallback::NameReuse),
     };
-    // The removed entry leaves space for one of the same length.
-    if replaces.is_none() && !entry.fits {
+    if !compat::name_finds_room(replaces.is_some(), entry.fits) {
         return Err(Fallback::DirectoryChanged);
     }
     // It cannot have been removed without taking the name away first.
@@ -262,7 +282,7 @@ fn check_file(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
         return Err(Fallback::NotAFile);
     }
     if let Some(why) = state.changes.needs_commit(committed) {
-        return Err(why);
+        return Err(why.into());
     }
     if state.orphan.is_some() || state.disk.links_count == 0 {
         return Err(Fallback::Orphan);
@@ -276,11 +296,10 @@ fn check_file(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     if journals_data(fs, state) {
         return Err(Fallback::DataJournal);
     }
-    let small =
-        fs.geo.inode_size > GOOD_OLD_INODE_BYTES && state.disk.extra_isize < EXTRA_BYTES_MIN;
-    // The replay of Linux counts a file's blocks anew, and forgets the one of its attributes.
-    let has_block = state.disk.file_acl.0 != 0 && !planted(Bug::FastCommitAttributeBlock);
-    if small || has_block || state.changes.has_attribute_changes(committed) {
+    let is_accepted = compat::accepts_inode(fs.geo.inode_size, state.disk.extra_isize);
+    let counts_all =
+        compat::counts_all_blocks(state.disk.file_acl) || planted(Bug::FastCommitAttributeBlock);
+    if !is_accepted || !counts_all || state.changes.has_attribute_changes(committed) {
         return Err(Fallback::Attributes);
     }
     Ok(())
@@ -332,9 +351,11 @@ fn queue(
     };
     let request = FastCommitRequest {
         tid,
-        adds_blocks,
-        allocates: has_nodes && !ranges.is_empty(),
-        owner: inode.ino.0,
+        blocks: BlockUse {
+            owner: inode.ino.0,
+            adds_blocks,
+            allocates: compat::allocates_nodes(has_nodes, !ranges.is_empty()),
+        },
         records: if same { Vec::new() } else { records(inode, entry, ranges, &image) },
         data,
         needs_empty_log: hazard.needed,
@@ -349,8 +370,7 @@ fn queue(
 }
 
 /// Records in replay order: an inode before its name, its blocks before the attributes that count
-/// them; first, the old file of the name loses its blocks (e2fsck fully deletes only empty files
-/// without a name), then its name.
+/// them; first, the removal of the name's old file.
 fn records(
     inode: &Inode,
     entry: Option<NewEntry>,
@@ -363,9 +383,7 @@ fn records(
     if let Some(entry) = entry.filter(|_| !planted(Bug::FastCommitNoName)) {
         let (parent, name) = (entry.entry.parent, entry.entry.name.into_vec());
         if let Some(ino) = entry.replaces {
-            let (logical, len) = (LogicalBlock(0), GONE_BLOCKS);
-            records.push(Record::DelRange { ino, logical, len });
-            records.push(Record::Unlink(EntryRecord { parent, ino, name: name.clone() }));
+            records.extend(compat::removal(ino, parent, name.clone()));
         }
         records.push(attributes.clone());
         records.push(Record::Create(EntryRecord { parent, ino, name }));

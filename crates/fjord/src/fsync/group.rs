@@ -47,6 +47,10 @@ impl FsyncPolicy for Group {
         true
     }
 
+    fn commits_groups(&self) -> bool {
+        true
+    }
+
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
         writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Fsync { datasync })?;
         let committed = commit(fs, inode, datasync);

@@ -2,18 +2,21 @@
 //!
 //! Owns the interface between the engine and the policies. A policy writes an inode's data (see
 //! [`crate::file::writeback`]) and makes its newest metadata durable, by its own log or, always
-//! possible, by a full commit ([`compound`]). [`changes`] tracks the changes of an inode; [`stats`]
-//! counts calls.
+//! possible, by a full commit ([`compound`]). [`stats`] counts calls. The changes of an inode that no
+//! commit covers are the inode's ([`crate::inode::changes`]), recorded whatever the policy.
+//!
+//! What a policy asks of the rest of the engine is a capability of [`FsyncPolicy`]; no other module
+//! knows which policy a mount has.
 //!
 //! Invariant: when [`FsyncPolicy::fsync`] returns `Ok`, everything written to the file
 //! before the call, its attributes, and a path to it survive a power cut.
 
-pub(crate) mod changes;
 mod compound;
 mod fast_commit;
 mod feature;
 mod group;
-pub(crate) mod ijournal;
+pub(crate) mod hazards;
+mod ijournal;
 pub(crate) mod stats;
 
 use std::sync::Arc;
@@ -21,7 +24,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_journal::room_waits_of_this_thread;
+use fjord_format::features::Features;
+use fjord_journal::{Journal, room_waits_of_this_thread};
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
@@ -52,10 +56,45 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     fn keeps_barriers(&self) -> bool {
         false
     }
+
+    /// Whether it commits block groups apart from each other, so that each buffer is of a part of
+    /// the transaction, and changes of the superblock are put off to the next full commit.
+    fn commits_groups(&self) -> bool {
+        false
+    }
+
+    /// Whether it logs the names of new files apart from their directory, whose replay finds room
+    /// only in the blocks that the directory had at the last full commit.
+    fn logs_names_alone(&self) -> bool {
+        false
+    }
+
+    /// Whether replay of its log writes the fields of a new inode only, and keeps the bytes after
+    /// them that the inode table has on disk.
+    fn replays_fields_only(&self) -> bool {
+        false
+    }
+
+    /// Refuses an image without the features that it needs. Not asked for a read-only mount.
+    ///
+    /// # Errors
+    /// `Usage`, with what to do.
+    fn check_features(&self, _features: &Features) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a journal without the room that it needs; `None` for an image without a journal. Not
+    /// asked for a read-only mount.
+    ///
+    /// # Errors
+    /// `Usage`, with what to do.
+    fn check_journal(&self, _journal: Option<&Journal>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The policy of an option. A writable mount has resolved `Auto` (see `fs/mount.rs`); for a
-/// read-only one any policy will do.
+/// read-only one, and for checks before that, any policy that needs nothing of the image will do.
 pub(crate) fn policy(kind: FsyncPolicyKind) -> Box<dyn FsyncPolicy> {
     match kind {
         FsyncPolicyKind::Auto | FsyncPolicyKind::Compound => Box::new(Compound),
@@ -157,4 +196,30 @@ fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> 
         return Ok(());
     }
     Err(fs.status.first_error().unwrap_or(Errno::IO.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use fjord_format::features::Compat;
+
+    use super::*;
+
+    #[test]
+    fn what_each_policy_asks_of_others() {
+        let plain = Features::default();
+        let mut whole = Features::default();
+        whole.compat = Compat::FAST_COMMIT | Compat::HAS_JOURNAL;
+        for &kind in [FsyncPolicyKind::Auto].iter().chain(FsyncPolicyKind::ALL) {
+            let policy = policy(kind);
+            let is = |other| kind == other;
+            assert_eq!(policy.commits_groups(), is(FsyncPolicyKind::Group));
+            assert_eq!(policy.logs_names_alone(), is(FsyncPolicyKind::FastCommit));
+            assert_eq!(policy.replays_fields_only(), is(FsyncPolicyKind::FastCommit));
+            assert_eq!(policy.check_features(&plain).is_err(), is(FsyncPolicyKind::FastCommit));
+            assert!(policy.check_features(&whole).is_ok());
+            let has_own_log = is(FsyncPolicyKind::FastCommit) || is(FsyncPolicyKind::Ijournal);
+            assert_eq!(policy.check_journal(None).is_err(), has_own_log);
+            assert_eq!(policy.keeps_barriers(), !has_own_log);
+        }
+    }
 }

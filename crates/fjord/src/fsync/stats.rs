@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::inode::changes::CommitReason;
+
 /// Why an fsync made a full commit although the policy is finer (fallback).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -107,6 +109,20 @@ impl Fallback {
             Fallback::ExtentTree => "extent-tree",
             Fallback::Superblock => "superblock",
             Fallback::TransactionFull => "transaction-full",
+        }
+    }
+}
+
+impl From<CommitReason> for Fallback {
+    fn from(why: CommitReason) -> Fallback {
+        match why {
+            CommitReason::HardLink => Fallback::HardLink,
+            CommitReason::Rename => Fallback::Rename,
+            CommitReason::Attributes => Fallback::Attributes,
+            CommitReason::ShiftedRange => Fallback::ShiftedRange,
+            CommitReason::Entangled => Fallback::Entangled,
+            CommitReason::TooLarge => Fallback::TooLarge,
+            CommitReason::Forgotten => Fallback::Forgotten,
         }
     }
 }

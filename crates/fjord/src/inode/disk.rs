@@ -7,6 +7,7 @@
 use fjord_block::plant::{Bug, planted};
 use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::inode::{self, DiskInode, InodeFlags};
+use fjord_format::jbd2::fast_commit::compat;
 use fjord_format::time::Timestamp;
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::Handle;
@@ -129,10 +130,10 @@ pub(crate) fn store_new(
     state: &mut InodeState,
 ) -> Result<()> {
     settle_times(fs, &mut state.disk);
-    let mut stale = fs.has_stale_tails(place(fs, inode.ino)?.0);
+    let mut stale = fs.hazards.has_stale_tails(place(fs, inode.ino)?.0);
     if !planted(Bug::EntryBeforeInode) {
         change_bytes(fs, h, inode.ino, |bytes| {
-            stale |= has_tail(bytes);
+            stale |= compat::has_tail(bytes);
             bytes.fill(0);
             Ok(state.disk.encode(bytes, &fs.geo)?)
         })?;
@@ -144,12 +145,6 @@ pub(crate) fn store_new(
     state.dirty = false;
     inode.touch_tid(h.tid(), true);
     Ok(())
-}
-
-/// Whether something lies after the fields that a new inode has.
-pub(crate) fn has_tail(bytes: &[u8]) -> bool {
-    let fields = usize::from(GOOD_OLD_INODE_BYTES) + usize::from(inode::EXTRA_ISIZE_KNOWN);
-    bytes.get(fields..).is_some_and(|tail| tail.iter().any(|&byte| byte != 0))
 }
 
 /// Marks an inode deleted: no links, no mode, a time of deletion.

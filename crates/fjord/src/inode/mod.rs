@@ -16,6 +16,8 @@
 //! start → group locks → buffers. `state` is never taken while a handle is open.
 
 pub(crate) mod attr;
+pub(crate) mod carried;
+pub(crate) mod changes;
 pub(crate) mod disk;
 pub(crate) mod evict;
 pub(crate) mod flags;
@@ -33,8 +35,9 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
 use crate::file::carry::DeferredRun;
-use crate::fsync::changes::Changes;
-use crate::fsync::ijournal::carried::Carried;
+
+use carried::Carried;
+use changes::Changes;
 
 /// An inode in memory.
 pub(crate) struct Inode {
@@ -154,7 +157,7 @@ pub(crate) struct InFlightWrite {
 }
 
 /// A transaction ID or none, changed without a lock.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct TidCell(AtomicU64);
 
 impl TidCell {

@@ -31,7 +31,7 @@ use crate::alloc::Goal;
 use crate::error::{Error, Result};
 use crate::file::writeback::journals_data;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
+use crate::inode::changes::CommitReason;
 use crate::inode::{Inode, InodeState};
 
 /// One past the last block index that a file can have, as a number that 32 bits cannot hold.
@@ -286,7 +286,7 @@ pub(crate) fn collapse_at_once(
     state: &mut InodeState,
     range: (u32, u32),
 ) -> Result<()> {
-    state.changes.require_commit(h.tid(), Fallback::ShiftedRange);
+    state.changes.require_commit(h.tid(), CommitReason::ShiftedRange);
     extent::collapse_at_once(fs, h, inode, state, range)
 }
 
@@ -298,7 +298,7 @@ pub(crate) fn expand_at_once(
     state: &mut InodeState,
     range: (u32, u32),
 ) -> Result<()> {
-    state.changes.require_commit(h.tid(), Fallback::ShiftedRange);
+    state.changes.require_commit(h.tid(), CommitReason::ShiftedRange);
     extent::expand_at_once(fs, h, inode, state, range)
 }
 

@@ -39,8 +39,7 @@ use crate::attr::Timespec;
 use crate::dir;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
-use crate::fsync::changes::{Fate, Removed, Shown};
+use crate::inode::changes::{CommitReason, Fate, Removed, Shown};
 use crate::inode::{Inode, InodeState, attr, disk, table};
 use crate::map;
 use crate::vfs::InodeRef;
@@ -252,7 +251,7 @@ fn note_removed(
 ) {
     let tid = h.tid();
     let fate = if state.disk.links_count > 0 {
-        state.changes.require_commit(tid, Fallback::HardLink);
+        state.changes.require_commit(tid, CommitReason::HardLink);
         Fate::Moved
     } else if state.is_dir() {
         Fate::GoneDir

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
+use crate::inode::changes::CommitReason;
 use crate::inode::{Inode, InodeState, attr, disk};
 use crate::vfs::InodeRef;
 use crate::{dir, orphan};
@@ -57,7 +57,7 @@ fn link_once(fs: &Arc<FsInner>, target: &Arc<Inode>, dir: &Arc<Inode>, name: &[u
     }
     state.disk.links_count += 1;
     if !planted(Bug::ItransactionLinkNotCommitted) {
-        state.changes.require_commit(h.tid(), Fallback::HardLink);
+        state.changes.require_commit(h.tid(), CommitReason::HardLink);
     }
     attr::set_ctime(&mut state.disk, time);
     disk::store(fs, &h, target, &mut state)?;

@@ -27,8 +27,7 @@ use crate::dir::{self, Found};
 use crate::error::{Error, Result};
 use crate::file::writeback;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
-use crate::fsync::changes::{Fate, Removed, Shown};
+use crate::inode::changes::{CommitReason, Fate, Removed, Shown};
 use crate::inode::{Inode, InodeState, attr, disk, table};
 use crate::vfs::{InodeRef, RenameFlags};
 
@@ -385,7 +384,7 @@ impl Call<'_> {
         let (fate, shown) = (Fate::Moved, Shown::Other);
         let removed = Removed { tid: h.tid(), ino: inode.ino, fate, shown };
         note_name_free(self.fs, dir_state, name, removed);
-        state.changes.require_commit(h.tid(), Fallback::Rename);
+        state.changes.require_commit(h.tid(), CommitReason::Rename);
     }
 
     fn make_whiteout(&self, h: &Handle, dir_state: &InodeState) -> Result<Arc<Inode>> {
@@ -396,7 +395,7 @@ impl Call<'_> {
         let done = new::prepare(fs, h, (dir, dir_state), &inode, &mut state, self.cred);
         state.disk.links_count = 1;
         state.changes.born(h.tid());
-        state.changes.require_commit(h.tid(), Fallback::Rename);
+        state.changes.require_commit(h.tid(), CommitReason::Rename);
         if let Err(error) = done.and_then(|()| disk::store(fs, h, &inode, &mut state)) {
             new::take_back(fs, h, &inode, &mut state)?;
             return Err(error);

@@ -16,7 +16,7 @@ use super::{Garbage, damaged, rules};
 use crate::alloc::Goal;
 use crate::error::Result;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
+use crate::inode::changes::CommitReason;
 use crate::inode::{Inode, InodeState};
 
 fn read(fs: &FsInner, inode: &Inode, block: BlockNo) -> Result<Arc<Buffer>> {
@@ -75,7 +75,7 @@ pub(super) fn store(
 ) -> Result<bool> {
     let old = state.disk.file_acl;
     if (old.0 != 0 || !set.is_empty()) && !planted(Bug::ItransactionAttributesNotCommitted) {
-        state.changes.require_commit(h.tid(), Fallback::Attributes);
+        state.changes.require_commit(h.tid(), CommitReason::Attributes);
     }
     let shared =
         with_view(fs, inode, state, |header, _| Ok(header.h_refcount > 1))?.unwrap_or(false);
@@ -181,7 +181,7 @@ pub(crate) fn release(
 ) -> Result<Garbage> {
     let mut garbage = Garbage::default();
     if state.disk.file_acl.0 != 0 {
-        state.changes.require_commit(h.tid(), Fallback::Attributes);
+        state.changes.require_commit(h.tid(), CommitReason::Attributes);
         let values = value_inode::sectors(fs, &load(fs, inode, state)?);
         drop_ref(fs, h, inode, state, true, &mut garbage)?;
         state.disk.blocks_512 = state.disk.blocks_512.saturating_sub(values);

@@ -16,7 +16,7 @@ use super::value_inode::{self, Place};
 use super::{Garbage, area_range, block, damaged, store_ibody, with_ibody};
 use crate::error::Result;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
+use crate::inode::changes::CommitReason;
 use crate::inode::{Inode, InodeState};
 
 /// Copies the attributes in the inode.
@@ -159,7 +159,7 @@ pub(crate) fn update(
     if let Some(value) = value {
         let (home, apart) = plan(fs, state, &before, (index, name), value)?;
         if apart {
-            state.changes.require_commit(h.tid(), Fallback::Attributes);
+            state.changes.require_commit(h.tid(), CommitReason::Attributes);
             fresh = Some(value_inode::create(fs, h, inode, state, value)?);
         }
         let at = fresh.as_ref().map(|fresh| (fresh.place, fresh.hash));
@@ -195,7 +195,7 @@ pub(crate) fn update(
         store_ibody(fs, h, inode, state, &after.ibody)?;
     }
     if let Some(place) = dropped.as_ref().and_then(value_inode::place_of) {
-        state.changes.require_commit(h.tid(), Fallback::Attributes);
+        state.changes.require_commit(h.tid(), CommitReason::Attributes);
         value_inode::drop_ref(fs, h, inode, place, &mut garbage)?;
     }
     Ok(garbage)

@@ -51,9 +51,19 @@ fn basic() -> Vec<Io> {
     ios
 }
 
+/// What a failure stops and what it does not: both kinds of flush, FUA, writes of each order.
+fn failing() -> Vec<Io> {
+    let mut ios = vec![Io::flush(Class::Sync), Io::flush_completed(Class::Sync)];
+    ios.extend([Order::Orderless, Order::Ordered, Order::Barrier].map(|order| write(0, order)));
+    ios.extend([write(1, Order::Ordered), write(1, Order::Barrier)]);
+    ios.extend([fua(1, Order::Orderless), fua(1, Order::Barrier)]);
+    ios
+}
+
 /// Besides: reads, discards, FUA, a write over both pages, one that leaves in pieces.
 fn rich() -> Vec<Io> {
     let mut ios = basic();
+    ios.push(Io::flush_completed(Class::Sync));
     ios.push(Io::read(0, PAGE, Class::Sync));
     ios.push(Io { kind: IoKind::Discard, ..write(0, Order::Orderless) });
     ios.push(fua(0, Order::Orderless));
@@ -173,7 +183,15 @@ fn no_schedule_breaks_order() {
 #[test]
 fn no_failure_is_passed_over() {
     for len in 1..script_len() {
-        prove(&format!("one failure, {len} requests"), &scripts(&rich(), len), 1);
+        prove(&format!("all kinds, one failure, {len} requests"), &scripts(&rich(), len), 1);
+    }
+    // Each further request makes some sixty times as many states.
+    let len_max = script_len().min(3);
+    for len in 1..=len_max {
+        prove(&format!("one failure, {len} requests"), &scripts(&failing(), len), 1);
+    }
+    for len in 1..len_max {
+        prove(&format!("two failures, {len} requests"), &scripts(&failing(), len), 2);
     }
 }
 
@@ -207,6 +225,10 @@ fn the_search_finds_wrong_rules() {
     caught::<wrong::FuaOvertakes>("FUA overtakes", 0);
     caught::<wrong::FuaDropped>("FUA dropped", 0);
     caught::<wrong::ErrorForgotten>("error forgotten", 1);
+    caught::<wrong::FailsBackwards>("fails backwards", 1);
+    caught::<wrong::WritesPassFailure>("writes pass a failure", 1);
+    caught::<wrong::FlushesPassFailure>("flushes pass a failure", 1);
+    caught::<wrong::CompletedFlushStopped>("flush of completed stopped", 1);
     caught::<wrong::FlushErrorForgotten>("flush error forgotten", 1);
 }
 

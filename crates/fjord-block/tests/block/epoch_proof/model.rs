@@ -6,7 +6,11 @@
 //! holds when nothing of epoch k+1 may be there before all of epoch k surely is, and all that had
 //! completed when a barrier before was submitted, or, on a device with barriers, before all of it
 //! stands in front of a barrier.
+//!
+//! Failures have a place in the script: a failed ordered write stops what is ordered behind it and
+//! nothing before it; a failed flush stops all that is not done.
 
+use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use fjord_block::epoch::{Command, CommandId, DeviceTraits, Io, IoKind};
@@ -38,13 +42,23 @@ pub(crate) struct Model {
     pub(crate) results: Vec<Option<bool>>,
     /// For each request, the changes whose results were there when it was submitted.
     done_before: Vec<Vec<usize>>,
-    /// An ordered command or a flush failed.
-    pub(crate) broken: bool,
+    /// The script places of each command's parts.
+    owners: BTreeMap<CommandId, Vec<usize>>,
+    /// Requests of which a command failed.
+    failed: Vec<bool>,
+    /// The first ordered write that failed.
+    failed_write: Option<usize>,
+    /// A flush failed.
+    failed_flush: bool,
     pub(crate) failures_left: u32,
 }
 
 fn is_ordered(io: &Io) -> bool {
     io.kind.order() != Order::Orderless
+}
+
+fn has_fua(io: &Io) -> bool {
+    matches!(io.kind, IoKind::Write { fua: true, .. })
 }
 
 pub(crate) fn touches(a: &Io, b: &Io) -> bool {
@@ -67,7 +81,10 @@ impl Model {
             flushing: Vec::new(),
             results: vec![None; script.len()],
             done_before: vec![Vec::new(); script.len()],
-            broken: false,
+            owners: BTreeMap::new(),
+            failed: vec![false; script.len()],
+            failed_write: None,
+            failed_flush: false,
             failures_left: failures,
         }
     }
@@ -97,12 +114,8 @@ impl Model {
 
     /// A command goes to the device. `owners` are the script places of its parts.
     pub(crate) fn dispatch(&mut self, command: Command, owners: &[usize]) -> Result<(), String> {
-        if self.broken
-            && (command.kind == IoKind::Flush || command.kind.order() != Order::Orderless)
-        {
-            return Err(format!("{command:?} follows a failure"));
-        }
         if command.kind == IoKind::Flush {
+            self.check_flush()?;
             let transferred =
                 (0..self.pieces.len()).filter(|i| self.pieces[*i].transferred).collect();
             self.flushing.push((command.id, transferred));
@@ -118,6 +131,9 @@ impl Model {
             offset += part.len;
             self.check_overlaps(*owner)?;
             if is_ordered(&io) {
+                if self.failed_flush || self.follows_failed_write(*owner) {
+                    return Err(format!("{command:?} follows a failure"));
+                }
                 self.check_order(*owner, &command)?;
             }
             if !io.kind.changes() {
@@ -140,7 +156,31 @@ impl Model {
                 piece.fenced |= piece.transferred || is_ordered(&self.script[piece.owner]);
             }
         }
+        self.owners.insert(command.id, owners.to_vec());
         self.in_flight.push(command);
+        Ok(())
+    }
+
+    /// Whether it is ordered behind a write that failed.
+    fn follows_failed_write(&self, index: usize) -> bool {
+        let io = &self.script[index];
+        (is_ordered(io) || io.kind == IoKind::Flush)
+            && self.failed_write.is_some_and(|failed| failed < index)
+    }
+
+    /// After a failure a flush is sent only for a request that the failure does not stop.
+    fn check_flush(&self) -> Result<(), String> {
+        if self.failed_flush {
+            return Err("a flush follows a failed flush".into());
+        }
+        let served = |index: &usize| {
+            let io = &self.script[*index];
+            let waits = io.kind.is_flush() || has_fua(io) || is_ordered(io);
+            waits && self.results[*index].is_none() && !self.follows_failed_write(*index)
+        };
+        if self.failed_write.is_some() && !(0..self.pushed_count).any(|index| served(&index)) {
+            return Err("a flush follows a failure, and serves no request before it".into());
+        }
         Ok(())
     }
 
@@ -189,9 +229,16 @@ impl Model {
         let command = self.in_flight.remove(at);
         if !well {
             self.failures_left -= 1;
-            self.broken |=
-                command.kind == IoKind::Flush || command.kind.order() != Order::Orderless;
+            self.failed_flush |= command.kind == IoKind::Flush;
+            for owner in self.owners.get(&command.id).into_iter().flatten().copied() {
+                self.failed[owner] = true;
+                if is_ordered(&self.script[owner]) {
+                    let first = self.failed_write.map_or(owner, |first| first.min(owner));
+                    self.failed_write = Some(first);
+                }
+            }
         }
+        self.owners.remove(&command.id);
         if let Some(at) = self.flushing.iter().position(|(id, _)| *id == command.id) {
             let (_, covered) = self.flushing.remove(at);
             if well {
@@ -213,12 +260,19 @@ impl Model {
             return Err(format!("request {index} has two results"));
         }
         if result.is_err() {
-            return Ok(());
+            return self.check_failed(index);
         }
         let io = self.script[index];
+        if self.failed[index]
+            || self.follows_failed_write(index)
+            || (self.failed_flush && io.kind.is_flush())
+        {
+            return Err(format!("request {index} succeeds after a failure"));
+        }
         match io.kind {
-            IoKind::Flush => {
-                let ordered = (0..index).filter(|i| is_ordered(&self.script[*i]));
+            IoKind::Flush | IoKind::FlushCompleted => {
+                let waits_ordered = io.kind == IoKind::Flush;
+                let ordered = (0..index).filter(|i| waits_ordered && is_ordered(&self.script[*i]));
                 for write in ordered.chain(self.done_before[index].iter().copied()) {
                     if !self.is_durable(write) {
                         return Err(format!("flush {index} is done before {write} is durable"));
@@ -235,6 +289,16 @@ impl Model {
             _ => {}
         }
         Ok(())
+    }
+
+    /// A request fails by itself, behind an ordered write that failed, or for want of a flush.
+    fn check_failed(&self, index: usize) -> Result<(), String> {
+        let io = &self.script[index];
+        let stopped = self.failed_flush && (io.kind.is_flush() || is_ordered(io) || has_fua(io));
+        if self.failed[index] || stopped || self.follows_failed_write(index) {
+            return Ok(());
+        }
+        Err(format!("request {index} fails, and nothing before it has"))
     }
 
     /// A request of the script.

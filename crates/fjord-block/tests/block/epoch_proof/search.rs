@@ -200,7 +200,7 @@ impl<R: Rules> State<R> {
         }
         for (index, result) in state.model.results.iter().enumerate() {
             let kind = state.model.io(index).kind;
-            if (kind == IoKind::Flush || kind.order() != Order::Orderless) && result.is_none() {
+            if (kind.is_flush() || kind.order() != Order::Orderless) && result.is_none() {
                 return Err(format!("request {index} waits for an orderless one"));
             }
         }

@@ -109,6 +109,38 @@ wrong!(
 );
 
 wrong!(
+    FailsBackwards,
+    "A failed ordered write fails also what was submitted before it.",
+    fn stopped_by_write(self, kind: IoKind, _later: bool) -> bool {
+        kind == IoKind::Flush || kind.order() != Order::Orderless
+    }
+);
+
+wrong!(
+    WritesPassFailure,
+    "A failed ordered write fails later flushes, but no later ordered write.",
+    fn stopped_by_write(self, kind: IoKind, later: bool) -> bool {
+        later && kind == IoKind::Flush
+    }
+);
+
+wrong!(
+    FlushesPassFailure,
+    "A failed ordered write fails later ordered writes, but no later flush.",
+    fn stopped_by_write(self, kind: IoKind, later: bool) -> bool {
+        later && kind.order() != Order::Orderless
+    }
+);
+
+wrong!(
+    CompletedFlushStopped,
+    "A failed ordered write fails the flush of what had completed.",
+    fn stopped_by_write(self, kind: IoKind, later: bool) -> bool {
+        later && (kind.is_flush() || kind.order() != Order::Orderless)
+    }
+);
+
+wrong!(
     FlushErrorForgotten,
     "The failure of a flush stops nothing.",
     fn stops(self, kind: IoKind) -> bool {

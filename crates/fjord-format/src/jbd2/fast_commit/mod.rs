@@ -3,13 +3,15 @@
 //! A record is a tag, the length of its value, and the value (`struct ext4_fc_tl`). Records do
 //! not cross blocks: PAD fills what is left of one. The stream of a transaction starts with HEAD;
 //! each fast commit ends with TAIL, which bears the transaction's ID and a CRC-32C over all
-//! records since the TAIL before it. `scan` finds the valid ones, [`write`] builds them.
+//! records since the TAIL before it. `scan` finds the valid ones, [`write`] builds them, [`compat`] has the rules that
+//! replay by others asks for.
 //!
 //! Invariants: a decoder reads only inside the bytes it is given; a decoded [`Record`] has a
 //! length that its tag allows, and nothing else in it has been checked.
 //!
 //! Kernel document: `Documentation/filesystems/ext4/journal.rst`, section "Fast commits".
 
+pub mod compat;
 mod scan;
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,9 @@
 //! Making a fast commit.
 //!
 //! The first one of a transaction begins with HEAD and, after it in the same sector, a TAIL of
-//! its own: an empty fast commit. Linux and e2fsck refuse the whole log when the first fast
-//! commit of an area is torn, but end the area without a complaint when a later one is; a sector
-//! is not torn, so either the area is not there or it has this one.
+//! its own: an empty fast commit, for the sake of other replays ([`super::compat`]), which end the
+//! area without a complaint when a later one is torn. A sector is not torn, so either the area is
+//! not there or it has this one.
 //!
 //! Invariants: a fast commit starts at a block's start (the first one right after the empty
 //! one) and ends at a block's end; each block is full, PAD or TAIL included.

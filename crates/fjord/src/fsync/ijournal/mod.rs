@@ -38,7 +38,6 @@
 //! fjord's own (`docs/decisions/`).
 
 mod budget;
-pub(crate) mod carried;
 mod names;
 mod snapshot;
 
@@ -48,7 +47,7 @@ use std::sync::atomic::Ordering;
 use fjord_block::Buf;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
-use fjord_journal::{AreaWriter, Submitted};
+use fjord_journal::{AreaWriter, Journal, Submitted};
 
 use super::{Fallback, FsyncPolicy, Outcome, compound};
 use crate::error::{Error, Result};
@@ -113,6 +112,17 @@ struct Prepared<'a> {
 impl FsyncPolicy for Ijournal {
     fn name(&self) -> &'static str {
         "ijournal"
+    }
+
+    fn check_journal(&self, journal: Option<&Journal>) -> Result<()> {
+        if journal.is_some_and(Journal::has_areas) {
+            return Ok(());
+        }
+        Err(Error::Usage(
+            "fsync=ijournal needs an image with areas for i-transactions; run `fjord tune --ijournal \
+             4x16M` on it, or mount it with fsync=compound"
+                .into(),
+        ))
     }
 
     fn fsync(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Outcome> {
@@ -349,7 +359,7 @@ fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
         return Err(Fallback::Orphan);
     }
     match state.changes.needs_commit(|tid| fs.journal().is_committed(tid)) {
-        Some(why) => Err(why),
+        Some(why) => Err(why.into()),
         None => Ok(()),
     }
 }

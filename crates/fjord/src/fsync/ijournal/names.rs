@@ -12,7 +12,7 @@ use fjord_format::dirent::FileType;
 use super::Stop;
 use crate::fs::FsInner;
 use crate::fsync::Fallback;
-use crate::fsync::changes::{Entry, Fate};
+use crate::inode::changes::{Entry, Fate};
 use crate::inode::{Inode, disk, table};
 
 /// Most levels of new directories in one i-transaction.
@@ -70,7 +70,7 @@ fn link_of(fs: &Arc<FsInner>, inode: &Arc<Inode>, is_file: bool) -> Result<Optio
     let Some(entry) = state.changes.uncommitted_entry(committed) else { return Ok(None) };
     // A directory that the last commit has is found under its name there.
     if let Some(why) = state.changes.needs_commit(committed) {
-        return Err(why.into());
+        return Err(Fallback::from(why).into());
     }
     if inode.entry_logged.load(std::sync::atomic::Ordering::Acquire) {
         return Ok(None);

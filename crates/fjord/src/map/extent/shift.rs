@@ -16,7 +16,7 @@ use super::edit::Editor;
 use super::path::around;
 use crate::error::Result;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
+use crate::inode::changes::CommitReason;
 use crate::inode::{Inode, InodeState, disk};
 use crate::map::{LOGICAL_END, corrupt, credits_insert};
 
@@ -30,7 +30,7 @@ fn with_handle<T>(
     let handle: Handle = fs.start(credits_insert(fs, 2) + disk::STORE_CREDITS)?;
     let result = change(&mut Editor::new(fs, &handle, inode, state))?;
     inode.touch_tid(handle.tid(), true);
-    state.changes.require_commit(handle.tid(), Fallback::ShiftedRange);
+    state.changes.require_commit(handle.tid(), CommitReason::ShiftedRange);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(result)

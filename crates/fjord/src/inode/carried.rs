@@ -27,7 +27,7 @@ pub(crate) struct Carried {
 
 impl Carried {
     /// An i-transaction of `tid` carries the data of a block.
-    pub(super) fn carry(&mut self, block: BlockNo, tid: Tid) {
+    pub(crate) fn carry(&mut self, block: BlockNo, tid: Tid) {
         self.blocks.insert(block, tid);
         self.superseded.remove(&block);
     }
@@ -50,17 +50,17 @@ impl Carried {
     }
 
     /// The mark to pass to [`Carried::flushed`] if a flush is owed.
-    pub(super) fn owes_flush(&self, committed: impl Fn(Tid) -> bool) -> Option<(Tid, u64)> {
+    pub(crate) fn owes_flush(&self, committed: impl Fn(Tid) -> bool) -> Option<(Tid, u64)> {
         self.unflushed.filter(|&(tid, _)| !committed(tid))
     }
 
     /// A flush that began after [`Carried::owes_flush`] has ended.
-    pub(super) fn flushed(&mut self, mark: (Tid, u64)) {
+    pub(crate) fn flushed(&mut self, mark: (Tid, u64)) {
         self.unflushed.take_if(|unflushed| *unflushed == mark);
     }
 
     /// Runs of superseded blocks that an i-transaction has to name.
-    pub(super) fn superseded(&self, committed: impl Fn(Tid) -> bool) -> Vec<(BlockNo, u32)> {
+    pub(crate) fn superseded(&self, committed: impl Fn(Tid) -> bool) -> Vec<(BlockNo, u32)> {
         let mut runs: Vec<(BlockNo, u32)> = Vec::new();
         for (&block, _) in self.superseded.iter().filter(|&(_, &tid)| !committed(tid)) {
             match runs.last_mut() {
@@ -72,7 +72,7 @@ impl Carried {
     }
 
     /// An i-transaction that names the runs is durable.
-    pub(super) fn named(&mut self, runs: &[(BlockNo, u32)]) {
+    pub(crate) fn named(&mut self, runs: &[(BlockNo, u32)]) {
         for &(start, count) in runs {
             for block in start.0..start.0 + u64::from(count) {
                 self.superseded.remove(&BlockNo(block));
@@ -82,7 +82,7 @@ impl Carried {
     }
 
     /// Drops blocks of i-transactions that recovery would not apply any more.
-    pub(super) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
+    pub(crate) fn prune(&mut self, committed: impl Fn(Tid) -> bool) {
         // Few transactions, many blocks: each is asked after once.
         let mut last = None;
         self.blocks.retain(|_, tid| match last {
@@ -96,7 +96,7 @@ impl Carried {
 
     /// Whether there are so many blocks that [`Carried::prune`] is due: twice what the last one
     /// left, so that its cost per block does not grow with their number.
-    pub(super) fn is_large(&self) -> bool {
+    pub(crate) fn is_large(&self) -> bool {
         self.blocks.len() >= (2 * self.pruned_len).max(256)
     }
 }

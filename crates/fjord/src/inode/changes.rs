@@ -16,12 +16,30 @@ use std::ops::Range;
 
 use fjord_format::{BlockNo, InodeNo, Tid};
 
-use super::stats::Fallback;
-
 /// Most removed names per directory; with more, each name counts as removed.
 const REMOVED_NAMES_MAX: usize = 512;
 /// Most extent blocks that are tracked for one inode.
 const EXTENT_BLOCKS_MAX: usize = 4096;
+
+/// Why the changes of one inode cannot be told apart from those of others, or are not known: an fsync
+/// of it needs a full commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommitReason {
+    /// A hard link was added or removed.
+    HardLink,
+    /// It was renamed.
+    Rename,
+    /// Its extended attributes outside the inode changed.
+    Attributes,
+    /// A part of it was collapsed or inserted.
+    ShiftedRange,
+    /// It had a map, and has its data inline now.
+    Entangled,
+    /// More blocks of its extent tree changed than are tracked.
+    TooLarge,
+    /// It was evicted with uncommitted changes, and read again.
+    Forgotten,
+}
 
 /// The uncommitted changes of one inode.
 #[derive(Debug, Default)]
@@ -31,7 +49,7 @@ pub(crate) struct Changes {
     /// The name that the inode was made with.
     entry: Option<Entry>,
     /// Why an fsync of it needs a full commit, and until which transaction.
-    needs_commit: Option<(Tid, Fallback)>,
+    needs_commit: Option<(Tid, CommitReason)>,
     /// Extent blocks changed, with the newest transaction that did.
     extent_blocks: HashMap<BlockNo, Tid>,
     /// File blocks whose mapping changed: a range that holds them all.
@@ -194,7 +212,7 @@ impl Changes {
 
     /// The inode needs a full commit until `tid` has committed. The first reason of a transaction
     /// stays.
-    pub(crate) fn require_commit(&mut self, tid: Tid, why: Fallback) {
+    pub(crate) fn require_commit(&mut self, tid: Tid, why: CommitReason) {
         if self.needs_commit.is_none_or(|(old, _)| old != tid) {
             self.needs_commit = Some((tid, why));
         }
@@ -208,7 +226,7 @@ impl Changes {
     /// A block of the extent tree was changed or made.
     pub(crate) fn extent_block_changed(&mut self, tid: Tid, block: BlockNo) {
         if self.extent_blocks.len() >= EXTENT_BLOCKS_MAX {
-            self.require_commit(tid, Fallback::TooLarge);
+            self.require_commit(tid, CommitReason::TooLarge);
         } else {
             self.extent_blocks.insert(block, tid);
         }
@@ -278,9 +296,9 @@ impl Changes {
     }
 
     /// Why the inode needs a full commit, if it does.
-    pub(crate) fn needs_commit(&self, committed: impl Fn(Tid) -> bool) -> Option<Fallback> {
+    pub(crate) fn needs_commit(&self, committed: impl Fn(Tid) -> bool) -> Option<CommitReason> {
         let known = self.needs_commit.filter(|&(tid, _)| !committed(tid)).map(|(_, why)| why);
-        known.or_else(|| self.is_forgotten(committed).then_some(Fallback::Forgotten))
+        known.or_else(|| self.is_forgotten(committed).then_some(CommitReason::Forgotten))
     }
 
     /// Whether the inode may have uncommitted changes that are not listed here, so that even
@@ -362,7 +380,7 @@ mod tests {
         assert_eq!(new.shown_by_name(Tid(5), InodeNo(13)), Shown::File(InodeNo(12)));
         new.set_logged(Logged { tid: Tid(5), size: 0, image: Box::default() });
         assert_eq!(new.shown_by_name(Tid(5), InodeNo(13)), Shown::File(InodeNo(13)));
-        new.require_commit(Tid(5), Fallback::HardLink);
+        new.require_commit(Tid(5), CommitReason::HardLink);
         assert_eq!(new.shown_by_name(Tid(5), InodeNo(13)), Shown::Other);
         assert_eq!(new.shown_by_name(Tid(6), InodeNo(13)), Shown::File(InodeNo(13)));
     }
@@ -400,7 +418,7 @@ mod tests {
         file.mapping_changed(Tid(7), 0..4);
         file.mapping_changed(Tid(8), 10..12);
         file.extent_block_changed(Tid(7), BlockNo(99));
-        file.require_commit(Tid(7), Fallback::HardLink);
+        file.require_commit(Tid(7), CommitReason::HardLink);
         assert!(file.uncommitted_entry(NONE).is_some());
         assert_eq!(file.uncommitted_mapping(NONE), Some(0..12));
         let seven = |tid: Tid| tid == Tid(7);

@@ -1,0 +1,34 @@
+//! Locks with ranks. Owns the lock types of all crates with locks on I/O paths, and the order in
+//! which a thread may take them ([`Rank`]).
+//!
+//! Invariants, checked in debug builds and free of cost in release builds:
+//! - a thread takes only locks of a higher rank than all it holds; an attempt (`try_lock`) does not
+//!   wait and is exempt, but what it took counts from then on;
+//! - several locks of one rank are taken only by [`Mutex::lock_in_order`] and its likes, in rising
+//!   order of their keys;
+//! - a condition variable is waited for with a lock that is the highest of those held, since it is
+//!   taken again afterwards.
+//!
+//! [`Turn`] and [`Held`] give a rank to locks that are made by hand from a flag and a condition
+//! variable. Only `primitive` names the primitives.
+
+mod condvar;
+#[cfg(debug_assertions)]
+#[path = "checked.rs"]
+mod held;
+#[cfg(not(debug_assertions))]
+#[path = "unchecked.rs"]
+mod held;
+mod mutex;
+mod primitive;
+mod rank;
+mod rwlock;
+mod turn;
+
+pub use condvar::Condvar;
+pub use held::Held;
+pub use mutex::{Mutex, MutexGuard};
+pub use primitive::WaitTimeoutResult;
+pub use rank::Rank;
+pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use turn::Turn;
