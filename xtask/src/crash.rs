@@ -147,6 +147,7 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
          Linux ({} of them with fast commits; {} torn commit blocks left out for e2fsck; {} times of truncations; \
          {} not for this kernel), {} used afterwards, {} refused by both, {} logs with a wrong bit ({} refused), \
          {} of {} operations refused, {} syncs by the policy and {} that fell back, {} commits of parts, \
+         {} combinations of pipeline, policy, data mode, device and scheduler, {} overlapped commits, \
          {} findings; {:.0} s, {:.0} states/s",
         report.workloads,
         report.requests,
@@ -171,6 +172,8 @@ fn print_report(report: &Report, seed: u64, time: Duration) {
         report.by_policy,
         report.fallbacks,
         report.partial_commits,
+        report.covered.len(),
+        report.overlapped_commits,
         report.findings.len(),
         time.as_secs_f64(),
         report.all_states() as f64 / time.as_secs_f64().max(0.001),

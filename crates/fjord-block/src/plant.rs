@@ -4,7 +4,8 @@
 //! constant, so its branches are removed. The names for all layers are here, in the lowest crate
 //! with a bug, so that there is one switch.
 //!
-//! Invariant: one bug at a time in a process; a `Planting` owns the switch while it lives.
+//! Invariant: one bug at a time in a process; a `Planting` with a bug owns the switch while it lives,
+//! those without one share it.
 
 /// A mistake in the order of storage or in recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -172,11 +173,43 @@ pub enum Bug {
     InlineDataNotCommitted,
     /// i-journal: the start of a recovery is not recorded.
     RecoveryNotMarked,
+    /// Dual: callbacks of the newest commit of a round are called before those of older ones.
+    LaterToldFirst,
+    /// Dual: callbacks are called when a commit is dispatched, so freed blocks are reused in flight.
+    ToldWhenDispatched,
+    /// Dual: a round publishes its commits before the flush.
+    ToldBeforeFlush,
+    /// Dual: a round retires commits that were dispatched after its flush began.
+    RoundJoinedLate,
+    /// Dual: a round retires commits whose commit blocks were written after its flush.
+    CommitBlockNotFlushed,
+    /// Dual: a round writes the commit blocks before it flushes the log blocks.
+    CommitBlockBeforeFlush,
+    /// Dual: the FUA of one commit of a round also retires those behind it.
+    FuaCoversLater,
+    /// Dual: a commit that settles drops newer frozen versions of its buffers.
+    NewerVersionDropped,
+    /// Dual: the versions of a round are queued for checkpoints newest first.
+    RetiredNewestFirst,
+    /// Dual: the failure of a commit is not told to those behind it.
+    LaterNotTold,
+    /// Dual: the commit block of a failed commit stays on the device.
+    FailedNotTakenBack,
+    /// Dual: the log restarts at its front while commits are in flight.
+    LogRestartsInFlight,
+    /// Dual: commits in flight are checkpointed.
+    CheckpointInFlight,
+    /// Dual: the tail moves past commits in flight.
+    TailPastInFlight,
+    /// Dual: parts count as durable while their commit is in flight.
+    PartsToldInFlight,
+    /// Dual: only the data of the oldest commit of a round is waited for.
+    LaterDataNotAwaited,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Bug; 81] = [
+    pub const ALL: [Bug; 97] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -258,6 +291,22 @@ impl Bug {
         Bug::InlineDataNotReplayed,
         Bug::InlineDataNotCommitted,
         Bug::RecoveryNotMarked,
+        Bug::LaterToldFirst,
+        Bug::ToldWhenDispatched,
+        Bug::ToldBeforeFlush,
+        Bug::RoundJoinedLate,
+        Bug::CommitBlockNotFlushed,
+        Bug::CommitBlockBeforeFlush,
+        Bug::FuaCoversLater,
+        Bug::NewerVersionDropped,
+        Bug::RetiredNewestFirst,
+        Bug::LaterNotTold,
+        Bug::FailedNotTakenBack,
+        Bug::LogRestartsInFlight,
+        Bug::CheckpointInFlight,
+        Bug::TailPastInFlight,
+        Bug::PartsToldInFlight,
+        Bug::LaterDataNotAwaited,
     ];
 }
 
@@ -275,38 +324,44 @@ pub use switch::{Planting, planted};
 mod switch {
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    use crate::lock::{Mutex, MutexGuard, Rank};
+    use crate::lock::{Rank, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     use super::Bug;
 
     const NONE: u8 = u8::MAX;
     /// The bug that is on; changed under `OWNER`.
     static ON: AtomicU8 = AtomicU8::new(NONE);
-    static OWNER: Mutex<()> = Mutex::new(Rank::Planting, ());
+    static OWNER: RwLock<()> = RwLock::new(Rank::Planting, ());
 
     /// Whether the bug is switched on.
     pub fn planted(bug: Bug) -> bool {
         ON.load(Ordering::Relaxed) == bug as u8
     }
 
-    /// The switch, owned by one test; others wait for it.
+    /// The switch, owned by one test, or off and shared by several; others wait for it.
     #[derive(Debug)]
-    pub struct Planting {
-        _owner: MutexGuard<'static, ()>,
+    pub enum Planting {
+        /// A bug is on.
+        On(RwLockWriteGuard<'static, ()>),
+        /// None is.
+        Off(RwLockReadGuard<'static, ()>),
     }
 
     impl Planting {
         /// Switches `bug` on, or none, until this is dropped.
         pub fn new(bug: Option<Bug>) -> Planting {
-            let owner = OWNER.lock();
-            ON.store(bug.map_or(NONE, |bug| bug as u8), Ordering::SeqCst);
-            Planting { _owner: owner }
+            let Some(bug) = bug else { return Planting::Off(OWNER.read()) };
+            let owner = OWNER.write();
+            ON.store(bug as u8, Ordering::SeqCst);
+            Planting::On(owner)
         }
     }
 
     impl Drop for Planting {
         fn drop(&mut self) {
-            ON.store(NONE, Ordering::SeqCst);
+            if let Planting::On(_) = self {
+                ON.store(NONE, Ordering::SeqCst);
+            }
         }
     }
 }

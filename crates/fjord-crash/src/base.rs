@@ -193,7 +193,7 @@ impl Features {
 
     /// The same with so many areas for i-transactions.
     #[must_use]
-    pub fn with_areas(self, areas: u32) -> Features {
+    pub const fn with_areas(self, areas: u32) -> Features {
         Features { areas, ..self }
     }
 

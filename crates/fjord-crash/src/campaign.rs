@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use fjord::CommitPipeline;
 use parking_lot::Mutex;
 
 use crate::base::Features;
@@ -33,6 +34,8 @@ pub struct Plan {
     pub data: Vec<fjord::DataMode>,
     /// Devices.
     pub devices: Vec<DeviceKind>,
+    /// Commit pipelines.
+    pub pipelines: Vec<CommitPipeline>,
     /// Every workload under every configuration, instead of one each in turn.
     pub product: bool,
     /// Everything else.
@@ -59,6 +62,7 @@ impl Plan {
             features: vec![config.features],
             data: vec![config.options.data],
             devices: vec![config.device],
+            pipelines: vec![config.options.pipeline],
             product: false,
             config,
             sample_every: 1,
@@ -71,12 +75,16 @@ impl Plan {
     }
 
     fn configs(&self) -> Vec<Config> {
+        let pipelines = self
+            .devices
+            .iter()
+            .flat_map(|device| self.pipelines.iter().map(move |&pipeline| (*device, pipeline)));
         let mut configs = Vec::new();
-        for &device in &self.devices {
+        for (device, pipeline) in pipelines {
             for &data in &self.data {
                 for &features in &self.features {
                     let mut config = Config { features, device, ..self.config.clone() };
-                    config.options.data = data;
+                    (config.options.data, config.options.pipeline) = (data, pipeline);
                     configs.push(config);
                 }
             }

@@ -26,19 +26,21 @@ use crate::states::Budget;
 use crate::workloads::{FAMILIES, Family};
 
 const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+/// Those of a campaign that names none.
+const PIPELINES: [CommitPipeline; 2] = [CommitPipeline::Serial, CommitPipeline::Dual];
 
 /// Arguments of `cargo xtask crash`.
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(
     after_help = "By default every family runs under every configuration in turn; endless families \
-                  (ace3, random, threads, groups, fsyncs) run until --hours or --workloads ends \
+                  (ace3, random, threads, overlaps, groups, fsyncs) run until --hours or --workloads ends \
                   them. A finding prints the command that repeats it. docs/crash-model.md \
                   describes the model."
 )]
 pub struct CrashArgs {
     /// Families of workloads (may be repeated): ace1, ace2, ace3, rename-to-sub, create-delete,
     /// barriers, edges, thousand-files, append-far, deep-leaf, ten-threads, random, threads,
-    /// shared-dirs, groups, fsyncs
+    /// shared-dirs, overlaps, groups, fsyncs
     #[arg(long, value_name = "FAMILY")]
     pub workload: Vec<String>,
     /// These operations instead, such as 'create /a; append /a 4096; fsync /a'; `||` between
@@ -78,9 +80,10 @@ pub struct CrashArgs {
     /// Who keeps the order of writes: epoch, direct, auto
     #[arg(long, default_value = "auto")]
     pub scheduler: String,
-    /// When a commit may follow another: serial, dual, auto
-    #[arg(long, default_value = "auto")]
-    pub pipeline: String,
+    /// When a commit may follow another (may be repeated): serial, dual, auto; serial and dual if
+    /// not given
+    #[arg(long, value_name = "MODE")]
+    pub pipeline: Vec<String>,
     /// Discard freed blocks
     #[arg(long)]
     pub discard: bool,
@@ -210,7 +213,7 @@ impl fmt::Display for CrashArgs {
         line.list("device", &self.device);
         line.flag("no-barrier", self.no_barrier);
         line.unless("scheduler", &self.scheduler, &usual.scheduler);
-        line.unless("pipeline", &self.pipeline, &usual.pipeline);
+        line.list("pipeline", &self.pipeline);
         line.flag("discard", self.discard);
         line.unless("seed", &self.seed, &usual.seed);
         line.list("hours", self.hours);
@@ -246,7 +249,7 @@ pub fn data_name(data: DataMode) -> &'static str {
 }
 
 /// The name of a scheduler on the command line; of the one that the environment chooses, too.
-fn scheduler_name(scheduler: Scheduler) -> String {
+pub(crate) fn scheduler_name(scheduler: Scheduler) -> String {
     match scheduler {
         Scheduler::Epoch => "epoch".to_owned(),
         Scheduler::Direct => "direct".to_owned(),
@@ -255,7 +258,7 @@ fn scheduler_name(scheduler: Scheduler) -> String {
 }
 
 /// The name of a pipeline on the command line; of the one that the environment chooses, too.
-fn pipeline_name(pipeline: CommitPipeline) -> String {
+pub(crate) fn pipeline_name(pipeline: CommitPipeline) -> String {
     match pipeline {
         CommitPipeline::Serial => "serial".to_owned(),
         CommitPipeline::Dual => "dual".to_owned(),
@@ -308,7 +311,7 @@ impl CrashArgs {
             areas: if is_usual { Vec::new() } else { vec![config.features.areas] },
             no_barrier: !options.barrier,
             scheduler: scheduler_name(options.scheduler),
-            pipeline: pipeline_name(options.pipeline),
+            pipeline: vec![pipeline_name(options.pipeline)],
             discard: options.discard,
             seed: config.seed,
             subsets: config.budget.subsets_max,
@@ -337,12 +340,9 @@ impl CrashArgs {
         let scheduler = Scheduler::by_name(&self.scheduler).with_context(|| {
             format!("unknown scheduler {:?}; epoch, direct, auto", self.scheduler)
         })?;
-        let pipeline = CommitPipeline::by_name(&self.pipeline)
-            .with_context(|| format!("unknown pipeline {:?}; serial, dual, auto", self.pipeline))?;
         let options = MountOptions {
             fsync: self.fsync_policy()?,
             scheduler,
-            pipeline,
             barrier: !self.no_barrier,
             discard: self.discard,
             ..MountOptions::default()
@@ -360,13 +360,14 @@ impl CrashArgs {
                 || deadline.is_some()
                 || self.workloads.is_some()
                 || !families.iter().any(|family| family.is_endless()),
-            "ace3, random, threads, groups and fsyncs never end: give --hours or --workloads, or \
+            "ace3, random, threads, overlaps, groups and fsyncs never end: give --hours or --workloads, or \
              choose others with --workload"
         );
         Ok(Plan {
             features: self.feature_sets()?,
             data: choose("data mode", &self.data, &DATA_MODES, |mode| data_name(*mode))?,
             devices: choose("device", &self.device, &DeviceKind::ALL, |kind| kind.name())?,
+            pipelines: self.pipelines()?,
             product: self.product,
             sample_every: self.sample_every,
             workloads_max: self.workloads,
@@ -412,6 +413,17 @@ impl CrashArgs {
         policies?.first().copied().context("a policy")
     }
 
+    fn pipelines(&self) -> Result<Vec<CommitPipeline>> {
+        if self.pipeline.is_empty() {
+            return Ok(PIPELINES.to_vec());
+        }
+        let by_name = |name: &String| {
+            CommitPipeline::by_name(name)
+                .with_context(|| format!("unknown pipeline {name:?}; serial, dual, auto"))
+        };
+        self.pipeline.iter().map(by_name).collect()
+    }
+
     /// The feature sets asked for; without any, those that the policy makes use of. [`SPECIAL`]
     /// ones only by name.
     fn feature_sets(&self) -> Result<Vec<Features>> {
@@ -447,6 +459,7 @@ impl CrashArgs {
         config.features = *plan.features.first().context("a feature set")?;
         config.options.data = *plan.data.first().context("a data mode")?;
         config.device = *plan.devices.first().context("a device")?;
+        config.options.pipeline = *plan.pipelines.first().context("a pipeline")?;
         config.findings_max = plan.findings_max;
         let threads = ops::parse_threads(self.ops.as_deref().unwrap_or_default())?;
         Ok((config, Workload::threads(ops::parse(&self.setup)?, threads)))
@@ -531,7 +544,7 @@ mod tests {
             device: vec!["barrier".into()],
             no_barrier: true,
             scheduler: "epoch".into(),
-            pipeline: "dual".into(),
+            pipeline: vec!["dual".into()],
             discard: true,
             seed: 7,
             hours: Some(0.5),

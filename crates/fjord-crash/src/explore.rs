@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::base::Features;
 use crate::check::{Kind, Problem, Rules, check};
-use crate::command::data_name;
+use crate::command::{data_name, pipeline_name, scheduler_name};
 use crate::finding::{CasePath, Damage, Finding, Target};
 use crate::image::Image;
 use crate::judge::{Judge, Recovered, differ};
@@ -166,7 +166,10 @@ pub(crate) fn explore_until(
                 saved: None,
             });
         }
-        None => report.add(explore_recording(&config, workload, recording, shared, deadline)?),
+        None => {
+            report.add(explore_recording(&config, workload, recording, shared, deadline)?);
+            report.cover(&config);
+        }
     }
     Ok(report)
 }
@@ -227,7 +230,9 @@ struct Explorer {
 fn lot(config: &Config, workload: &Workload) -> u64 {
     let options = &config.options;
     let names = [config.features.name, data_name(options.data), config.device.name()];
-    let text = format!("{names:?} {} {}", options.fsync.name(), ops::format(&workload.ops));
+    let how = [pipeline_name(options.pipeline), scheduler_name(options.scheduler)];
+    let policy = options.fsync.name();
+    let text = format!("{names:?} {how:?} {policy} {}", ops::format(&workload.ops));
     xxhash_rust::xxh3::xxh3_64_with_seed(text.as_bytes(), config.seed)
 }
 

@@ -81,6 +81,8 @@ pub struct Ran {
     pub fallbacks: u64,
     /// Commits of parts of a transaction.
     pub partial_commits: u64,
+    /// Commits that began while another was in flight.
+    pub overlapped_commits: u64,
 }
 
 /// A run: the recording, what the engine says, and how it failed.
@@ -167,5 +169,6 @@ fn run(
         by_policy: stats.fsync.policy,
         fallbacks: stats.fsync.fallbacks.iter().map(|(_, count)| count).sum(),
         partial_commits: stats.journal.partial_commits,
+        overlapped_commits: stats.journal.overlapped_commits,
     })
 }

@@ -1,11 +1,55 @@
 //! What explorations did, in numbers.
 //!
-//! Owns [`Report`].
+//! Owns [`Report`], and [`Combination`], the part of a configuration whose runs are counted.
 
+use std::collections::BTreeMap;
+
+use crate::command::{data_name, pipeline_name, scheduler_name};
+use crate::explore::Config;
 use crate::finding::Finding;
 use crate::judge::JudgeStats;
 use crate::recording::Ran;
 use crate::states::Walked;
+
+/// What orders the writes of a configuration: by the names on the command line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Combination {
+    /// When a commit may follow another.
+    pub pipeline: String,
+    /// Fsync policy.
+    pub policy: &'static str,
+    /// Data mode.
+    pub data: &'static str,
+    /// Device.
+    pub device: &'static str,
+    /// Who keeps the order of writes.
+    pub scheduler: String,
+}
+
+impl Combination {
+    /// That of a configuration.
+    pub fn of(config: &Config) -> Combination {
+        let options = &config.options;
+        Combination {
+            pipeline: pipeline_name(options.pipeline),
+            policy: options.fsync.name(),
+            data: data_name(options.data),
+            device: config.device.name(),
+            scheduler: scheduler_name(options.scheduler),
+        }
+    }
+}
+
+/// What an exploration did with one [`Combination`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Covered {
+    /// Workloads that ran to their end.
+    pub workloads: u64,
+    /// Distinct images of their cuts.
+    pub states: u64,
+    /// Commits that began while another was in flight.
+    pub overlapped_commits: u64,
+}
 
 /// What an exploration did.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +66,10 @@ pub struct Report {
     pub fallbacks: u64,
     /// Commits of parts of a transaction (policy `group`).
     pub partial_commits: u64,
+    /// Commits that began while another was in flight.
+    pub overlapped_commits: u64,
+    /// What of it was done with each combination.
+    pub covered: BTreeMap<Combination, Covered>,
     /// Requests recorded.
     pub requests: u64,
     /// Moments at which a cut leaves other images, and how many of them were tried.
@@ -48,6 +96,7 @@ impl Report {
             by_policy: ran.by_policy,
             fallbacks: ran.fallbacks,
             partial_commits: ran.partial_commits,
+            overlapped_commits: ran.overlapped_commits,
             ..Report::default()
         }
     }
@@ -60,6 +109,13 @@ impl Report {
         self.by_policy += other.by_policy;
         self.fallbacks += other.fallbacks;
         self.partial_commits += other.partial_commits;
+        self.overlapped_commits += other.overlapped_commits;
+        for (combination, covered) in other.covered {
+            let sum = self.covered.entry(combination).or_default();
+            sum.workloads += covered.workloads;
+            sum.states += covered.states;
+            sum.overlapped_commits += covered.overlapped_commits;
+        }
         self.requests += other.requests;
         self.walked.moments += other.walked.moments;
         self.walked.tried += other.walked.tried;
@@ -68,6 +124,16 @@ impl Report {
         self.inner_states += other.inner_states;
         self.judged.add(&other.judged);
         self.findings.extend(other.findings);
+    }
+
+    /// Counts the exploration of one workload, which it is of, as one of its configuration.
+    pub(crate) fn cover(&mut self, config: &Config) {
+        let covered = Covered {
+            workloads: 1,
+            states: self.states,
+            overlapped_commits: self.overlapped_commits,
+        };
+        self.covered.insert(Combination::of(config), covered);
     }
 
     /// All states that were tried.

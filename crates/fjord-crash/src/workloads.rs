@@ -67,6 +67,9 @@ pub enum Family {
     /// Four threads that fsync files of their own in directories which one of them has just made;
     /// by seed, without end.
     SharedDirs,
+    /// Three threads with small changes, each of them synced or ordered at once, so that commits
+    /// overlap; by seed, without end.
+    Overlaps,
     /// Work in six directories that seldom touches two, none of it synced as a whole, by seed;
     /// without end. What may commit alone where block groups do.
     Groups,
@@ -76,7 +79,7 @@ pub enum Family {
 }
 
 /// All families.
-pub const FAMILIES: [Family; 16] = [
+pub const FAMILIES: [Family; 17] = [
     Family::RenameToSub,
     Family::CreateDelete,
     Family::DeepLeaf,
@@ -91,6 +94,7 @@ pub const FAMILIES: [Family; 16] = [
     Family::Ace3,
     Family::Threads,
     Family::SharedDirs,
+    Family::Overlaps,
     Family::Groups,
     Family::Fsyncs,
 ];
@@ -113,6 +117,7 @@ impl Family {
             Family::Random => "random",
             Family::Threads => "threads",
             Family::SharedDirs => "shared-dirs",
+            Family::Overlaps => "overlaps",
             Family::Groups => "groups",
             Family::Fsyncs => "fsyncs",
         }
@@ -131,6 +136,7 @@ impl Family {
                 | Family::Random
                 | Family::Threads
                 | Family::SharedDirs
+                | Family::Overlaps
                 | Family::Groups
                 | Family::Fsyncs
         )
@@ -153,6 +159,7 @@ impl Family {
             Family::Random => Box::new((0u64..).map(move |round| random(seed, round))),
             Family::Threads => Box::new((0u64..).map(move |round| threads(seed, round))),
             Family::SharedDirs => Box::new((0u64..).map(move |round| shared_dirs(seed, round))),
+            Family::Overlaps => Box::new((0u64..).map(move |round| overlaps(seed, round))),
             Family::Groups => Box::new((0u64..).map(move |round| groups(seed, round))),
             Family::Fsyncs => Box::new((0u64..).map(move |round| fsyncs(seed, round))),
         }
@@ -372,6 +379,50 @@ fn shared_dirs(seed: u64, round: u64) -> Workload {
     }
     let setup: String = (0..count).map(|number| format!("create /w{number}; ")).collect();
     Workload::threads(own(&setup), threads.iter().map(|text| own(text)).collect())
+}
+
+/// Each thread in a directory of its own, which has a block group of its own where there are many.
+fn overlaps(seed: u64, round: u64) -> Workload {
+    let count = 3;
+    let setup: String = (0..count)
+        .map(|n| format!("mkdir /T{n}; create /T{n}/a; append /T{n}/a 9000; create /T{n}/b; "))
+        .collect();
+    let setup = own(&setup);
+    let thread = |number: u64| {
+        let mut rng = Rng::new(seed ^ (number << 40) ^ round.wrapping_mul(0xA24B_AED4_963E_E407));
+        let mut ops = Filling::on(&setup);
+        for step in 0..5 {
+            let mut file = format!("T{number}/{}", rng.pick(&["a", "b"]));
+            ops.push(match rng.below(12) {
+                0..3 => Op::Append(file.clone(), 1 + rng.below(6000)),
+                3..5 => Op::Write(file.clone(), rng.below(9000), 1 + rng.below(5000)),
+                5..7 => Op::Truncate(file.clone(), rng.below(9000)),
+                7 => Op::Chmod(file.clone(), 0o600 + rng.below(64) as u16),
+                8 => {
+                    let new = format!("T{number}/r{step}");
+                    let old = std::mem::replace(&mut file, new.clone());
+                    Op::Rename(old, new)
+                }
+                9 => {
+                    file = format!("T{number}");
+                    Op::Unlink(format!("T{number}/{}", rng.pick(&["a", "b"])))
+                }
+                _ => {
+                    file = format!("T{number}/n{step}");
+                    Op::Create(file.clone())
+                }
+            });
+            ops.push(match rng.below(10) {
+                0..2 => Op::Fbarrier(file),
+                2 => Op::Fdatabarrier(file),
+                3 => Op::Fdatasync(file),
+                _ => Op::Fsync(file),
+            });
+        }
+        ops.into_ops()
+    };
+    let threads = (0..count).map(thread).collect();
+    Workload::threads(setup.clone(), threads)
 }
 
 const RANDOM_NAMES: [&str; 4] = ["a", "b", "c", "e"];

@@ -1,8 +1,9 @@
 //! A quick selection of the explorer's workloads, and proof that it bites.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fjord::{DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, GROUPS};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::check::Kind;
@@ -14,6 +15,7 @@ use fjord_crash::report::Report;
 use fjord_crash::workloads::Family;
 
 const DATA: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+const PIPELINES: [CommitPipeline; 2] = [CommitPipeline::Serial, CommitPipeline::Dual];
 
 fn run(config: &Config, text: &str) -> Report {
     let ops = ops::parse(text).expect("operations");
@@ -79,6 +81,7 @@ fn sample_over_the_scheduler() {
     plan.features = FEATURES.to_vec();
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
+    plan.pipelines = PIPELINES.to_vec();
     plan.sample_every = 331;
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Barriers], 2);
@@ -97,6 +100,7 @@ fn fast_commits_are_replayed_alike() {
     plan.features = FAST_COMMIT.to_vec();
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
+    plan.pipelines = PIPELINES.to_vec();
     plan.sample_every = 613;
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Fsyncs], 1);
@@ -177,11 +181,12 @@ fn random_sequences() {
     }
 }
 
-/// All features, data modes and devices in turn.
+/// All features, data modes, devices and pipelines in turn.
 fn everywhere(plan: &mut Plan) {
     plan.features = FEATURES.to_vec();
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
+    plan.pipelines = PIPELINES.to_vec();
 }
 
 /// The group policy on images with many groups, some of whose fsyncs commit a few of them.
@@ -193,6 +198,7 @@ fn groups_commit_alone() {
     plan.features = GROUPS.to_vec();
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
+    plan.pipelines = PIPELINES.to_vec();
     plan.workloads_max = Some(16);
     let report = passes(&plan);
     assert!(report.partial_commits >= 10 && report.fallbacks > 0, "{report:?}");
@@ -254,6 +260,7 @@ fn i_transactions() {
     plan.features = with_areas(1).chain(with_areas(3)).collect();
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
+    plan.pipelines = PIPELINES.to_vec();
     plan.sample_every = 3;
     let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
@@ -261,32 +268,87 @@ fn i_transactions() {
     assert!(report.judged.marked > 0 && report.judged.compared > 0, "{report:?}");
 }
 
+/// A policy with the feature sets for it: one over the direct scheduler, one over the other.
+const POLICIES: [(FsyncPolicyKind, [Features; 2]); 4] = [
+    (FsyncPolicyKind::Compound, [FEATURES[0], FEATURES[0]]),
+    (FsyncPolicyKind::Group, [GROUPS[0], GROUPS[0]]),
+    (FsyncPolicyKind::FastCommit, [FAST_COMMIT[0], FAST_COMMIT[0]]),
+    (FsyncPolicyKind::Ijournal, [FEATURES[0].with_areas(1), FEATURES[0].with_areas(3)]),
+];
+
+/// Commits of several threads: some images under every pipeline, policy, data mode, kind of device
+/// and scheduler.
+#[test]
+fn commits_overlap_under_every_pipeline() {
+    let mut covered = BTreeMap::new();
+    for (fsync, features) in POLICIES {
+        for (scheduler, set) in [Scheduler::Direct, Scheduler::Epoch].into_iter().zip(features) {
+            let options = MountOptions { fsync, scheduler, ..MountOptions::default() };
+            let mut config = Config { compare_every: 30, inner_every: 60, ..Config::new(options) };
+            config.features = set;
+            config.budget.subsets_max = 4;
+            config.budget.images_max = Some(36);
+            let mut plan = Plan::new(&[Family::Overlaps], config);
+            (plan.data, plan.devices) = (DATA.to_vec(), DeviceKind::ALL.to_vec());
+            plan.pipelines = PIPELINES.to_vec();
+            plan.workloads_max = Some(DATA.len() * DeviceKind::ALL.len() * PIPELINES.len());
+            let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("it runs");
+            let (states, overlapped) = (report.all_states(), report.overlapped_commits);
+            println!("{fsync:?}, {scheduler:?}: {states} states, {overlapped} overlapped commits");
+            assert!(report.findings.is_empty(), "{}", report.findings[0]);
+            assert!(report.states > 100 && report.judged.compared + report.judged.marked > 0);
+            covered.extend(report.covered);
+        }
+    }
+    for (combination, covered) in &covered {
+        assert!(covered.workloads > 0 && covered.states > 0, "{combination:?}: {covered:?}");
+        let is_serial = combination.pipeline == "serial";
+        // fbarrier's commits overlap in serial mode, too, where the device keeps their order.
+        let overlaps = !is_serial || combination.scheduler == "epoch";
+        assert!(overlaps || covered.overlapped_commits == 0, "{combination:?}: {covered:?}");
+    }
+    let combinations = PIPELINES.len() * POLICIES.len() * DATA.len() * DeviceKind::ALL.len() * 2;
+    assert_eq!(covered.len(), combinations, "{covered:?}");
+    for policy in ["compound", "group"] {
+        for device in DeviceKind::ALL {
+            for scheduler in ["direct", "epoch"] {
+                let dual = covered.iter().filter(|(combination, _)| {
+                    combination.pipeline == "dual"
+                        && combination.policy == policy
+                        && combination.device == device.name()
+                        && combination.scheduler == scheduler
+                });
+                let overlapped: u64 = dual.map(|(_, covered)| covered.overlapped_commits).sum();
+                assert!(overlapped > 0, "{policy}, {device:?}, {scheduler}: no commits overlap");
+            }
+        }
+    }
+}
+
 /// Several threads, shared directories and random operations: under every policy, data mode and
-/// count of areas, some images of each.
+/// count of areas, some images of each, each with another pipeline, device and scheduler.
 #[test]
 fn threads_hold_under_every_policy() {
-    let policies = [
-        (FsyncPolicyKind::Compound, vec![FEATURES[0]]),
-        (FsyncPolicyKind::Group, vec![GROUPS[0]]),
-        (FsyncPolicyKind::FastCommit, vec![FAST_COMMIT[0]]),
-        (FsyncPolicyKind::Ijournal, vec![FEATURES[0].with_areas(1), FEATURES[0].with_areas(3)]),
-    ];
-    for (fsync, features) in policies {
-        for (data, set) in
-            DATA.into_iter().flat_map(|data| features.iter().map(move |set| (data, *set)))
-        {
-            let options = MountOptions { fsync, data, ..MountOptions::default() };
+    for (fsync, features) in POLICIES {
+        for (scheduler, set) in [Scheduler::Direct, Scheduler::Epoch].into_iter().zip(features) {
+            let options = MountOptions { fsync, scheduler, ..MountOptions::default() };
             let mut config = Config { compare_every: 25, inner_every: 30, ..Config::new(options) };
             config.features = set;
             config.budget.subsets_max = 4;
             config.budget.images_max = Some(25);
             let families = [Family::Threads, Family::SharedDirs, Family::Random, Family::Fsyncs];
             let mut plan = Plan::new(&families, config);
-            plan.workloads_max = Some(8);
+            (plan.data, plan.devices) = (DATA.to_vec(), DeviceKind::ALL.to_vec());
+            plan.pipelines = PIPELINES.to_vec();
+            plan.workloads_max = Some(16);
             let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("it runs");
-            println!("{fsync:?}, {data:?}: {} states, {:?}", report.all_states(), report.judged);
+            println!(
+                "{fsync:?}, {scheduler:?}: {} states, {:?}",
+                report.all_states(),
+                report.judged
+            );
             assert!(report.findings.is_empty(), "{}", report.findings[0]);
-            assert!(report.states > 50 && report.judged.compared + report.judged.marked > 0);
+            assert!(report.states > 100 && report.judged.compared + report.judged.marked > 0);
         }
     }
 }

@@ -248,6 +248,9 @@ impl Buffer {
         let Some((sequence, version)) = index.and_then(|index| state.frozen.remove(index)) else {
             return;
         };
+        if planted(Bug::NewerVersionDropped) {
+            state.frozen.clear();
+        }
         if home {
             self.set_base(&mut state, version);
         } else {
@@ -282,7 +285,8 @@ impl Buffer {
         }
         match &state.committed {
             Some((committed, version)) if *committed == sequence => {
-                let version = version.clone();
+                let in_flight = state.frozen.back().filter(|_| planted(Bug::CheckpointInFlight));
+                let version = in_flight.map_or(version, |(_, version)| version).clone();
                 state.home_write = true;
                 Some(version)
             }

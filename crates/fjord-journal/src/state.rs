@@ -58,6 +58,9 @@ impl State {
 
     /// The oldest sequence that recovery still needs and where it starts in the log.
     pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
+        if planted(Bug::TailPastInFlight) && !self.pipeline.has_checkpoints() {
+            return (self.next_sequence, self.head);
+        }
         let oldest = self.pipeline.oldest().map(|commit| (commit.sequence, commit.log_start));
         oldest.unwrap_or((self.logged.next(), self.head))
     }

@@ -35,6 +35,8 @@ counters! {
     commits,
     /// Partial commits.
     partial_commits,
+    /// Commits that began while another was in flight.
+    overlapped_commits,
     /// Metadata blocks logged (without a log: written to their home locations by a commit).
     metadata_blocks,
     /// Blocks of file data logged.

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 
 use super::settle::{Dispatched, call_all, durable_count};
@@ -113,14 +114,18 @@ impl Journal {
         if commits.is_empty() {
             return Ok(());
         }
-        for (commit, sent) in commits {
+        for (index, (commit, sent)) in commits.into_iter().enumerate() {
             // After a shutdown nothing is written.
             if *error != JournalError::Shutdown {
                 self.take_back(&sent);
             }
             drop(sent);
             self.inner.state.lock().pipeline.fail(&commit);
-            self.tell_failed(&commit, error);
+            if index > 0 && planted(Bug::LaterNotTold) {
+                self.conclude(&commit);
+            } else {
+                self.tell_failed(&commit, error);
+            }
         }
         Err(error.clone())
     }
@@ -132,6 +137,9 @@ impl Journal {
     /// Overwrites the commit block of a failed commit, if the device may have it.
     fn take_back(&self, sent: &Sent) {
         let Some(offset) = sent.commit_offset().filter(|_| sent.may_be_on_disk()) else { return };
+        if planted(Bug::FailedNotTakenBack) {
+            return;
+        }
         let request = Request::Write {
             offset,
             bufs: vec![Buf::zeroed(self.inner.block_size)],

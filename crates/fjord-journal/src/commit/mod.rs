@@ -143,6 +143,9 @@ impl Journal {
         match script.and_then(|script| self.run(script, &commit, batch.data)) {
             Ok(sent) => {
                 commit.dispatched(sent);
+                if self.inner.dual && planted(Bug::ToldWhenDispatched) {
+                    call_all(commit.take_callbacks(), &Ok(()));
+                }
                 Ok(commit)
             }
             Err(error) => Err(self.fail_dispatch(&commit, error)),
@@ -219,6 +222,9 @@ impl Journal {
             forgotten,
             unsettled,
         });
+        if !state.pipeline.is_drained() {
+            stats::add(&self.inner.counters.overlapped_commits, 1);
+        }
         state.pipeline.push(commit.clone());
         state.check(self.inner.log.as_ref());
         self.inner.unlocked.notify_all();

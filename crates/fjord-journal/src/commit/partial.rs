@@ -244,6 +244,9 @@ impl Journal {
                 let batch = take_parts(parts, &locked, plan);
                 let batch = batch.inspect_err(|error| self.abort(error.clone()))?;
                 let commit = self.dispatch(batch, began, self.wants(Wants::Durability))?;
+                if self.inner.dual && planted(Bug::PartsToldInFlight) {
+                    self.publish_generation(commit.tid, commit.generation);
+                }
                 stats::add(&self.inner.counters.partial_commits, 1);
                 let outcome = PartialCommit::Parts { log_blocks: commit.log_blocks };
                 return Ok(Some(Wanted { outcome, commit: Some(commit), nothing: None }));

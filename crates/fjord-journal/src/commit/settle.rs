@@ -89,15 +89,14 @@ impl Journal {
 
     /// One round; `None` if nothing has been dispatched.
     fn settle_round(&self, _lock: &SettleLock<'_>) -> Option<Result<()>> {
-        let commits: Vec<Dispatched> = {
-            let state = self.inner.state.lock();
-            let in_flight = state.pipeline.in_flight().cloned();
-            in_flight.map_while(|commit| Some((commit.clone(), commit.take_sent()?))).collect()
-        };
+        let commits = self.take_dispatched();
         if commits.is_empty() {
             return None;
         }
         let (commits, stopped) = self.split_stopped(commits);
+        if self.inner.dual && planted(Bug::ToldBeforeFlush) {
+            commits.iter().for_each(|(commit, _)| self.conclude(commit));
+        }
         let in_order = !commits.iter().any(|(_, sent)| sent.needs_flush());
         let settled = match in_order {
             true => self.settle_in_order(commits),
@@ -110,14 +109,26 @@ impl Journal {
         Some(settled.and(failed))
     }
 
+    /// Takes what is left to settle of the dispatched commits, oldest first.
+    fn take_dispatched(&self) -> Vec<Dispatched> {
+        let state = self.inner.state.lock();
+        let in_flight = state.pipeline.in_flight().cloned();
+        in_flight.map_while(|commit| Some((commit.clone(), commit.take_sent()?))).collect()
+    }
+
     /// Commits whose writes the device keeps in order, or that are durable.
-    fn settle_in_order(&self, commits: Vec<Dispatched>) -> Result<()> {
-        let Some((_, last)) = commits.last() else { return Ok(()) };
+    fn settle_in_order(&self, mut commits: Vec<Dispatched>) -> Result<()> {
+        let has_fua = |(_, sent): &Dispatched| matches!(sent, Sent::InFlight { fua: true, .. });
+        let covered = commits.iter().find(|commit| has_fua(commit) && planted(Bug::FuaCoversLater));
+        let Some((_, last)) = covered.or(commits.last()) else { return Ok(()) };
         let end = match last {
             Sent::InFlight { fua: false, .. } => self.inner.flush(FLUSH),
             Sent::InFlight { commit, .. } => commit.wait().map_err(JournalError::io(COMMIT)),
             Sent::Durable | Sent::Body { .. } | Sent::Written { .. } => Ok(()),
         };
+        if planted(Bug::RoundJoinedLate) {
+            commits.extend(self.take_dispatched());
+        }
         // The failure of an earlier write is more useful than that of the flush.
         let mut outcomes = commits.iter().map(|(_, sent)| sent.wait()).enumerate();
         let failed = outcomes.find_map(|(index, outcome)| Some((index, outcome.err()?)));
@@ -136,13 +147,21 @@ impl Journal {
     }
 
     /// Commits over a device that keeps no order: `commits` are written ones, then others.
-    fn settle_by_flush(&self, commits: Vec<Dispatched>) -> Result<()> {
+    fn settle_by_flush(&self, mut commits: Vec<Dispatched>) -> Result<()> {
         let is_written = |(_, sent): &Dispatched| matches!(sent, Sent::Written { .. });
         let written_count = commits.iter().take_while(|commit| is_written(commit)).count();
         let bodies = commits.iter().enumerate().skip(written_count);
         let mut failed = None;
         for (index, (_, sent)) in bodies {
-            if let Err(error) = sent.wait() {
+            let waited = match sent {
+                Sent::Body { body, .. }
+                    if written_count > 0 && planted(Bug::LaterDataNotAwaited) =>
+                {
+                    wait_body(&[], body)
+                }
+                sent => sent.wait(),
+            };
+            if let Err(error) = waited {
                 failed = Some((index, error));
                 break;
             }
@@ -150,12 +169,16 @@ impl Journal {
         if let Some((index, error)) = failed {
             return self.fail_behind(commits, index, error);
         }
+        if self.inner.dual && planted(Bug::CommitBlockBeforeFlush) {
+            let blocks = commits.iter_mut().filter_map(|(_, sent)| sent.write_block(false));
+            let blocks = self.inner.device.submit(blocks.collect());
+            Ticket::wait_all(&blocks).map_err(JournalError::io(COMMIT))?;
+        }
         if !planted(Bug::NoFlushBeforeCommit)
             && let Err(error) = self.inner.flush("flushing before the commit block")
         {
             return self.fail_behind(commits, 0, error);
         }
-        let mut commits = commits;
         let bodies = commits.split_off(written_count);
         self.retire_all(commits);
         self.write_commit_blocks(bodies)
@@ -192,7 +215,7 @@ impl Journal {
         if let Some((index, error)) = failed {
             return self.fail_behind(commits, index, error);
         }
-        if alone || !self.inner.barrier {
+        if alone || !self.inner.barrier || planted(Bug::CommitBlockNotFlushed) {
             self.retire_all(commits);
             return Ok(());
         }
@@ -223,9 +246,18 @@ impl Journal {
 
     /// The commits are durable.
     pub(super) fn retire_all(&self, commits: Vec<Dispatched>) {
+        if planted(Bug::LaterToldFirst) {
+            let newest_first = commits.iter().rev();
+            newest_first.for_each(|(commit, _)| call_all(commit.take_callbacks(), &Ok(())));
+        }
+        if planted(Bug::RetiredNewestFirst) {
+            commits.iter().rev().for_each(|(commit, _)| self.retire(commit));
+        }
         for (commit, sent) in commits {
             drop(sent);
-            self.retire(&commit);
+            if !planted(Bug::RetiredNewestFirst) {
+                self.retire(&commit);
+            }
             self.conclude(&commit);
         }
     }
@@ -250,7 +282,7 @@ impl Journal {
     }
 
     /// Calls the callbacks of a durable commit, then publishes it.
-    fn conclude(&self, commit: &Commit) {
+    pub(super) fn conclude(&self, commit: &Commit) {
         call_all(commit.take_callbacks(), &Ok(()));
         self.count_commit(commit.began);
         let mut state = self.inner.state.lock();

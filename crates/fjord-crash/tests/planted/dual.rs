@@ -1,0 +1,330 @@
+//! Bugs of dual mode: several commits in flight, each with its own durability.
+//!
+//! Three ways to find them: the explorer, with commits in flight by `fbarrier` (one thread, over a
+//! device that keeps order) or by threads; a device of which one write fails; and, for what no image
+//! shows, the callbacks of a journal.
+
+use std::sync::Arc;
+
+use fjord::{CommitPipeline, DataMode, Fs, FsyncPolicyKind, Scheduler};
+use fjord_block::epoch::EpochDevice;
+use fjord_block::plant::{Bug, Planting};
+use fjord_block::{
+    Buf, Device, DeviceExt, FaultAction, FaultDevice, FaultMatch, FaultRule, IoOp, MemDevice,
+};
+use fjord_crash::base::{Base, Features, quiet};
+use fjord_crash::check::Kind;
+use fjord_crash::explore::{Config, Workload};
+use fjord_crash::ops::{self, Op};
+use fjord_crash::record::{DeviceKind, RecordingDevice};
+use fjord_crash::run::Runner;
+use fjord_format::jbd2::Superblock;
+use fjord_format::types::BlockNo;
+use fjord_journal::{
+    Buffer, BufferKind, Journal, JournalExtent, JournalMap, JournalOptions, PipelineMode,
+};
+use parking_lot::Mutex;
+
+use crate::{Plant, churn};
+
+/// Commits in flight that share blocks, settled by one fsync.
+const CHAIN: &str = "create /b; fbarrier /b; append /b 5000; fbarrier /b; create /c; fbarrier /c; \
+                     chmod /a 600; fsync /a; write /a 100 5000; fbarrier /a; append /b 3000; \
+                     fbarrier /b; unlink /c; fsync /";
+
+/// Over a device that keeps order: fbarrier leaves commits in flight.
+fn in_order(bug: Bug) -> Plant {
+    Plant::new(bug).ops(CHAIN).with(|config| {
+        config.options.pipeline = CommitPipeline::Dual;
+        config.options.scheduler = Scheduler::Epoch;
+        config.device = DeviceKind::Barrier;
+    })
+}
+
+/// Over a device that keeps no order.
+fn by_flush(bug: Bug) -> Plant {
+    Plant::new(bug).with(|config| {
+        config.options.pipeline = CommitPipeline::Dual;
+        config.options.scheduler = Scheduler::Direct;
+    })
+}
+
+/// Threads that commit at the same time; some images of each run.
+fn of_threads(plant: Plant) -> Plant {
+    let plant = Plant { workload: churn(), ..plant };
+    plant.with(|config| {
+        config.budget.subsets_max = 8;
+        config.budget.images_max = Some(400);
+    })
+}
+
+/// Fills the log, with commits in flight when it is full.
+fn full_log(bug: Bug) -> Plant {
+    let plant = in_order(bug).setup("mkdir /d; create /b; append /b 900000");
+    let plant = plant.data(DataMode::Journal);
+    plant.ops(
+        "create /d/x; fsync /d/x; write /b 0 900000; fsync /b; create /d/y; fbarrier /d/y; \
+         write /b 0 900000; fbarrier /b; write /b 0 900000; fbarrier /b; write /b 0 900000; \
+         fbarrier /b; write /b 0 900000; fsync /b; fsync /d/y; create /a; fsync /a",
+    )
+}
+
+#[test]
+fn newer_version_dropped() {
+    let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed, Kind::Invented];
+    in_order(Bug::NewerVersionDropped).shows_as(&kinds);
+}
+
+#[test]
+fn retired_newest_first() {
+    let kinds = [Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed, Kind::Invented];
+    in_order(Bug::RetiredNewestFirst).shows_as(&kinds);
+}
+
+#[test]
+fn tail_past_in_flight() {
+    let plant = full_log(Bug::TailPastInFlight);
+    let plant = plant.with(|config| config.budget.images_max = Some(1000));
+    plant.shows_as(&[Kind::OrderBroken, Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed]);
+}
+
+/// Only a log with a fast-commit area does not wrap.
+#[test]
+fn log_restarts_in_flight() {
+    let plant = full_log(Bug::LogRestartsInFlight).setup("create /a; create /b; append /b 200000");
+    let plant = plant.ops(
+        "write /b 0 200000; fbarrier /b; write /b 0 200000; fbarrier /b; write /b 0 200000; \
+         fbarrier /b; write /b 0 100000; fbarrier /b; chmod /a 600; sync; create /c; fsync /c",
+    );
+    let plant = plant.with(|config| {
+        config.features = Features::by_name("fast_commit-1k").expect("a feature set");
+        config.options.fsync = FsyncPolicyKind::FastCommit;
+    });
+    let kinds = [Kind::OrderBroken, Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed];
+    plant.shows_as(&kinds);
+}
+
+#[test]
+fn commit_block_before_flush() {
+    let kinds = [Kind::RecoveryFailed, Kind::PromiseLost, Kind::ForeignBytes];
+    by_flush(Bug::CommitBlockBeforeFlush).shows_as(&kinds);
+}
+
+#[test]
+fn told_when_dispatched() {
+    of_threads(by_flush(Bug::ToldWhenDispatched)).found_by_threads();
+}
+
+#[test]
+fn told_before_flush() {
+    of_threads(by_flush(Bug::ToldBeforeFlush)).found_by_threads();
+}
+
+#[test]
+fn commit_block_not_flushed() {
+    of_threads(by_flush(Bug::CommitBlockNotFlushed)).found_by_threads();
+}
+
+#[test]
+fn later_data_not_awaited() {
+    of_threads(by_flush(Bug::LaterDataNotAwaited)).found_by_threads();
+}
+
+#[test]
+fn round_joined_late() {
+    let plant = of_threads(in_order(Bug::RoundJoinedLate));
+    plant.with(|config| config.budget.images_max = Some(4000)).found_by_threads();
+}
+
+#[test]
+fn fua_covers_later() {
+    of_threads(in_order(Bug::FuaCoversLater)).found_by_threads();
+}
+
+/// Threads that fsync files of one group, and change others.
+#[test]
+fn parts_told_in_flight() {
+    let thread = |number: u64| {
+        let mut text = String::new();
+        for round in 0..10 {
+            let file = format!("/G0/t{number}r{round}");
+            text += &format!("create {file}; append {file} 3000; ");
+            text += &format!("create /G{}/n{round}; fsync {file}; ", 2 + number);
+        }
+        ops::parse(&text).expect("operations")
+    };
+    let groups = Plant::groups(Bug::PartsToldInFlight);
+    let workload = Workload::threads(groups.workload.setup, (0..4).map(thread).collect());
+    let plant = Plant { config: groups.config, ..by_flush(Bug::PartsToldInFlight) };
+    let plant = Plant { workload, ..plant }.with(|config| {
+        config.options.pipeline = CommitPipeline::Dual;
+        config.options.scheduler = Scheduler::Direct;
+        config.budget.subsets_max = 8;
+        config.budget.images_max = Some(400);
+    });
+    plant.found_by_threads();
+}
+
+/// Files that are created one after the other, ordered or promised.
+const CREATED: &str = "create /n0; fbarrier /n0; create /n1; fbarrier /n1; create /n2; fsync /n2; \
+                       create /n3; fbarrier /n3; create /n4; fsync /n4";
+
+/// Runs [`CREATED`] on a device of which one write reports a failure although it took place: the
+/// number `position`. Gives what is wrong after recovery, and whether there was such a write.
+fn fails_at(config: &Config, position: u64) -> (Option<String>, bool) {
+    let base = Base::get(config.features, &[]).expect("an image");
+    let recorder = Arc::new(RecordingDevice::plain(base.image.clone(), config.device));
+    let device = Arc::new(FaultDevice::new(recorder.clone()));
+    let fs = Fs::open_device(device.clone(), &quiet(&config.options)).expect("it mounts");
+    device.faults().add(FaultRule {
+        matches: FaultMatch { op: Some(IoOp::Write), range: None },
+        skip_count: position,
+        hit_count_max: 1,
+        action: FaultAction::Torn { keep_bytes: u64::MAX, errno: 5 },
+    });
+    let (model, stamp) = (Mutex::new(base.model.clone()), || device.stamp());
+    let mut runner = Runner::new(&fs, &model, &stamp);
+    let (mut promised, mut failed) = (0, None);
+    for op in ops::parse(CREATED).expect("operations") {
+        let path = op.target().unwrap_or_default().to_owned();
+        match runner.step(&op) {
+            Ok(true) if matches!(op, Op::Fsync(_)) => promised = number_of(&path) + 1,
+            Ok(_) => {}
+            Err(_) => {
+                failed = Some(path);
+                break;
+            }
+        }
+    }
+    let left = RecordingDevice::plain(recorder.image(), config.device);
+    drop(runner);
+    let recovered = Fs::open_device(Arc::new(left), &quiet(&config.options)).expect("it mounts");
+    let root = recovered.root().expect("a root");
+    let exists = |path: &str| root.lookup(path.as_bytes()).is_ok();
+    let lost = (0..promised).map(|number| format!("n{number}")).find(|path| !exists(path));
+    let wrong = match (lost, failed.filter(|path| exists(path))) {
+        (Some(path), _) => Some(format!("{path} is lost, though fsync reported success")),
+        (None, Some(path)) => Some(format!("{path} is there, though its sync failed")),
+        (None, None) => None,
+    };
+    (wrong, device.faults().hit_count() > 0)
+}
+
+fn number_of(path: &str) -> u64 {
+    path.trim_start_matches('n').parse().expect("a number")
+}
+
+/// What is wrong at the first position where something is, and the number of positions tried.
+fn fails_anywhere(config: &Config, bug: Option<Bug>) -> (Option<String>, u64) {
+    let _planting = Planting::new(bug);
+    let mut tried = 0;
+    loop {
+        let (wrong, was_hit) = fails_at(config, tried);
+        tried += 1;
+        if wrong.is_some() || !was_hit {
+            return (wrong, tried);
+        }
+    }
+}
+
+fn found_by_failures(plants: &[Plant]) {
+    let mut found = None;
+    for plant in plants {
+        let (wrong, all) = fails_anywhere(&plant.config, None);
+        assert!(wrong.is_none() && all > 4, "without the bug, {all} positions: {wrong:?}");
+        let (wrong, tried) = fails_anywhere(&plant.config, Some(plant.bug));
+        if let Some(wrong) = wrong {
+            let scheduler = plant.config.options.scheduler;
+            println!("| `{:?}` | {scheduler:?} | failing device | {tried} | {all} |", plant.bug);
+            println!("    {wrong}");
+            found = Some(plant.bug);
+        }
+    }
+    assert!(found.is_some(), "not found with a write failed at any position");
+}
+
+#[test]
+fn later_not_told() {
+    found_by_failures(&[in_order(Bug::LaterNotTold), by_flush(Bug::LaterNotTold)]);
+}
+
+#[test]
+fn failed_not_taken_back() {
+    found_by_failures(&[in_order(Bug::FailedNotTakenBack), by_flush(Bug::FailedNotTakenBack)]);
+}
+
+const BLOCK_SIZE: usize = 1024;
+
+/// A journal alone, over a device that keeps order.
+fn open_journal() -> (Arc<dyn Device>, Journal) {
+    const BLOCKS: u32 = 1024;
+    const START: u64 = 100;
+    let device = Arc::new(EpochDevice::new(Arc::new(MemDevice::new(2 << 20))));
+    let superblock = Superblock::new(BLOCK_SIZE as u32, BLOCKS, *b"0123456789abcdef");
+    let mut block = Buf::zeroed(BLOCK_SIZE);
+    block.make_mut()[..1024].copy_from_slice(&superblock.encode());
+    device.write_all_at(START * BLOCK_SIZE as u64, &block).expect("a log");
+    let extent = JournalExtent { logical: 0, start: BlockNo(START), len: BLOCKS };
+    let map = JournalMap::new(vec![extent]).expect("a map");
+    let options = JournalOptions { pipeline: PipelineMode::Dual, ..JournalOptions::default() };
+    let device: Arc<dyn Device> = device;
+    let opened = Journal::open(device.clone(), map, BLOCK_SIZE, &options);
+    (device, opened.expect("it opens").0)
+}
+
+/// The order in which the callbacks of three commits in flight are called.
+fn told() -> Vec<u64> {
+    let (_, journal) = open_journal();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    for number in 0..3 {
+        let buffer = Buffer::new(BlockNo(number), Buf::zeroed(BLOCK_SIZE), BufferKind::Metadata);
+        let handle = journal.start(1).expect("a handle");
+        handle.get_write(&buffer).expect("a block")[0] = 1;
+        let list = told.clone();
+        handle.on_commit(move |_| list.lock().push(number));
+        journal.commit_in_order(handle.stop()).expect("a commit");
+    }
+    journal.finish_commits().expect("all of them");
+    let told = told.lock().clone();
+    told
+}
+
+#[test]
+fn later_told_first() {
+    let run = |bug| {
+        let _planting = Planting::new(bug);
+        told()
+    };
+    assert_eq!(run(None), [0, 1, 2]);
+    let order = run(Some(Bug::LaterToldFirst));
+    assert_ne!(order, [0, 1, 2]);
+    println!("| `LaterToldFirst` | order of callbacks | {order:?} | |");
+}
+
+/// The home location of a block after a checkpoint: its second version is in flight.
+fn checkpointed() -> u8 {
+    let (device, journal) = open_journal();
+    let buffer = Buffer::new(BlockNo(7), Buf::zeroed(BLOCK_SIZE), BufferKind::Metadata);
+    let change = |value| {
+        let handle = journal.start(1).expect("a handle");
+        handle.get_write(&buffer).expect("a block").fill(value);
+        handle.stop()
+    };
+    journal.commit(change(1)).expect("a commit");
+    journal.commit_in_order(change(2)).expect("a commit in flight");
+    journal.checkpoint_all().expect("a checkpoint");
+    device.read_buf(7 * BLOCK_SIZE as u64, BLOCK_SIZE).expect("a block")[0]
+}
+
+/// No image shows it: the flush of a checkpoint makes the log of the commits in flight durable, too.
+#[test]
+fn checkpoint_in_flight() {
+    let run = |bug| {
+        let _planting = Planting::new(bug);
+        checkpointed()
+    };
+    assert_eq!(run(None), 1);
+    let home = run(Some(Bug::CheckpointInFlight));
+    assert_ne!(home, 1);
+    println!("| `CheckpointInFlight` | home location after a checkpoint | version {home} | |");
+}
