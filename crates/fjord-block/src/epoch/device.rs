@@ -263,10 +263,10 @@ impl Shared {
         let Sent { id, ticket, start, slots } = sent;
         let shared = self.clone();
         ticket.watch(move |result| {
-            if let Some((filled, slot)) = slots {
-                if let Some(bufs) = filled.take() {
-                    slot.fill(bufs);
-                }
+            if let Some((filled, slot)) = slots
+                && let Some(bufs) = filled.take()
+            {
+                slot.fill(bufs);
             }
             shared.completed(id, result);
         });

@@ -140,7 +140,10 @@ impl Bench {
 
 /// How often each request was told, and what.
 #[derive(Clone)]
-struct Told(Arc<Mutex<Vec<Vec<Result<(), JournalError>>>>>);
+struct Told(Arc<Mutex<Vec<Outcomes>>>);
+
+/// The outcomes that one request was told.
+type Outcomes = Vec<Result<(), JournalError>>;
 
 impl Told {
     fn new(count: usize) -> Told {

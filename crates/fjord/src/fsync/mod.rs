@@ -272,8 +272,8 @@ mod tests {
     #[test]
     fn what_each_policy_asks_of_others() {
         let plain = Features::default();
-        let mut whole = Features::default();
-        whole.compat = Compat::FAST_COMMIT | Compat::HAS_JOURNAL;
+        let compat = Compat::FAST_COMMIT | Compat::HAS_JOURNAL;
+        let whole = Features { compat, ..Features::default() };
         for &kind in [FsyncPolicyKind::Auto].iter().chain(FsyncPolicyKind::ALL) {
             let policy = policy(kind);
             let is = |other| kind == other;
