@@ -119,7 +119,8 @@ impl MemDevice {
 
     /// The contents at this moment. Later writes do not change it.
     pub fn snapshot(&self) -> MemImage {
-        let guards: Vec<_> = self.shards.iter().map(|shard| shard.read()).collect();
+        let guards: Vec<_> =
+            (0..).zip(&self.shards).map(|(index, shard)| shard.read_in_order(index)).collect();
         let pieces =
             guards.iter().flat_map(|guard| guard.iter().map(|(k, v)| (*k, v.clone()))).collect();
         MemImage { size_bytes: self.size_bytes(), pieces }
