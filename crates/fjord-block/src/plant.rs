@@ -317,8 +317,15 @@ pub const fn planted(_: Bug) -> bool {
     false
 }
 
+#[cfg(not(feature = "plant"))]
+/// Whether any bug is switched on: never in this build.
+#[inline(always)]
+pub const fn any_planted() -> bool {
+    false
+}
+
 #[cfg(feature = "plant")]
-pub use switch::{Planting, planted};
+pub use switch::{Planting, any_planted, planted};
 
 #[cfg(feature = "plant")]
 mod switch {
@@ -336,6 +343,11 @@ mod switch {
     /// Whether the bug is switched on.
     pub fn planted(bug: Bug) -> bool {
         ON.load(Ordering::Relaxed) == bug as u8
+    }
+
+    /// Whether any bug is switched on. Assertions that would catch it are off then.
+    pub fn any_planted() -> bool {
+        ON.load(Ordering::Relaxed) != NONE
     }
 
     /// The switch, owned by one test, or off and shared by several; others wait for it.

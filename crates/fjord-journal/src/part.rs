@@ -16,7 +16,7 @@ use fjord_format::types::BlockNo;
 use crate::error::Result;
 use crate::handle::Handle;
 
-pub use crate::part_set::{Part, PartSet};
+pub use crate::part_set::{Part, PartSet, WholeReason};
 
 /// Definition of the parts of a file system.
 pub trait Parts: Send + Sync {

@@ -92,6 +92,23 @@ impl PartUnions {
     }
 }
 
+/// Why a full commit was made instead of a partial commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WholeReason {
+    /// There is no log, or no parts are defined.
+    NoParts,
+    /// The closure includes a block of no single part.
+    WholePart,
+    /// The closure is the whole transaction.
+    Everything,
+    /// The closure is nearly the whole transaction.
+    NearlyAll,
+    /// The log has no room for two transactions instead of one.
+    LogSpace,
+    /// A full commit was in progress.
+    UnderWay,
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -26,7 +26,7 @@ use fjord_block::{Request, Ticket};
 use fjord_format::types::Tid;
 
 use crate::buffer::Buffer;
-use crate::part::{Part, PartSet};
+use crate::part_set::{Part, PartSet};
 use crate::transaction::{Callback, Phase, Sequence};
 
 /// A transaction, or parts of one, on its way to its home locations.

@@ -246,7 +246,7 @@ impl Journal {
 }
 
 impl Request {
-    fn refuse(self, error: crate::JournalError) -> Answer {
+    fn refuse(self, error: crate::error::JournalError) -> Answer {
         match self {
             Request::Whole(_, then) => Answer::Whole(Err(error), then),
             Request::Parts(_, then) => Answer::Parts(Err(error), then),

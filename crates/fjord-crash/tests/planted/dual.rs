@@ -283,8 +283,7 @@ fn told() -> Vec<u64> {
         journal.commit_in_order(handle.stop()).expect("a commit");
     }
     journal.finish_commits().expect("all of them");
-    let told = told.lock().clone();
-    told
+    std::mem::take(&mut *told.lock())
 }
 
 #[test]

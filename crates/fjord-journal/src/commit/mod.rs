@@ -45,8 +45,8 @@ use build::LogShape;
 use script::Protocol;
 use settle::call_all;
 
+pub use partial::PartialCommit;
 pub(crate) use partial::WantedParts;
-pub use partial::{PartialCommit, WholeReason};
 
 /// A locked running transaction: no new handles, none open.
 struct Locked {

@@ -30,7 +30,7 @@ use crate::error::{JournalError, Result};
 use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::Log;
-use crate::part::{Part, PartSet, Parts};
+use crate::part::{Part, PartSet, Parts, WholeReason};
 use crate::pipeline::Commit;
 use crate::roles::{Claim, CommitLock, Turn};
 use crate::state::State;
@@ -54,23 +54,6 @@ pub enum PartialCommit {
     },
     /// Committed the whole transaction.
     Whole(WholeReason),
-}
-
-/// Why a full commit was made instead of a partial commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WholeReason {
-    /// There is no log, or no parts are defined.
-    NoParts,
-    /// The closure includes a block of no single part.
-    WholePart,
-    /// The closure is the whole transaction.
-    Everything,
-    /// The closure is nearly the whole transaction.
-    NearlyAll,
-    /// The log has no room for two transactions instead of one.
-    LogSpace,
-    /// A full commit was in progress.
-    UnderWay,
 }
 
 /// How often, and how long, a partial commit waits for parts that are not ready.

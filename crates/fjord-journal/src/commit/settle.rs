@@ -112,7 +112,8 @@ impl Journal {
     /// Takes what is left to settle of the dispatched commits, oldest first.
     fn take_dispatched(&self) -> Vec<Dispatched> {
         let state = self.inner.state.lock();
-        let in_flight = state.pipeline.in_flight().cloned();
+        let is_in_round = |commit: &&Arc<Commit>| commit.is_dispatched() && !commit.can_settle();
+        let in_flight = state.pipeline.in_flight().skip_while(is_in_round);
         in_flight.map_while(|commit| Some((commit.clone(), commit.take_sent()?))).collect()
     }
 

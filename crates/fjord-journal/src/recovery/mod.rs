@@ -27,9 +27,9 @@ use fjord_format::jbd2::{Incompat, Superblock};
 use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
-use crate::journal::JournalOptions;
 use crate::log::Log;
 use crate::map::JournalMap;
+use crate::options::JournalOptions;
 use crate::stats::Counters;
 
 pub use cases::{Case, Outcome};

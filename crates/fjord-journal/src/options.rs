@@ -1,0 +1,62 @@
+//! How to open a journal. Owns no state.
+
+use fjord_block::Device;
+use fjord_format::jbd2::ChecksumVersion;
+use fjord_format::types::BlockNo;
+
+/// How to open a journal.
+#[derive(Clone, Debug)]
+pub struct JournalOptions {
+    /// Flush the device where the order of the log requires it. Without it a power cut, though not
+    /// a crash of the process, may corrupt the file system (`nobarrier`).
+    pub barrier: bool,
+    /// The file system has the 64bit feature, so the log must have it too.
+    pub bit64: bool,
+    /// Checksum version of the log from now on; `None` keeps the current one. Linux uses
+    /// v3 for file systems with `metadata_csum` and none otherwise.
+    pub checksum: Option<ChecksumVersion>,
+    /// When a commit may follow another.
+    pub pipeline: PipelineMode,
+    /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
+    pub fast_commit: bool,
+    /// Largest transaction in log blocks; `None` for a third of the log.
+    pub transaction_blocks_max: Option<u32>,
+    /// The caller applies i-transactions that a crash left ([`Journal::take_pending`](crate::Journal::take_pending)). Without it,
+    /// a journal with i-transactions is refused.
+    pub replays_ijournal: bool,
+    /// Callback of replay for each block before it is written.
+    pub fit_home: Option<FitHome>,
+    /// The block that replay writes home when all others are there, durably.
+    pub home_last: Option<BlockNo>,
+}
+
+/// When a commit may follow another (barrier-enabled I/O stack, section 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PipelineMode {
+    /// One at a time: a commit begins when the one before is durable.
+    #[default]
+    Serial,
+    /// Dual-mode journaling: a commit begins when the one before is dispatched. Several are in
+    /// flight, each with its own durability, and one flush settles all that it covers. Over a device
+    /// that keeps no order, the log blocks of a commit are written while the one before is settled.
+    Dual,
+}
+
+/// Changes the content that replay is about to write to a block.
+pub type FitHome = fn(&dyn Device, BlockNo, &mut [u8]);
+
+impl Default for JournalOptions {
+    fn default() -> JournalOptions {
+        JournalOptions {
+            barrier: true,
+            bit64: false,
+            checksum: None,
+            pipeline: PipelineMode::default(),
+            fast_commit: false,
+            transaction_blocks_max: None,
+            replays_ijournal: false,
+            fit_home: None,
+            home_last: None,
+        }
+    }
+}
