@@ -27,6 +27,16 @@ fn stall(rig: &Rig) {
     });
 }
 
+/// Opens the gate when dropped, so that a failed check ends the test instead of leaving its threads
+/// with the device.
+struct Release<'a>(&'a Rig);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.gate.release();
+    }
+}
+
 /// Commits dispatched since the mount; each has one descriptor block.
 fn dispatched(rig: &Rig) -> usize {
     rig.fs.stats().journal.descriptor_blocks as usize
@@ -62,6 +72,7 @@ fn barriers_return(kind: Kind, mode: Mode) {
     let returned = AtomicUsize::new(0);
     let count = IN_FLIGHT_COUNT_MAX;
     std::thread::scope(|scope| {
+        let _release = Release(&rig);
         let chain = scope.spawn(|| {
             let one = |number| {
                 let file = rig.write(number).expect("a new file");
@@ -102,6 +113,7 @@ fn data_barriers_return(rig: &Rig, old: &InodeRef) {
     old.fsync(false).expect("fsync");
     stall(rig);
     std::thread::scope(|scope| {
+        let _release = Release(rig);
         let calls = scope.spawn(|| {
             for _ in 0..2 * IN_FLIGHT_COUNT_MAX {
                 old.write(0, OLD).expect("write");
@@ -125,6 +137,7 @@ fn fsyncs_stall(kind: Kind, mode: Mode) {
     let count = IN_FLIGHT_COUNT_MAX + 3;
     stall(&rig);
     std::thread::scope(|scope| {
+        let _release = Release(&rig);
         let mut fsyncs = Vec::new();
         for number in 0..count {
             let file = rig.write(number).expect("a new file");
