@@ -160,6 +160,7 @@ fn modules_below_the_calls_depend_downward_only() -> Result<()> {
     ensure!(graph.len() > 10 && graph["journal"].contains("log"), "misread: {graph:?}");
     let mut cycles = cycles(&graph);
     let tangled = BTreeSet::from(TANGLED.map(str::to_owned));
+    ensure!(cycles.contains(&tangled), "the list of tangled modules is too long: {cycles:?}");
     cycles.retain(|component| *component != tangled);
     let described = cycles.iter().map(|component| {
         let edges = component.iter().map(|module| {
