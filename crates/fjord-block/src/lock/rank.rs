@@ -103,12 +103,12 @@ ranks! {
     TransactionContents = 450,
     /// A shard of the metadata cache.
     MetaShard = 455,
+    /// `Inner::home_lock`.
+    HomeWrites = 457,
     /// `Buffer` state.
     BufferState = 460,
     /// `Commit::unsettled`.
     Unsettled = 470,
-    /// `Inner::home_lock`.
-    HomeWrites = 480,
     /// The queue of fast commits.
     FastCommitQueue = 490,
     /// `fast_commit::Waiting::outcome`.
