@@ -84,13 +84,6 @@ fn retired_newest_first() {
     in_order(Bug::RetiredNewestFirst).shows_as(&kinds);
 }
 
-#[test]
-fn tail_past_in_flight() {
-    let plant = full_log(Bug::TailPastInFlight);
-    let plant = plant.with(|config| config.budget.images_max = Some(1000));
-    plant.shows_as(&[Kind::OrderBroken, Kind::PromiseLost, Kind::Fsck, Kind::RecoveryFailed]);
-}
-
 /// Only a log with a fast-commit area does not wrap.
 #[test]
 fn log_restarts_in_flight() {
