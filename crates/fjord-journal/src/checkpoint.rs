@@ -130,7 +130,9 @@ impl Journal {
                 (state.logged.next().0, state.head, state.empty_on_disk)
             };
             self.check_running()?;
-            self.wipe_area(log)?;
+            if let Some(area) = &self.inner.area {
+                area.wipe(log, self.inner.barrier)?;
+            }
             let done = self.write_rest(log, empty, |superblock| {
                 superblock.s_start = 0;
                 superblock.s_sequence = sequence;

@@ -23,7 +23,7 @@ use fjord_format::types::{BlockNo, Tid};
 use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::error::{JournalError, Result};
-use crate::fast_commit::{self, Area};
+use crate::fast_commit_area::{self, Area};
 use crate::handle::{Handle, check_no_open_handle};
 use crate::log::Log;
 use crate::map::JournalMap;
@@ -133,7 +133,7 @@ impl Journal {
         let has_area = pending || (options.fast_commit && superblock.has_fast_commit_room());
         let log = Log::new(device.clone(), map, superblock, block, has_area);
         if !pending {
-            fast_commit::wipe_stale_head(&log)?;
+            fast_commit_area::wipe_stale_head(&log)?;
         }
         let next_tid = report.next_tid;
         let in_use = pending && start != 0;
@@ -350,6 +350,14 @@ impl Journal {
         self.inner.error.get().cloned()
     }
 
+    /// While on, one transaction may use the whole log, and a handle that does not fit is an error
+    /// instead of a reason to commit: all changes are one transaction. For a single-threaded
+    /// caller, such as one that applies
+    /// [`RecoveryReport::fast_commit_records`](crate::RecoveryReport::fast_commit_records).
+    pub fn whole_log(&self, on: bool) {
+        self.inner.whole_log.store(on, Ordering::Release);
+    }
+
     /// Clears the error of an earlier abort on disk; the caller has recorded it in the file
     /// system's superblock ([`RecoveryReport::errno`]).
     pub fn clear_errno(&self) -> Result<()> {
@@ -426,6 +434,19 @@ impl Journal {
         self.inner.settle_moved.notify_all();
         self.inner.drained.notify_all();
         first
+    }
+
+    /// A full commit waits for the commit lock: ends the wait of a fast commit for more requests.
+    pub(crate) fn stop_fast_commit_wait(&self) {
+        if let Some(area) = &self.inner.area {
+            area.queue.stop_wait();
+        }
+    }
+
+    /// The area, if it is valid, so that a full commit must end its stream. Exact under the commit
+    /// lock; else a hint.
+    pub(crate) fn live_area(&self) -> Option<&Area> {
+        self.inner.area.as_ref().filter(|area| area.is_live())
     }
 
     /// Whether the next revoke, after `count`, starts another revoke block.

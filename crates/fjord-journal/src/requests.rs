@@ -23,7 +23,7 @@ use fjord_format::types::Tid;
 
 use crate::commit::{PartialCommit, WantedParts};
 use crate::error::Result;
-use crate::fast_commit::{FastCommitOutcome, FastCommitTicket};
+use crate::fast_commit_area::{FastCommitOutcome, FastCommitTicket};
 use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::part::Part;

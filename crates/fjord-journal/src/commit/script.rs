@@ -21,7 +21,7 @@ use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
 use super::Wants;
 use super::build::LogBlocks;
 use crate::error::{JournalError, Result};
-use crate::fast_commit::Area;
+use crate::fast_commit_area::Area;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::pipeline::{Commit, Sent};

@@ -24,7 +24,7 @@ use fjord_block::{Buf, Class};
 use fjord_format::jbd2::{IjournalMark, Incompat};
 
 use crate::error::Result;
-use crate::fast_commit::Area;
+use crate::fast_commit_area::Area;
 use crate::journal::Journal;
 use crate::log::{Log, wait_all};
 use crate::pipeline::Commit;

@@ -21,7 +21,7 @@ const OUTLIER: u32 = 4;
 const PATIENCE_LOST_MAX: u32 = 8;
 
 /// Requests of type `R`, in order of arrival.
-pub(super) struct Queue<R> {
+pub(crate) struct Queue<R> {
     /// A leaf lock.
     inner: Mutex<Inner<R>>,
     /// Signalled when the wanted number of requests is queued.
@@ -86,7 +86,7 @@ impl Pace {
 }
 
 impl<R> Queue<R> {
-    pub(super) fn new() -> Queue<R> {
+    pub(crate) fn new() -> Queue<R> {
         let average = Duration::ZERO;
         let pace = Pace { expected: 0, ended: None, average, vain: 0, skip: 0 };
         let inner =
@@ -95,7 +95,7 @@ impl<R> Queue<R> {
     }
 
     /// Appends a request.
-    pub(super) fn push(&self, request: R) {
+    pub(crate) fn push(&self, request: R) {
         let mut inner = self.inner.lock();
         inner.waiting.push(request);
         if inner.wanted > 0 && inner.waiting.len() >= inner.wanted {
@@ -104,7 +104,7 @@ impl<R> Queue<R> {
     }
 
     /// Takes all requests, after a wait for more if that is likely to pay. Single caller.
-    pub(super) fn gather(&self) -> Vec<R> {
+    pub(crate) fn gather(&self) -> Vec<R> {
         let mut inner = self.inner.lock();
         let (count, began) = (inner.waiting.len(), Instant::now());
         if let Some(deadline) = inner.pace.deadline(count, began) {
@@ -122,7 +122,7 @@ impl<R> Queue<R> {
     }
 
     /// Ends a wait for more: a full commit wants the commit lock.
-    pub(super) fn stop_wait(&self) {
+    pub(crate) fn stop_wait(&self) {
         let mut inner = self.inner.lock();
         if std::mem::take(&mut inner.wanted) > 0 {
             self.enough.notify_one();
@@ -130,7 +130,7 @@ impl<R> Queue<R> {
     }
 
     /// Records a fast commit that began at `began` and served `count` requests.
-    pub(super) fn served(&self, count: usize, began: Instant) {
+    pub(crate) fn served(&self, count: usize, began: Instant) {
         let mut inner = self.inner.lock();
         let expected = count + inner.waiting.len();
         inner.pace.ended(expected, began, Instant::now());

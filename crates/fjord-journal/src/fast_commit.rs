@@ -1,9 +1,8 @@
-//! The fast-commit area of an open journal: a stream of records that follows the last full commit.
+//! Fast commits: the calls that queue records, write them, and wait until they are durable.
 //!
 //! A caller queues its records ([`Journal::queue_fast_commit`]) and waits. The thread that gets the
-//! commit lock writes all queued records as one fast commit, so concurrent callers share a write
-//! and a flush ([`queue`]: how long it waits for more). A full commit ends the stream: recovery
-//! accepts only fast commits with the ID of the next transaction in the log.
+//! commit lock writes all queued records to the area ([`crate::fast_commit_area`]) as one fast
+//! commit, so concurrent callers share a write and a flush.
 //!
 //! Steps of a fast commit: 1. callers have waited for their file data; 2. **flush**, if the
 //! records refer to data that must be durable first; 3. write the blocks **with FUA** (or write and
@@ -11,160 +10,36 @@
 //! feature bit FAST_COMMIT **with FUA**. The checksum covers all blocks, so no order is needed
 //! among them. A crash before 3 or 4 is complete leaves the earlier fast commits.
 //!
-//! The bit makes the area valid. One write makes a full commit valid and the stream before it
-//! invalid: see the commit's module `switch`. That, and every other rule that serves the replay by
-//! others, is explained in [`compat`].
-//!
 //! Invariants:
 //! - a fast commit is written under the commit lock, with its transaction running, so the full
 //!   commit that ends the stream has not begun;
 //! - the bit is set on disk only while the area begins with the head of the next transaction in the
-//!   log;
-//! - the area's last block stays unused ([`compat::usable_blocks`]);
-//! - on close the head of the area is wiped, because Linux sets the bit when it mounts.
+//!   log.
 
-mod queue;
-
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use fjord_block::Buf;
 use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, DeviceExt};
-use fjord_format::jbd2::fast_commit::compat::BlockUse;
-use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, compat, starts_with_head};
+use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, compat};
 use fjord_format::jbd2::{Incompat, MIN_JOURNAL_BLOCKS};
-use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
+use crate::fast_commit_area::{
+    Area, DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket, Stream, Waiting,
+};
 use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::{Log, wait_all};
 use crate::roles::{Claim, Turn};
 use crate::stats;
 
-use queue::Queue;
-
 /// The area has 1/N of the journal's blocks, as with mke2fs.
 const AREA_SHARE: u32 = 64;
 /// Minimum length of an area, in blocks.
 const AREA_BLOCKS_MIN: u32 = 4;
-
-/// Durability of the file data of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DataNeeds {
-    /// All file data is durable, or there is none.
-    Nothing,
-    /// Transferred data must be durable when the fast commit is.
-    FlushAfter,
-    /// Transferred data must be durable before the fast commit is valid.
-    FlushBefore,
-}
-
-/// A caller's request.
-#[derive(Clone, Debug)]
-pub struct FastCommitRequest {
-    /// The newest transaction with the recorded changes.
-    pub tid: Tid,
-    /// The records, in replay order. Empty: only wait for the requests before it.
-    pub records: Vec<Record>,
-    /// Durability of the file data.
-    pub data: DataNeeds,
-    /// What they do to blocks, which later records depend on.
-    pub blocks: BlockUse,
-    /// Replay must not write log blocks before the records, so the log is emptied first.
-    pub needs_empty_log: bool,
-}
-
-/// Outcome of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FastCommitOutcome {
-    /// It is durable by a fast commit.
-    Logged {
-        /// Blocks written; a fast commit of several requests counts them for the first.
-        blocks: u32,
-    },
-    /// A full commit made its transaction durable meanwhile.
-    Committed,
-    /// The area is full: a full commit is needed.
-    Full,
-    /// The records cannot be replayed after those in the area.
-    Conflict,
-    /// There is no area.
-    Unavailable,
-}
-
-/// A queued request; wait for it.
-#[must_use = "a queued request is durable only after the wait"]
-pub struct FastCommitTicket(Arc<Waiting>);
-
-/// A request that waits.
-pub(crate) struct Waiting {
-    request: FastCommitRequest,
-    /// Set once, by the thread that wrote it; a leaf lock.
-    outcome: Mutex<Option<Result<FastCommitOutcome>>>,
-}
-
-/// The area.
-pub(crate) struct Area {
-    /// Usable journal blocks.
-    blocks: Range<u32>,
-    /// Requests that no writer has taken, oldest first.
-    queue: Queue<Arc<Waiting>>,
-    /// Changed under the commit lock.
-    stream: Mutex<Stream>,
-    /// Blocks used; readable without the commit lock.
-    used_hint: AtomicU32,
-}
-
-/// The fast commits of the next transaction in the log.
-#[derive(Default)]
-struct Stream {
-    /// Blocks written.
-    used: u32,
-    /// The area is valid: the bit is set on disk.
-    is_live: bool,
-    /// A crash left the stream; the first full commit includes its changes.
-    is_inherited: bool,
-    /// The area begins with a head on disk, of this or an earlier transaction.
-    has_head: bool,
-    /// Replay will allocate blocks for this owner.
-    allocates: Option<u32>,
-    /// A request was refused until this transaction commits, and why: later requests may depend on
-    /// it, so they are refused too.
-    closed: Option<(Tid, FastCommitOutcome)>,
-}
-
-impl Area {
-    /// The area of a journal that has one. It is valid if recovery left it valid.
-    pub(crate) fn new(log: &Log) -> Option<Area> {
-        let pending = log.superblock.lock().0.s_feature_incompat.contains(Incompat::FAST_COMMIT);
-        let blocks = compat::usable_blocks(log.area.clone());
-        let (is_live, is_inherited, has_head) = (pending, pending, pending);
-        let stream = Stream { is_live, is_inherited, has_head, ..Stream::default() };
-        let (queue, used_hint) = (Queue::new(), AtomicU32::new(0));
-        let stream = Mutex::new(Rank::FastCommitStream, stream);
-        (!blocks.is_empty()).then_some(Area { blocks, queue, stream, used_hint })
-    }
-
-    /// Whether a crash left the stream.
-    pub(crate) fn is_inherited(&self) -> bool {
-        self.stream.lock().is_inherited
-    }
-
-    /// A full commit has ended the stream. The caller holds the commit lock.
-    pub(crate) fn end_stream(&self) {
-        let mut stream = self.stream.lock();
-        (stream.is_live, stream.is_inherited) = (false, false);
-        stream.allocates = None;
-        if !planted(Bug::FastCommitNotRestarted) {
-            stream.used = 0;
-            self.used_hint.store(0, Ordering::Relaxed);
-        }
-    }
-}
 
 impl Journal {
     /// Capacity of the area between two full commits, in blocks; 0 without an area.
@@ -416,58 +291,6 @@ impl Journal {
         stream.is_live = true;
         Ok(())
     }
-
-    /// A full commit waits for the commit lock: ends the wait of a fast commit for more requests.
-    pub(crate) fn stop_fast_commit_wait(&self) {
-        if let Some(area) = &self.inner.area {
-            area.queue.stop_wait();
-        }
-    }
-
-    /// The area, if it is valid, so that a full commit must end its stream. Exact under the commit
-    /// lock; else a hint.
-    pub(crate) fn live_area(&self) -> Option<&Area> {
-        self.inner.area.as_ref().filter(|area| area.stream.lock().is_live)
-    }
-
-    /// Wipes the first block of an invalid area, if it holds a head. The caller holds the commit
-    /// lock.
-    pub(crate) fn wipe_area(&self, log: &Log) -> Result<()> {
-        let Some(area) = &self.inner.area else { return Ok(()) };
-        if !std::mem::take(&mut area.stream.lock().has_head) {
-            return Ok(());
-        }
-        let zeros = vec![Buf::zeroed(self.inner.block_size)];
-        let requests = log.contiguous_requests(area.blocks.start, zeros, self.inner.barrier)?;
-        wait_all(&log.device.submit(requests), WIPING)
-    }
-
-    /// While on, one transaction may use the whole log, and a handle that does not fit is an error
-    /// instead of a reason to commit: all changes are one transaction. For a single-threaded
-    /// caller, such as one that applies
-    /// [`RecoveryReport::fast_commit_records`](crate::RecoveryReport::fast_commit_records).
-    pub fn whole_log(&self, on: bool) {
-        self.inner.whole_log.store(on, Ordering::Release);
-    }
-}
-
-const WIPING: &str = "wiping the fast-commit area";
-
-/// Wipes the first block of the invalid area, if it holds a head.
-pub(crate) fn wipe_stale_head(log: &Log) -> Result<()> {
-    if log.area.is_empty() {
-        return Ok(());
-    }
-    let (home, _) = log.map.run(log.area.start)?;
-    let size = log.format.block_size;
-    let block = log.device.read_buf(log.offset(home), size);
-    let block = block.map_err(JournalError::io("reading the fast-commit area"))?;
-    if !starts_with_head(&block) {
-        return Ok(());
-    }
-    let requests = log.contiguous_requests(log.area.start, vec![Buf::zeroed(size)], false)?;
-    wait_all(&log.device.submit(requests), WIPING)?;
-    log.device.flush().map_err(JournalError::io("flushing the fast-commit area"))
 }
 
 /// Adds all records, or none if they do not fit.
