@@ -21,9 +21,9 @@ use fjord_format::types::BlockNo;
 
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
-use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
+use crate::open_handles::check_no_open_handle;
 use crate::stats;
 use crate::transaction::Sequence;
 

@@ -30,10 +30,11 @@ use crate::error::{JournalError, Result};
 use crate::fast_commit_area::{
     Area, DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket, Stream, Waiting,
 };
-use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::{Log, wait_all};
-use crate::roles::{Claim, Turn};
+use crate::open_handles::check_no_open_handle;
+use crate::roles::Turn;
+use crate::state::Claim;
 use crate::stats;
 
 /// The area has 1/N of the journal's blocks, as with mke2fs.

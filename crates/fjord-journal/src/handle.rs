@@ -20,42 +20,9 @@ use crate::admission::Admitted;
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
+use crate::open_handles;
 use crate::part_set::Part;
 use crate::transaction::{Callback, Transaction};
-
-thread_local! {
-    /// Journals (by address) on which this thread has an open handle.
-    static OPEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// Journals on which this thread dropped a handle that had changed something.
-    static ABANDONED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
-impl Journal {
-    /// Whether this thread, since the last call, dropped a handle after changes instead of stopping
-    /// it, as an error in the middle of a change does. The caller decides whether the partial
-    /// change is consistent; if not, it must abort the journal.
-    pub fn take_abandoned(&self) -> bool {
-        let key = self.key();
-        ABANDONED.with_borrow_mut(|abandoned| {
-            let before = abandoned.len();
-            abandoned.retain(|&other| other != key);
-            abandoned.len() != before
-        })
-    }
-}
-
-/// Errs if this thread has an open handle on the journal: `what` would deadlock.
-pub(crate) fn check_no_open_handle(journal: &Journal, what: &str) -> Result<()> {
-    let key = journal.key();
-    if OPEN.with_borrow(|open| open.contains(&key)) {
-        return Err(JournalError::Usage(format!(
-            "{what} while this thread has an open handle would deadlock; stop the handle first"
-        )));
-    }
-    // Most calls find no reason to commit; the order is checked in all of them.
-    Rank::CommitLock.check_order();
-    Ok(())
-}
 
 /// An open handle; see the module documentation. Dropping it stops it.
 #[must_use = "a handle that is dropped at once protects nothing"]
@@ -89,8 +56,7 @@ struct Collected {
 
 impl Handle {
     pub(crate) fn new(journal: Journal, admitted: Admitted) -> Handle {
-        let key = journal.key();
-        OPEN.with_borrow_mut(|open| open.push(key));
+        open_handles::add(&journal);
         let Admitted { transaction, generation, credits } = admitted;
         let credits = Cell::new(credits);
         Handle {
@@ -220,8 +186,7 @@ impl Handle {
         self.stop_now();
         Rank::CommitLock.check_order();
         let admitted = self.journal.admit(credits)?;
-        let key = self.journal.key();
-        OPEN.with_borrow_mut(|open| open.push(key));
+        open_handles::add(&self.journal);
         self.transaction = admitted.transaction;
         self.generation = admitted.generation;
         self.credits.set(admitted.credits);
@@ -265,12 +230,7 @@ impl Handle {
         }
         self.stopped = true;
         self.held = None;
-        let key = self.journal.key();
-        OPEN.with_borrow_mut(|open| {
-            if let Some(index) = open.iter().rposition(|&other| other == key) {
-                open.swap_remove(index);
-            }
-        });
+        open_handles::remove(&self.journal);
         self.hand_over();
         self.journal.release(self.credits.replace(0));
     }
@@ -293,12 +253,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.stopped && self.changed.get() {
-            let key = self.journal.key();
-            ABANDONED.with_borrow_mut(|abandoned| {
-                if !abandoned.contains(&key) {
-                    abandoned.push(key);
-                }
-            });
+            open_handles::abandon(&self.journal);
         }
         self.stop_now();
     }

@@ -30,6 +30,7 @@ mod handle;
 mod journal;
 mod log;
 mod map;
+mod open_handles;
 mod options;
 mod part;
 mod part_set;

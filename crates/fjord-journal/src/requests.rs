@@ -24,8 +24,8 @@ use fjord_format::types::Tid;
 use crate::commit::{PartialCommit, WantedParts};
 use crate::error::Result;
 use crate::fast_commit_area::{FastCommitOutcome, FastCommitTicket};
-use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
+use crate::open_handles::check_no_open_handle;
 use crate::part::Part;
 
 /// Most threads that serve requests at a time, committing or answering.

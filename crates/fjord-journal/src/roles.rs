@@ -13,28 +13,8 @@ use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
 
 use crate::error::Result;
 use crate::journal::{Inner, Journal};
-use crate::state::State;
+use crate::state::{Claim, State};
 use crate::stats;
-
-/// Guarded by `Inner::state`.
-#[derive(Default)]
-pub(crate) struct Roles {
-    /// A thread holds the commit lock.
-    dispatching: bool,
-    /// A thread holds the settle lock.
-    settling: bool,
-    /// Threads that wait for the commit lock to commit.
-    commits_waiting: u32,
-}
-
-/// Purpose of a claim to the commit lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// A commit.
-    Commit,
-    /// A fast commit: after all commits that wait.
-    FastCommit,
-}
 
 /// Result of waiting for the commit lock.
 pub(crate) enum Turn<'a, T> {
@@ -42,27 +22,6 @@ pub(crate) enum Turn<'a, T> {
     Outcome(T),
     /// The caller holds the lock.
     Mine(CommitLock<'a>),
-}
-
-impl Roles {
-    /// Whether threads wait for the commit lock to commit.
-    pub(crate) fn has_waiting_commits(&self) -> bool {
-        self.commits_waiting > 0
-    }
-
-    /// Whether a thread holds the commit lock or waits for it to commit.
-    pub(crate) fn expects_commits(&self) -> bool {
-        self.dispatching || self.commits_waiting > 0
-    }
-
-    /// Whether a thread holds the settle lock.
-    pub(crate) fn is_settling(&self) -> bool {
-        self.settling
-    }
-
-    fn admits(&self, claim: Claim) -> bool {
-        !self.dispatching && (claim == Claim::Commit || self.commits_waiting == 0)
-    }
 }
 
 impl Journal {

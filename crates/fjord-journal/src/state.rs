@@ -1,4 +1,5 @@
-//! The state of an open journal: the running transaction, the pipeline, the use of the log.
+//! The state of an open journal: the running transaction, the pipeline, the use of the log, and which
+//! threads have a role ([`crate::roles`]).
 //!
 //! Invariants, asserted by [`State::check`] in debug builds:
 //! - the log blocks of the pipeline's commits follow each other up to `head`, and those from `tail`
@@ -13,7 +14,6 @@ use fjord_format::types::Tid;
 use crate::log::Log;
 use crate::part_set::WholeReason;
 use crate::pipeline::Pipeline;
-use crate::roles::Roles;
 use crate::transaction::{Running, Sequence};
 
 /// Guarded by `Inner::state`. Never held over I/O.
@@ -101,5 +101,47 @@ impl State {
         if let Some(newest) = commits.last() {
             assert_eq!(newest.sequence.next(), self.next_sequence, "sequences have gaps");
         }
+    }
+}
+
+/// Guarded by `Inner::state`.
+#[derive(Default)]
+pub(crate) struct Roles {
+    /// A thread holds the commit lock.
+    pub(crate) dispatching: bool,
+    /// A thread holds the settle lock.
+    pub(crate) settling: bool,
+    /// Threads that wait for the commit lock to commit.
+    pub(crate) commits_waiting: u32,
+}
+
+/// Purpose of a claim to the commit lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// A commit.
+    Commit,
+    /// A fast commit: after all commits that wait.
+    FastCommit,
+}
+
+impl Roles {
+    /// Whether threads wait for the commit lock to commit.
+    pub(crate) fn has_waiting_commits(&self) -> bool {
+        self.commits_waiting > 0
+    }
+
+    /// Whether a thread holds the commit lock or waits for it to commit.
+    pub(crate) fn expects_commits(&self) -> bool {
+        self.dispatching || self.commits_waiting > 0
+    }
+
+    /// Whether a thread holds the settle lock.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.settling
+    }
+
+    /// Whether the commit lock is free for such a claim.
+    pub(crate) fn admits(&self, claim: Claim) -> bool {
+        !self.dispatching && (claim == Claim::Commit || self.commits_waiting == 0)
     }
 }

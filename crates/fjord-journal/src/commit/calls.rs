@@ -12,10 +12,10 @@ use fjord_format::types::Tid;
 
 use super::Wants;
 use crate::error::{JournalError, Result};
-use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
-use crate::roles::{Claim, Turn};
-use crate::state::State;
+use crate::open_handles::check_no_open_handle;
+use crate::roles::Turn;
+use crate::state::{Claim, State};
 use crate::transaction::Running;
 
 /// Maximum number of commits in flight; bounds their memory and log space.

@@ -27,13 +27,13 @@ use super::build::LogShape;
 use super::{Locked, Wants};
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
-use crate::handle::check_no_open_handle;
 use crate::journal::Journal;
 use crate::log::Log;
+use crate::open_handles::check_no_open_handle;
 use crate::part::{Part, PartSet, Parts, WholeReason};
 use crate::pipeline::Commit;
-use crate::roles::{Claim, CommitLock, Turn};
-use crate::state::State;
+use crate::roles::{CommitLock, Turn};
+use crate::state::{Claim, State};
 use crate::stats;
 use crate::transaction::{Batch, Contents, Phase, Version};
 
