@@ -33,8 +33,7 @@ use crate::fast_commit_area::{
 use crate::journal::Journal;
 use crate::log::{Log, wait_all};
 use crate::open_handles::check_no_open_handle;
-use crate::roles::Turn;
-use crate::state::Claim;
+use crate::roles::{Next, Turn};
 use crate::stats;
 
 /// The area has 1/N of the journal's blocks, as with mke2fs.
@@ -118,9 +117,9 @@ impl Journal {
         let FastCommitTicket(mine) = ticket;
         let mut tried = false;
         loop {
-            let turn = self.take_turn(Claim::FastCommit, |state| {
+            let turn = self.take_turn(|state| {
                 if let Some(outcome) = mine.outcome.lock().take() {
-                    return outcome.map(Some);
+                    return outcome.map(Next::Done);
                 }
                 self.check_running()?;
                 if tried {
@@ -130,11 +129,13 @@ impl Journal {
                 }
                 // The next writer finds it in the queue and skips it.
                 let committed = state.committed.at_least(mine.request.tid);
-                Ok(committed.then_some(FastCommitOutcome::Committed))
+                Ok(if committed { Next::Done(FastCommitOutcome::Committed) } else { Next::FastCommit })
             })?;
             let lock = match turn {
                 Turn::Outcome(outcome) => return Ok(outcome),
-                Turn::Mine(lock) => lock,
+                Turn::Commit(lock) => lock,
+                // Not asked for.
+                Turn::Settle(_) => continue,
             };
             // Commits in flight precede it; their failure is reported above.
             if self.settle().is_ok() {

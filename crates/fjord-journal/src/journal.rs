@@ -71,13 +71,15 @@ pub(crate) struct Inner {
     pub(crate) drained: Condvar,
     /// Signalled, with `state`, when handles may start again, and on an error.
     pub(crate) unlocked: Condvar,
-    /// Signalled, with `state`, when the commit lock is free, and on an error.
-    pub(crate) commits_moved: Condvar,
+    /// Signalled, with `state`, when the commit lock is free, and on an error: for fast commits,
+    /// and for threads that do not wait for the outcome of a commit.
+    pub(crate) commit_lock_freed: Condvar,
     /// Signalled, with `state`, when the log blocks of a commit are durable, for the holder of the
     /// commit lock, and on an error.
     pub(crate) commits_follow: Condvar,
-    /// Signalled, with `state`, when the settle lock is free, and on an error.
-    pub(crate) settle_moved: Condvar,
+    /// Signalled, with `state`, when the settle lock is free, and on an error: for threads that
+    /// settle all commits.
+    pub(crate) settle_lock_freed: Condvar,
     /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
     pub(crate) home_last: AtomicU64,
     /// Buffers with a version that is not checkpointed, by block.
@@ -202,9 +204,9 @@ impl Journal {
             state: Mutex::new(Rank::JournalState, state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),
-            commits_moved: Condvar::new(),
+            commit_lock_freed: Condvar::new(),
             commits_follow: Condvar::new(),
-            settle_moved: Condvar::new(),
+            settle_lock_freed: Condvar::new(),
             home_last: AtomicU64::new(u64::MAX),
             live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
             home_lock: Mutex::new(Rank::HomeWrites, ()),
@@ -428,10 +430,11 @@ impl Journal {
         if state.stopped_at.is_none_or(is_earlier) {
             state.stopped_at = Some(sequence);
         }
+        state.wake_waiters();
         self.inner.unlocked.notify_all();
-        self.inner.commits_moved.notify_all();
+        self.inner.commit_lock_freed.notify_all();
         self.inner.commits_follow.notify_all();
-        self.inner.settle_moved.notify_all();
+        self.inner.settle_lock_freed.notify_all();
         self.inner.drained.notify_all();
         first
     }

@@ -42,6 +42,7 @@ mod sequence;
 mod state;
 mod stats;
 mod transaction;
+mod waiters;
 
 pub use admission::room_waits_of_this_thread;
 pub use area::{AreaStats, write_table};

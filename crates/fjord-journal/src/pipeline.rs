@@ -28,6 +28,7 @@ use fjord_format::types::Tid;
 use crate::buffer::Buffer;
 use crate::part_set::{Part, PartSet};
 use crate::transaction::{Callback, Phase, Sequence};
+use crate::waiters::Waiters;
 
 /// A transaction, or parts of one, on its way to its home locations.
 pub(crate) struct Commit {
@@ -48,8 +49,19 @@ pub(crate) struct Commit {
     pub(crate) buffers: Vec<Arc<Buffer>>,
     /// Freed blocks whose older versions must not be checkpointed any more.
     pub(crate) forgotten: Vec<Arc<Buffer>>,
-    /// What is left to do until it retires. A leaf lock.
+    /// Threads that wait for it.
+    pub(crate) waiters: Vec<Arc<Waiters>>,
+    /// What is left to do until it retires.
     pub(crate) unsettled: Mutex<Unsettled>,
+}
+
+/// How a commit has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It is durable, and its callbacks have been called.
+    Durable,
+    /// It failed: the journal has stopped.
+    Failed,
 }
 
 /// Guarded by [`Commit::unsettled`]. The first two are empty once the commit has retired or failed.
@@ -61,8 +73,8 @@ pub(crate) struct Unsettled {
     pub(crate) sent: Option<Sent>,
     /// Its script has run.
     pub(crate) dispatched: bool,
-    /// It is durable, and its callbacks have been called.
-    pub(crate) settled: bool,
+    /// Its outcome, once the callbacks have been called.
+    pub(crate) ended: Option<Ended>,
 }
 
 /// What a commit's script left to settle.
@@ -130,7 +142,23 @@ impl Commit {
 
     /// Whether it is durable and its callbacks have been called.
     pub(crate) fn is_settled(&self) -> bool {
-        self.unsettled.lock().settled
+        self.unsettled.lock().ended == Some(Ended::Durable)
+    }
+
+    /// Whether it failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.unsettled.lock().ended == Some(Ended::Failed)
+    }
+
+    /// The commit has ended: wakes the threads that wait for it. Under the state lock.
+    pub(crate) fn end(&self, ended: Ended) {
+        self.unsettled.lock().ended = Some(ended);
+        self.wake_waiters();
+    }
+
+    /// Wakes all threads that wait for it.
+    pub(crate) fn wake_waiters(&self) {
+        self.waiters.iter().for_each(|waiters| waiters.wake_all());
     }
 
     /// Its script has run.
@@ -211,17 +239,14 @@ impl Pipeline {
         self.in_flight().next().is_some_and(|commit| commit.can_settle())
     }
 
-    /// Whether the commit that ends a transaction is in flight.
-    pub(crate) fn has_in_flight(&self, tid: Tid) -> bool {
-        self.in_flight().any(|commit| commit.ends() == Some(tid))
+    /// The commit that ends a transaction, until it is checkpointed.
+    pub(crate) fn commit_of(&self, tid: Tid) -> Option<&Arc<Commit>> {
+        self.all().find(|commit| commit.ends() == Some(tid))
     }
 
-    /// Whether the commit that ends a transaction, which does not run, has been dispatched.
-    pub(crate) fn is_dispatched(&self, tid: Tid) -> bool {
-        let mut slots = self.slots.iter();
-        let slot = slots.find(|slot| slot.commit.ends() == Some(tid));
-        // One that has left the pipeline is about to be published.
-        slot.is_none_or(|slot| slot.commit.is_dispatched())
+    /// Whether the newest commit is frozen and its script has not run.
+    pub(crate) fn is_dispatching(&self) -> bool {
+        self.in_flight().last().is_some_and(|commit| !commit.is_dispatched())
     }
 
     /// Whether the outcome of every commit is known, and none is being dispatched.
@@ -245,12 +270,10 @@ impl Pipeline {
         with_parts.last().map(|commit| commit.generation)
     }
 
-    /// The partial commit of that number in transaction `tid`, or the next one, if it is in flight
-    /// and has been dispatched.
-    pub(crate) fn dispatched_generation(&self, tid: Tid, number: u32) -> Option<Arc<Commit>> {
-        let mut parts = self.in_flight().filter(|commit| commit.tid == tid);
-        let found = parts.find(|commit| commit.generation >= number);
-        found.filter(|commit| commit.is_dispatched()).cloned()
+    /// The partial commit of that number in transaction `tid`, or the next one, until it is
+    /// checkpointed.
+    pub(crate) fn partial_commit(&self, tid: Tid, number: u32) -> Option<&Arc<Commit>> {
+        self.all().find(|commit| commit.tid == tid && commit.generation >= number)
     }
 
     /// The oldest commit that is not checkpointed.

@@ -111,37 +111,24 @@ pub(crate) struct Roles {
     pub(crate) dispatching: bool,
     /// A thread holds the settle lock.
     pub(crate) settling: bool,
-    /// Threads that wait for the commit lock to commit.
-    pub(crate) commits_waiting: u32,
+    /// Threads that wait for the commit lock for something else than a commit.
+    pub(crate) lock_waiters: u32,
 }
 
-/// Purpose of a claim to the commit lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// A commit.
-    Commit,
-    /// A fast commit: after all commits that wait.
-    FastCommit,
-}
-
-impl Roles {
-    /// Whether threads wait for the commit lock to commit.
+impl State {
+    /// Whether threads wait to commit the running transaction, or parts of it.
     pub(crate) fn has_waiting_commits(&self) -> bool {
-        self.commits_waiting > 0
+        self.running.as_ref().is_some_and(Running::has_waiters)
     }
 
     /// Whether a thread holds the commit lock or waits for it to commit.
     pub(crate) fn expects_commits(&self) -> bool {
-        self.dispatching || self.commits_waiting > 0
+        self.roles.dispatching || self.has_waiting_commits()
     }
 
-    /// Whether a thread holds the settle lock.
-    pub(crate) fn is_settling(&self) -> bool {
-        self.settling
-    }
-
-    /// Whether the commit lock is free for such a claim.
-    pub(crate) fn admits(&self, claim: Claim) -> bool {
-        !self.dispatching && (claim == Claim::Commit || self.commits_waiting == 0)
+    /// Wakes all threads that wait for a commit.
+    pub(crate) fn wake_waiters(&self) {
+        self.running.iter().for_each(Running::wake_waiters);
+        self.pipeline.all().for_each(|commit| commit.wake_waiters());
     }
 }

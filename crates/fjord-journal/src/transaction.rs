@@ -21,6 +21,7 @@ use fjord_format::types::{BlockNo, Tid};
 use crate::buffer::Buffer;
 use crate::error::JournalError;
 use crate::part_set::{Part, PartSet, PartUnions};
+use crate::waiters::Waiters;
 
 pub(crate) use crate::sequence::Sequence;
 
@@ -152,6 +153,10 @@ pub(crate) struct Running {
     pub(crate) generations_committed: u32,
     /// Parts that threads wait for; the next partial commit includes them.
     pub(crate) wanted: Vec<Part>,
+    /// Threads that wait for the next commit; for the one in progress while it is locked.
+    pub(crate) waiters: Arc<Waiters>,
+    /// While it is locked: threads that wait for the rest of it, which may commit now or next.
+    pub(crate) late_waiters: Arc<Waiters>,
 }
 
 impl Running {
@@ -164,6 +169,45 @@ impl Running {
             generation: 0,
             generations_committed: 0,
             wanted: Vec::new(),
+            waiters: Arc::default(),
+            late_waiters: Arc::default(),
         }
+    }
+
+    /// The list of a thread that waits for the commit of a part's `generation`, or of the whole.
+    pub(crate) fn waiters_for(&self, generation: Option<u32>) -> &Arc<Waiters> {
+        let is_late = generation.is_none_or(|generation| generation > self.generation);
+        match self.phase == Phase::Locked && is_late {
+            true => &self.late_waiters,
+            false => &self.waiters,
+        }
+    }
+
+    /// Whether some thread waits for a commit.
+    pub(crate) fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty() || !self.late_waiters.is_empty()
+    }
+
+    /// A commit takes the threads that wait for it: all if it ends the transaction.
+    pub(crate) fn take_waiters(&mut self, ends: bool) -> Vec<Arc<Waiters>> {
+        let late = std::mem::take(&mut self.late_waiters);
+        let waiters = std::mem::take(&mut self.waiters);
+        if ends {
+            return vec![waiters, late];
+        }
+        self.waiters = late;
+        vec![waiters]
+    }
+
+    /// Handles may start again, without a commit.
+    pub(crate) fn unlock(&mut self) {
+        self.phase = Phase::Running;
+        self.wake_waiters();
+    }
+
+    /// Wakes all that wait, since what they wait for has changed.
+    pub(crate) fn wake_waiters(&self) {
+        self.waiters.wake_all();
+        self.late_waiters.wake_all();
     }
 }

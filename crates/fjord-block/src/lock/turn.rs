@@ -8,7 +8,7 @@ use super::rank::Rank;
 
 /// The right to wait for a lock.
 #[must_use = "the order was checked for the lock that is taken next"]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Turn(Tag);
 
 impl Turn {

@@ -14,9 +14,8 @@ use super::Wants;
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;
-use crate::roles::Turn;
-use crate::state::{Claim, State};
-use crate::transaction::Running;
+use crate::roles::{Next, Turn};
+use crate::state::State;
 
 /// Maximum number of commits in flight; bounds their memory and log space.
 const IN_FLIGHT_COUNT_MAX: usize = 8;
@@ -26,18 +25,18 @@ impl Journal {
     /// if it is durable.
     pub fn commit(&self, tid: Tid) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
-        if self.inner.dual {
-            self.dispatch_until(tid, Wants::Durability)?;
-            return self.settle_until(|state| state.committed.at_least(tid));
+        loop {
+            match self.take_turn(|state| self.next_for(state, tid))? {
+                Turn::Outcome(()) => return Ok(()),
+                Turn::Commit(lock) => {
+                    if self.dispatch_running(tid, Wants::Durability)? && self.inner.dual {
+                        lock.release_to_settle();
+                    }
+                }
+                // A failure stops the journal, which the next turn reports unless `tid` is durable.
+                Turn::Settle(lock) => drop(self.settle_round(&lock)),
+            }
         }
-        self.commit_until(
-            tid,
-            |state| state.committed.at_least(tid),
-            |journal| {
-                let is_in_flight = journal.inner.state.lock().pipeline.has_in_flight(tid);
-                if is_in_flight { journal.settle() } else { journal.commit_one() }
-            },
-        )
     }
 
     /// Fixes the order of transaction `tid`, without waiting for the device: no ordered write
@@ -49,7 +48,18 @@ impl Journal {
             return self.commit(tid);
         }
         check_no_open_handle(self, "a commit")?;
-        self.dispatch_until(tid, Wants::Order)
+        loop {
+            let turn = self.take_turn(|state| {
+                Ok(match self.next_for(state, tid)? {
+                    Next::Settle(commit) if commit.is_dispatched() => Next::Done(()),
+                    Next::Settle(_) => Next::Dispatch,
+                    other => other,
+                })
+            })?;
+            let Turn::Commit(lock) = turn else { return Ok(()) };
+            self.dispatch_running(tid, Wants::Order)?;
+            drop(lock);
+        }
     }
 
     /// Makes the commits in flight durable ([`Journal::commit_in_order`]): for the commit timer.
@@ -66,20 +76,40 @@ impl Journal {
         Ok(tid)
     }
 
-    /// Dispatches transaction `tid`, unless another thread has.
-    fn dispatch_until(&self, tid: Tid, wants: Wants) -> Result<()> {
-        let is_dispatched = |state: &State| {
-            let runs = |running: &Running| running.transaction.tid == tid;
-            let exists = state.next_tid.newer_than(tid);
-            state.committed.at_least(tid)
-                || exists
-                    && !state.running.as_ref().is_some_and(runs)
-                    && state.pipeline.is_dispatched(tid)
+    /// What a thread needs that waits for transaction `tid`.
+    fn next_for(&self, state: &State, tid: Tid) -> Result<Next<()>> {
+        if state.committed.at_least(tid) {
+            return Ok(Next::Done(()));
+        }
+        if !state.next_tid.newer_than(tid) {
+            self.check_running()?;
+            return Err(JournalError::Usage(format!("transaction {tid} does not exist yet")));
+        }
+        if let Some(commit) = state.pipeline.commit_of(tid) {
+            return Ok(Next::Settle(commit.clone()));
+        }
+        self.check_running()?;
+        Ok(Next::Commit(None))
+    }
+
+    /// Dispatches transaction `tid` if it is still the running one; in serial mode also settles it.
+    /// Returns whether it did. The caller holds the commit lock.
+    fn dispatch_running(&self, tid: Tid, wants: Wants) -> Result<bool> {
+        let runs = |state: &State| {
+            state.running.as_ref().is_some_and(|running| running.transaction.tid == tid)
         };
-        self.commit_until(tid, is_dispatched, |journal| {
-            journal.wait_for_room_in_flight()?;
-            journal.dispatch_one(journal.wants(wants))
-        })
+        self.avoid_log_wrap()?;
+        if self.inner.dual || wants == Wants::Order {
+            self.wait_for_room_in_flight()?;
+        }
+        if !runs(&self.inner.state.lock()) {
+            return Ok(false);
+        }
+        match self.inner.dual || wants == Wants::Order {
+            true => self.dispatch_one(self.wants(wants))?,
+            false => self.commit_one()?,
+        }
+        Ok(true)
     }
 
     /// Waits until another commit may be in flight. The caller holds the commit lock.
@@ -94,7 +124,7 @@ impl Journal {
                 return Ok(());
             }
             self.check_running()?;
-            if state.roles.is_settling() {
+            if state.roles.settling {
                 self.inner.commits_follow.wait(&mut state);
             } else {
                 drop(state);
@@ -107,39 +137,10 @@ impl Journal {
     /// a flush that others share costs less than FUA for each.
     pub(super) fn wants(&self, asked: Wants) -> Wants {
         let state = self.inner.state.lock();
-        let is_alone = state.pipeline.is_drained() && !state.roles.has_waiting_commits();
+        let is_alone = state.pipeline.is_drained() && !state.has_waiting_commits();
         match asked {
             Wants::Durability if self.inner.dual && !is_alone => Wants::SharedFlush,
             other => other,
-        }
-    }
-
-    /// Takes the commit lock and runs `step`, until `done`.
-    fn commit_until(
-        &self,
-        tid: Tid,
-        done: impl Fn(&State) -> bool,
-        step: impl Fn(&Journal) -> Result<()>,
-    ) -> Result<()> {
-        loop {
-            let turn = self.take_turn(Claim::Commit, |state| {
-                if done(state) {
-                    return Ok(Some(()));
-                }
-                self.check_running()?;
-                if !state.next_tid.newer_than(tid) {
-                    let message = format!("transaction {tid} does not exist yet");
-                    return Err(JournalError::Usage(message));
-                }
-                Ok(None)
-            })?;
-            let Turn::Mine(lock) = turn else { return Ok(()) };
-            self.avoid_log_wrap()?;
-            // That may have settled the commits in flight.
-            if !done(&self.inner.state.lock()) {
-                step(self)?;
-            }
-            drop(lock);
         }
     }
 }

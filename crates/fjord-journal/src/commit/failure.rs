@@ -16,7 +16,7 @@ use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 use super::settle::{Dispatched, call_all, durable_count};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
-use crate::pipeline::{Commit, Sent};
+use crate::pipeline::{Commit, Ended, Sent};
 use crate::transaction::Sequence;
 
 impl Journal {
@@ -132,6 +132,8 @@ impl Journal {
 
     fn tell_failed(&self, commit: &Commit, error: &JournalError) {
         call_all(commit.take_callbacks(), &Err(error.clone()));
+        let _state = self.inner.state.lock();
+        commit.end(Ended::Failed);
     }
 
     /// Overwrites the commit block of a failed commit, if the device may have it.

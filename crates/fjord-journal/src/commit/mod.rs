@@ -202,6 +202,8 @@ impl Journal {
         if parts.is_none() || !planted(Bug::PartSequenceReused) {
             state.next_sequence = batch.sequence.next();
         }
+        let running = state.running.as_mut();
+        let waiters = running.map_or_else(Vec::new, |running| running.take_waiters(parts.is_none()));
         match &mut state.running {
             Some(running) if parts.is_some() => {
                 running.phase = Phase::Running;
@@ -220,6 +222,7 @@ impl Journal {
             began,
             buffers,
             forgotten,
+            waiters,
             unsettled,
         });
         if !state.pipeline.is_drained() {

@@ -32,8 +32,8 @@ use crate::log::Log;
 use crate::open_handles::check_no_open_handle;
 use crate::part::{Part, PartSet, Parts, WholeReason};
 use crate::pipeline::Commit;
-use crate::roles::{CommitLock, Turn};
-use crate::state::{Claim, State};
+use crate::roles::{Next, Turn};
+use crate::state::State;
 use crate::stats;
 use crate::transaction::{Batch, Contents, Phase, Version};
 
@@ -87,11 +87,22 @@ pub(crate) struct WantedParts {
     seeds: Vec<Part>,
     /// What it takes; found when the caller asks first.
     need: Option<Need>,
+    /// The commit that makes them durable.
+    found: Option<Found>,
+    /// Transaction and number of a partial commit without contents: durable with `found`.
+    nothing: Option<(Tid, u32)>,
+}
+
+/// The commit that makes wanted parts durable, and the outcome when it has.
+struct Found {
+    /// `None` if nothing is in flight.
+    commit: Option<Arc<Commit>>,
+    outcome: PartialCommit,
 }
 
 impl WantedParts {
     pub(crate) fn new(tid: Tid, seeds: &[Part]) -> WantedParts {
-        WantedParts { tid, seeds: seeds.to_vec(), need: None }
+        WantedParts { tid, seeds: seeds.to_vec(), need: None, found: None, nothing: None }
     }
 
     /// The partial commit that will make them durable; `None` if it takes a full one.
@@ -101,15 +112,6 @@ impl WantedParts {
             Need::Nothing | Need::Whole(_) => None,
         }
     }
-}
-
-/// What [`Journal::commit_wanted`] did.
-struct Wanted {
-    outcome: PartialCommit,
-    /// To be settled.
-    commit: Option<Arc<Commit>>,
-    /// Transaction and number of a partial commit without contents: durable with `commit`.
-    nothing: Option<(Tid, u32)>,
 }
 
 /// What a caller has to do.
@@ -134,61 +136,77 @@ impl Journal {
     /// [`Journal::commit_parts`], for a caller that may have asked before.
     pub(crate) fn commit_wanted_parts(&self, wanted: &mut WantedParts) -> Result<PartialCommit> {
         check_no_open_handle(self, "a commit")?;
-        let WantedParts { tid, seeds, need: goal } = wanted;
-        let tid = *tid;
+        let tid = wanted.tid;
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
             return self.commit_whole_for(tid, WholeReason::NoParts);
         };
-        for tries_left in (0..=TRIES_MAX).rev() {
-            let turn = self.take_turn(Claim::Commit, |state| {
-                let served = served(state, tid, seeds, goal);
-                if served.is_none() {
-                    self.check_running()?;
-                }
-                Ok(served)
-            })?;
+        let mut tries_left = TRIES_MAX;
+        loop {
+            let turn = self.take_turn(|state| self.next_for_parts(state, wanted))?;
             let lock = match turn {
-                Turn::Outcome(Served::Done(outcome)) => return Ok(outcome),
-                Turn::Outcome(Served::NeedsWhole(reason)) => {
-                    return self.commit_whole_for(tid, reason);
-                }
-                Turn::Outcome(Served::InFlight(commit, outcome)) => {
-                    self.settle_until(|_| commit.is_settled())?;
+                Turn::Outcome(Ok(outcome)) => {
+                    if let Some((tid, generation)) = wanted.nothing {
+                        self.publish_generation(tid, generation);
+                    }
                     return Ok(outcome);
                 }
-                Turn::Mine(lock) => lock,
+                Turn::Outcome(Err(reason)) => return self.commit_whole_for(tid, reason),
+                Turn::Settle(lock) => {
+                    // A failure stops the journal, which the next turn reports if it matters.
+                    drop(self.settle_round(&lock));
+                    continue;
+                }
+                Turn::Commit(lock) => lock,
             };
             self.avoid_log_wrap()?;
-            self.wait_for_room_in_flight()?;
-            let Some(wanted) = self.commit_wanted(log, parts, tries_left > 0)? else {
+            if self.inner.dual {
+                self.wait_for_room_in_flight()?;
+            }
+            if !self.commit_wanted(log, parts, wanted, tries_left > 0)? {
                 drop(lock);
                 std::thread::sleep(TRY_INTERVAL);
-                continue;
-            };
-            return self.settle_wanted(lock, wanted);
+                tries_left -= 1;
+            } else if self.inner.dual {
+                lock.release_to_settle();
+            } else {
+                self.settle()?;
+            }
         }
-        self.commit_whole_for(tid, WholeReason::WholePart)
     }
 
-    /// Makes the dispatched commits of `wanted` durable.
-    fn settle_wanted(&self, lock: CommitLock<'_>, wanted: Wanted) -> Result<PartialCommit> {
-        if self.inner.dual {
-            drop(lock);
-            let settled = |commit: &Arc<Commit>| commit.is_settled();
-            self.settle_until(|_| wanted.commit.as_ref().is_none_or(settled))?;
-        } else {
-            self.settle()?;
+    /// What a thread needs that waits for parts; `Err` with the reason if it needs a full commit.
+    fn next_for_parts(
+        &self,
+        state: &mut State,
+        wanted: &mut WantedParts,
+    ) -> Result<Next<Result<PartialCommit, WholeReason>>> {
+        let WantedParts { tid, seeds, need, found, .. } = wanted;
+        if found.is_none() {
+            match served(state, *tid, seeds, need) {
+                Some(Served::Done(outcome)) => return Ok(Next::Done(Ok(outcome))),
+                Some(Served::NeedsWhole(reason)) => return Ok(Next::Done(Err(reason))),
+                Some(Served::Frozen(commit, outcome)) => {
+                    *found = Some(Found { commit: Some(commit), outcome });
+                }
+                None => {
+                    self.check_running()?;
+                    return Ok(Next::Commit(wanted.partial()));
+                }
+            }
         }
-        if let Some((tid, generation)) = wanted.nothing {
-            self.publish_generation(tid, generation);
-        }
-        Ok(wanted.outcome)
+        Ok(match found {
+            Some(Found { commit: Some(commit), .. }) if !commit.is_settled() => {
+                Next::Settle(commit.clone())
+            }
+            Some(Found { outcome, .. }) => Next::Done(Ok(*outcome)),
+            None => Next::Commit(wanted.partial()),
+        })
     }
 
     /// What other commits have done for a caller, if they have made its parts durable. The parts are
     /// registered for the next partial commit.
     pub(crate) fn poll_parts(&self, wanted: &mut WantedParts) -> Option<PartialCommit> {
-        let WantedParts { tid, seeds, need } = wanted;
+        let WantedParts { tid, seeds, need, .. } = wanted;
         if need.is_none() && (self.inner.log.is_none() || self.parts().is_none()) {
             *need = Some(Need::Whole(WholeReason::NoParts));
         }
@@ -197,7 +215,7 @@ impl Journal {
         }
         match served(&mut self.inner.state.lock(), *tid, seeds, need)? {
             Served::Done(outcome) => Some(outcome),
-            Served::InFlight(commit, outcome) => commit.is_settled().then_some(outcome),
+            Served::Frozen(commit, outcome) => commit.is_settled().then_some(outcome),
             Served::NeedsWhole(reason) => {
                 *need = Some(Need::Whole(reason));
                 None
@@ -212,14 +230,15 @@ impl Journal {
         self.commit(tid).map(|()| PartialCommit::Whole(reason))
     }
 
-    /// Dispatches the wanted parts of the running transaction; `None` if they are not ready and
+    /// Dispatches the wanted parts of the running transaction; `false` if they are not ready and
     /// `may_retry`. The caller holds the commit lock.
     fn commit_wanted(
         &self,
         log: &Log,
         parts: &Arc<dyn Parts>,
+        wanted: &mut WantedParts,
         may_retry: bool,
-    ) -> Result<Option<Wanted>> {
+    ) -> Result<bool> {
         let began = Instant::now();
         let locked = self.lock_running()?;
         let unplanned = match self.plan(log, parts, &locked) {
@@ -232,38 +251,42 @@ impl Journal {
                 }
                 stats::add(&self.inner.counters.partial_commits, 1);
                 let outcome = PartialCommit::Parts { log_blocks: commit.log_blocks };
-                return Ok(Some(Wanted { outcome, commit: Some(commit), nothing: None }));
+                wanted.found = Some(Found { commit: Some(commit), outcome });
+                return Ok(true);
             }
             // An earlier commit included the wanted parts.
-            Ok(None) => return Ok(Some(self.commit_nothing(&locked))),
+            Ok(None) => {
+                self.commit_nothing(&locked, wanted);
+                return Ok(true);
+            }
             Err(unplanned) => unplanned,
         };
         let reason = match unplanned {
             NotPartial::Whole(reason) => reason,
             NotPartial::NotReady if may_retry => {
                 self.unlock_for_now(&locked);
-                return Ok(None);
+                return Ok(false);
             }
             NotPartial::NotReady => WholeReason::WholePart,
         };
         self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
         let commit = self.dispatch_whole(&locked, began, self.wants(Wants::Durability))?;
         let outcome = PartialCommit::Whole(reason);
-        Ok(Some(Wanted { outcome, commit: Some(commit), nothing: None }))
+        wanted.found = Some(Found { commit: Some(commit), outcome });
+        Ok(true)
     }
 
     /// There is nothing to commit: the newest commit in flight covers the wanted parts.
-    fn commit_nothing(&self, locked: &Locked) -> Wanted {
+    fn commit_nothing(&self, locked: &Locked, wanted: &mut WantedParts) {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
-            running.phase = Phase::Running;
+            running.unlock();
         }
         self.inner.unlocked.notify_all();
-        Wanted {
-            outcome: PartialCommit::Parts { log_blocks: 0 },
-            commit: state.pipeline.in_flight().last().cloned(),
-            nothing: Some((locked.transaction.tid, locked.generation)),
-        }
+        let outcome = PartialCommit::Parts { log_blocks: 0 };
+        let commit = state.pipeline.in_flight().last().cloned();
+        wanted.found = Some(Found { commit, outcome });
+        wanted.nothing = Some((locked.transaction.tid, locked.generation));
     }
 
     /// The partial commits of transaction `tid` up to that number are durable.
@@ -273,15 +296,15 @@ impl Journal {
             && running.transaction.tid == tid
         {
             running.generations_committed = running.generations_committed.max(generation);
+            running.wake_waiters();
         }
-        self.inner.commits_moved.notify_all();
     }
 
     /// Unlocks the transaction for a moment, so that handles can start and stop.
     fn unlock_for_now(&self, locked: &Locked) {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
-            running.phase = Phase::Running;
+            running.unlock();
             running.wanted.extend_from_slice(&locked.wanted);
         }
         self.inner.unlocked.notify_all();
@@ -334,8 +357,8 @@ enum Served {
     Done(PartialCommit),
     /// A full commit is needed.
     NeedsWhole(WholeReason),
-    /// It has been dispatched: the commit to settle, and the outcome then.
-    InFlight(Arc<Commit>, PartialCommit),
+    /// It is frozen: the commit to wait for, and the outcome then.
+    Frozen(Arc<Commit>, PartialCommit),
 }
 
 /// Whether the commit lock is not needed for `seeds` of transaction `tid`: what has been done for
@@ -358,12 +381,12 @@ fn served(state: &mut State, tid: Tid, seeds: &[Part], goal: &mut Option<Need>) 
             Some(Served::Done(PartialCommit::Parts { log_blocks: 0 }))
         }
         Need::InFlight(number) => {
-            let commit = state.pipeline.dispatched_generation(tid, number)?;
-            Some(Served::InFlight(commit, PartialCommit::Durable))
+            let commit = state.pipeline.partial_commit(tid, number)?.clone();
+            Some(Served::Frozen(commit, PartialCommit::Durable))
         }
         Need::Commit(number) => {
-            let commit = state.pipeline.dispatched_generation(tid, number)?;
-            Some(Served::InFlight(commit, PartialCommit::Parts { log_blocks: 0 }))
+            let commit = state.pipeline.partial_commit(tid, number)?.clone();
+            Some(Served::Frozen(commit, PartialCommit::Parts { log_blocks: 0 }))
         }
     }
 }

@@ -27,9 +27,8 @@ use super::script::{COMMIT, wait_in_flight, wait_with_data};
 use crate::buffer::Buffer;
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
-use crate::pipeline::{Commit, Sent};
+use crate::pipeline::{Commit, Ended, Sent};
 use crate::roles::SettleLock;
-use crate::state::State;
 use crate::stats;
 use crate::transaction::{Callback, Phase, Sequence};
 
@@ -58,19 +57,6 @@ impl Journal {
         let _ = self.settle();
     }
 
-    /// Settles dispatched commits until `done`, or waits until another thread has. What `done` waits
-    /// for has been dispatched.
-    ///
-    /// # Errors
-    /// The journal has stopped, and no commit in flight can fulfil `done`.
-    pub(crate) fn settle_until(&self, done: impl Fn(&State) -> bool) -> Result<()> {
-        while let Some(lock) = self.take_settle_turn(&done)? {
-            // A failure stops the journal, which the next turn reports unless `done`.
-            let _ = self.settle_round(&lock);
-        }
-        Ok(())
-    }
-
     /// One round, unless another thread settles. For the holder of the commit lock.
     pub(super) fn settle_once(&self) -> Result<()> {
         let Some(lock) = self.inner.try_lock_settling() else { return Ok(()) };
@@ -88,7 +74,7 @@ impl Journal {
     }
 
     /// One round; `None` if nothing has been dispatched.
-    fn settle_round(&self, _lock: &SettleLock<'_>) -> Option<Result<()>> {
+    pub(super) fn settle_round(&self, _lock: &SettleLock<'_>) -> Option<Result<()>> {
         let commits = self.take_dispatched();
         if commits.is_empty() {
             return None;
@@ -242,7 +228,7 @@ impl Journal {
             return false;
         }
         let state = self.inner.state.lock();
-        state.pipeline.has_unflushed() || state.roles.expects_commits()
+        state.pipeline.has_unflushed() || state.expects_commits()
     }
 
     /// The commits are durable.
@@ -274,20 +260,19 @@ impl Journal {
             self.remove_clean(commit.buffers.iter());
         }
         let mut state = self.inner.state.lock();
-        if home {
-            state.pipeline.remove(commit);
-        } else {
-            state.pipeline.set_phase(commit, Phase::Committed);
-        }
+        state.pipeline.set_phase(commit, Phase::Committed);
         state.logged = commit.sequence;
     }
 
     /// Calls the callbacks of a durable commit, then publishes it.
-    pub(super) fn conclude(&self, commit: &Commit) {
+    pub(super) fn conclude(&self, commit: &Arc<Commit>) {
         call_all(commit.take_callbacks(), &Ok(()));
         self.count_commit(commit.began);
         let mut state = self.inner.state.lock();
-        commit.unsettled.lock().settled = true;
+        if self.inner.log.is_none() {
+            state.pipeline.remove(commit);
+        }
+        commit.end(Ended::Durable);
         if let Some(tid) = commit.ends() {
             state.committed = tid;
             self.inner.committed.store(tid.0, Ordering::Release);

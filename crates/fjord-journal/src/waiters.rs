@@ -1,0 +1,46 @@
+//! Threads that wait for a commit.
+//!
+//! Each commit has its own list, from the moment when the first thread asks for it, so a thread
+//! sleeps once until it has a result or a role to take ([`crate::roles`]), and no commit wakes the
+//! threads of another one.
+//!
+//! Invariant: a list is waited for and counted under the journal's state lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fjord_block::lock::{Condvar, MutexGuard};
+
+/// Threads that wait for the same commit.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    /// Signalled, with the state lock, when the commit has an outcome, when one of the threads may
+    /// take a role, and on an error.
+    moved: Condvar,
+    /// Number of threads. Changed under the state lock.
+    count: AtomicU32,
+}
+
+impl Waiters {
+    /// Waits for a signal.
+    pub(crate) fn wait<T>(self: &Arc<Self>, state: &mut MutexGuard<'_, T>) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.moved.wait(state);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether no thread waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Wakes one thread; whether there was one.
+    pub(crate) fn wake_one(&self) -> bool {
+        self.moved.notify_one()
+    }
+
+    /// Wakes all threads.
+    pub(crate) fn wake_all(&self) {
+        self.moved.notify_all();
+    }
+}
