@@ -32,7 +32,7 @@ use crate::options::{JournalOptions, PipelineMode};
 use crate::part::Parts;
 use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
-use crate::requests::Requests;
+use crate::request_queue::Requests;
 use crate::state::{Roles, State};
 use crate::stats::{self, Counters, JournalStats};
 use crate::transaction::{Phase, Sequence};

@@ -45,9 +45,6 @@ use build::LogShape;
 use script::Protocol;
 use settle::call_all;
 
-pub use partial::PartialCommit;
-pub(crate) use partial::WantedParts;
-
 /// A locked running transaction: no new handles, none open.
 struct Locked {
     transaction: Arc<Transaction>,

@@ -36,25 +36,11 @@ use crate::roles::{CommitLock, Turn};
 use crate::state::{Claim, State};
 use crate::stats;
 use crate::transaction::{Batch, Contents, Phase, Version};
+use crate::wanted_parts::{Need, PartialCommit, WantedParts};
 
 /// If the rest would be at most this fraction (1/N) of the blocks, the whole transaction commits:
 /// it costs hardly more, and the next one starts empty.
 const NEARLY_ALL: usize = 8;
-
-/// Outcome of [`Journal::commit_parts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartialCommit {
-    /// Nothing to commit: the parts were durable, or in flight and have been waited for. There may
-    /// have been no flush since the call.
-    Durable,
-    /// Committed the closure of the parts, with a flush that started after the call.
-    Parts {
-        /// Log blocks; 0 if another caller's commit included the parts.
-        log_blocks: u32,
-    },
-    /// Committed the whole transaction.
-    Whole(WholeReason),
-}
 
 /// How often, and how long, a partial commit waits for parts that are not ready.
 const TRIES_MAX: u32 = 8;
@@ -81,28 +67,6 @@ struct Plan {
     revoke_blocks: u32,
 }
 
-/// The parts of transaction `tid` that a caller wants.
-pub(crate) struct WantedParts {
-    pub(crate) tid: Tid,
-    seeds: Vec<Part>,
-    /// What it takes; found when the caller asks first.
-    need: Option<Need>,
-}
-
-impl WantedParts {
-    pub(crate) fn new(tid: Tid, seeds: &[Part]) -> WantedParts {
-        WantedParts { tid, seeds: seeds.to_vec(), need: None }
-    }
-
-    /// The partial commit that will make them durable; `None` if it takes a full one.
-    pub(crate) fn partial(&self) -> Option<u32> {
-        match self.need? {
-            Need::InFlight(number) | Need::Commit(number) => Some(number),
-            Need::Nothing | Need::Whole(_) => None,
-        }
-    }
-}
-
 /// What [`Journal::commit_wanted`] did.
 struct Wanted {
     outcome: PartialCommit,
@@ -110,17 +74,6 @@ struct Wanted {
     commit: Option<Arc<Commit>>,
     /// Transaction and number of a partial commit without contents: durable with `commit`.
     nothing: Option<(Tid, u32)>,
-}
-
-/// What a caller has to do.
-#[derive(Clone, Copy)]
-enum Need {
-    Nothing,
-    /// Wait until the commits up to this generation are durable.
-    InFlight(u32),
-    /// The same; and do the last of them if no other thread does.
-    Commit(u32),
-    Whole(WholeReason),
 }
 
 impl Journal {
