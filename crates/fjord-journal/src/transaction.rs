@@ -167,3 +167,10 @@ impl Running {
         }
     }
 }
+
+/// Grant of a started handle.
+pub(crate) struct Admitted {
+    pub(crate) transaction: Arc<Transaction>,
+    pub(crate) generation: u32,
+    pub(crate) credits: u32,
+}

@@ -22,6 +22,7 @@ mod partial;
 mod script;
 mod settle;
 mod switch;
+mod wrap;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,16 +31,15 @@ use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::jbd2::{ChecksumVersion, Incompat};
 
-use crate::admission::Admitted;
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::{JournalError, Result};
-use crate::handle::Handle;
 use crate::journal::Journal;
 use crate::log::Log;
-use crate::part::{ADDED_BLOCKS, Part};
+use crate::part_set::Part;
 use crate::pipeline::{Commit, Unsettled};
+use crate::reservation::ADDED_BLOCKS;
 use crate::stats;
-use crate::transaction::{Batch, Phase, Sequence, Transaction, Version};
+use crate::transaction::{Admitted, Batch, Phase, Sequence, Transaction, Version};
 
 use build::LogShape;
 use script::Protocol;
@@ -109,9 +109,7 @@ impl Journal {
         };
         let transaction = locked.transaction.clone();
         let admitted = Admitted { transaction, generation, credits: ADDED_BLOCKS };
-        let handle = Handle::new(self.clone(), admitted);
-        let done = parts.before_whole_commit(&handle);
-        handle.stop();
+        let done = parts.before_whole_commit(self, admitted);
         done.inspect_err(|error| self.abort(error.clone()))
     }
 
@@ -226,17 +224,6 @@ impl Journal {
         state.check(self.inner.log.as_ref());
         self.inner.unlocked.notify_all();
         commit
-    }
-
-    /// Errs if a commit of so many blocks would wrap in a log that must not wrap
-    /// ([`Journal::avoid_log_wrap`] has ensured it): recovery would look for the rest elsewhere.
-    fn check_no_wrap(&self, log: &Log, log_blocks: u32) -> Result<()> {
-        let room = log.end.saturating_sub(self.inner.state.lock().head);
-        if self.inner.area.is_none() || log_blocks < room || planted(Bug::LogGoesRound) {
-            return Ok(());
-        }
-        let message = format!("a commit of {log_blocks} blocks {room} before the end of its log");
-        Err(JournalError::Usage(message))
     }
 
     /// Number of log blocks of the batch without its commit block; adds them to the statistics.

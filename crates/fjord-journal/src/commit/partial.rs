@@ -27,10 +27,10 @@ use super::build::LogShape;
 use super::{Locked, Wants};
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
-use crate::journal::Journal;
+use crate::journal::{Journal, PartRules};
 use crate::log::Log;
 use crate::open_handles::check_no_open_handle;
-use crate::part::{Part, PartSet, Parts, WholeReason};
+use crate::part_set::{Part, PartSet, WholeReason};
 use crate::pipeline::Commit;
 use crate::roles::{CommitLock, Turn};
 use crate::state::{Claim, State};
@@ -50,7 +50,7 @@ const TRY_INTERVAL: Duration = Duration::from_micros(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NotPartial {
     Whole(WholeReason),
-    /// See [`Parts::is_ready`]; may succeed later.
+    /// See [`PartRules::is_ready`]; may succeed later.
     NotReady,
 }
 
@@ -170,7 +170,7 @@ impl Journal {
     fn commit_wanted(
         &self,
         log: &Log,
-        parts: &Arc<dyn Parts>,
+        parts: &dyn PartRules,
         may_retry: bool,
     ) -> Result<Option<Wanted>> {
         let began = Instant::now();
@@ -244,7 +244,7 @@ impl Journal {
     fn plan(
         &self,
         log: &Log,
-        parts: &Arc<dyn Parts>,
+        parts: &dyn PartRules,
         locked: &Locked,
     ) -> Result<Option<Plan>, NotPartial> {
         let mut contents = locked.transaction.contents.lock();
@@ -364,7 +364,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(contents: &Contents, parts: &Arc<dyn Parts>, closure: &PartSet) -> Counts {
+    fn of(contents: &Contents, parts: &dyn PartRules, closure: &PartSet) -> Counts {
         let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));
         let shared_blocks = contents.buffers.iter().filter(|buffer| buffer.is_shared()).count();
         let is_own = |buffer: &&Arc<Buffer>| !buffer.is_shared() && is_chosen(buffer.block());
@@ -388,7 +388,7 @@ impl Counts {
 
 /// Freezes the contents of the plan and removes them from the transaction, which has no open
 /// handle.
-fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Batch> {
+fn take_parts(parts: &dyn PartRules, locked: &Locked, plan: Plan) -> Result<Batch> {
     let Plan { closure, revoke_blocks } = plan;
     let (tid, sequence) = (locked.transaction.tid, locked.sequence);
     let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));
