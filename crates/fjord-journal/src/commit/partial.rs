@@ -24,7 +24,8 @@ use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
 use super::build::LogShape;
-use super::{Locked, Wants};
+use super::lock::Locked;
+use super::script::Wants;
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
 use crate::journal::{Journal, PartRules};
