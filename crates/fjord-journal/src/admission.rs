@@ -1,22 +1,23 @@
 //! Admission: which handles may start, and which must wait.
 //!
-//! Owns the reservation of log space. Invariant: the log blocks of a running transaction are
-//! reserved before its handles may use them, so that a commit never runs out of log. Everything is
-//! guarded by the journal's state lock, which is never held over a commit or a checkpoint.
+//! Owns no state. A handle that finds no room commits or checkpoints itself; how much room it takes is
+//! [`crate::reservation`]. Invariant: the journal's state lock, which guards the decision, is never
+//! held over a commit or a checkpoint.
 
 use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use fjord_block::Class;
+use fjord_block::lock::Rank;
 use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
+use crate::handle::Handle;
 use crate::journal::Journal;
-use crate::part::ADDED_BLOCKS;
+use crate::open_handles::check_no_open_handle;
 use crate::state::State;
 use crate::stats;
-use crate::transaction::{Phase, Running, Transaction};
+use crate::transaction::{Admitted, Phase, Running};
 
 thread_local! {
     /// How often a handle of this thread waited for a commit or a checkpoint before it could start.
@@ -27,13 +28,6 @@ thread_local! {
 /// difference of two calls is meaningful.
 pub fn room_waits_of_this_thread() -> u64 {
     WAITS.get()
-}
-
-/// Grant of a started handle.
-pub(crate) struct Admitted {
-    pub(crate) transaction: Arc<Transaction>,
-    pub(crate) generation: u32,
-    pub(crate) credits: u32,
 }
 
 /// Whether a handle may start.
@@ -48,8 +42,19 @@ enum Admission {
 }
 
 impl Journal {
+    /// Starts a handle that may add `credits` blocks to the running transaction. Waits while that
+    /// transaction is locked by a commit, and commits or checkpoints if it or the log is full.
+    ///
+    /// Errs if this thread has an open handle, if no transaction can hold that many blocks, and
+    /// after the journal has stopped.
+    pub fn start(&self, credits: u32) -> Result<Handle> {
+        check_no_open_handle(self, "starting a handle")?;
+        let admitted = self.admit(credits)?;
+        Ok(Handle::new(self.clone(), admitted))
+    }
+
     /// Finds or starts a running transaction with room for `credits` and counts a handle in.
-    pub(crate) fn admit(&self, credits: u32) -> Result<Admitted> {
+    fn admit(&self, credits: u32) -> Result<Admitted> {
         if credits > self.credits_max() {
             return Err(JournalError::Usage(format!(
                 "a handle of {credits} blocks, but a transaction of this journal holds at most {}; \
@@ -116,62 +121,54 @@ impl Journal {
     }
 
     /// Whether the log must be checkpointed before a handle of `credits` blocks can start.
-    pub(crate) fn is_log_full_for(&self, credits: u32) -> bool {
+    fn is_log_full_for(&self, credits: u32) -> bool {
         matches!(self.admission(&self.inner.state.lock(), credits), Admission::LogFull)
     }
 
-    /// Grants credits to an open handle if the running transaction and the log have room.
-    pub(crate) fn extend(&self, credits: u32) -> bool {
-        let mut state = self.inner.state.lock();
-        let free = self.free_blocks(&state);
-        let Some(running) = &mut state.running else { return false };
-        let wanted = running.reserved_blocks.saturating_add(credits);
-        let need = self.log_blocks_needed(wanted);
-        if need > self.transaction_blocks_max() || need > free {
-            return false;
-        }
-        running.reserved_blocks = wanted;
-        true
-    }
-
-    /// Returns the unused `credits` of a stopped handle.
-    pub(crate) fn release(&self, credits: u32) {
-        let mut state = self.inner.state.lock();
-        if let Some(running) = &mut state.running {
-            running.reserved_blocks = running.reserved_blocks.saturating_sub(credits);
-            running.handles = running.handles.saturating_sub(1);
-            if running.handles == 0 && running.phase == Phase::Locked {
-                self.inner.drained.notify_all();
+    /// Frees space in a full log so that a handle of `credits` blocks can start.
+    fn make_room(&self, credits: u32) -> Result<()> {
+        let log = self.inner.log_or_usage()?;
+        {
+            let _lock = self.lock_checkpoint(Class::Sync);
+            if !self.is_log_full_for(credits) {
+                return Ok(());
+            }
+            // A quarter of the log at once, so that the superblock is not written for each handle.
+            let goal = log.len() / 4;
+            while self.checkpoint_oldest(Class::Sync, None)?.is_some() {
+                let state = self.inner.state.lock();
+                let keeps = log.distance(state.oldest_needed().1, state.head);
+                if state.used_blocks.saturating_sub(keeps) >= goal {
+                    break;
+                }
+            }
+            if self.move_tail(log)? {
+                return Ok(());
             }
         }
+        self.commit_oldest()
     }
 
-    /// Log blocks of a transaction with `blocks` buffers and revoke blocks.
-    pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
-        let Some(log) = &self.inner.log else { return 0 };
-        let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
-        // A full commit that ends a fast-commit stream leaves a block unused.
-        let hidden = u32::from(self.inner.area.is_some());
-        let blocks = blocks.saturating_add(added);
-        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
-        blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1 + hidden)
+    /// Nothing to checkpoint: the log is full of transactions that are not committed.
+    fn commit_oldest(&self) -> Result<()> {
+        let oldest = {
+            let state = self.inner.state.lock();
+            let in_flight = state.pipeline.in_flight().next().map(|commit| commit.tid);
+            in_flight.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
+        };
+        oldest.map_or(Ok(()), |tid| self.commit(tid))
     }
+}
 
-    fn is_whole_log(&self) -> bool {
-        self.inner.whole_log.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn transaction_blocks_max(&self) -> u32 {
-        match &self.inner.log {
-            Some(log) if self.is_whole_log() => log.len().saturating_sub(1),
-            _ => self.inner.transaction_blocks_max,
-        }
-    }
-
-    pub(crate) fn free_blocks(&self, state: &State) -> u32 {
-        // One block stays free, so that a full log is distinct from an empty one.
-        let Some(log) = &self.inner.log else { return u32::MAX };
-        log.len().saturating_sub(1).saturating_sub(state.used_blocks)
+impl Handle {
+    /// Ends this handle and starts another with `credits`, which may be in a later
+    /// transaction. The changes so far may be committed without those that follow.
+    pub fn restart(&mut self, credits: u32) -> Result<Tid> {
+        self.stop_now();
+        Rank::CommitLock.check_order();
+        let admitted = self.journal().admit(credits)?;
+        self.begin(admitted);
+        Ok(self.tid())
     }
 }
 

@@ -15,15 +15,13 @@ use std::sync::atomic::Ordering;
 use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
-use fjord_format::jbd2::fast_commit::compat;
-use fjord_format::jbd2::{IjournalMark, Incompat};
+use fjord_format::jbd2::IjournalMark;
 use fjord_format::types::BlockNo;
 
 use crate::buffer::Buffer;
-use crate::error::{JournalError, Result};
+use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
-use crate::open_handles::check_no_open_handle;
 use crate::stats;
 use crate::transaction::Sequence;
 
@@ -82,115 +80,6 @@ impl Journal {
         let _lock = self.lock_checkpoint(Class::Sync);
         while self.checkpoint_oldest(Class::Sync, None)?.is_some() {}
         self.move_tail(log).map(drop)
-    }
-
-    /// Keeps the next commit from wrapping: if it might not fit before the end of the log, empties
-    /// the log so that the commit starts at the front. The caller holds the commit lock. Only with
-    /// a fast-commit area: see [`compat::ends_in_front_of_area`].
-    pub(crate) fn avoid_log_wrap(&self) -> Result<()> {
-        let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(()) };
-        let fits = {
-            let state = self.inner.state.lock();
-            // A transaction admitted under `whole_log` may exceed the current limit.
-            let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
-            let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
-            compat::ends_in_front_of_area(state.head, most, log.end)
-        };
-        if fits || planted(Bug::LogGoesRound) {
-            return Ok(());
-        }
-        if !planted(Bug::LogRestartsInFlight) {
-            self.settle()?;
-        }
-        self.empty_log(log)?;
-        let mut state = self.inner.state.lock();
-        (state.head, state.tail) = (log.first, log.first);
-        state.restarts = !state.empty_on_disk;
-        Ok(())
-    }
-
-    /// Commits, checkpoints everything and marks the log empty on disk: the image is as clean as
-    /// after [`Journal::close`], and the journal stays open (freeze, sync before a snapshot).
-    /// Handles that start meanwhile may dirty it again.
-    pub fn quiesce(&self) -> Result<()> {
-        check_no_open_handle(self, "emptying the log")?;
-        loop {
-            self.commit_running()?;
-            let Some(log) = &self.inner.log else { return Ok(()) };
-            self.checkpoint_all()?;
-            // Commit and checkpoint locks are held: the log does not change from here on.
-            let _commits = self.inner.lock_commits();
-            self.settle()?;
-            let _checkpoint = self.lock_checkpoint(Class::Sync);
-            let (sequence, head, empty) = {
-                let state = self.inner.state.lock();
-                if !state.pipeline.is_empty() {
-                    continue;
-                }
-                (state.logged.next().0, state.head, state.empty_on_disk)
-            };
-            self.check_running()?;
-            if let Some(area) = &self.inner.area {
-                area.wipe(log, self.inner.barrier)?;
-            }
-            let done = self.write_rest(log, empty, |superblock| {
-                superblock.s_start = 0;
-                superblock.s_sequence = sequence;
-                superblock.s_head = head;
-                superblock.s_feature_incompat.remove(Incompat::FAST_COMMIT);
-            })?;
-            if !done {
-                continue;
-            }
-            self.inner.state.lock().empty_on_disk = true;
-            return Ok(());
-        }
-    }
-
-    /// Ends the use of the journal: as [`Journal::quiesce`], and later starts fail. On `Ok`
-    /// the journal is clean on disk. Idempotent. No handle may start meanwhile.
-    pub fn close(&self) -> Result<()> {
-        if self.error() == Some(JournalError::Closed) {
-            return Ok(());
-        }
-        self.quiesce()?;
-        let next = self.inner.state.lock().next_sequence;
-        self.stop_with(next, JournalError::Closed);
-        Ok(())
-    }
-
-    /// Frees space in a full log so that a handle of `credits` blocks can start.
-    pub(crate) fn make_room(&self, credits: u32) -> Result<()> {
-        let log = self.inner.log_or_usage()?;
-        {
-            let _lock = self.lock_checkpoint(Class::Sync);
-            if !self.is_log_full_for(credits) {
-                return Ok(());
-            }
-            // A quarter of the log at once, so that the superblock is not written for each handle.
-            let goal = log.len() / 4;
-            while self.checkpoint_oldest(Class::Sync, None)?.is_some() {
-                let state = self.inner.state.lock();
-                let keeps = log.distance(state.oldest_needed().1, state.head);
-                if state.used_blocks.saturating_sub(keeps) >= goal {
-                    break;
-                }
-            }
-            if self.move_tail(log)? {
-                return Ok(());
-            }
-        }
-        self.commit_oldest()
-    }
-
-    /// Nothing to checkpoint: the log is full of transactions that are not committed.
-    fn commit_oldest(&self) -> Result<()> {
-        let oldest = {
-            let state = self.inner.state.lock();
-            let in_flight = state.pipeline.in_flight().next().map(|commit| commit.tid);
-            in_flight.or_else(|| state.running.as_ref().map(|slot| slot.transaction.tid))
-        };
-        oldest.map_or(Ok(()), |tid| self.commit(tid))
     }
 
     /// Checkpoints the oldest transaction and returns its number of blocks; `None` if there is
@@ -289,7 +178,7 @@ impl Journal {
 
     /// Advances the tail past checkpointed transactions. `true` if log space was freed. The
     /// checkpoint lock is held.
-    fn move_tail(&self, log: &Log) -> Result<bool> {
+    pub(crate) fn move_tail(&self, log: &Log) -> Result<bool> {
         let (sequence, start) = {
             let state = self.inner.state.lock();
             let (sequence, start) = state.oldest_needed();

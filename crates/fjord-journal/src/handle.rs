@@ -16,13 +16,12 @@ use fjord_block::lock::{Held, Rank, Turn};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
-use crate::admission::Admitted;
 use crate::buffer::{Buffer, WriteGuard};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::open_handles;
 use crate::part_set::Part;
-use crate::transaction::{Callback, Transaction};
+use crate::transaction::{Admitted, Callback, Transaction};
 
 /// An open handle; see the module documentation. Dropping it stops it.
 #[must_use = "a handle that is dropped at once protects nothing"]
@@ -70,6 +69,21 @@ impl Handle {
             changed: Cell::new(false),
             not_send: PhantomData,
         }
+    }
+
+    /// A stopped handle starts again, with another grant.
+    pub(crate) fn begin(&mut self, admitted: Admitted) {
+        open_handles::add(&self.journal);
+        self.transaction = admitted.transaction;
+        self.generation = admitted.generation;
+        self.credits.set(admitted.credits);
+        self.stopped = false;
+        self.held = Some(Turn::wait_for(Rank::Handle).taken());
+        self.changed.set(false);
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     /// The transaction that the handle belongs to; changes with [`Handle::restart`].
@@ -180,22 +194,6 @@ impl Handle {
         Ok(granted)
     }
 
-    /// Ends this handle and starts another with `credits`, which may be in a later
-    /// transaction. The changes so far may be committed without those that follow.
-    pub fn restart(&mut self, credits: u32) -> Result<Tid> {
-        self.stop_now();
-        Rank::CommitLock.check_order();
-        let admitted = self.journal.admit(credits)?;
-        open_handles::add(&self.journal);
-        self.transaction = admitted.transaction;
-        self.generation = admitted.generation;
-        self.credits.set(admitted.credits);
-        self.stopped = false;
-        self.held = Some(Turn::wait_for(Rank::Handle).taken());
-        self.changed.set(false);
-        Ok(self.tid())
-    }
-
     /// Calls `callback` when the handle's changes are durable, or have failed: for example to
     /// release freed blocks for reuse. It runs on the committing thread, must be quick, and must
     /// neither start a handle nor wait for a commit.
@@ -224,7 +222,8 @@ impl Handle {
         Ok(())
     }
 
-    fn stop_now(&mut self) {
+    /// Ends the change, if it has not ended.
+    pub(crate) fn stop_now(&mut self) {
         if self.stopped {
             return;
         }

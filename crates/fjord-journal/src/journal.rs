@@ -1,5 +1,8 @@
-//! The journal: states of the transactions (running, committing, committed) and the sticky error.
-//! [`crate::admission`] decides which handles may start.
+//! The journal: what its parts share, and the steps that all of them take: the sticky error, flushes,
+//! the table of live buffers, questions about the state.
+//!
+//! Other modules add their own calls to [`Journal`]; those above this one are listed in the crate's
+//! documentation.
 //!
 //! Invariants:
 //! - transaction IDs have no gaps, and transactions commit in order; the same holds for sequences
@@ -10,12 +13,11 @@
 //! - once an error is set nothing more is written to the log.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fjord_block::lock::{Condvar, Mutex, Rank};
+use fjord_block::lock::{Condvar, Mutex};
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::Superblock;
 use fjord_format::types::{BlockNo, Tid};
@@ -23,19 +25,13 @@ use fjord_format::types::{BlockNo, Tid};
 use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::error::{JournalError, Result};
-use crate::fast_commit_area::{self, Area};
-use crate::handle::Handle;
+use crate::fast_commit_area::Area;
 use crate::log::Log;
-use crate::map::JournalMap;
-use crate::open_handles::check_no_open_handle;
-use crate::options::{JournalOptions, PipelineMode};
-use crate::part::Parts;
-use crate::pipeline::Pipeline;
-use crate::recovery::{self, RecoveryReport};
-use crate::requests::Requests;
-use crate::state::{Roles, State};
+use crate::part_set::{Part, PartSet};
+use crate::request_queue::Requests;
+use crate::state::State;
 use crate::stats::{self, Counters, JournalStats};
-use crate::transaction::{Phase, Sequence};
+use crate::transaction::{Admitted, Phase, Sequence};
 
 /// An open journal; cheap to clone.
 #[derive(Clone)]
@@ -55,11 +51,11 @@ pub(crate) struct Inner {
     pub(crate) barrier: bool,
     /// The device keeps the order of commits, instead of waits and flushes.
     pub(crate) ordered: bool,
-    /// Commits follow each other without a wait: [`PipelineMode::Dual`].
+    /// Commits follow each other without a wait: [`PipelineMode::Dual`](crate::PipelineMode::Dual).
     pub(crate) dual: bool,
     pub(crate) transaction_blocks_max: u32,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.
-    parts: OnceLock<Arc<dyn Parts>>,
+    pub(crate) parts: OnceLock<Box<dyn PartRules>>,
     /// One transaction may use the whole log, and none is committed to free space.
     pub(crate) whole_log: AtomicBool,
     /// Serialises checkpoints. Held over I/O; outermost except for the commit lock.
@@ -77,13 +73,16 @@ pub(crate) struct Inner {
     /// Signalled, with `state`, when the log blocks of a commit are durable, for the holder of the
     /// commit lock, and on an error.
     pub(crate) commits_follow: Condvar,
+    /// Signalled, with `state`, when a commit's script has run, for the settling thread, and on an
+    /// error.
+    pub(crate) dispatched: Condvar,
     /// Signalled, with `state`, when the settle lock is free, and on an error: for threads that
     /// settle all commits.
     pub(crate) settle_lock_freed: Condvar,
     /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
     pub(crate) home_last: AtomicU64,
     /// Buffers with a version that is not checkpointed, by block.
-    live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
+    pub(crate) live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
     /// Home writes in flight.
     pub(crate) home_writes: QuasiAsyncWrites,
     /// Pairs with `home_idle`; a leaf lock.
@@ -91,166 +90,32 @@ pub(crate) struct Inner {
     /// Signalled when a batch of home writes ends.
     pub(crate) home_idle: Condvar,
     /// What stopped the journal. Set once.
-    error: OnceLock<JournalError>,
+    pub(crate) error: OnceLock<JournalError>,
     /// Commits that callers do not wait for.
     pub(crate) requests: Requests,
     pub(crate) counters: Counters,
 }
 
+/// [`crate::Parts`] as the modules below the handle know them: whoever implements those has a handle,
+/// whose type is above the journal's.
+pub(crate) trait PartRules: Send + Sync {
+    /// The part of a block.
+    fn part_of(&self, block: BlockNo) -> Part;
+
+    /// Copies the entries of the parts in `chosen` to a version of a shared block.
+    fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet);
+
+    /// Whether a partial commit is possible now.
+    fn is_ready(&self, chosen: &PartSet) -> bool;
+
+    /// Adds the last changes to a transaction before its full commit, under a handle with this grant.
+    fn before_whole_commit(&self, journal: &Journal, admitted: Admitted) -> Result<()>;
+}
+
 impl Journal {
-    /// Opens the journal of a file system: replays it if it is dirty, so that it is empty. `map`
-    /// locates the journal inode's blocks. Writes to the device, unless the journal is clean and
-    /// the features are unchanged.
-    ///
-    /// When the report has [`RecoveryReport::fast_commit_records`], the caller must apply them in
-    /// the first transaction that it commits: see [`Journal::whole_log`].
-    pub fn open(
-        device: Arc<dyn Device>,
-        map: JournalMap,
-        block_size: usize,
-        options: &JournalOptions,
-    ) -> Result<(Journal, RecoveryReport)> {
-        let plan = recovery::scan(&device, &map, block_size)?;
-        let table = plan.area_table()?;
-        let pending = plan.i_transactions()?;
-        if !pending.is_empty() && !options.replays_ijournal {
-            return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
-        }
-        let mut report = plan.apply_fitted(options.fit_home, options.home_last)?;
-        report.i_transactions = pending.len();
-        // The recovery's own transaction is then at least as new as all of them, so its commit
-        // invalidates them.
-        for tid in pending.iter().map(|transaction| transaction.tid) {
-            if tid.newer_than(report.next_tid) {
-                report.next_tid = tid;
-            }
-        }
-        let (mut superblock, block) = recovery::read_superblock(&device, &map, block_size)?;
-        let areas = table.map(|table| Areas::new(table, &superblock, pending));
-        let before = superblock.encode();
-        let pending = !report.fast_commit_records.is_empty();
-        recovery::apply_features(&mut superblock, options, pending);
-        let changed = before != superblock.encode();
-        let start = superblock.s_start;
-        let has_area = pending || (options.fast_commit && superblock.has_fast_commit_room());
-        let log = Log::new(device.clone(), map, superblock, block, has_area);
-        if !pending {
-            fast_commit_area::wipe_stale_head(&log)?;
-        }
-        let next_tid = report.next_tid;
-        let in_use = pending && start != 0;
-        let head = if in_use { start } else { log.first };
-        let journal = Journal::build(device, block_size, Some(log), areas, options, next_tid, head);
-        journal.inner.state.lock().empty_on_disk = !in_use;
-        if changed {
-            let log = journal.inner.log_or_usage()?;
-            log.write_superblock(&journal.inner.counters, options.barrier, |_| ())?;
-        }
-        Ok((journal, report))
-    }
-
-    /// For a file system without a journal (ext2): the same handles, but a commit writes the blocks
-    /// to their home locations and flushes. A crash meanwhile leaves an inconsistent image, as with
-    /// ext2.
-    pub fn without_log(device: Arc<dyn Device>, block_size: usize) -> Journal {
-        Journal::build(device, block_size, None, None, &JournalOptions::default(), Tid(1), 0)
-    }
-
-    fn build(
-        device: Arc<dyn Device>,
-        block_size: usize,
-        log: Option<Log>,
-        areas: Option<Areas>,
-        options: &JournalOptions,
-        next_tid: Tid,
-        head: u32,
-    ) -> Journal {
-        let default_max = log.as_ref().map_or(u32::MAX, |log| log.len() / 3);
-        let max = options.transaction_blocks_max.unwrap_or(default_max).min(default_max);
-        let state = State {
-            running: None,
-            pipeline: Pipeline::default(),
-            roles: Roles::default(),
-            whole: None,
-            committed: Tid(next_tid.0.wrapping_sub(1)),
-            logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
-            next_tid,
-            next_sequence: Sequence(next_tid),
-            head,
-            tail: head,
-            used_blocks: 0,
-            stopped_at: None,
-            empty_on_disk: true,
-            restarts: false,
-        };
-        let area = log.as_ref().and_then(Area::new);
-        let ordered = options.barrier && log.is_some() && device.keeps_order();
-        let log_exists = log.is_some();
-        let inner = Inner {
-            ordered,
-            dual: options.pipeline == PipelineMode::Dual && log_exists,
-            home_writes: QuasiAsyncWrites::default(),
-            device,
-            block_size,
-            log,
-            areas,
-            area,
-            whole_log: AtomicBool::new(false),
-            barrier: options.barrier,
-            transaction_blocks_max: max,
-            parts: OnceLock::new(),
-            checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),
-            committed: AtomicU32::new(state.committed.0),
-            state: Mutex::new(Rank::JournalState, state),
-            drained: Condvar::new(),
-            unlocked: Condvar::new(),
-            commit_lock_freed: Condvar::new(),
-            commits_follow: Condvar::new(),
-            settle_lock_freed: Condvar::new(),
-            home_last: AtomicU64::new(u64::MAX),
-            live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
-            home_lock: Mutex::new(Rank::HomeWrites, ()),
-            home_idle: Condvar::new(),
-            error: OnceLock::new(),
-            requests: Requests::default(),
-            counters: Counters::default(),
-        };
-        Journal { inner: Arc::new(inner) }
-    }
-
-    /// Starts a handle that may add `credits` blocks to the running transaction. Waits while that
-    /// transaction is locked by a commit, and commits or checkpoints if it or the log is full.
-    ///
-    /// Errs if this thread has an open handle, if no transaction can hold that many blocks, and
-    /// after the journal has stopped.
-    pub fn start(&self, credits: u32) -> Result<Handle> {
-        check_no_open_handle(self, "starting a handle")?;
-        let admitted = self.admit(credits)?;
-        Ok(Handle::new(self.clone(), admitted))
-    }
-
-    /// Defines the parts of the file system, for [`Journal::commit_parts`]. Call it once, while no
-    /// transaction runs.
-    pub fn set_parts(&self, parts: Arc<dyn Parts>) -> Result<()> {
-        let state = self.inner.state.lock();
-        if state.running.is_some() || self.inner.parts.set(parts).is_err() {
-            let message = "parts must be set once, and while no transaction runs";
-            return Err(JournalError::Usage(message.into()));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn parts(&self) -> Option<&Arc<dyn Parts>> {
-        self.inner.parts.get()
-    }
-
-    /// Most credits that a handle can start with.
-    pub fn credits_max(&self) -> u32 {
-        let max = self.transaction_blocks_max();
-        let Some(log) = &self.inner.log else { return max };
-        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
-        let hidden = u32::from(self.inner.area.is_some());
-        max.saturating_sub(2 + hidden + max / per_descriptor)
+    /// The parts of the file system, if it has any.
+    pub(crate) fn parts(&self) -> Option<&dyn PartRules> {
+        self.inner.parts.get().map(|rules| &**rules)
     }
 
     /// Whether a commit begins as soon as the one before is dispatched.
@@ -352,16 +217,8 @@ impl Journal {
         self.inner.error.get().cloned()
     }
 
-    /// While on, one transaction may use the whole log, and a handle that does not fit is an error
-    /// instead of a reason to commit: all changes are one transaction. For a single-threaded
-    /// caller, such as one that applies
-    /// [`RecoveryReport::fast_commit_records`](crate::RecoveryReport::fast_commit_records).
-    pub fn whole_log(&self, on: bool) {
-        self.inner.whole_log.store(on, Ordering::Release);
-    }
-
     /// Clears the error of an earlier abort on disk; the caller has recorded it in the file
-    /// system's superblock ([`RecoveryReport::errno`]).
+    /// system's superblock ([`RecoveryReport::errno`](crate::RecoveryReport::errno)).
     pub fn clear_errno(&self) -> Result<()> {
         self.check_running()?;
         let Some(log) = &self.inner.log else { return Ok(()) };
@@ -435,6 +292,7 @@ impl Journal {
         self.inner.commit_lock_freed.notify_all();
         self.inner.commits_follow.notify_all();
         self.inner.settle_lock_freed.notify_all();
+        self.inner.dispatched.notify_all();
         self.inner.drained.notify_all();
         first
     }

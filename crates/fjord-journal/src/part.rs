@@ -11,12 +11,15 @@
 //! [`Buffer::new_keeping_base`](crate::Buffer::new_keeping_base)) does not connect parts: the log
 //! gets its last committed version, with the entries of the parts that commit.
 
+use std::sync::Arc;
+
 use fjord_format::types::BlockNo;
 
-use crate::error::Result;
+use crate::error::{JournalError, Result};
 use crate::handle::Handle;
-
-pub use crate::part_set::{Part, PartSet, WholeReason};
+use crate::journal::{Journal, PartRules};
+use crate::part_set::{Part, PartSet};
+use crate::transaction::Admitted;
 
 /// Definition of the parts of a file system.
 pub trait Parts: Send + Sync {
@@ -42,5 +45,36 @@ pub trait Parts: Send + Sync {
     }
 }
 
-/// Blocks that [`Parts::before_whole_commit`] may add to a transaction.
-pub(crate) const ADDED_BLOCKS: u32 = 1;
+impl Journal {
+    /// Defines the parts of the file system, for [`Journal::commit_parts`]. Call it once, while no
+    /// transaction runs.
+    pub fn set_parts(&self, parts: Arc<dyn Parts>) -> Result<()> {
+        let state = self.inner.state.lock();
+        if state.running.is_some() || self.inner.parts.set(Box::new(parts)).is_err() {
+            let message = "parts must be set once, and while no transaction runs";
+            return Err(JournalError::Usage(message.into()));
+        }
+        Ok(())
+    }
+}
+
+impl PartRules for Arc<dyn Parts> {
+    fn part_of(&self, block: BlockNo) -> Part {
+        (**self).part_of(block)
+    }
+
+    fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet) {
+        (**self).copy_entries(block, current, version, chosen);
+    }
+
+    fn is_ready(&self, chosen: &PartSet) -> bool {
+        (**self).is_ready(chosen)
+    }
+
+    fn before_whole_commit(&self, journal: &Journal, admitted: Admitted) -> Result<()> {
+        let handle = Handle::new(journal.clone(), admitted);
+        let done = (**self).before_whole_commit(&handle);
+        handle.stop();
+        done
+    }
+}

@@ -1,6 +1,6 @@
 //! Requests for commits that hold no thread: each has a callback instead of a caller that waits.
 //!
-//! Owns the queue of requests, and the threads that serve it. A thread that makes a request serves
+//! The queue is data ([`crate::request_queue`]); here are the threads that serve it. A thread that makes a request serves
 //! it at once, by an ordinary commit, if no more than the allowed number of threads do so; then it
 //! answers all requests that are durable, and goes on while some are left that nobody serves. Any
 //! other request waits in the queue. So a lone request needs no thread switch, and hundreds need
@@ -18,89 +18,22 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use fjord_block::lock::{Mutex, Rank};
 use fjord_format::types::Tid;
 
-use crate::commit::{PartialCommit, WantedParts};
 use crate::error::Result;
 use crate::fast_commit_area::{FastCommitOutcome, FastCommitTicket};
 use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;
-use crate::part::Part;
-
-/// Most threads that serve requests at a time, committing or answering.
-const SERVERS_MAX: usize = 3;
-
-/// Told the outcome of a request.
-type Then<T> = Box<dyn FnOnce(Result<T>) + Send>;
+use crate::part_set::Part;
+use crate::request_queue::{Answer, Cover, Request, SERVERS_MAX};
+use crate::wanted_parts::{PartialCommit, WantedParts};
 
 thread_local! {
     /// The journal whose requests this thread serves; 0 for none.
     static SERVING: Cell<usize> = const { Cell::new(0) };
 }
 
-enum Request {
-    Whole(Tid, Then<()>),
-    Parts(WantedParts, Then<PartialCommit>),
-    FastCommit(FastCommitTicket, Then<FastCommitOutcome>),
-}
-
-/// A request with its outcome.
-enum Answer {
-    Whole(Result<()>, Then<()>),
-    Parts(Result<PartialCommit>, Then<PartialCommit>),
-    FastCommit(Result<FastCommitOutcome>, Then<FastCommitOutcome>),
-}
-
-impl Answer {
-    fn give(self) {
-        match self {
-            Answer::Whole(outcome, then) => then(outcome),
-            Answer::Parts(outcome, then) => then(outcome),
-            Answer::FastCommit(outcome, then) => then(outcome),
-        }
-    }
-}
-
-/// What is durable when a request has been served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cover {
-    /// Everything up to this transaction.
-    Whole(Tid),
-    /// The partial commits of this transaction up to this one.
-    Parts(Tid, u32),
-    /// All queued fast commits, nearly: what arrives too late is served next, as one thread at a
-    /// time can.
-    FastCommits,
-}
-
-impl Cover {
-    fn includes(self, other: Cover) -> bool {
-        match (self, other) {
-            (Cover::Whole(tid), Cover::Whole(other) | Cover::Parts(other, _)) => {
-                tid.at_least(other)
-            }
-            (Cover::Parts(tid, number), Cover::Parts(other, other_number)) => {
-                tid == other && number >= other_number
-            }
-            (Cover::FastCommits, Cover::FastCommits) => true,
-            _ => false,
-        }
-    }
-}
-
 impl Request {
-    fn cover(&self) -> Cover {
-        match self {
-            Request::Whole(tid, _) => Cover::Whole(*tid),
-            Request::Parts(wanted, _) => match wanted.partial() {
-                Some(number) => Cover::Parts(wanted.tid, number),
-                None => Cover::Whole(wanted.tid),
-            },
-            Request::FastCommit(..) => Cover::FastCommits,
-        }
-    }
-
     /// Its answer if other commits have given it one.
     fn poll(self, journal: &Journal) -> Result<Answer, Request> {
         match self {
@@ -129,51 +62,6 @@ impl Request {
             Request::FastCommit(ticket, then) => {
                 Answer::FastCommit(journal.wait_fast_commit(ticket), then)
             }
-        }
-    }
-}
-
-/// The queue of requests.
-pub(crate) struct Requests {
-    /// Held for memory operations; `Inner::state` is taken under it.
-    queue: Mutex<Queue>,
-}
-
-impl Default for Requests {
-    fn default() -> Requests {
-        Requests { queue: Mutex::new(Rank::CommitRequests, Queue::default()) }
-    }
-}
-
-/// Guarded by [`Requests::queue`].
-#[derive(Default)]
-struct Queue {
-    /// Oldest first.
-    waiting: VecDeque<Request>,
-    /// What the threads that are committing serve.
-    committing: Vec<Cover>,
-    /// Threads that serve requests: they commit or answer.
-    serving: usize,
-}
-
-impl Queue {
-    /// The oldest request that no thread serves, if one more thread may.
-    fn next(&mut self, committing_max: usize) -> Option<(Request, Cover)> {
-        if self.serving >= SERVERS_MAX || self.committing.len() >= committing_max {
-            return None;
-        }
-        let is_served = |cover: Cover| self.committing.iter().any(|other| other.includes(cover));
-        let place = self.waiting.iter().position(|request| !is_served(request.cover()))?;
-        let request = self.waiting.remove(place)?;
-        let cover = request.cover();
-        self.committing.push(cover);
-        self.serving += 1;
-        Some((request, cover))
-    }
-
-    fn end_commit(&mut self, cover: Cover) {
-        if let Some(place) = self.committing.iter().position(|&other| other == cover) {
-            self.committing.swap_remove(place);
         }
     }
 }
@@ -241,16 +129,6 @@ impl Journal {
             let others = seat.committed();
             answer.give();
             others.into_iter().for_each(Answer::give);
-        }
-    }
-}
-
-impl Request {
-    fn refuse(self, error: crate::error::JournalError) -> Answer {
-        match self {
-            Request::Whole(_, then) => Answer::Whole(Err(error), then),
-            Request::Parts(_, then) => Answer::Parts(Err(error), then),
-            Request::FastCommit(_, then) => Answer::FastCommit(Err(error), then),
         }
     }
 }

@@ -153,9 +153,11 @@ pub(crate) struct Running {
     pub(crate) generations_committed: u32,
     /// Parts that threads wait for; the next partial commit includes them.
     pub(crate) wanted: Vec<Part>,
-    /// Threads that wait for the next commit; for the one in progress while it is locked.
+    /// Threads that wait for the next commit; for the one in progress while it is closed.
     pub(crate) waiters: Arc<Waiters>,
-    /// While it is locked: threads that wait for the rest of it, which may commit now or next.
+    /// A commit is about to freeze it, or parts of it.
+    pub(crate) closed: bool,
+    /// While it is closed: threads that wait for the rest of it, which may commit now or next.
     pub(crate) late_waiters: Arc<Waiters>,
 }
 
@@ -170,6 +172,7 @@ impl Running {
             generations_committed: 0,
             wanted: Vec::new(),
             waiters: Arc::default(),
+            closed: false,
             late_waiters: Arc::default(),
         }
     }
@@ -177,7 +180,7 @@ impl Running {
     /// The list of a thread that waits for the commit of a part's `generation`, or of the whole.
     pub(crate) fn waiters_for(&self, generation: Option<u32>) -> &Arc<Waiters> {
         let is_late = generation.is_none_or(|generation| generation > self.generation);
-        match self.phase == Phase::Locked && is_late {
+        match self.closed && is_late {
             true => &self.late_waiters,
             false => &self.waiters,
         }
@@ -190,6 +193,7 @@ impl Running {
 
     /// A commit takes the threads that wait for it: all if it ends the transaction.
     pub(crate) fn take_waiters(&mut self, ends: bool) -> Vec<Arc<Waiters>> {
+        self.closed = false;
         let late = std::mem::take(&mut self.late_waiters);
         let waiters = std::mem::take(&mut self.waiters);
         if ends {
@@ -201,7 +205,7 @@ impl Running {
 
     /// Handles may start again, without a commit.
     pub(crate) fn unlock(&mut self) {
-        self.phase = Phase::Running;
+        (self.phase, self.closed) = (Phase::Running, false);
         self.wake_waiters();
     }
 
@@ -210,4 +214,11 @@ impl Running {
         self.waiters.wake_all();
         self.late_waiters.wake_all();
     }
+}
+
+/// Grant of a started handle.
+pub(crate) struct Admitted {
+    pub(crate) transaction: Arc<Transaction>,
+    pub(crate) generation: u32,
+    pub(crate) credits: u32,
 }

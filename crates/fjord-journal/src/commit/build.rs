@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use fjord_block::Buf;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::FormatError;
-use fjord_format::jbd2::{self, DescriptorBuilder, LogFormat, RevokeBuilder};
+use fjord_format::jbd2::{self, ChecksumVersion, DescriptorBuilder, LogFormat, RevokeBuilder};
 use fjord_format::types::{BlockNo, Tid};
 
 use crate::error::{JournalError, Result};
@@ -103,7 +103,7 @@ impl LogBlocks {
             copies.push(copy);
         }
         builder.finish()?;
-        if super::wants_transaction_crc(format.checksum) {
+        if wants_transaction_crc(format.checksum) {
             self.crc = jbd2::crc32_be(self.crc, &descriptor);
             for copy in &copies {
                 self.crc = jbd2::crc32_be(self.crc, copy);
@@ -123,4 +123,9 @@ fn log_copy(version: &Buf) -> (Buf, bool) {
         copy.make_mut()[..4].fill(0);
     }
     (copy, escaped)
+}
+
+/// Whether a commit has to compute the checksum of the whole transaction.
+fn wants_transaction_crc(version: ChecksumVersion) -> bool {
+    version == ChecksumVersion::V1
 }

@@ -10,7 +10,7 @@
 
 use fjord_format::types::Tid;
 
-use super::Wants;
+use super::script::Wants;
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;

@@ -134,6 +134,7 @@ impl Journal {
         call_all(commit.take_callbacks(), &Err(error.clone()));
         let _state = self.inner.state.lock();
         commit.end(Ended::Failed);
+        self.inner.dispatched.notify_all();
     }
 
     /// Overwrites the commit block of a failed commit, if the device may have it.

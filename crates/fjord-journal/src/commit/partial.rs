@@ -24,37 +24,24 @@ use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
 use super::build::LogShape;
-use super::{Locked, Wants};
+use super::lock::Locked;
+use super::script::Wants;
 use crate::buffer::{Buffer, Entries};
 use crate::error::{JournalError, Result};
-use crate::journal::Journal;
+use crate::journal::{Journal, PartRules};
 use crate::log::Log;
 use crate::open_handles::check_no_open_handle;
-use crate::part::{Part, PartSet, Parts, WholeReason};
+use crate::part_set::{Part, PartSet, WholeReason};
 use crate::pipeline::Commit;
 use crate::roles::{Next, Turn};
 use crate::state::State;
 use crate::stats;
 use crate::transaction::{Batch, Contents, Phase, Version};
+use crate::wanted_parts::{Found, Need, PartialCommit, WantedParts};
 
 /// If the rest would be at most this fraction (1/N) of the blocks, the whole transaction commits:
 /// it costs hardly more, and the next one starts empty.
 const NEARLY_ALL: usize = 8;
-
-/// Outcome of [`Journal::commit_parts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PartialCommit {
-    /// Nothing to commit: the parts were durable, or in flight and have been waited for. There may
-    /// have been no flush since the call.
-    Durable,
-    /// Committed the closure of the parts, with a flush that started after the call.
-    Parts {
-        /// Log blocks; 0 if another caller's commit included the parts.
-        log_blocks: u32,
-    },
-    /// Committed the whole transaction.
-    Whole(WholeReason),
-}
 
 /// How often, and how long, a partial commit waits for parts that are not ready.
 const TRIES_MAX: u32 = 8;
@@ -64,7 +51,7 @@ const TRY_INTERVAL: Duration = Duration::from_micros(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NotPartial {
     Whole(WholeReason),
-    /// See [`Parts::is_ready`]; may succeed later.
+    /// See [`PartRules::is_ready`]; may succeed later.
     NotReady,
 }
 
@@ -79,50 +66,6 @@ struct Plan {
     closure: PartSet,
     /// Reserved revoke blocks that the rest of the transaction no longer needs.
     revoke_blocks: u32,
-}
-
-/// The parts of transaction `tid` that a caller wants.
-pub(crate) struct WantedParts {
-    pub(crate) tid: Tid,
-    seeds: Vec<Part>,
-    /// What it takes; found when the caller asks first.
-    need: Option<Need>,
-    /// The commit that makes them durable.
-    found: Option<Found>,
-    /// Transaction and number of a partial commit without contents: durable with `found`.
-    nothing: Option<(Tid, u32)>,
-}
-
-/// The commit that makes wanted parts durable, and the outcome when it has.
-struct Found {
-    /// `None` if nothing is in flight.
-    commit: Option<Arc<Commit>>,
-    outcome: PartialCommit,
-}
-
-impl WantedParts {
-    pub(crate) fn new(tid: Tid, seeds: &[Part]) -> WantedParts {
-        WantedParts { tid, seeds: seeds.to_vec(), need: None, found: None, nothing: None }
-    }
-
-    /// The partial commit that will make them durable; `None` if it takes a full one.
-    pub(crate) fn partial(&self) -> Option<u32> {
-        match self.need? {
-            Need::InFlight(number) | Need::Commit(number) => Some(number),
-            Need::Nothing | Need::Whole(_) => None,
-        }
-    }
-}
-
-/// What a caller has to do.
-#[derive(Clone, Copy)]
-enum Need {
-    Nothing,
-    /// Wait until the commits up to this generation are durable.
-    InFlight(u32),
-    /// The same; and do the last of them if no other thread does.
-    Commit(u32),
-    Whole(WholeReason),
 }
 
 impl Journal {
@@ -235,7 +178,7 @@ impl Journal {
     fn commit_wanted(
         &self,
         log: &Log,
-        parts: &Arc<dyn Parts>,
+        parts: &dyn PartRules,
         wanted: &mut WantedParts,
         may_retry: bool,
     ) -> Result<bool> {
@@ -314,7 +257,7 @@ impl Journal {
     fn plan(
         &self,
         log: &Log,
-        parts: &Arc<dyn Parts>,
+        parts: &dyn PartRules,
         locked: &Locked,
     ) -> Result<Option<Plan>, NotPartial> {
         let mut contents = locked.transaction.contents.lock();
@@ -434,7 +377,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(contents: &Contents, parts: &Arc<dyn Parts>, closure: &PartSet) -> Counts {
+    fn of(contents: &Contents, parts: &dyn PartRules, closure: &PartSet) -> Counts {
         let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));
         let shared_blocks = contents.buffers.iter().filter(|buffer| buffer.is_shared()).count();
         let is_own = |buffer: &&Arc<Buffer>| !buffer.is_shared() && is_chosen(buffer.block());
@@ -458,7 +401,7 @@ impl Counts {
 
 /// Freezes the contents of the plan and removes them from the transaction, which has no open
 /// handle.
-fn take_parts(parts: &Arc<dyn Parts>, locked: &Locked, plan: Plan) -> Result<Batch> {
+fn take_parts(parts: &dyn PartRules, locked: &Locked, plan: Plan) -> Result<Batch> {
     let Plan { closure, revoke_blocks } = plan;
     let (tid, sequence) = (locked.transaction.tid, locked.sequence);
     let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));

@@ -16,9 +16,8 @@
 use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
-use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
+use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
 
-use super::Wants;
 use super::build::LogBlocks;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
@@ -42,6 +41,17 @@ pub(super) enum Protocol<'a> {
     EndStream(&'a Log, &'a Area),
     /// Without a log.
     Home,
+}
+
+/// When a caller needs a commit to be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    /// It waits for this commit alone: FUA of the commit block is cheapest.
+    Durability,
+    /// It waits for a flush that covers other commits too.
+    SharedFlush,
+    /// It does not wait: order only.
+    Order,
 }
 
 /// One step of a script.
@@ -240,6 +250,33 @@ impl Journal {
             Step::Flush("flushing metadata"),
         ];
         Script { steps, rest: Rest::Nothing }
+    }
+
+    /// Before the first commit to an empty log: writes its start (`s_start`). The flush before the
+    /// commit block covers this write.
+    fn mark_log_in_use(
+        &self,
+        log: &Log,
+        sequence: Sequence,
+        log_start: u32,
+        revokes: bool,
+    ) -> Result<()> {
+        let is_new_start = {
+            let mut state = self.inner.state.lock();
+            let restarts = std::mem::take(&mut state.restarts);
+            std::mem::take(&mut state.empty_on_disk) || restarts
+        };
+        let has_revoke = || log.superblock.lock().0.s_feature_incompat.contains(Incompat::REVOKE);
+        if !is_new_start && (!revokes || has_revoke()) {
+            return Ok(());
+        }
+        log.write_superblock(&self.inner.counters, false, |superblock| {
+            if is_new_start {
+                superblock.s_start = log_start;
+                superblock.s_sequence = sequence.0;
+            }
+            superblock.s_feature_incompat |= Incompat::REVOKE;
+        })
     }
 
     /// Runs the script of a commit; `data` is the file data attached to it.

@@ -75,9 +75,12 @@ impl Journal {
 
     /// One round; `None` if nothing has been dispatched.
     pub(super) fn settle_round(&self, _lock: &SettleLock<'_>) -> Option<Result<()>> {
-        let commits = self.take_dispatched();
+        let mut commits = self.take_dispatched();
         if commits.is_empty() {
             return None;
+        }
+        if commits.iter().all(|(_, sent)| matches!(sent, Sent::Written { .. })) {
+            commits.extend(self.await_dispatch());
         }
         let (commits, stopped) = self.split_stopped(commits);
         if self.inner.dual && planted(Bug::ToldBeforeFlush) {
@@ -101,6 +104,17 @@ impl Journal {
         let is_in_round = |commit: &&Arc<Commit>| commit.is_dispatched() && !commit.can_settle();
         let in_flight = state.pipeline.in_flight().skip_while(is_in_round);
         in_flight.map_while(|commit| Some((commit.clone(), commit.take_sent()?))).collect()
+    }
+
+    /// The commit that is being dispatched now, if there is one: the flush that the commits of a round
+    /// need is to serve it too.
+    fn await_dispatch(&self) -> Vec<Dispatched> {
+        let mut state = self.inner.state.lock();
+        while state.pipeline.is_dispatching() {
+            self.inner.dispatched.wait(&mut state);
+        }
+        drop(state);
+        self.take_dispatched()
     }
 
     /// Commits whose writes the device keeps in order, or that are durable.

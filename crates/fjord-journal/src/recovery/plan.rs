@@ -12,8 +12,8 @@ use fjord_format::ijournal::{AreaTable, ITransaction};
 use fjord_format::jbd2::{IjournalMark, MAGIC, Superblock};
 use fjord_format::types::{BlockNo, Tid};
 
-use super::RecoveryReport;
 use super::reader::LogReader;
+use super::report::RecoveryReport;
 use crate::area;
 use crate::error::{JournalError, Result};
 use crate::log::{Log, home_requests, wait_all};

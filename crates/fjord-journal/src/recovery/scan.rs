@@ -15,7 +15,6 @@ use fjord_format::jbd2::{
 };
 use fjord_format::types::{BlockNo, Tid};
 
-use super::RecoveryReport;
 use super::cases::{Case, Outcome, Refusal};
 use super::decide::{
     AsyncTail, Commit, CommitForm, Contents, FastCommits, Header, HeaderKind, LoggedCopy,
@@ -23,6 +22,7 @@ use super::decide::{
 };
 use super::plan::{LoggedBlock, LoggedTransaction, Plan};
 use super::reader::LogReader;
+use super::report::RecoveryReport;
 use crate::error::JournalError;
 use crate::map::JournalMap;
 

@@ -1,0 +1,149 @@
+//! Opening a journal: recovery, the features of this mount, and the state of a journal that is empty.
+//!
+//! Owns no state. Invariant: nothing is written before the log has been scanned, and a log that cannot
+//! be replayed is left as it is.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+use fjord_block::lock::{Condvar, Mutex, Rank};
+use fjord_block::{Device, QuasiAsyncWrites};
+use fjord_format::types::Tid;
+
+use crate::area::Areas;
+use crate::error::{JournalError, Result};
+use crate::fast_commit_area::{self, Area};
+use crate::journal::{Inner, Journal};
+use crate::log::Log;
+use crate::map::JournalMap;
+use crate::options::{JournalOptions, PipelineMode};
+use crate::pipeline::Pipeline;
+use crate::recovery::{self, RecoveryReport};
+use crate::request_queue::Requests;
+use crate::state::{Roles, State};
+use crate::stats::Counters;
+use crate::transaction::Sequence;
+
+impl Journal {
+    /// Opens the journal of a file system: replays it if it is dirty, so that it is empty. `map`
+    /// locates the journal inode's blocks. Writes to the device, unless the journal is clean and
+    /// the features are unchanged.
+    ///
+    /// When the report has [`RecoveryReport::fast_commit_records`], the caller must apply them in
+    /// the first transaction that it commits: see [`Journal::whole_log`].
+    pub fn open(
+        device: Arc<dyn Device>,
+        map: JournalMap,
+        block_size: usize,
+        options: &JournalOptions,
+    ) -> Result<(Journal, RecoveryReport)> {
+        let plan = recovery::scan(&device, &map, block_size)?;
+        let table = plan.area_table()?;
+        let pending = plan.i_transactions()?;
+        if !pending.is_empty() && !options.replays_ijournal {
+            return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
+        }
+        let mut report = plan.apply_fitted(options.fit_home, options.home_last)?;
+        report.i_transactions = pending.len();
+        // The recovery's own transaction is then at least as new as all of them, so its commit
+        // invalidates them.
+        for tid in pending.iter().map(|transaction| transaction.tid) {
+            if tid.newer_than(report.next_tid) {
+                report.next_tid = tid;
+            }
+        }
+        let (mut superblock, block) = recovery::read_superblock(&device, &map, block_size)?;
+        let areas = table.map(|table| Areas::new(table, &superblock, pending));
+        let before = superblock.encode();
+        let pending = !report.fast_commit_records.is_empty();
+        recovery::apply_features(&mut superblock, options, pending);
+        let changed = before != superblock.encode();
+        let start = superblock.s_start;
+        let has_area = pending || (options.fast_commit && superblock.has_fast_commit_room());
+        let log = Log::new(device.clone(), map, superblock, block, has_area);
+        if !pending {
+            fast_commit_area::wipe_stale_head(&log)?;
+        }
+        let next_tid = report.next_tid;
+        let in_use = pending && start != 0;
+        let head = if in_use { start } else { log.first };
+        let journal = Journal::build(device, block_size, Some(log), areas, options, next_tid, head);
+        journal.inner.state.lock().empty_on_disk = !in_use;
+        if changed {
+            let log = journal.inner.log_or_usage()?;
+            log.write_superblock(&journal.inner.counters, options.barrier, |_| ())?;
+        }
+        Ok((journal, report))
+    }
+
+    /// For a file system without a journal (ext2): the same handles, but a commit writes the blocks
+    /// to their home locations and flushes. A crash meanwhile leaves an inconsistent image, as with
+    /// ext2.
+    pub fn without_log(device: Arc<dyn Device>, block_size: usize) -> Journal {
+        Journal::build(device, block_size, None, None, &JournalOptions::default(), Tid(1), 0)
+    }
+
+    fn build(
+        device: Arc<dyn Device>,
+        block_size: usize,
+        log: Option<Log>,
+        areas: Option<Areas>,
+        options: &JournalOptions,
+        next_tid: Tid,
+        head: u32,
+    ) -> Journal {
+        let default_max = log.as_ref().map_or(u32::MAX, |log| log.len() / 3);
+        let max = options.transaction_blocks_max.unwrap_or(default_max).min(default_max);
+        let state = State {
+            running: None,
+            pipeline: Pipeline::default(),
+            roles: Roles::default(),
+            whole: None,
+            committed: Tid(next_tid.0.wrapping_sub(1)),
+            logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
+            next_tid,
+            next_sequence: Sequence(next_tid),
+            head,
+            tail: head,
+            used_blocks: 0,
+            stopped_at: None,
+            empty_on_disk: true,
+            restarts: false,
+        };
+        let area = log.as_ref().and_then(Area::new);
+        let ordered = options.barrier && log.is_some() && device.keeps_order();
+        let log_exists = log.is_some();
+        let inner = Inner {
+            ordered,
+            dual: options.pipeline == PipelineMode::Dual && log_exists,
+            home_writes: QuasiAsyncWrites::default(),
+            device,
+            block_size,
+            log,
+            areas,
+            area,
+            whole_log: AtomicBool::new(false),
+            barrier: options.barrier,
+            transaction_blocks_max: max,
+            parts: OnceLock::new(),
+            checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),
+            committed: AtomicU32::new(state.committed.0),
+            state: Mutex::new(Rank::JournalState, state),
+            drained: Condvar::new(),
+            unlocked: Condvar::new(),
+            commit_lock_freed: Condvar::new(),
+            commits_follow: Condvar::new(),
+            settle_lock_freed: Condvar::new(),
+            dispatched: Condvar::new(),
+            home_last: AtomicU64::new(u64::MAX),
+            live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
+            home_lock: Mutex::new(Rank::HomeWrites, ()),
+            home_idle: Condvar::new(),
+            error: OnceLock::new(),
+            requests: Requests::default(),
+            counters: Counters::default(),
+        };
+        Journal { inner: Arc::new(inner) }
+    }
+}
