@@ -1,4 +1,5 @@
-//! The two roles in a commit, one thread each at a time, and the one way to take them.
+//! The two roles in a commit, one thread each at a time, and their locks. A caller that may not need the
+//! commit lock takes it by `Journal::take_turn`, in the commit's module `turn`.
 //!
 //! | role | lock | may |
 //! |---|---|---|
@@ -9,61 +10,13 @@
 //! released also by a panic of a callback, so that no thread waits forever. Fast commits are written
 //! under the commit lock, and let waiting commits go first.
 
-use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
+use fjord_block::lock::{Held, Rank, Turn as LockTurn};
 
 use crate::error::Result;
 use crate::journal::{Inner, Journal};
-use crate::state::{Claim, State};
-use crate::stats;
-
-/// Result of waiting for the commit lock.
-pub(crate) enum Turn<'a, T> {
-    /// The lock is not needed.
-    Outcome(T),
-    /// The caller holds the lock.
-    Mine(CommitLock<'a>),
-}
+use crate::state::State;
 
 impl Journal {
-    /// Waits until `outcome` gives a result, or the commit lock is free; then takes it. `outcome` is
-    /// asked first, and again after every change of the pipeline.
-    ///
-    /// # Errors
-    /// Those of `outcome`; if the journal has stopped, the commits in flight have an outcome or a
-    /// thread that settles them.
-    pub(crate) fn take_turn<T>(
-        &self,
-        claim: Claim,
-        mut outcome: impl FnMut(&mut State) -> Result<Option<T>>,
-    ) -> Result<Turn<'_, T>> {
-        let mut waited = false;
-        let order = LockTurn::wait_for(Rank::CommitLock);
-        let mut state = self.inner.state.lock();
-        loop {
-            match outcome(&mut state) {
-                Ok(Some(outcome)) => return Ok(Turn::Outcome(outcome)),
-                Ok(None) => {}
-                Err(error) => {
-                    drop(state);
-                    self.settle_if_stopped();
-                    return Err(error);
-                }
-            }
-            if state.roles.admits(claim) {
-                state.roles.dispatching = true;
-                return Ok(Turn::Mine(CommitLock { inner: &self.inner, _held: order.taken() }));
-            }
-            if claim == Claim::Commit {
-                if !std::mem::replace(&mut waited, true) {
-                    stats::add(&self.inner.counters.commit_waits, 1);
-                }
-                self.wait_to_commit(&mut state);
-            } else {
-                self.inner.commits_moved.wait(&mut state);
-            }
-        }
-    }
-
     /// Waits until `done`, or the settle lock is free and some commit can be settled; then takes it.
     ///
     /// # Errors
@@ -87,16 +40,6 @@ impl Journal {
                 self.check_running()?;
             }
             self.inner.settle_moved.wait(&mut state);
-        }
-    }
-
-    fn wait_to_commit(&self, state: &mut MutexGuard<'_, State>) {
-        state.roles.commits_waiting += 1;
-        self.stop_fast_commit_wait();
-        self.inner.commits_moved.wait(state);
-        state.roles.commits_waiting -= 1;
-        if state.roles.commits_waiting == 0 {
-            self.inner.commits_moved.notify_all();
         }
     }
 }
@@ -135,8 +78,8 @@ impl Inner {
 
 /// The commit lock; released on drop.
 pub(crate) struct CommitLock<'a> {
-    inner: &'a Inner,
-    _held: Held,
+    pub(crate) inner: &'a Inner,
+    pub(crate) _held: Held,
 }
 
 impl Drop for CommitLock<'_> {

@@ -11,10 +11,10 @@
 use fjord_format::types::Tid;
 
 use super::script::Wants;
+use super::turn::Turn;
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;
-use crate::roles::Turn;
 use crate::state::{Claim, State};
 use crate::transaction::Running;
 

@@ -25,4 +25,7 @@ mod retire;
 mod script;
 mod settle;
 mod switch;
+mod turn;
 mod wrap;
+
+pub(crate) use turn::Turn;
