@@ -49,7 +49,7 @@ impl Journal {
         }
         self.discard_forgotten(commit.sequence, &commit.forgotten);
         if home {
-            self.remove_clean(commit.buffers.iter());
+            self.inner.live.remove_clean(commit.buffers.iter());
         }
         let mut state = self.inner.state.lock();
         if home {
@@ -86,16 +86,11 @@ impl Journal {
     /// callbacks have run. Waits for checkpoint writes in flight.
     fn discard_forgotten(&self, sequence: Sequence, forgotten: &[Arc<Buffer>]) {
         for buffer in forgotten {
-            if buffer.discard_up_to(sequence) {
-                continue;
-            }
-            let _promoted = self.inner.home_writes.promote();
-            let mut idle = self.inner.home_lock.lock();
-            while !buffer.discard_up_to(sequence) {
-                self.inner.home_idle.wait(&mut idle);
+            if !buffer.discard_up_to(sequence) {
+                self.inner.home_writes.wait_until(|| buffer.discard_up_to(sequence));
             }
         }
-        self.remove_clean(forgotten.iter());
+        self.inner.live.remove_clean(forgotten.iter());
     }
 }
 
