@@ -10,7 +10,6 @@
 //! home.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
@@ -69,7 +68,7 @@ impl Journal {
             return lock.lock();
         }
         lock.try_lock().unwrap_or_else(|| {
-            let _promoted = self.inner.home_writes.promote();
+            let _promoted = self.inner.home_writes.in_flight.promote();
             lock.lock()
         })
     }
@@ -93,11 +92,9 @@ impl Journal {
         self.check_running()?;
         let begun = self.inner.state.lock().pipeline.begin_checkpoint();
         let Some(commit) = begun else { return Ok(None) };
-        let last = self.inner.home_last.load(Ordering::Acquire);
-        let written = match commit.buffers.iter().any(|buffer| buffer.block().0 == last) {
-            true => self.write_others_home(BlockNo(last), class),
-            false => Ok(()),
-        };
+        let last = self.inner.home_writes.last();
+        let last = last.filter(|last| commit.buffers.iter().any(|buffer| buffer.block() == *last));
+        let written = last.map_or(Ok(()), |last| self.write_others_home(last, class));
         let written = written.and_then(|()| {
             let mut batches = commit.buffers.chunks(BATCH_BLOCKS);
             batches.try_for_each(|batch| self.write_home(commit.sequence, newer, batch, class))
@@ -126,7 +123,7 @@ impl Journal {
 
     /// Writes the newest committed versions of all blocks but `last` home, durably.
     fn write_others_home(&self, last: BlockNo, class: Class) -> Result<()> {
-        let buffers = self.live_buffers(|block| block != last);
+        let buffers = self.inner.live.select(|block| block != last);
         for batch in buffers.chunks(BATCH_BLOCKS) {
             let begun = batch.iter().filter_map(|buffer| {
                 let (sequence, version) = buffer.begin_newest_home_write()?;
@@ -154,18 +151,17 @@ impl Journal {
         let counters = &self.inner.counters;
         stats::add(&counters.checkpoint_blocks, blocks.len());
         stats::add(&counters.superseded_blocks, looked_at - blocks.len());
-        let class = self.inner.home_writes.class(class);
+        let class = self.inner.home_writes.in_flight.class(class);
         let requests = home_requests(self.inner.block_size, blocks, class);
         let tickets = self.inner.device.submit(requests);
-        self.inner.home_writes.began(&tickets);
+        self.inner.home_writes.in_flight.began(&tickets);
         let result = wait_all(&tickets, "writing metadata home");
-        self.inner.home_writes.ended();
+        self.inner.home_writes.in_flight.ended();
         for (buffer, sequence, _) in &begun {
             buffer.end_home_write(*sequence, result.is_ok());
         }
-        self.remove_clean(begun.iter().map(|(buffer, ..)| *buffer));
-        drop(self.inner.home_lock.lock());
-        self.inner.home_idle.notify_all();
+        self.inner.live.remove_clean(begun.iter().map(|(buffer, ..)| *buffer));
+        self.inner.home_writes.batch_ended();
         result
     }
 
@@ -173,7 +169,7 @@ impl Journal {
     /// durably; `None` ends that. For a block that is read before the log is replayed. Each of its
     /// home writes then takes one more flush.
     pub fn write_home_last(&self, block: Option<BlockNo>) {
-        self.inner.home_last.store(block.map_or(u64::MAX, |block| block.0), Ordering::Release);
+        self.inner.home_writes.set_last(block);
     }
 
     /// Advances the tail past checkpointed transactions. `true` if log space was freed. The

@@ -26,6 +26,7 @@ use fjord_block::plant::{Bug, planted};
 use fjord_format::jbd2::fast_commit::{FastCommitWriter, Record, compat};
 use fjord_format::jbd2::{Incompat, MIN_JOURNAL_BLOCKS};
 
+use crate::commit::{Next, Turn};
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::{
     Area, DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket, Stream, Waiting,
@@ -33,7 +34,6 @@ use crate::fast_commit_area::{
 use crate::journal::Journal;
 use crate::log::{Log, wait_all};
 use crate::open_handles::check_no_open_handle;
-use crate::roles::{Next, Turn};
 use crate::stats;
 
 /// The area has 1/N of the journal's blocks, as with mke2fs.

@@ -1,8 +1,8 @@
 //! The journal: what its parts share, and the steps that all of them take: the sticky error, flushes,
 //! the table of live buffers, questions about the state.
 //!
-//! Other modules add their own calls to [`Journal`]; those above this one are listed in the crate's
-//! documentation.
+//! The modules above it, listed in the documentation of the crate, add their own methods to
+//! [`Journal`].
 //!
 //! Invariants:
 //! - transaction IDs have no gaps, and transactions commit in order; the same holds for sequences
@@ -12,13 +12,12 @@
 //! - log space is reused only after the superblock that no longer covers it is durable;
 //! - once an error is set nothing more is written to the log.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fjord_block::lock::{Condvar, Mutex};
-use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
+use fjord_block::{Device, DeviceExt};
 use fjord_format::jbd2::Superblock;
 use fjord_format::types::{BlockNo, Tid};
 
@@ -26,6 +25,8 @@ use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
+use crate::home_writes::HomeWrites;
+use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
 use crate::part_set::{Part, PartSet};
 use crate::request_queue::Requests;
@@ -79,16 +80,8 @@ pub(crate) struct Inner {
     /// Signalled, with `state`, when the settle lock is free, and on an error: for threads that
     /// settle all commits.
     pub(crate) settle_lock_freed: Condvar,
-    /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
-    pub(crate) home_last: AtomicU64,
-    /// Buffers with a version that is not checkpointed, by block.
-    pub(crate) live: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
-    /// Home writes in flight.
-    pub(crate) home_writes: QuasiAsyncWrites,
-    /// Pairs with `home_idle`; a leaf lock.
-    pub(crate) home_lock: Mutex<()>,
-    /// Signalled when a batch of home writes ends.
-    pub(crate) home_idle: Condvar,
+    pub(crate) live: LiveBuffers,
+    pub(crate) home_writes: HomeWrites,
     /// What stopped the journal. Set once.
     pub(crate) error: OnceLock<JournalError>,
     /// Commits that callers do not wait for.
@@ -231,12 +224,12 @@ impl Journal {
     /// The buffer of a block with a version that is not checkpointed. A cache must call this before
     /// it reads a block from the device.
     pub fn live_buffer(&self, block: BlockNo) -> Option<Arc<Buffer>> {
-        self.inner.live.lock().get(&block).cloned()
+        self.inner.live.get(block)
     }
 
     /// Number of blocks with a version that is not checkpointed: they cannot be evicted.
     pub fn live_block_count(&self) -> usize {
-        self.inner.live.lock().len()
+        self.inner.live.len()
     }
 
     /// Counters of the journal.
@@ -323,37 +316,11 @@ impl Journal {
         tid: Tid,
         contents: &WriteGuard<'_>,
     ) -> Result<()> {
-        // Under the lock of the table, so that no thread removes a clean buffer meanwhile.
-        let mut live = self.inner.live.lock();
-        let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
-        if !Arc::ptr_eq(known, buffer) {
-            if known.is_dirty() {
-                return Err(JournalError::TwoBuffers(buffer.block()));
-            }
-            *known = buffer.clone();
-        }
-        let joined = buffer.join(tid, contents);
+        let joined = self.inner.live.join(buffer, tid, contents)?;
         let counters = &self.inner.counters;
         stats::add(&counters.joined_blocks, usize::from(joined != Joined::Before));
         stats::add(&counters.conflicting_blocks, usize::from(joined == Joined::InConflict));
         Ok(())
-    }
-
-    /// The live buffers of blocks that `wanted` selects.
-    pub(crate) fn live_buffers(&self, wanted: impl Fn(BlockNo) -> bool) -> Vec<Arc<Buffer>> {
-        let live = self.inner.live.lock();
-        live.iter().filter(|(block, _)| wanted(**block)).map(|(_, buffer)| buffer.clone()).collect()
-    }
-
-    /// Removes buffers that have become clean from the table of live ones.
-    pub(crate) fn remove_clean<'a>(&self, buffers: impl Iterator<Item = &'a Arc<Buffer>>) {
-        let mut live = self.inner.live.lock();
-        for buffer in buffers {
-            let known = live.get(&buffer.block());
-            if known.is_some_and(|known| Arc::ptr_eq(known, buffer)) && !buffer.is_dirty() {
-                live.remove(&buffer.block());
-            }
-        }
     }
 }
 

@@ -14,6 +14,20 @@
 //!
 //! The order of its locks is `fjord_block::lock::Rank` (`docs/locking.md`, section "Journal"). No
 //! lock held over I/O is needed to start a handle unless the log or the transaction is full.
+//!
+//! # Modules
+//!
+//! They depend downward only, which a test checks; [`Journal`] has its methods where they belong:
+//!
+//! | layer | modules |
+//! |---|---|
+//! | calls | `open`, `close`, `requests`, `admission` (handles that start), `fast_commit` |
+//! | commits | `commit` |
+//! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `roles` |
+//! | what they share | `journal` |
+//! | data | `state`, `pipeline`, `transaction`, `buffer`, `live_buffers`, `home_writes`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
+//!
+//! [`recovery`] needs the log and the areas only.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +42,9 @@ mod error;
 mod fast_commit;
 mod fast_commit_area;
 mod handle;
+mod home_writes;
 mod journal;
+mod live_buffers;
 mod log;
 mod map;
 mod open;

@@ -3,27 +3,26 @@
 //! Owns no state. Invariant: nothing is written before the log has been scanned, and a log that cannot
 //! be replayed is left as it is.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 
+use fjord_block::Device;
 use fjord_block::lock::{Condvar, Mutex, Rank};
-use fjord_block::{Device, QuasiAsyncWrites};
 use fjord_format::types::Tid;
 
 use crate::area::Areas;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::{self, Area};
+use crate::home_writes::HomeWrites;
 use crate::journal::{Inner, Journal};
+use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
 use crate::map::JournalMap;
 use crate::options::{JournalOptions, PipelineMode};
-use crate::pipeline::Pipeline;
 use crate::recovery::{self, RecoveryReport};
 use crate::request_queue::Requests;
-use crate::state::{Roles, State};
+use crate::state::State;
 use crate::stats::Counters;
-use crate::transaction::Sequence;
 
 impl Journal {
     /// Opens the journal of a file system: replays it if it is dirty, so that it is empty. `map`
@@ -95,29 +94,14 @@ impl Journal {
     ) -> Journal {
         let default_max = log.as_ref().map_or(u32::MAX, |log| log.len() / 3);
         let max = options.transaction_blocks_max.unwrap_or(default_max).min(default_max);
-        let state = State {
-            running: None,
-            pipeline: Pipeline::default(),
-            roles: Roles::default(),
-            whole: None,
-            committed: Tid(next_tid.0.wrapping_sub(1)),
-            logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
-            next_tid,
-            next_sequence: Sequence(next_tid),
-            head,
-            tail: head,
-            used_blocks: 0,
-            stopped_at: None,
-            empty_on_disk: true,
-            restarts: false,
-        };
+        let state = State::new(next_tid, head);
         let area = log.as_ref().and_then(Area::new);
         let ordered = options.barrier && log.is_some() && device.keeps_order();
         let log_exists = log.is_some();
         let inner = Inner {
             ordered,
             dual: options.pipeline == PipelineMode::Dual && log_exists,
-            home_writes: QuasiAsyncWrites::default(),
+            home_writes: HomeWrites::default(),
             device,
             block_size,
             log,
@@ -136,10 +120,7 @@ impl Journal {
             commits_follow: Condvar::new(),
             settle_lock_freed: Condvar::new(),
             dispatched: Condvar::new(),
-            home_last: AtomicU64::new(u64::MAX),
-            live: Mutex::new(Rank::LiveBuffers, HashMap::new()),
-            home_lock: Mutex::new(Rank::HomeWrites, ()),
-            home_idle: Condvar::new(),
+            live: LiveBuffers::default(),
             error: OnceLock::new(),
             requests: Requests::default(),
             counters: Counters::default(),

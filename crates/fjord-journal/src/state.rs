@@ -50,6 +50,26 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// That of a journal whose log is empty and begins at journal block `head`.
+    pub(crate) fn new(next_tid: Tid, head: u32) -> State {
+        State {
+            running: None,
+            pipeline: Pipeline::default(),
+            roles: Roles::default(),
+            whole: None,
+            committed: Tid(next_tid.0.wrapping_sub(1)),
+            logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
+            next_tid,
+            next_sequence: Sequence(next_tid),
+            head,
+            tail: head,
+            used_blocks: 0,
+            stopped_at: None,
+            empty_on_disk: true,
+            restarts: false,
+        }
+    }
+
     /// Sequence of the oldest commit in flight; that of the next commit if there is none.
     pub(crate) fn oldest_in_flight(&self) -> Sequence {
         let oldest = self.pipeline.in_flight().next();

@@ -11,10 +11,10 @@
 use fjord_format::types::Tid;
 
 use super::script::Wants;
+use super::turn::{Next, Turn};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;
-use crate::roles::{Next, Turn};
 use crate::state::State;
 
 /// Maximum number of commits in flight; bounds their memory and log space.

@@ -11,8 +11,8 @@ use fjord_block::plant::{Bug, planted};
 
 use super::build::LogShape;
 use super::lock::Locked;
+use super::retire::call_all;
 use super::script::{Protocol, Wants};
-use super::settle::call_all;
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::Result;
 use crate::journal::Journal;

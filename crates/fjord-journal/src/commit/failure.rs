@@ -13,7 +13,7 @@ use std::sync::Arc;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, DeviceExt, Order, Request};
 
-use super::settle::{Dispatched, call_all, durable_count};
+use super::retire::{Dispatched, call_all, durable_count};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::pipeline::{Commit, Ended, Sent};

@@ -7,7 +7,7 @@
 //!    commit blocks in the order that the device needs (a torn log tail, which recovery ignores,
 //!    or all of the transaction);
 //! 3. settle: wait until it is durable ([`settle`]);
-//! 4. retire: queue the versions for the checkpoint, call the callbacks, wake the waiters.
+//! 4. retire: queue the versions for the checkpoint, call the callbacks, wake the waiters ([`retire`]).
 //!
 //! The next transaction starts at the end of step 1. A partial commit ([`partial`]) differs in step
 //! 1 only: it freezes the contents of some parts, and the transaction keeps running.
@@ -21,7 +21,11 @@ mod dispatch;
 mod failure;
 mod lock;
 mod partial;
+mod retire;
 mod script;
 mod settle;
 mod switch;
+mod turn;
 mod wrap;
+
+pub(crate) use turn::{Next, Turn};
