@@ -129,7 +129,11 @@ impl Journal {
                 }
                 // The next writer finds it in the queue and skips it.
                 let committed = state.committed.at_least(mine.request.tid);
-                Ok(if committed { Next::Done(FastCommitOutcome::Committed) } else { Next::FastCommit })
+                Ok(if committed {
+                    Next::Done(FastCommitOutcome::Committed)
+                } else {
+                    Next::FastCommit
+                })
             })?;
             let lock = match turn {
                 Turn::Outcome(outcome) => return Ok(outcome),

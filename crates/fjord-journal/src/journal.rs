@@ -71,12 +71,8 @@ pub(crate) struct Inner {
     /// Signalled, with `state`, when the commit lock is free, and on an error: for fast commits,
     /// and for threads that do not wait for the outcome of a commit.
     pub(crate) commit_lock_freed: Condvar,
-    /// Signalled, with `state`, when the log blocks of a commit are durable, for the holder of the
-    /// commit lock, and on an error.
-    pub(crate) commits_follow: Condvar,
-    /// Signalled, with `state`, when a commit's script has run, for the settling thread, and on an
-    /// error.
-    pub(crate) dispatched: Condvar,
+    /// Signalled, with `state`, when a commit has an outcome: for threads that settle others.
+    pub(crate) ended: Condvar,
     /// Signalled, with `state`, when the settle lock is free, and on an error: for threads that
     /// settle all commits.
     pub(crate) settle_lock_freed: Condvar,
@@ -283,9 +279,8 @@ impl Journal {
         state.wake_waiters();
         self.inner.unlocked.notify_all();
         self.inner.commit_lock_freed.notify_all();
-        self.inner.commits_follow.notify_all();
+        self.inner.ended.notify_all();
         self.inner.settle_lock_freed.notify_all();
-        self.inner.dispatched.notify_all();
         self.inner.drained.notify_all();
         first
     }

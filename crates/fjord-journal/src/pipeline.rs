@@ -90,10 +90,13 @@ pub(crate) enum Sent {
         /// The write of the commit block, without FUA.
         block: Request,
     },
-    /// Its commit block was transferred, without FUA; the next flush makes it durable.
+    /// Its log blocks are durable, and its commit block was submitted without FUA; the next flush
+    /// makes it durable.
     Written {
         /// Byte offset of the commit block.
         commit_offset: u64,
+        /// The write; `None` once it has been waited for.
+        ticket: Option<Ticket>,
     },
     /// All its writes were submitted, in order, and their outcome is not known.
     InFlight {
@@ -143,6 +146,11 @@ impl Commit {
     /// Whether it is durable and its callbacks have been called.
     pub(crate) fn is_settled(&self) -> bool {
         self.unsettled.lock().ended == Some(Ended::Durable)
+    }
+
+    /// Whether it has an outcome.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.unsettled.lock().ended.is_some()
     }
 
     /// Whether it failed.
@@ -234,19 +242,28 @@ impl Pipeline {
         self.slots.iter().any(|slot| slot.phase == Phase::Flushing && !slot.failed)
     }
 
-    /// Whether a commit can be settled: the oldest one in flight has been dispatched.
+    /// Whether a commit can be settled: it has been dispatched, and no other thread settles it.
     pub(crate) fn can_settle(&self) -> bool {
-        self.in_flight().next().is_some_and(|commit| commit.can_settle())
+        self.in_flight().any(|commit| commit.can_settle())
+    }
+
+    /// The oldest commit that another thread settles.
+    pub(crate) fn last_write_in_flight(&self) -> Option<&Arc<Commit>> {
+        let is_settled_elsewhere = |commit: &&Arc<Commit>| {
+            commit.is_dispatched() && !commit.can_settle() && !commit.has_ended()
+        };
+        self.all().find(is_settled_elsewhere)
+    }
+
+    /// Whether a commit before `commit` has no outcome.
+    pub(crate) fn has_open_before(&self, commit: &Arc<Commit>) -> bool {
+        let mut before = self.all().take_while(|other| !Arc::ptr_eq(other, commit));
+        before.any(|other| !other.has_ended())
     }
 
     /// The commit that ends a transaction, until it is checkpointed.
     pub(crate) fn commit_of(&self, tid: Tid) -> Option<&Arc<Commit>> {
         self.all().find(|commit| commit.ends() == Some(tid))
-    }
-
-    /// Whether the newest commit is frozen and its script has not run.
-    pub(crate) fn is_dispatching(&self) -> bool {
-        self.in_flight().last().is_some_and(|commit| !commit.is_dispatched())
     }
 
     /// Whether the outcome of every commit is known, and none is being dispatched.

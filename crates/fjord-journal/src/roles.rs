@@ -35,6 +35,27 @@ impl Inner {
         self.dual || !state.roles.dispatching
     }
 
+    /// Whether a commit may be dispatched now. A device that keeps no order has one commit at a time
+    /// with log blocks that no flush covers; the next transaction stays open meanwhile, so that later
+    /// threads join it.
+    pub(crate) fn may_dispatch(&self, state: &State) -> bool {
+        !state.roles.dispatching && (self.ordered || !state.pipeline.has_unflushed())
+    }
+
+    /// Takes the commit lock if it is free, that many threads wait for a commit, and no handle is
+    /// open, so that the commit can begin at once.
+    pub(crate) fn try_lock_commits(&self, threads_min: u32) -> Option<CommitLock<'_>> {
+        let mut state = self.state.lock();
+        let is_ready =
+            |running: &Running| running.waiter_count() >= threads_min && running.handles == 0;
+        if !self.may_dispatch(&state) || !state.running.as_ref().is_some_and(is_ready) {
+            return None;
+        }
+        state.roles.dispatching = true;
+        let _held = LockTurn::try_for(Rank::CommitLock).taken();
+        Some(CommitLock { inner: self, _held, settles_next: false })
+    }
+
     /// Takes the commit lock; waits while another thread has it.
     pub(crate) fn lock_commits(&self) -> CommitLock<'_> {
         let order = LockTurn::wait_for(Rank::CommitLock);
@@ -67,11 +88,15 @@ impl Inner {
             .then(|| SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() })
     }
 
-    /// The commit lock is free: offers it to one thread that waits to commit, and to all that wait
+    /// If the commit lock is free: offers it to one thread that waits to commit, and to all that wait
     /// for it for other reasons.
-    fn offer_commit_lock(&self, state: &State) {
+    pub(crate) fn offer_commit_lock(&self, state: &State) {
+        if state.roles.dispatching {
+            return;
+        }
         self.commit_lock_freed.notify_all();
-        if let Some(running) = &state.running
+        if self.may_dispatch(state)
+            && let Some(running) = &state.running
             && !running.waiters.wake_one()
         {
             running.late_waiters.wake_one();
@@ -141,7 +166,5 @@ impl Drop for SettleLock<'_> {
         let mut state = self.inner.state.lock();
         state.roles.settling = false;
         self.inner.offer_settle_lock(&state);
-        // The holder of the commit lock may have to settle instead.
-        self.inner.commits_follow.notify_all();
     }
 }

@@ -138,7 +138,7 @@ pub(crate) struct Roles {
 impl State {
     /// Whether threads wait to commit the running transaction, or parts of it.
     pub(crate) fn has_waiting_commits(&self) -> bool {
-        self.running.as_ref().is_some_and(Running::has_waiters)
+        self.running.as_ref().is_some_and(|running| running.waiter_count() > 0)
     }
 
     /// Whether a thread holds the commit lock or waits for it to commit.

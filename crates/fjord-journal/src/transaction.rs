@@ -186,9 +186,9 @@ impl Running {
         }
     }
 
-    /// Whether some thread waits for a commit.
-    pub(crate) fn has_waiters(&self) -> bool {
-        !self.waiters.is_empty() || !self.late_waiters.is_empty()
+    /// Number of threads that wait for a commit.
+    pub(crate) fn waiter_count(&self) -> u32 {
+        self.waiters.count() + self.late_waiters.count()
     }
 
     /// A commit takes the threads that wait for it: all if it ends the transaction.

@@ -29,9 +29,9 @@ impl Waiters {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether no thread waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Relaxed) == 0
+    /// Number of threads that wait.
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Wakes one thread; whether there was one.

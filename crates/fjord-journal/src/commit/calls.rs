@@ -33,8 +33,9 @@ impl Journal {
                         lock.release_to_settle();
                     }
                 }
-                // A failure stops the journal, which the next turn reports unless `tid` is durable.
-                Turn::Settle(lock) => drop(self.settle_round(&lock)),
+                Turn::Settle(lock) => {
+                    self.settle_until(lock, |state| state.committed.at_least(tid));
+                }
             }
         }
     }
@@ -114,23 +115,8 @@ impl Journal {
 
     /// Waits until another commit may be in flight. The caller holds the commit lock.
     pub(super) fn wait_for_room_in_flight(&self) -> Result<()> {
-        if self.inner.ordered {
-            let in_flight = self.inner.state.lock().pipeline.in_flight().count();
-            return if in_flight >= IN_FLIGHT_COUNT_MAX { self.settle() } else { Ok(()) };
-        }
-        loop {
-            let mut state = self.inner.state.lock();
-            if !state.pipeline.has_unflushed() {
-                return Ok(());
-            }
-            self.check_running()?;
-            if state.roles.settling {
-                self.inner.commits_follow.wait(&mut state);
-            } else {
-                drop(state);
-                self.settle_once()?;
-            }
-        }
+        let in_flight = self.inner.state.lock().pipeline.in_flight().count();
+        if in_flight >= IN_FLIGHT_COUNT_MAX { self.settle() } else { Ok(()) }
     }
 
     /// How the commit that follows becomes durable: by its own FUA if no other commit is near, since

@@ -17,7 +17,7 @@ use crate::buffer::{Buffer, BufferKind};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::Log;
-use crate::pipeline::{Commit, Sent, Unsettled};
+use crate::pipeline::{Commit, Unsettled};
 use crate::stats;
 use crate::transaction::{Batch, Phase, Version};
 
@@ -85,7 +85,7 @@ impl Journal {
         let script = self.script(protocol, &batch, &commit, wants);
         match script.and_then(|script| self.run(script, &commit, batch.data)) {
             Ok(sent) => {
-                self.mark_dispatched(&commit, sent);
+                commit.dispatched(sent);
                 if self.inner.dual && planted(Bug::ToldWhenDispatched) {
                     call_all(commit.take_callbacks(), &Ok(()));
                 }
@@ -93,12 +93,6 @@ impl Journal {
             }
             Err(error) => Err(self.fail_dispatch(&commit, error)),
         }
-    }
-
-    fn mark_dispatched(&self, commit: &Commit, sent: Sent) {
-        let _state = self.inner.state.lock();
-        commit.dispatched(sent);
-        self.inner.dispatched.notify_all();
     }
 
     /// Number of log blocks that a commit takes.
@@ -131,7 +125,8 @@ impl Journal {
             state.next_sequence = batch.sequence.next();
         }
         let running = state.running.as_mut();
-        let waiters = running.map_or_else(Vec::new, |running| running.take_waiters(parts.is_none()));
+        let waiters =
+            running.map_or_else(Vec::new, |running| running.take_waiters(parts.is_none()));
         match &mut state.running {
             Some(running) if parts.is_some() => {
                 running.phase = Phase::Running;

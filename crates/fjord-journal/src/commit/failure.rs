@@ -132,9 +132,18 @@ impl Journal {
 
     fn tell_failed(&self, commit: &Commit, error: &JournalError) {
         call_all(commit.take_callbacks(), &Err(error.clone()));
+        self.end_failed(commit);
+    }
+
+    fn end_failed(&self, commit: &Commit) {
         let _state = self.inner.state.lock();
         commit.end(Ended::Failed);
-        self.inner.dispatched.notify_all();
+        self.inner.ended.notify_all();
+    }
+
+    /// While this exists, a panic of a callback fails the commit, so that no thread waits for it.
+    pub(super) fn fails_on_panic<'a>(&'a self, commit: &Arc<Commit>) -> FailsOnPanic<'a> {
+        FailsOnPanic { journal: self, commit: commit.clone() }
     }
 
     /// Overwrites the commit block of a failed commit, if the device may have it.
@@ -152,8 +161,10 @@ impl Journal {
             class: Class::Sync,
         };
         // The commit block's own write must not come after it.
-        if let Sent::InFlight { commit, .. } = sent {
-            let _ = commit.wait();
+        if let Sent::InFlight { commit: ticket, .. } | Sent::Written { ticket: Some(ticket), .. } =
+            sent
+        {
+            let _ = ticket.wait();
         }
         if let Err(error) = self.inner.device.submit_one(request).wait() {
             tracing::warn!(%error, "cannot take back a commit; recovery may accept it");
@@ -166,5 +177,23 @@ impl Journal {
         self.inner.state.lock().pipeline.fail(commit);
         self.tell_failed(commit, &error);
         error
+    }
+}
+
+/// See [`Journal::fails_on_panic`].
+pub(super) struct FailsOnPanic<'a> {
+    journal: &'a Journal,
+    commit: Arc<Commit>,
+}
+
+impl Drop for FailsOnPanic<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() || self.commit.has_ended() {
+            return;
+        }
+        let message = "a callback of a commit panicked".to_owned();
+        self.journal.abort_at(self.commit.sequence, JournalError::Usage(message));
+        self.journal.inner.state.lock().pipeline.fail(&self.commit);
+        self.journal.end_failed(&self.commit);
     }
 }

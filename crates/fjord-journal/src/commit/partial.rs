@@ -95,8 +95,8 @@ impl Journal {
                 }
                 Turn::Outcome(Err(reason)) => return self.commit_whole_for(tid, reason),
                 Turn::Settle(lock) => {
-                    // A failure stops the journal, which the next turn reports if it matters.
-                    drop(self.settle_round(&lock));
+                    let found = wanted.found.as_ref().and_then(|found| found.commit.as_ref());
+                    self.settle_until(lock, |_| found.is_none_or(|commit| commit.has_ended()));
                     continue;
                 }
                 Turn::Commit(lock) => lock,

@@ -11,9 +11,9 @@ use std::time::Instant;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Request, Ticket};
 
-use super::script::{BODY, wait_in_flight, wait_with_data};
+use super::script::{BODY, COMMIT, wait_in_flight, wait_with_data};
 use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::pipeline::{Commit, Ended, Sent};
 use crate::stats;
@@ -65,6 +65,7 @@ impl Journal {
             state.pipeline.remove(commit);
         }
         commit.end(Ended::Durable);
+        self.inner.ended.notify_all();
         if let Some(tid) = commit.ends() {
             state.committed = tid;
             self.inner.committed.store(tid.0, Ordering::Release);
@@ -112,7 +113,10 @@ impl Sent {
     /// Waits for the submitted writes.
     pub(super) fn wait(&self) -> Result<()> {
         match self {
-            Sent::Durable | Sent::Written { .. } => Ok(()),
+            Sent::Durable | Sent::Written { ticket: None, .. } => Ok(()),
+            Sent::Written { ticket: Some(ticket), .. } => {
+                ticket.wait().map_err(JournalError::io(COMMIT))
+            }
             Sent::Body { data, body, .. } => wait_body(data, body),
             Sent::InFlight { data, body, commit, .. } => wait_in_flight(data, body, commit),
         }
@@ -126,8 +130,8 @@ impl Sent {
     /// The write of the commit block; from now on it may be on the device.
     pub(super) fn write_block(&mut self, with_fua: bool) -> Option<Request> {
         let commit_offset = self.commit_offset()?;
-        let Sent::Body { block, .. } = std::mem::replace(self, Sent::Written { commit_offset })
-        else {
+        let written = Sent::Written { commit_offset, ticket: None };
+        let Sent::Body { block, .. } = std::mem::replace(self, written) else {
             return None;
         };
         let mut block = block;
@@ -137,12 +141,19 @@ impl Sent {
         Some(block)
     }
 
+    /// The write of the commit block, which is submitted.
+    pub(super) fn written_by(&mut self, write: Ticket) {
+        if let Sent::Written { ticket, .. } = self {
+            *ticket = Some(write);
+        }
+    }
+
     /// Byte offset of the commit block.
     pub(super) fn commit_offset(&self) -> Option<u64> {
         match self {
             Sent::Durable => None,
             Sent::Body { block, .. } => Some(block.extent().1),
-            Sent::Written { commit_offset } | Sent::InFlight { commit_offset, .. } => {
+            Sent::Written { commit_offset, .. } | Sent::InFlight { commit_offset, .. } => {
                 Some(*commit_offset)
             }
         }

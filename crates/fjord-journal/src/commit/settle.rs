@@ -8,27 +8,50 @@
 //! | not in order ([`Sent::Body`]) | wait for log blocks and data; flush; write the commit blocks |
 //! | written ([`Sent::Written`]) | durable by the flush of the round |
 //!
-//! So over a device that keeps no order, the flush that a commit needs before its commit block also
-//! makes the commit blocks before it durable: one flush for each round of a busy pipeline instead of
-//! two. A commit that is alone gets FUA on its commit block.
+//! Over a device that keeps no order a commit needs a flush before its commit block and another one
+//! after it. Dual mode has two ways to overlap them with the next commit:
 //!
-//! Invariant: a round takes commits in order, under the settle lock. [`super::failure`] has the commits
+//! - few threads: the commit block has FUA. The thread that waits for it has released the settle
+//!   lock ([`LastWrite`]), so the next commit is dispatched and flushed meanwhile;
+//! - many threads: the settling thread dispatches the next commit and writes this one's commit block
+//!   at once; one flush makes both durable: that commit block, and the log blocks of the next.
+//!
+//! Invariants: a round takes commits in order, under the settle lock; no commit block is written, and
+//! no commit retires, before every earlier commit has an outcome. [`super::failure`] has the commits
 //! that fail.
 
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{DeviceExt, Ticket};
+use fjord_block::{DeviceExt, Request, Ticket};
 
 use super::retire::{Dispatched, wait_body};
-use super::script::COMMIT;
+use super::script::{COMMIT, Protocol, Wants};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::pipeline::{Commit, Sent};
 use crate::roles::SettleLock;
+use crate::state::State;
 use crate::transaction::Phase;
 
 const FLUSH: &str = "flushing commits";
+/// From this number of waiting threads on, a flush is shared by the commit before them and theirs.
+/// Fewer threads are served sooner if both commits flush by themselves, at the same time.
+const SHARING_THREADS_MIN: u32 = 4;
+
+/// Result of a round.
+struct Round {
+    result: Result<()>,
+    last_write: Option<LastWrite>,
+}
+
+/// The commit block of a commit whose log blocks and data are durable, with FUA. Nothing else is left
+/// to do until it retires, and no other round touches it.
+struct LastWrite {
+    commit: Arc<Commit>,
+    sent: Sent,
+    block: Request,
+}
 
 impl Journal {
     /// Settles all commits that have been dispatched.
@@ -41,19 +64,30 @@ impl Journal {
         while let Some(settled) = self.settle_round(&lock) {
             result = result.and(settled);
         }
-        result
+        result.and(self.await_last_writes())
+    }
+
+    /// Rounds for a thread that waits for one of the commits, until `done`. The lock is held only
+    /// until the commit block of a lone commit is to be written, so that the next commits are flushed
+    /// meanwhile. A failure stops the journal.
+    pub(super) fn settle_until(&self, lock: SettleLock<'_>, done: impl Fn(&State) -> bool) {
+        while let Some(round) = self.round(&lock) {
+            if round.last_write.is_some() {
+                drop(lock);
+                // The failure is that of the commits, whose callers see it.
+                let _ = self.end_round(round);
+                return;
+            }
+            if done(&self.inner.state.lock()) {
+                return;
+            }
+        }
     }
 
     /// Gives every dispatched commit its outcome: for callers that find the journal stopped.
     pub fn settle_in_flight(&self) {
         // A failure is that of the commits, whose callers see it.
         let _ = self.settle();
-    }
-
-    /// One round, unless another thread settles. For the holder of the commit lock.
-    pub(super) fn settle_once(&self) -> Result<()> {
-        let Some(lock) = self.inner.try_lock_settling() else { return Ok(()) };
-        self.settle_round(&lock).unwrap_or(Ok(()))
     }
 
     /// If the journal has stopped: gives every dispatched commit its outcome, unless another thread
@@ -67,28 +101,77 @@ impl Journal {
     }
 
     /// One round; `None` if nothing has been dispatched.
-    pub(super) fn settle_round(&self, _lock: &SettleLock<'_>) -> Option<Result<()>> {
-        let mut commits = self.take_dispatched();
+    fn settle_round(&self, lock: &SettleLock<'_>) -> Option<Result<()>> {
+        self.round(lock).map(|round| self.end_round(round))
+    }
+
+    /// One round, except for the last write of a lone commit.
+    fn round(&self, _lock: &SettleLock<'_>) -> Option<Round> {
+        let commits = self.take_dispatched();
         if commits.is_empty() {
             return None;
         }
-        if commits.iter().all(|(_, sent)| matches!(sent, Sent::Written { .. })) {
-            commits.extend(self.await_dispatch());
-        }
+        let _unwinding: Vec<_> =
+            commits.iter().map(|(commit, _)| self.fails_on_panic(commit)).collect();
         let (commits, stopped) = self.split_stopped(commits);
         if self.inner.dual && planted(Bug::ToldBeforeFlush) {
             commits.iter().for_each(|(commit, _)| self.conclude(commit));
         }
         let in_order = !commits.iter().any(|(_, sent)| sent.needs_flush());
-        let settled = match in_order {
-            true => self.settle_in_order(commits),
-            false => self.settle_by_flush(commits),
+        let (settled, last_write) = match in_order {
+            true => (self.settle_in_order(commits), None),
+            false => match self.settle_by_flush(commits) {
+                Ok(last_write) => (Ok(()), last_write),
+                Err(error) => (Err(error), None),
+            },
         };
         let failed = match stopped {
             Some((commits, error)) => self.fail(commits, &error),
             None => Ok(()),
         };
-        Some(settled.and(failed))
+        Some(Round { result: settled.and(failed), last_write })
+    }
+
+    /// Writes the commit block of a lone commit, if the round has left one.
+    fn end_round(&self, round: Round) -> Result<()> {
+        let Round { result, last_write } = round;
+        let Some(LastWrite { commit, sent, block }) = last_write else { return result };
+        let _unwinding = self.fails_on_panic(&commit);
+        let written = self.inner.device.submit_one(block).wait();
+        let ended = match written {
+            Ok(()) => {
+                self.retire_all(vec![(commit.clone(), sent)]);
+                Ok(())
+            }
+            Err(error) => {
+                self.fail_behind(vec![(commit.clone(), sent)], 0, JournalError::io(COMMIT)(error))
+            }
+        };
+        result.and(ended)
+    }
+
+    /// Waits until commits whose last write another thread waits for have an outcome.
+    fn await_last_writes(&self) -> Result<()> {
+        let mut state = self.inner.state.lock();
+        let mut result = Ok(());
+        while let Some(commit) = state.pipeline.last_write_in_flight().cloned() {
+            while !commit.has_ended() {
+                self.inner.ended.wait(&mut state);
+            }
+            if commit.has_failed() {
+                result = result.and(self.check_running());
+            }
+        }
+        result
+    }
+
+    /// Waits until every commit before the first of `commits` has an outcome.
+    fn await_predecessors(&self, commits: &[Dispatched]) {
+        let Some((first, _)) = commits.first() else { return };
+        let mut state = self.inner.state.lock();
+        while state.pipeline.has_open_before(first) {
+            self.inner.ended.wait(&mut state);
+        }
     }
 
     /// Takes what is left to settle of the dispatched commits, oldest first.
@@ -97,17 +180,6 @@ impl Journal {
         let is_in_round = |commit: &&Arc<Commit>| commit.is_dispatched() && !commit.can_settle();
         let in_flight = state.pipeline.in_flight().skip_while(is_in_round);
         in_flight.map_while(|commit| Some((commit.clone(), commit.take_sent()?))).collect()
-    }
-
-    /// The commit that is being dispatched now, if there is one: the flush that the commits of a round
-    /// need is to serve it too.
-    fn await_dispatch(&self) -> Vec<Dispatched> {
-        let mut state = self.inner.state.lock();
-        while state.pipeline.is_dispatching() {
-            self.inner.dispatched.wait(&mut state);
-        }
-        drop(state);
-        self.take_dispatched()
     }
 
     /// Commits whose writes the device keeps in order, or that are durable.
@@ -141,27 +213,11 @@ impl Journal {
     }
 
     /// Commits over a device that keeps no order: `commits` are written ones, then others.
-    fn settle_by_flush(&self, mut commits: Vec<Dispatched>) -> Result<()> {
+    fn settle_by_flush(&self, mut commits: Vec<Dispatched>) -> Result<Option<LastWrite>> {
         let is_written = |(_, sent): &Dispatched| matches!(sent, Sent::Written { .. });
         let written_count = commits.iter().take_while(|commit| is_written(commit)).count();
-        let bodies = commits.iter().enumerate().skip(written_count);
-        let mut failed = None;
-        for (index, (_, sent)) in bodies {
-            let waited = match sent {
-                Sent::Body { body, .. }
-                    if written_count > 0 && planted(Bug::LaterDataNotAwaited) =>
-                {
-                    wait_body(&[], body)
-                }
-                sent => sent.wait(),
-            };
-            if let Err(error) = waited {
-                failed = Some((index, error));
-                break;
-            }
-        }
-        if let Some((index, error)) = failed {
-            return self.fail_behind(commits, index, error);
+        if let Some((index, error)) = first_failure(&commits) {
+            return self.fail_behind(commits, index, error).map(|()| None);
         }
         if self.inner.dual && planted(Bug::CommitBlockBeforeFlush) {
             let blocks = commits.iter_mut().filter_map(|(_, sent)| sent.write_block(false));
@@ -171,70 +227,113 @@ impl Journal {
         if !planted(Bug::NoFlushBeforeCommit)
             && let Err(error) = self.inner.flush("flushing before the commit block")
         {
-            return self.fail_behind(commits, 0, error);
+            return self.fail_behind(commits, 0, error).map(|()| None);
         }
-        let bodies = commits.split_off(written_count);
+        let flushed = commits.split_off(written_count);
+        if flushed.is_empty() {
+            self.retire_all(commits);
+            return Ok(None);
+        }
+        self.enter_committing(&flushed);
+        let has_follower = self.dispatch_follower();
+        // Commits whose last write another thread waits for.
+        self.await_predecessors(if commits.is_empty() { &flushed } else { &commits });
+        if flushed.len() == 1 && !has_follower && self.inner.barrier {
+            self.retire_all(commits);
+            return self.last_write(flushed);
+        }
+        let written = self.write_commit_blocks(flushed);
+        // While the device writes.
         self.retire_all(commits);
-        self.write_commit_blocks(bodies)
+        written.map(|()| None)
     }
 
-    /// Writes the commit blocks of commits whose log blocks and data are durable.
+    /// Writes the commit blocks of commits whose log blocks and data are durable. The next round
+    /// waits for them.
     fn write_commit_blocks(&self, mut commits: Vec<Dispatched>) -> Result<()> {
-        if commits.is_empty() {
-            return Ok(());
-        }
-        self.enter_committing(&commits);
-        let alone = commits.len() == 1 && !self.expects_follower();
-        let mut failed = None;
-        let mut tickets = Vec::with_capacity(commits.len());
+        let mut stopped = None;
         for (index, (commit, sent)) in commits.iter_mut().enumerate() {
             // A shutdown meanwhile: the transaction must not be committed.
             if let Some(error) = self.stopped_for(commit.sequence) {
-                failed = Some((index, error));
+                stopped = Some((index, error));
                 break;
             }
-            if let Some(request) = sent.write_block(alone && self.inner.barrier) {
-                tickets.push((index, self.inner.device.submit_one(request)));
+            if let Some(request) = sent.write_block(false) {
+                let ticket = self.inner.device.submit_one(request);
+                ticket.start();
+                sent.written_by(ticket);
             }
         }
-        if tickets.len() > 1 {
-            tickets.iter().for_each(|(_, ticket)| ticket.start());
-        }
-        // All of them, since those behind a failure are overwritten.
-        for (index, ticket) in tickets.into_iter().rev() {
-            if let Err(error) = ticket.wait() {
-                failed = Some((index, JournalError::io(COMMIT)(error)));
-            }
-        }
-        if let Some((index, error)) = failed {
+        if let Some((index, error)) = stopped {
+            let (index, error) = first_failure(&commits[..index]).unwrap_or((index, error));
             return self.fail_behind(commits, index, error);
         }
-        if alone || !self.inner.barrier || planted(Bug::CommitBlockNotFlushed) {
-            self.retire_all(commits);
+        if self.inner.barrier && !planted(Bug::CommitBlockNotFlushed) {
+            commits.into_iter().for_each(|(commit, sent)| commit.put_sent(sent));
             return Ok(());
         }
-        for (commit, sent) in commits {
-            commit.put_sent(sent);
+        match first_failure(&commits) {
+            Some((index, error)) => self.fail_behind(commits, index, error),
+            None => {
+                self.retire_all(commits);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
-    /// The log blocks of the commits are durable, so the holder of the commit lock need not wait.
+    /// The commit block of a lone commit, with FUA.
+    fn last_write(&self, mut commits: Vec<Dispatched>) -> Result<Option<LastWrite>> {
+        let Some((commit, mut sent)) = commits.pop() else { return Ok(None) };
+        // A shutdown meanwhile: the transaction must not be committed.
+        if let Some(error) = self.stopped_for(commit.sequence) {
+            return self.fail_behind(vec![(commit, sent)], 0, error).map(|()| None);
+        }
+        let block = sent.write_block(true);
+        Ok(block.map(|block| LastWrite { commit, sent, block }))
+    }
+
+    /// The log blocks of the commits are durable, so the next commit may be dispatched.
     fn enter_committing(&self, commits: &[Dispatched]) {
         let mut state = self.inner.state.lock();
         for (commit, _) in commits {
             state.pipeline.set_phase(commit, Phase::Committing);
         }
-        self.inner.commits_follow.notify_all();
     }
 
-    /// Whether the flush of a next round is near, so that it can make the commit blocks of this one
-    /// durable.
-    fn expects_follower(&self) -> bool {
-        if !self.inner.dual {
+    /// A commit may be dispatched again. Many threads that wait for one share the next flush: this
+    /// thread, which is awake, dispatches their commit, and `true` is returned. Of few threads, one
+    /// may dispatch it while this commit ends.
+    fn dispatch_follower(&self) -> bool {
+        if !self.inner.dual || self.inner.ordered {
             return false;
         }
-        let state = self.inner.state.lock();
-        state.pipeline.has_unflushed() || state.expects_commits()
+        // Parts are chosen by the threads that want them.
+        let lock = match self.parts() {
+            None => self.inner.try_lock_commits(SHARING_THREADS_MIN),
+            Some(_) => None,
+        };
+        let Some(lock) = lock else {
+            self.inner.offer_commit_lock(&self.inner.state.lock());
+            return false;
+        };
+        let is_plain = matches!(self.protocol(), Protocol::Waits(_)) && !self.may_wrap();
+        if is_plain && self.dispatch_one(Wants::SharedFlush).is_ok() {
+            lock.release_to_settle();
+            return true;
+        }
+        false
     }
+}
+
+/// Waits for the writes of all commits: the first that failed, and its error.
+fn first_failure(commits: &[Dispatched]) -> Option<(usize, JournalError)> {
+    let has_written = commits.iter().any(|(_, sent)| matches!(sent, Sent::Written { .. }));
+    let wait = |sent: &Sent| match sent {
+        Sent::Body { body, .. } if has_written && planted(Bug::LaterDataNotAwaited) => {
+            wait_body(&[], body)
+        }
+        sent => sent.wait(),
+    };
+    let mut outcomes = commits.iter().map(|(_, sent)| wait(sent)).enumerate();
+    outcomes.find_map(|(index, outcome)| Some((index, outcome.err()?)))
 }

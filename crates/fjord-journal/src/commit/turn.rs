@@ -104,7 +104,7 @@ impl Journal {
     ) -> Result<Tried<'_, T>> {
         let place = match next {
             Next::Done(outcome) => return Ok(Tried::Turn(Turn::Outcome(outcome))),
-            Next::Commit(_) if !state.roles.dispatching => {
+            Next::Commit(_) if self.inner.may_dispatch(state) => {
                 return Ok(Tried::Turn(self.inner.start_dispatching(state, orders)));
             }
             Next::Commit(generation) => match &state.running {
@@ -119,16 +119,11 @@ impl Journal {
                 if commit.has_failed() {
                     self.check_running()?;
                 }
-                if !state.roles.settling && self.inner.may_settle(state) {
-                    if state.pipeline.can_settle() {
-                        state.roles.settling = true;
-                        let lock = SettleLock { inner: &self.inner, _held: orders.settle.taken() };
-                        return Ok(Tried::Turn(Turn::Settle(lock)));
-                    }
-                    if !state.roles.dispatching {
-                        // Commits before the failure have their own outcome.
-                        self.check_running()?;
-                    }
+                let may_settle = !state.roles.settling && self.inner.may_settle(state);
+                if may_settle && state.pipeline.can_settle() {
+                    state.roles.settling = true;
+                    let lock = SettleLock { inner: &self.inner, _held: orders.settle.taken() };
+                    return Ok(Tried::Turn(Turn::Settle(lock)));
                 }
                 Place::Frozen(commit)
             }
@@ -137,11 +132,7 @@ impl Journal {
     }
 
     /// Waits for a signal. Returns the list of the running transaction in which it waited.
-    fn wait_in(
-        &self,
-        state: &mut MutexGuard<'_, State>,
-        place: Place,
-    ) -> Option<Arc<Waiters>> {
+    fn wait_in(&self, state: &mut MutexGuard<'_, State>, place: Place) -> Option<Arc<Waiters>> {
         match place {
             Place::Running(waiters) => {
                 self.stop_fast_commit_wait();

@@ -16,15 +16,8 @@ impl Journal {
     /// the log so that the commit starts at the front. The caller holds the commit lock. Only with
     /// a fast-commit area: see [`compat::ends_in_front_of_area`].
     pub(crate) fn avoid_log_wrap(&self) -> Result<()> {
-        let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return Ok(()) };
-        let fits = {
-            let state = self.inner.state.lock();
-            // A transaction admitted under `whole_log` may exceed the current limit.
-            let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
-            let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
-            compat::ends_in_front_of_area(state.head, most, log.end)
-        };
-        if fits || planted(Bug::LogGoesRound) {
+        let Some(log) = &self.inner.log else { return Ok(()) };
+        if !self.may_wrap() || planted(Bug::LogGoesRound) {
             return Ok(());
         }
         if !planted(Bug::LogRestartsInFlight) {
@@ -35,6 +28,16 @@ impl Journal {
         (state.head, state.tail) = (log.first, log.first);
         state.restarts = !state.empty_on_disk;
         Ok(())
+    }
+
+    /// Whether the next commit must not take log blocks before the log is emptied.
+    pub(super) fn may_wrap(&self) -> bool {
+        let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return false };
+        let state = self.inner.state.lock();
+        // A transaction admitted under `whole_log` may exceed the current limit.
+        let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
+        let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
+        !compat::ends_in_front_of_area(state.head, most, log.end)
     }
 
     /// Errs if a commit of so many blocks would wrap in a log that must not wrap
