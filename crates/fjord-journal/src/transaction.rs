@@ -1,7 +1,7 @@
 //! A transaction: the buffers, revokes, data tickets and callbacks that commit together.
 //!
 //! A transaction walks through [`Phase`]s in order. Which transaction is in which phase is
-//! the journal's state (`journal::State`); what it contains is here.
+//! the journal's state (`state::State`); what it contains is here.
 //!
 //! Two numbers: handles get and callers wait for a [`Tid`]; a [`Sequence`] numbers a commit in the
 //! log and is assigned at the freeze. A transaction with partial commits has several sequences and
