@@ -106,9 +106,11 @@ impl Journal {
         if !runs(&self.inner.state.lock()) {
             return Ok(false);
         }
-        match self.inner.dual || wants == Wants::Order {
-            true => self.dispatch_one(self.wants(wants))?,
-            false => self.commit_one()?,
+        let overlaps = self.inner.dual || wants == Wants::Order;
+        let wants = if overlaps { self.wants(wants) } else { wants };
+        let commit = self.dispatch_one(wants)?;
+        if !overlaps || commit.is_durable() {
+            self.settle()?;
         }
         Ok(true)
     }

@@ -22,26 +22,13 @@ use crate::stats;
 use crate::transaction::{Batch, Phase, Version};
 
 impl Journal {
-    /// Commits the running transaction, which must exist, and those before it. The caller holds the
-    /// commit lock. On failure the journal stops and every callback is called with the error.
-    pub(super) fn commit_one(&self) -> Result<()> {
-        let began = Instant::now();
-        let locked = self.lock_running()?;
-        self.commit_whole(&locked, began)
-    }
-
     /// Dispatches the running transaction, which must exist. Waits only if the commit's script
-    /// does. The caller holds the commit lock. On failure as [`Journal::commit_one`].
-    pub(super) fn dispatch_one(&self, wants: Wants) -> Result<()> {
+    /// does. The caller holds the commit lock. On failure the journal stops and every callback is
+    /// called with the error.
+    pub(super) fn dispatch_one(&self, wants: Wants) -> Result<Arc<Commit>> {
         let began = Instant::now();
         let locked = self.lock_running()?;
-        let commit = self.dispatch_whole(&locked, began, wants)?;
-        if commit.is_durable() { self.settle() } else { Ok(()) }
-    }
-
-    fn commit_whole(&self, locked: &Locked, began: Instant) -> Result<()> {
-        self.dispatch_whole(locked, began, Wants::Durability)?;
-        self.settle()
+        self.dispatch_whole(&locked, began, wants)
     }
 
     /// Freezes and dispatches the rest of a locked transaction.

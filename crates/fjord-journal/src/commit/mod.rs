@@ -22,6 +22,7 @@ mod failure;
 mod lock;
 mod partial;
 mod retire;
+mod room;
 mod script;
 mod settle;
 mod switch;
