@@ -103,28 +103,29 @@ impl Inner {
         }
     }
 
-    /// A thread that was woken in `list` has not taken the commit lock: offers it to another thread
-    /// of the list, unless the list belongs to a frozen commit by now.
-    pub(crate) fn pass_on(&self, state: &State, list: &Arc<Waiters>) {
+    /// A thread that was woken, perhaps since a role was offered to it, goes on: offers what it has not
+    /// taken to another thread. `list` is the list of the running transaction in which it waited; if
+    /// the list belongs to a frozen commit by now, the thread was not woken for the commit lock.
+    pub(crate) fn pass_on(&self, state: &State, list: Option<Arc<Waiters>>) {
         let is_running = |running: &Running| {
-            Arc::ptr_eq(&running.waiters, list) || Arc::ptr_eq(&running.late_waiters, list)
+            list.as_ref().is_some_and(|list| {
+                Arc::ptr_eq(&running.waiters, list) || Arc::ptr_eq(&running.late_waiters, list)
+            })
         };
-        if !state.roles.dispatching && state.running.as_ref().is_some_and(is_running) {
+        if state.running.as_ref().is_some_and(is_running) {
             self.offer_commit_lock(state);
         }
+        self.offer_settle_lock(state);
     }
 
-    /// The settle lock is free: offers it to a thread that waits for it, else to one that waits for
-    /// a commit in flight.
+    /// If the settle lock is free: offers it to a thread that waits for it, else to one that waits for
+    /// a commit that can be settled.
     fn offer_settle_lock(&self, state: &State) {
-        if self.settle_lock_freed.notify_one()
-            || !self.may_settle(state)
-            || !state.pipeline.can_settle()
-        {
+        if state.roles.settling || self.settle_lock_freed.notify_one() || !self.may_settle(state) {
             return;
         }
-        let mut lists = state.pipeline.in_flight().flat_map(|commit| &commit.waiters);
-        lists.any(|waiters| waiters.wake_one());
+        let can_settle = state.pipeline.in_flight().filter(|commit| commit.can_settle());
+        can_settle.flat_map(|commit| &commit.waiters).any(|waiters| waiters.wake_one());
     }
 }
 
@@ -149,7 +150,7 @@ impl Drop for CommitLock<'_> {
         let mut state = self.inner.state.lock();
         state.roles.dispatching = false;
         self.inner.offer_commit_lock(&state);
-        if !self.settles_next && !state.roles.settling {
+        if !self.settles_next {
             self.inner.offer_settle_lock(&state);
         }
     }

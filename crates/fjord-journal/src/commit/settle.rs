@@ -288,8 +288,14 @@ impl Journal {
         if let Some(error) = self.stopped_for(commit.sequence) {
             return self.fail_behind(vec![(commit, sent)], 0, error).map(|()| None);
         }
-        let block = sent.write_block(true);
-        Ok(block.map(|block| LastWrite { commit, sent, block }))
+        match sent.write_block(true) {
+            Some(block) => Ok(Some(LastWrite { commit, sent, block })),
+            // It was written before the flush.
+            None => {
+                self.retire_all(vec![(commit, sent)]);
+                Ok(None)
+            }
+        }
     }
 
     /// The log blocks of the commits are durable, so the next commit may be dispatched.

@@ -71,13 +71,13 @@ impl Journal {
         mut next: impl FnMut(&mut State) -> Result<Next<T>>,
     ) -> Result<Turn<'_, T>> {
         let mut waited = false;
-        let mut woken_in = None;
+        let mut woken = None;
         let orders = Orders::check();
         let mut state = self.inner.state.lock();
         loop {
             let tried = next(&mut state).and_then(|next| self.try_turn(&mut state, next, orders));
-            if let Some(list) = woken_in.take() {
-                self.inner.pass_on(&state, &list);
+            if let Some(list) = woken.take() {
+                self.inner.pass_on(&state, list);
             }
             let place = match tried {
                 Ok(Tried::Turn(turn)) => return Ok(turn),
@@ -91,7 +91,7 @@ impl Journal {
             if !std::mem::replace(&mut waited, true) {
                 stats::add(&self.inner.counters.commit_waits, 1);
             }
-            woken_in = self.wait_in(&mut state, place);
+            woken = Some(self.wait_in(&mut state, place));
         }
     }
 
