@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use fjord_block::lock::thread_local;
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
@@ -101,7 +103,11 @@ impl Journal {
 
     fn admission(&self, state: &State, credits: u32) -> Admission {
         let reserved = match &state.running {
-            Some(running) if running.phase != Phase::Running => return Admission::Locked,
+            Some(running)
+                if running.phase != Phase::Running && !planted(Bug::HandleDuringFreeze) =>
+            {
+                return Admission::Locked;
+            }
             Some(running) => running.reserved_blocks,
             None => 0,
         };
@@ -140,7 +146,8 @@ impl Journal {
         if let Some(running) = &mut state.running {
             running.reserved_blocks = running.reserved_blocks.saturating_sub(credits);
             running.handles = running.handles.saturating_sub(1);
-            if running.handles == 0 && running.phase == Phase::Locked {
+            let is_last = running.handles == 0 && running.phase == Phase::Locked;
+            if is_last && !planted(Bug::LastHandleWakesNobody) {
                 self.inner.drained.notify_all();
             }
         }

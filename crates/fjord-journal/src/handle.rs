@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use fjord_block::Ticket;
-use fjord_block::lock::{Held, Rank, Turn};
+use fjord_block::lock::{Held, Rank, Turn, thread_local};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 

@@ -15,7 +15,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fjord_block::lock::{Condvar, Mutex, Rank};
+use fjord_block::lock::{Condvar, Mutex, Rank, point};
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt, QuasiAsyncWrites};
 use fjord_format::jbd2::Superblock;
 use fjord_format::types::{BlockNo, Tid};
@@ -271,6 +272,7 @@ impl Journal {
 
     /// Whether the transaction is durable.
     pub fn is_committed(&self, tid: Tid) -> bool {
+        point();
         // Acquire: a reader of the number also sees the effects of the commit.
         Tid(self.inner.committed.load(Ordering::Acquire)).at_least(tid)
     }
@@ -389,6 +391,7 @@ impl Journal {
 
     /// Errs once the journal stopped.
     pub(crate) fn check_running(&self) -> Result<()> {
+        point();
         self.inner.error.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
@@ -420,7 +423,9 @@ impl Journal {
         if state.stopped_at.is_none_or(is_earlier) {
             state.stopped_at = Some(sequence);
         }
-        self.inner.unlocked.notify_all();
+        if !planted(Bug::StopUnheard) {
+            self.inner.unlocked.notify_all();
+        }
         self.inner.commits_moved.notify_all();
         self.inner.commits_follow.notify_all();
         self.inner.settle_moved.notify_all();

@@ -10,6 +10,7 @@
 //! under the commit lock, and let waiting commits go first.
 
 use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
+use fjord_block::plant::{Bug, planted};
 
 use crate::error::Result;
 use crate::journal::{Inner, Journal};
@@ -159,6 +160,9 @@ impl Inner {
         let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.state.lock();
         while state.roles.settling {
+            if planted(Bug::SleepsWithoutLooking) {
+                MutexGuard::unlocked(&mut state, || ());
+            }
             self.settle_moved.wait(&mut state);
         }
         state.roles.settling = true;
@@ -168,9 +172,18 @@ impl Inner {
     /// Takes the settle lock if it is free.
     pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
         let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
+        let lock =
+            || SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() };
+        if planted(Bug::AttemptReleasesSettleLock) {
+            return (!was_taken).then_some(lock());
+        }
         // Not `then_some`: a lock that is made and dropped would release that of another thread.
-        (!was_taken)
-            .then(|| SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() })
+        (!was_taken).then(lock)
+    }
+
+    pub(crate) fn release_commit_lock(&self) {
+        self.state.lock().roles.dispatching = false;
+        self.commits_moved.notify_all();
     }
 }
 
@@ -182,8 +195,7 @@ pub(crate) struct CommitLock<'a> {
 
 impl Drop for CommitLock<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().roles.dispatching = false;
-        self.inner.commits_moved.notify_all();
+        self.inner.release_commit_lock();
     }
 }
 
@@ -196,8 +208,12 @@ pub(crate) struct SettleLock<'a> {
 impl Drop for SettleLock<'_> {
     fn drop(&mut self) {
         self.inner.state.lock().roles.settling = false;
-        self.inner.settle_moved.notify_all();
+        if !planted(Bug::SettleLockWakesNobody) {
+            self.inner.settle_moved.notify_all();
+        }
         // The holder of the commit lock may have to settle instead.
-        self.inner.commits_follow.notify_all();
+        if !planted(Bug::FollowerNotWoken) {
+            self.inner.commits_follow.notify_all();
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! | keeps order | up to [`IN_FLIGHT_COUNT_MAX`], dispatched without a wait |
 //! | keeps no order | one whose log blocks no flush covers yet, beside those that await the flush after their commit block. The next transaction stays open meanwhile, so later callers join it |
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::Tid;
 
 use super::Wants;
@@ -96,6 +97,9 @@ impl Journal {
             self.check_running()?;
             if state.roles.is_settling() {
                 self.inner.commits_follow.wait(&mut state);
+                if planted(Bug::FollowerDoesNotLookAgain) {
+                    return Ok(());
+                }
             } else {
                 drop(state);
                 self.settle_once()?;

@@ -20,6 +20,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fjord_block::lock::pause;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
@@ -162,7 +163,7 @@ impl Journal {
             self.wait_for_room_in_flight()?;
             let Some(wanted) = self.commit_wanted(log, parts, tries_left > 0)? else {
                 drop(lock);
-                std::thread::sleep(TRY_INTERVAL);
+                pause(TRY_INTERVAL);
                 continue;
             };
             return self.settle_wanted(lock, wanted);
@@ -257,6 +258,9 @@ impl Journal {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
             running.phase = Phase::Running;
+            if planted(Bug::NothingToldInFlight) {
+                running.generations_committed = locked.generation;
+            }
         }
         self.inner.unlocked.notify_all();
         Wanted {

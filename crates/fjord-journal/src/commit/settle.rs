@@ -232,7 +232,9 @@ impl Journal {
         for (commit, _) in commits {
             state.pipeline.set_phase(commit, Phase::Committing);
         }
-        self.inner.commits_follow.notify_all();
+        if !planted(Bug::FollowerNotWoken) {
+            self.inner.commits_follow.notify_all();
+        }
     }
 
     /// Whether the flush of a next round is near, so that it can make the commit blocks of this one
@@ -284,6 +286,9 @@ impl Journal {
 
     /// Calls the callbacks of a durable commit, then publishes it.
     pub(super) fn conclude(&self, commit: &Commit) {
+        if let Some(tid) = commit.ends().filter(|_| planted(Bug::CommittedBeforeCallbacks)) {
+            self.inner.state.lock().committed = tid;
+        }
         call_all(commit.take_callbacks(), &Ok(()));
         self.count_commit(commit.began);
         let mut state = self.inner.state.lock();
