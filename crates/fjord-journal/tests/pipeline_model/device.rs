@@ -134,6 +134,7 @@ impl Shared {
                 Request::Write { offset, bufs, order, fua, .. } => {
                     let bytes: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
                     self.check_bound(&state, &bytes);
+                    check_overlap(&state, offset, bytes.len());
                     let epoch = (order != Order::Orderless).then_some(state.epoch);
                     state.epoch += usize::from(order == Order::Barrier);
                     What::Write { offset, bytes, epoch, fua, durable: false }
@@ -282,6 +283,20 @@ fn log_block(bytes: &[u8]) -> Option<(bool, u32)> {
         BlockType::Descriptor | BlockType::Revoke => Some((false, header.sequence.0)),
         _ => None,
     }
+}
+
+/// The outcome of two writes of one block is undefined while both are in flight. In the log the
+/// journal leaves their order to a device that keeps it.
+fn check_overlap(state: &State, offset: u64, len: usize) {
+    let end = offset + len as u64;
+    let overlaps = |sent: &Sent| match &sent.what {
+        What::Write { offset: other, bytes, .. } => {
+            sent.result.is_none() && *other < end && offset < other + bytes.len() as u64
+        }
+        What::Flush { .. } => false,
+    };
+    let is_home = end <= JOURNAL_START * BLOCK_SIZE as u64;
+    assert!(!is_home || !state.requests.iter().any(overlaps), "two writes of a block in flight");
 }
 
 fn is_older(sent: &Sent, epoch: usize) -> bool {

@@ -70,7 +70,7 @@ struct Record {
     outcomes: Vec<(Tid, Result<(), JournalError>)>,
     asked: usize,
     /// Writes of data to freed blocks.
-    reuses: Vec<Ticket>,
+    reuses: Vec<(Change, Ticket)>,
 }
 
 /// See the module documentation.
@@ -155,23 +155,20 @@ impl World {
             if outcome.is_ok() {
                 assert_durable(&device, change, "the next owner of a freed block");
                 let ticket = device.submit_one(home_write(freed, change.value));
-                lock(&record).reuses.push(ticket);
+                lock(&record).reuses.push((change, ticket));
             }
         });
         handle.stop();
         Some(change)
     }
 
-    /// The data in the places of freed blocks is there, and stays.
+    /// The data in the place of a freed block is there, and stays.
     pub(crate) fn assert_reused(&self, freed: u64) {
-        let reuses = std::mem::take(&mut lock(&self.record).reuses);
-        assert!(!reuses.is_empty());
-        for ticket in reuses {
-            ticket.wait().expect("a write of data");
-        }
-        let data = self.device.at_home(freed, false);
+        let (change, ticket) = lock(&self.record).reuses.pop().expect("the block was freed");
+        ticket.wait().expect("a write of data");
         self.journal.checkpoint_all().expect("a checkpoint");
-        assert_eq!(self.device.at_home(freed, false), data, "a checkpoint wrote a freed block");
+        let found = self.device.at_home(freed, false);
+        assert_eq!(found, Some(change.value), "a checkpoint wrote a freed block");
     }
 
     /// Changes a block under `handle`, with a callback.
