@@ -94,9 +94,11 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             totals.stage("lints", |_| {
                 let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--"];
                 cargo(&root, &[&lints[..], &["-D", "warnings"]].concat())?;
-                let planted = ["clippy", "--package", "fjord-crash", "--features", "plant"];
-                let rest = ["--all-targets", "--quiet", "--", "-D", "warnings"];
-                cargo(&root, &[&planted[..], &rest].concat())
+                OWN_BUILDS.into_iter().try_for_each(|(package, features, _)| {
+                    let own = ["clippy", "--package", package, "--features", features];
+                    let rest = ["--all-targets", "--quiet", "--", "-D", "warnings"];
+                    cargo(&root, &[&own[..], &rest].concat())
+                })
             });
         }
         run_tests(&root, args, &env, &mut totals);
@@ -217,8 +219,10 @@ const LAYERS: [&str; 12] = [
     "xtask",
 ];
 
-/// The test program whose bugs are planted; see docs/crash-model.md.
-const PLANTED: &str = "fjord-crash: planted";
+/// Test programs with features that no other test may meet, each in a build of its own: package,
+/// features, name. See docs/crash-model.md and docs/commit-pipeline.md.
+const OWN_BUILDS: [(&str, &str, &str); 2] =
+    [("fjord-crash", "plant", "planted"), ("fjord-journal", "model,plant", "pipeline_model")];
 
 /// Test programs of the engine, and which of their tests, that run again with the other scheduler
 /// setting (`FJORD_SCHEDULER`; docs/ordering.md).
@@ -244,13 +248,14 @@ fn run_tests(root: &Path, args: &TestArgs, env: &[(&str, &Path)], totals: &mut T
     });
     let wanted =
         |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part));
-    if wanted(PLANTED) {
-        // A build of its own, so that no other test meets a switch for bugs.
-        totals.stage("build with planted bugs", |_| {
-            let own = ["--package", "fjord-crash", "--features", "plant", "--test", "planted"];
-            programs.extend(build_tests(root, &own)?);
-            Ok(())
-        });
+    for (package, features, test) in OWN_BUILDS {
+        if wanted(&format!("{package}: {test}")) {
+            totals.stage(&format!("build {package} with {features}"), |_| {
+                let own = ["--package", package, "--features", features, "--test", test];
+                programs.extend(build_tests(root, &own)?);
+                Ok(())
+            });
+        }
     }
     for test in programs.iter().filter(|test| wanted(&test.name)) {
         totals.stage(&test.name, |totals| {

@@ -1,4 +1,5 @@
-//! Planted bugs: deliberate mistakes that the crash explorer must find, switched on by its tests.
+//! Planted bugs: deliberate mistakes that the crash explorer, or the model check of the commit
+//! pipeline, must find, switched on by their tests.
 //!
 //! Owns [`Bug`], their names, and the switch. Without the feature `plant`, [`planted`] is a
 //! constant, so its branches are removed. The names for all layers are here, in the lowest crate
@@ -7,304 +8,253 @@
 //! Invariant: one bug at a time in a process; a `Planting` with a bug owns the switch while it lives,
 //! those without one share it.
 
-/// A mistake in the order of storage or in recovery.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Bug {
-    /// Scheduler: the barrier of an epoch stays on the write that it was submitted with.
-    BarrierNotReassigned,
-    /// Commit: the commit block is written before the blocks that it commits.
-    CommitBeforeBlocks,
-    /// Commit: no flush between the blocks and the commit block.
-    NoFlushBeforeCommit,
-    /// Commit: the commit block stays in the device's cache; the only flush is before it.
-    CommitNotDurable,
-    /// Commit: does not wait for ordered data.
-    DataAfterCommit,
-    /// Commit: waiters and callbacks run before the log is written; freed blocks may be reused.
-    ToldBeforeLogged,
-    /// Commit: freed metadata blocks are not revoked.
-    NoRevoke,
-    /// Log: wraps to its second block.
-    WrapOffByOne,
-    /// Checkpoint: the tail moves without a flush of the home writes.
-    TailBeforeHome,
-    /// Checkpoint: log space is reused before the superblock with the new tail is durable.
-    TailNotDurable,
-    /// Checkpoint: writes contents of the running transaction.
-    RunningGoesHome,
-    /// Recovery: revoke records are ignored.
-    RevokesIgnored,
-    /// Recovery: the first word of an escaped block stays zero.
-    EscapeNotUndone,
-    /// Recovery: the transaction ID of blocks is not checked.
-    SequenceNotChecked,
-    /// Recovery: checksums of logged blocks are not verified.
-    ChecksumsNotVerified,
-    /// Recovery: the log is marked empty before the replayed blocks are durable.
-    ReplayNotFlushed,
-    /// Recovery: the newest transaction is not replayed.
-    LastCommitIgnored,
-    /// Superblock: a change also updates the checksum, which is in the second sector.
-    SuperblockInTwoSectors,
-    /// Mount: the superblock does not get `needs_recovery`.
-    LogNotAnnounced,
-    /// Allocator: freed blocks are reused before their transaction has committed.
-    BlockReuse,
-    /// Allocator: blocks are freed twice.
-    FreedTwice,
-    /// Allocator: an inode number is free as soon as the last name is removed, before the deletion.
-    InodeReuse,
-    /// Allocator: freed blocks are discarded before their transaction has committed.
-    DiscardBeforeCommit,
-    /// Names: a new entry commits before the inode that it names.
-    EntryBeforeInode,
-    /// Names: a rename is two transactions.
-    RenameInTwo,
-    /// Orphans: a file without a name is recorded only when it is closed.
-    OrphanTooLate,
-    /// Orphans: ignored at mount.
-    OrphansNotProcessed,
-    /// Files: the size is stored before delayed data is allocated.
-    SizeBeforeData,
-    /// Files: growth exposes old data after the end in the last block.
-    StaleTail,
-    /// Orphans: an interrupted truncation of several transactions is taken for complete.
-    TruncationNotCompleted,
-    /// Attributes: freed blocks of a value inode are not revoked.
-    ValueNotRevoked,
-    /// Commit: a revoke block after the first holds one record only.
-    RevokeBlockCut,
-    /// Files: the page that a truncation zeroes partly is not written.
-    ShrunkPageForgotten,
-    /// Files: growth does not zero the rest of the last block, which has old data if a power cut
-    /// lost the zeroing of a truncation.
-    OldTailKept,
-    /// Files: data is written to a shifted range before the shift has committed.
-    ShiftNotCommitted,
-    /// Writeback: metadata is committed after submission of the data, not after its transfer.
-    WritebackNotAwaited,
-    /// Fsync: does only what fdatasync does.
-    FsyncAsFdatasync,
-    /// Fsync: fdatasync of a directory ignores changes of its entries.
-    DirectoryFdatasync,
-    /// Fsync: a directory whose inode did not change commits nothing.
-    DirectoryFsyncAlone,
-    /// Fsync: an overwrite is waited for, but not flushed.
-    OverwriteNotFlushed,
-    /// fbarrier and fdatabarrier do nothing.
-    BarrierIgnored,
-    /// Fast commit: no flush between data and the records that add its blocks.
-    FastCommitBeforeData,
-    /// Fast commit: files with an attribute block are logged.
-    FastCommitAttributeBlock,
-    /// Group: overwritten data is not flushed if nothing commits.
-    PartOverwriteNotFlushed,
-    /// Fast commit: the log wraps, where e2fsck does not look.
-    LogGoesRound,
-    /// Fast commit: the blocks stay in the device's cache.
-    FastCommitNotDurable,
-    /// Fast commit: the stream continues at its old position after a full commit.
-    FastCommitNotRestarted,
-    /// Fast commit: link counts of directories that are not checkpointed are ignored.
-    DirectoryCountNotHome,
-    /// Fast commit: the area is valid before its first block is written.
-    StreamMarkedEarly,
-    /// Fast commit: the full commit that ends the stream is written where recovery looks.
-    StreamEndNotHidden,
-    /// Fast commit: no flush between that commit and the superblock that makes it valid.
-    StreamEndNotFlushed,
-    /// Fast commit: older transactions are not checkpointed before that commit.
-    StreamEndBeforeHome,
-    /// Fast commit: the entry of a new file is not logged.
-    FastCommitNoName,
-    /// Fast commit: only mapped blocks of the changed range are logged.
-    FastCommitNoHoles,
-    /// Recovery: the transaction ID of fast commits is not checked.
-    FastCommitTidNotChecked,
-    /// Recovery: the log is marked clean before its fast commits are applied.
-    FastCommitMarkedClean,
-    /// Recovery: fast commits are applied in several transactions.
-    FastCommitInParts,
-    /// Partial commit: parts that share a handle are not included.
-    PartsNotClosed,
-    /// Partial commit: a shared block is logged with the entries of all parts.
-    EntriesOfAllParts,
-    /// Partial commit: entries are copied into a version older than the last committed one.
-    EntriesBeforeLastPart,
-    /// Partial commit: does not wait for ordered data.
-    PartDataNotAwaited,
-    /// Partial commit: the next commit has the same sequence in the log.
-    PartSequenceReused,
-    /// Partial commit: blocks freed by all parts are reused.
-    FreedOfAllParts,
-    /// i-journal: i-transactions are applied although their transaction has committed.
-    ItransactionDead,
-    /// i-journal: i-transactions are applied newest first.
-    ItransactionOrder,
-    /// i-journal: live i-transactions are overwritten.
-    ItransactionAreaReused,
-    /// i-journal: large overwritten data is not flushed.
-    ItransactionOverwriteNotFlushed,
-    /// i-journal: a new name of a file is not logged.
-    ItransactionLinkNotCommitted,
-    /// i-journal: a changed attribute block of a file is not logged.
-    ItransactionAttributesNotCommitted,
-    /// i-journal: an i-transaction stays in the device's cache.
-    ItransactionNotDurable,
-    /// i-journal: carried data is marked superseded before the newer data is flushed.
-    SupersededNotFlushed,
-    /// i-journal: other i-transactions depend on a new directory before its own is durable.
-    EntryLoggedTooEarly,
-    /// i-journal: an i-transaction refers to blocks whose data is not flushed.
-    ItransactionBeforeData,
-    /// i-journal: new parent directories of a file are not logged.
-    ItransactionNoParents,
-    /// i-journal: changed blocks of the extent tree are not logged.
-    ItransactionNoNodes,
-    /// i-journal: the removal of one name deletes a file with other names.
-    ItransactionNameTaken,
-    /// i-journal: the ijournal mark is not set before the first i-transaction.
-    ItransactionNoMark,
-    /// i-journal: recovery restores data that was overwritten since.
-    InlineDataStale,
-    /// i-journal: recovery does not write inline data.
-    InlineDataNotReplayed,
-    /// i-journal: a commit does not wait for deferred writes of carried data.
-    InlineDataNotCommitted,
-    /// i-journal: the start of a recovery is not recorded.
-    RecoveryNotMarked,
-    /// Dual: callbacks of the newest commit of a round are called before those of older ones.
-    LaterToldFirst,
-    /// Dual: callbacks are called when a commit is dispatched, so freed blocks are reused in flight.
-    ToldWhenDispatched,
-    /// Dual: a round publishes its commits before the flush.
-    ToldBeforeFlush,
-    /// Dual: a round retires commits that were dispatched after its flush began.
-    RoundJoinedLate,
-    /// Dual: a round retires commits whose commit blocks were written after its flush.
-    CommitBlockNotFlushed,
-    /// Dual: a round writes the commit blocks before it flushes the log blocks.
-    CommitBlockBeforeFlush,
-    /// Dual: the FUA of one commit of a round also retires those behind it.
-    FuaCoversLater,
-    /// Dual: a commit that settles drops newer frozen versions of its buffers.
-    NewerVersionDropped,
-    /// Dual: the versions of a round are queued for checkpoints newest first.
-    RetiredNewestFirst,
-    /// Dual: the failure of a commit is not told to those behind it.
-    LaterNotTold,
-    /// Dual: the commit block of a failed commit stays on the device.
-    FailedNotTakenBack,
-    /// Dual: the log restarts at its front while commits are in flight.
-    LogRestartsInFlight,
-    /// Dual: commits in flight are checkpointed.
-    CheckpointInFlight,
-    /// Dual: parts count as durable while their commit is in flight.
-    PartsToldInFlight,
-    /// Dual: only the data of the oldest commit of a round is waited for.
-    LaterDataNotAwaited,
+macro_rules! bugs {
+    ($($(#[$list_doc:meta])* $list:ident { $($(#[$doc:meta])* $name:ident,)* })*) => {
+        /// A mistake in the order of storage, in recovery, or of threads.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Bug {
+            $($($(#[$doc])* $name,)*)*
+        }
+
+        impl Bug {
+            $($(#[$list_doc])* pub const $list: &'static [Bug] = &[$(Bug::$name),*];)*
+        }
+    };
 }
 
-impl Bug {
-    /// All bugs.
-    pub const ALL: [Bug; 96] = [
-        Bug::BarrierNotReassigned,
-        Bug::CommitBeforeBlocks,
-        Bug::NoFlushBeforeCommit,
-        Bug::CommitNotDurable,
-        Bug::DataAfterCommit,
-        Bug::ToldBeforeLogged,
-        Bug::NoRevoke,
-        Bug::WrapOffByOne,
-        Bug::TailBeforeHome,
-        Bug::TailNotDurable,
-        Bug::RunningGoesHome,
-        Bug::RevokesIgnored,
-        Bug::EscapeNotUndone,
-        Bug::SequenceNotChecked,
-        Bug::ChecksumsNotVerified,
-        Bug::ReplayNotFlushed,
-        Bug::LastCommitIgnored,
-        Bug::SuperblockInTwoSectors,
-        Bug::LogNotAnnounced,
-        Bug::BlockReuse,
-        Bug::FreedTwice,
-        Bug::InodeReuse,
-        Bug::DiscardBeforeCommit,
-        Bug::EntryBeforeInode,
-        Bug::RenameInTwo,
-        Bug::OrphanTooLate,
-        Bug::OrphansNotProcessed,
-        Bug::SizeBeforeData,
-        Bug::StaleTail,
-        Bug::TruncationNotCompleted,
-        Bug::ValueNotRevoked,
-        Bug::RevokeBlockCut,
-        Bug::ShrunkPageForgotten,
-        Bug::OldTailKept,
-        Bug::ShiftNotCommitted,
-        Bug::WritebackNotAwaited,
-        Bug::FsyncAsFdatasync,
-        Bug::DirectoryFdatasync,
-        Bug::DirectoryFsyncAlone,
-        Bug::OverwriteNotFlushed,
-        Bug::BarrierIgnored,
-        Bug::FastCommitBeforeData,
-        Bug::LogGoesRound,
-        Bug::FastCommitAttributeBlock,
-        Bug::PartOverwriteNotFlushed,
-        Bug::FastCommitNotDurable,
-        Bug::FastCommitNotRestarted,
-        Bug::DirectoryCountNotHome,
-        Bug::StreamMarkedEarly,
-        Bug::StreamEndNotHidden,
-        Bug::StreamEndNotFlushed,
-        Bug::StreamEndBeforeHome,
-        Bug::FastCommitNoName,
-        Bug::FastCommitNoHoles,
-        Bug::FastCommitTidNotChecked,
-        Bug::FastCommitMarkedClean,
-        Bug::FastCommitInParts,
-        Bug::PartsNotClosed,
-        Bug::EntriesOfAllParts,
-        Bug::EntriesBeforeLastPart,
-        Bug::PartDataNotAwaited,
-        Bug::PartSequenceReused,
-        Bug::FreedOfAllParts,
-        Bug::ItransactionDead,
-        Bug::ItransactionOrder,
-        Bug::ItransactionAreaReused,
-        Bug::ItransactionOverwriteNotFlushed,
-        Bug::ItransactionLinkNotCommitted,
-        Bug::ItransactionAttributesNotCommitted,
-        Bug::ItransactionNotDurable,
-        Bug::SupersededNotFlushed,
-        Bug::EntryLoggedTooEarly,
-        Bug::ItransactionBeforeData,
-        Bug::ItransactionNoParents,
-        Bug::ItransactionNoNodes,
-        Bug::ItransactionNameTaken,
-        Bug::ItransactionNoMark,
-        Bug::InlineDataStale,
-        Bug::InlineDataNotReplayed,
-        Bug::InlineDataNotCommitted,
-        Bug::RecoveryNotMarked,
-        Bug::LaterToldFirst,
-        Bug::ToldWhenDispatched,
-        Bug::ToldBeforeFlush,
-        Bug::RoundJoinedLate,
-        Bug::CommitBlockNotFlushed,
-        Bug::CommitBlockBeforeFlush,
-        Bug::FuaCoversLater,
-        Bug::NewerVersionDropped,
-        Bug::RetiredNewestFirst,
-        Bug::LaterNotTold,
-        Bug::FailedNotTakenBack,
-        Bug::LogRestartsInFlight,
-        Bug::CheckpointInFlight,
-        Bug::PartsToldInFlight,
-        Bug::LaterDataNotAwaited,
-    ];
+bugs! {
+    /// Mistakes that an image after a power cut shows, or a single thread.
+    ALL {
+        /// Scheduler: the barrier of an epoch stays on the write that it was submitted with.
+        BarrierNotReassigned,
+        /// Commit: the commit block is written before the blocks that it commits.
+        CommitBeforeBlocks,
+        /// Commit: no flush between the blocks and the commit block.
+        NoFlushBeforeCommit,
+        /// Commit: the commit block stays in the device's cache; the only flush is before it.
+        CommitNotDurable,
+        /// Commit: does not wait for ordered data.
+        DataAfterCommit,
+        /// Commit: waiters and callbacks run before the log is written; freed blocks may be reused.
+        ToldBeforeLogged,
+        /// Commit: freed metadata blocks are not revoked.
+        NoRevoke,
+        /// Log: wraps to its second block.
+        WrapOffByOne,
+        /// Checkpoint: the tail moves without a flush of the home writes.
+        TailBeforeHome,
+        /// Checkpoint: log space is reused before the superblock with the new tail is durable.
+        TailNotDurable,
+        /// Checkpoint: writes contents of the running transaction.
+        RunningGoesHome,
+        /// Recovery: revoke records are ignored.
+        RevokesIgnored,
+        /// Recovery: the first word of an escaped block stays zero.
+        EscapeNotUndone,
+        /// Recovery: the transaction ID of blocks is not checked.
+        SequenceNotChecked,
+        /// Recovery: checksums of logged blocks are not verified.
+        ChecksumsNotVerified,
+        /// Recovery: the log is marked empty before the replayed blocks are durable.
+        ReplayNotFlushed,
+        /// Recovery: the newest transaction is not replayed.
+        LastCommitIgnored,
+        /// Superblock: a change also updates the checksum, which is in the second sector.
+        SuperblockInTwoSectors,
+        /// Mount: the superblock does not get `needs_recovery`.
+        LogNotAnnounced,
+        /// Allocator: freed blocks are reused before their transaction has committed.
+        BlockReuse,
+        /// Allocator: blocks are freed twice.
+        FreedTwice,
+        /// Allocator: an inode number is free as soon as the last name is removed, before the deletion.
+        InodeReuse,
+        /// Allocator: freed blocks are discarded before their transaction has committed.
+        DiscardBeforeCommit,
+        /// Names: a new entry commits before the inode that it names.
+        EntryBeforeInode,
+        /// Names: a rename is two transactions.
+        RenameInTwo,
+        /// Orphans: a file without a name is recorded only when it is closed.
+        OrphanTooLate,
+        /// Orphans: ignored at mount.
+        OrphansNotProcessed,
+        /// Files: the size is stored before delayed data is allocated.
+        SizeBeforeData,
+        /// Files: growth exposes old data after the end in the last block.
+        StaleTail,
+        /// Orphans: an interrupted truncation of several transactions is taken for complete.
+        TruncationNotCompleted,
+        /// Attributes: freed blocks of a value inode are not revoked.
+        ValueNotRevoked,
+        /// Commit: a revoke block after the first holds one record only.
+        RevokeBlockCut,
+        /// Files: the page that a truncation zeroes partly is not written.
+        ShrunkPageForgotten,
+        /// Files: growth does not zero the rest of the last block, which has old data if a power cut
+        /// lost the zeroing of a truncation.
+        OldTailKept,
+        /// Files: data is written to a shifted range before the shift has committed.
+        ShiftNotCommitted,
+        /// Writeback: metadata is committed after submission of the data, not after its transfer.
+        WritebackNotAwaited,
+        /// Fsync: does only what fdatasync does.
+        FsyncAsFdatasync,
+        /// Fsync: fdatasync of a directory ignores changes of its entries.
+        DirectoryFdatasync,
+        /// Fsync: a directory whose inode did not change commits nothing.
+        DirectoryFsyncAlone,
+        /// Fsync: an overwrite is waited for, but not flushed.
+        OverwriteNotFlushed,
+        /// fbarrier and fdatabarrier do nothing.
+        BarrierIgnored,
+        /// Fast commit: no flush between data and the records that add its blocks.
+        FastCommitBeforeData,
+        /// Fast commit: files with an attribute block are logged.
+        FastCommitAttributeBlock,
+        /// Group: overwritten data is not flushed if nothing commits.
+        PartOverwriteNotFlushed,
+        /// Fast commit: the log wraps, where e2fsck does not look.
+        LogGoesRound,
+        /// Fast commit: the blocks stay in the device's cache.
+        FastCommitNotDurable,
+        /// Fast commit: the stream continues at its old position after a full commit.
+        FastCommitNotRestarted,
+        /// Fast commit: link counts of directories that are not checkpointed are ignored.
+        DirectoryCountNotHome,
+        /// Fast commit: the area is valid before its first block is written.
+        StreamMarkedEarly,
+        /// Fast commit: the full commit that ends the stream is written where recovery looks.
+        StreamEndNotHidden,
+        /// Fast commit: no flush between that commit and the superblock that makes it valid.
+        StreamEndNotFlushed,
+        /// Fast commit: older transactions are not checkpointed before that commit.
+        StreamEndBeforeHome,
+        /// Fast commit: the entry of a new file is not logged.
+        FastCommitNoName,
+        /// Fast commit: only mapped blocks of the changed range are logged.
+        FastCommitNoHoles,
+        /// Recovery: the transaction ID of fast commits is not checked.
+        FastCommitTidNotChecked,
+        /// Recovery: the log is marked clean before its fast commits are applied.
+        FastCommitMarkedClean,
+        /// Recovery: fast commits are applied in several transactions.
+        FastCommitInParts,
+        /// Partial commit: parts that share a handle are not included.
+        PartsNotClosed,
+        /// Partial commit: a shared block is logged with the entries of all parts.
+        EntriesOfAllParts,
+        /// Partial commit: entries are copied into a version older than the last committed one.
+        EntriesBeforeLastPart,
+        /// Partial commit: does not wait for ordered data.
+        PartDataNotAwaited,
+        /// Partial commit: the next commit has the same sequence in the log.
+        PartSequenceReused,
+        /// Partial commit: blocks freed by all parts are reused.
+        FreedOfAllParts,
+        /// i-journal: i-transactions are applied although their transaction has committed.
+        ItransactionDead,
+        /// i-journal: i-transactions are applied newest first.
+        ItransactionOrder,
+        /// i-journal: live i-transactions are overwritten.
+        ItransactionAreaReused,
+        /// i-journal: large overwritten data is not flushed.
+        ItransactionOverwriteNotFlushed,
+        /// i-journal: a new name of a file is not logged.
+        ItransactionLinkNotCommitted,
+        /// i-journal: a changed attribute block of a file is not logged.
+        ItransactionAttributesNotCommitted,
+        /// i-journal: an i-transaction stays in the device's cache.
+        ItransactionNotDurable,
+        /// i-journal: carried data is marked superseded before the newer data is flushed.
+        SupersededNotFlushed,
+        /// i-journal: other i-transactions depend on a new directory before its own is durable.
+        EntryLoggedTooEarly,
+        /// i-journal: an i-transaction refers to blocks whose data is not flushed.
+        ItransactionBeforeData,
+        /// i-journal: new parent directories of a file are not logged.
+        ItransactionNoParents,
+        /// i-journal: changed blocks of the extent tree are not logged.
+        ItransactionNoNodes,
+        /// i-journal: the removal of one name deletes a file with other names.
+        ItransactionNameTaken,
+        /// i-journal: the ijournal mark is not set before the first i-transaction.
+        ItransactionNoMark,
+        /// i-journal: recovery restores data that was overwritten since.
+        InlineDataStale,
+        /// i-journal: recovery does not write inline data.
+        InlineDataNotReplayed,
+        /// i-journal: a commit does not wait for deferred writes of carried data.
+        InlineDataNotCommitted,
+        /// i-journal: the start of a recovery is not recorded.
+        RecoveryNotMarked,
+        /// Dual: callbacks of the newest commit of a round are called before those of older ones.
+        LaterToldFirst,
+        /// Dual: callbacks are called when a commit is dispatched, so freed blocks are reused in flight.
+        ToldWhenDispatched,
+        /// Dual: a round publishes its commits before the flush.
+        ToldBeforeFlush,
+        /// Dual: a round retires commits that were dispatched after its flush began.
+        RoundJoinedLate,
+        /// Dual: a round retires commits whose commit blocks were written after its flush.
+        CommitBlockNotFlushed,
+        /// Dual: a round writes the commit blocks before it flushes the log blocks.
+        CommitBlockBeforeFlush,
+        /// Dual: the FUA of one commit of a round also retires those behind it.
+        FuaCoversLater,
+        /// Dual: a commit that settles drops newer frozen versions of its buffers.
+        NewerVersionDropped,
+        /// Dual: the versions of a round are queued for checkpoints newest first.
+        RetiredNewestFirst,
+        /// Dual: the failure of a commit is not told to those behind it.
+        LaterNotTold,
+        /// Dual: the commit block of a failed commit stays on the device.
+        FailedNotTakenBack,
+        /// Dual: the log restarts at its front while commits are in flight.
+        LogRestartsInFlight,
+        /// Dual: commits in flight are checkpointed.
+        CheckpointInFlight,
+        /// Dual: parts count as durable while their commit is in flight.
+        PartsToldInFlight,
+        /// Dual: only the data of the oldest commit of a round is waited for.
+        LaterDataNotAwaited,
+    }
+    /// Mistakes that only an interleaving of threads shows; the model check of the journal finds
+    /// them.
+    RACES {
+        /// Roles: the settle lock is released without waking those that wait for it.
+        SettleLockWakesNobody,
+        /// Roles: a thread that found the settle lock taken sleeps without looking again, in which
+        /// time the lock may have become free.
+        SleepsWithoutLooking,
+        /// Roles: an attempt to take the settle lock releases that of another thread.
+        AttemptReleasesSettleLock,
+        /// Dispatch: the commit lock is released before the commit is marked as dispatched.
+        CommitLockReleasedEarly,
+        /// Dispatch: threads that wait for a commit are not woken when the log blocks of the one
+        /// before are durable.
+        FollowerNotWoken,
+        /// Dispatch: a commit is dispatched while another one has log blocks that no flush covers.
+        DispatchedUnflushed,
+        /// Roles: the settle lock is offered to a thread that waits for a commit which another
+        /// thread settles, and which goes on without it.
+        OfferLost,
+        /// Settle: a commit block is written, and its commit retires, before the one before it is
+        /// durable.
+        LastWriteOvertaken,
+        /// Settle: a commit is published before its callbacks have been called.
+        CommittedBeforeCallbacks,
+        /// Partial commit: one without contents is published before the commit in flight is durable.
+        NothingToldInFlight,
+        /// Handles: the last one to stop does not wake the commit that waits for it.
+        LastHandleWakesNobody,
+        /// Handles: one starts while a commit has locked the transaction.
+        HandleDuringFreeze,
+        /// Requests: a thread that has served one does not look at the queue again.
+        QueueNotLookedAt,
+        /// Errors: threads that wait to start a handle are not woken when the journal stops.
+        StopUnheard,
+    }
 }
 
 #[cfg(not(feature = "plant"))]

@@ -116,7 +116,7 @@ struct Pool {
 
 static POOL: Pool = Pool {
     classes: [const {
-        Mutex::new(
+        Mutex::process_wide(
             Rank::BufferPool,
             ClassList {
                 hot: VecDeque::new(),

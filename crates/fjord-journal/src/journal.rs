@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fjord_block::lock::{Condvar, Mutex};
+use fjord_block::lock::{Condvar, Mutex, point};
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt};
 use fjord_format::jbd2::Superblock;
 use fjord_format::types::{BlockNo, Tid};
@@ -127,6 +128,7 @@ impl Journal {
 
     /// Whether the transaction is durable.
     pub fn is_committed(&self, tid: Tid) -> bool {
+        point();
         // Acquire: a reader of the number also sees the effects of the commit.
         Tid(self.inner.committed.load(Ordering::Acquire)).at_least(tid)
     }
@@ -245,6 +247,7 @@ impl Journal {
 
     /// Errs once the journal stopped.
     pub(crate) fn check_running(&self) -> Result<()> {
+        point();
         self.inner.error.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
@@ -277,7 +280,9 @@ impl Journal {
             state.stopped_at = Some(sequence);
         }
         state.wake_waiters();
-        self.inner.unlocked.notify_all();
+        if !planted(Bug::StopUnheard) {
+            self.inner.unlocked.notify_all();
+        }
         self.inner.commit_lock_freed.notify_all();
         self.inner.ended.notify_all();
         self.inner.settle_lock_freed.notify_all();

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use fjord_block::lock::Rank;
+use fjord_block::lock::{Rank, thread_local};
 
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;

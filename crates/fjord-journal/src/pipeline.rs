@@ -237,6 +237,12 @@ impl Pipeline {
         self.slots.iter().filter(is_in_flight).map(|slot| &slot.commit)
     }
 
+    /// Commits whose callers have not been told, oldest first: those in flight, and those that
+    /// retire.
+    pub(crate) fn without_outcome(&self) -> impl Iterator<Item = &Arc<Commit>> {
+        self.all().filter(|commit| !commit.has_ended())
+    }
+
     /// Whether a commit in flight has log blocks that no flush has made durable yet.
     pub(crate) fn has_unflushed(&self) -> bool {
         self.slots.iter().any(|slot| slot.phase == Phase::Flushing && !slot.failed)
@@ -281,9 +287,9 @@ impl Pipeline {
         self.slots.is_empty()
     }
 
-    /// The newest partial commit in flight that has one of the parts.
+    /// The newest partial commit without an outcome that has one of the parts.
     pub(crate) fn generation_in_flight(&self, seeds: &[Part]) -> Option<u32> {
-        let with_parts = self.in_flight().filter(|commit| commit.has_any_part(seeds));
+        let with_parts = self.without_outcome().filter(|commit| commit.has_any_part(seeds));
         with_parts.last().map(|commit| commit.generation)
     }
 

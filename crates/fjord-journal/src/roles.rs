@@ -22,9 +22,11 @@
 
 use std::sync::Arc;
 
-use fjord_block::lock::{Held, Rank, Turn as LockTurn};
+use fjord_block::lock::{Held, MutexGuard, Rank, Turn as LockTurn};
+use fjord_block::plant::{Bug, planted};
 
 use crate::journal::Inner;
+use crate::pipeline::Commit;
 use crate::state::State;
 use crate::transaction::Running;
 use crate::waiters::Waiters;
@@ -39,7 +41,8 @@ impl Inner {
     /// with log blocks that no flush covers; the next transaction stays open meanwhile, so that later
     /// threads join it.
     pub(crate) fn may_dispatch(&self, state: &State) -> bool {
-        !state.roles.dispatching && (self.ordered || !state.pipeline.has_unflushed())
+        let has_unflushed = || state.pipeline.has_unflushed() && !planted(Bug::DispatchedUnflushed);
+        !state.roles.dispatching && (self.ordered || !has_unflushed())
     }
 
     /// Takes the commit lock if it is free, that many threads wait for a commit, and no handle is
@@ -74,6 +77,9 @@ impl Inner {
         let order = LockTurn::wait_for(Rank::SettleLock);
         let mut state = self.state.lock();
         while state.roles.settling {
+            if planted(Bug::SleepsWithoutLooking) {
+                MutexGuard::unlocked(&mut state, || ());
+            }
             self.settle_lock_freed.wait(&mut state);
         }
         state.roles.settling = true;
@@ -83,9 +89,23 @@ impl Inner {
     /// Takes the settle lock if it is free.
     pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
         let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
+        let lock =
+            || SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() };
+        if planted(Bug::AttemptReleasesSettleLock) {
+            return (!was_taken).then_some(lock());
+        }
         // Not `then_some`: a lock that is made and dropped would release that of another thread.
-        (!was_taken)
-            .then(|| SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() })
+        (!was_taken).then(lock)
+    }
+
+    /// Releases the commit lock; `settles_next` as in [`CommitLock::release_to_settle`].
+    pub(crate) fn release_commit_lock(&self, settles_next: bool) {
+        let mut state = self.state.lock();
+        state.roles.dispatching = false;
+        self.offer_commit_lock(&state);
+        if !settles_next {
+            self.offer_settle_lock(&state);
+        }
     }
 
     /// If the commit lock is free: offers it to one thread that waits to commit, and to all that wait
@@ -115,7 +135,9 @@ impl Inner {
         if state.running.as_ref().is_some_and(is_running) {
             self.offer_commit_lock(state);
         }
-        self.offer_settle_lock(state);
+        if !planted(Bug::OfferLost) {
+            self.offer_settle_lock(state);
+        }
     }
 
     /// If the settle lock is free: offers it to a thread that waits for it, else to one that waits for
@@ -124,7 +146,11 @@ impl Inner {
         if state.roles.settling || self.settle_lock_freed.notify_one() || !self.may_settle(state) {
             return;
         }
-        let can_settle = state.pipeline.in_flight().filter(|commit| commit.can_settle());
+        if !state.pipeline.can_settle() {
+            return;
+        }
+        let is_for_it = |commit: &&Arc<Commit>| commit.can_settle() || planted(Bug::OfferLost);
+        let can_settle = state.pipeline.in_flight().filter(is_for_it);
         can_settle.flat_map(|commit| &commit.waiters).any(|waiters| waiters.wake_one());
     }
 }
@@ -147,12 +173,7 @@ impl CommitLock<'_> {
 
 impl Drop for CommitLock<'_> {
     fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
-        state.roles.dispatching = false;
-        self.inner.offer_commit_lock(&state);
-        if !self.settles_next {
-            self.inner.offer_settle_lock(&state);
-        }
+        self.inner.release_commit_lock(self.settles_next);
     }
 }
 
@@ -166,6 +187,8 @@ impl Drop for SettleLock<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         state.roles.settling = false;
-        self.inner.offer_settle_lock(&state);
+        if !planted(Bug::SettleLockWakesNobody) {
+            self.inner.offer_settle_lock(&state);
+        }
     }
 }

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use super::primitive;
+use super::primitive::{self, thread_local};
 use super::rank::Rank;
 
 thread_local! {

@@ -10,7 +10,9 @@
 //!   taken again afterwards.
 //!
 //! [`Turn`] and [`Held`] give a rank to locks that are made by hand from a flag and a condition
-//! variable. Only `primitive` names the primitives.
+//! variable. Only `primitive` names the primitives, so that the feature `model` can put those of a
+//! model check in their place; what else depends on who runs goes through here too ([`thread_local`],
+//! [`pause`], [`point`]).
 
 mod condvar;
 #[cfg(debug_assertions)]
@@ -19,6 +21,10 @@ mod held;
 #[cfg(not(debug_assertions))]
 #[path = "unchecked.rs"]
 mod held;
+#[cfg(feature = "model")]
+pub mod model;
+#[cfg(feature = "model")]
+mod model_local;
 mod mutex;
 mod primitive;
 mod rank;
@@ -27,8 +33,10 @@ mod turn;
 
 pub use condvar::Condvar;
 pub use held::Held;
+#[cfg(feature = "model")]
+pub use model_local::LocalKey;
 pub use mutex::{Mutex, MutexGuard};
-pub use primitive::WaitTimeoutResult;
+pub use primitive::{WaitTimeoutResult, pause, point, thread_local};
 pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use turn::Turn;

@@ -19,6 +19,12 @@ impl<T> Mutex<T> {
         Mutex { tag: Tag::new(rank), inner: primitive::Mutex::new(value) }
     }
 
+    /// As [`Mutex::new`], for a lock of the whole process (a static): a model check, of which each run
+    /// begins anew, leaves it alone.
+    pub const fn process_wide(rank: Rank, value: T) -> Mutex<T> {
+        Mutex { tag: Tag::new(rank), inner: primitive::process_wide(value) }
+    }
+
     /// The value.
     pub fn into_inner(self) -> T {
         self.inner.into_inner()

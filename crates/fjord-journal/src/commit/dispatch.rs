@@ -72,6 +72,9 @@ impl Journal {
         let script = self.script(protocol, &batch, &commit, wants);
         match script.and_then(|script| self.run(script, &commit, batch.data)) {
             Ok(sent) => {
+                if planted(Bug::CommitLockReleasedEarly) {
+                    self.inner.release_commit_lock(false);
+                }
                 commit.dispatched(sent);
                 if self.inner.dual && planted(Bug::ToldWhenDispatched) {
                     call_all(commit.take_callbacks(), &Ok(()));

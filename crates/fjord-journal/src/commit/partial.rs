@@ -20,6 +20,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fjord_block::lock::pause;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
@@ -107,7 +108,7 @@ impl Journal {
             }
             if !self.commit_wanted(log, parts, wanted, tries_left > 0)? {
                 drop(lock);
-                std::thread::sleep(TRY_INTERVAL);
+                pause(TRY_INTERVAL);
                 tries_left -= 1;
             } else if self.inner.dual {
                 lock.release_to_settle();
@@ -224,10 +225,13 @@ impl Journal {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
             running.unlock();
+            if planted(Bug::NothingToldInFlight) {
+                running.generations_committed = locked.generation;
+            }
         }
         self.inner.unlocked.notify_all();
         let outcome = PartialCommit::Parts { log_blocks: 0 };
-        let commit = state.pipeline.in_flight().last().cloned();
+        let commit = state.pipeline.without_outcome().last().cloned();
         wanted.found = Some(Found { commit, outcome });
         wanted.nothing = Some((locked.transaction.tid, locked.generation));
     }

@@ -58,6 +58,9 @@ impl Journal {
 
     /// Calls the callbacks of a durable commit, then publishes it.
     pub(super) fn conclude(&self, commit: &Arc<Commit>) {
+        if let Some(tid) = commit.ends().filter(|_| planted(Bug::CommittedBeforeCallbacks)) {
+            self.inner.state.lock().committed = tid;
+        }
         call_all(commit.take_callbacks(), &Ok(()));
         self.count_commit(commit.began);
         let mut state = self.inner.state.lock();

@@ -169,7 +169,7 @@ impl Journal {
     fn await_predecessors(&self, commits: &[Dispatched]) {
         let Some((first, _)) = commits.first() else { return };
         let mut state = self.inner.state.lock();
-        while state.pipeline.has_open_before(first) {
+        while state.pipeline.has_open_before(first) && !planted(Bug::LastWriteOvertaken) {
             self.inner.ended.wait(&mut state);
         }
     }
@@ -319,7 +319,9 @@ impl Journal {
             Some(_) => None,
         };
         let Some(lock) = lock else {
-            self.inner.offer_commit_lock(&self.inner.state.lock());
+            if !planted(Bug::FollowerNotWoken) {
+                self.inner.offer_commit_lock(&self.inner.state.lock());
+            }
             return false;
         };
         let is_plain = matches!(self.protocol(), Protocol::Waits(_)) && !self.may_wrap();
