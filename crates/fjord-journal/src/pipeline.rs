@@ -239,10 +239,11 @@ impl Pipeline {
         self.slots.is_empty()
     }
 
-    /// The newest partial commit in flight that has one of the parts.
-    pub(crate) fn generation_in_flight(&self, seeds: &[Part]) -> Option<u32> {
-        let with_parts = self.in_flight().filter(|commit| commit.has_any_part(seeds));
-        with_parts.last().map(|commit| commit.generation)
+    /// The newest partial commit that has one of the parts and is not durable: in flight, or failed.
+    pub(crate) fn generation_not_durable(&self, seeds: &[Part]) -> Option<u32> {
+        let is_durable = |slot: &&Slot| slot.phase >= Phase::Committed;
+        let others = self.slots.iter().skip_while(is_durable).map(|slot| &slot.commit);
+        others.filter(|commit| commit.has_any_part(seeds)).last().map(|commit| commit.generation)
     }
 
     /// The partial commit of that number in transaction `tid`, or the next one, if it is in flight
