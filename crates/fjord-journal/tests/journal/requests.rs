@@ -119,8 +119,16 @@ impl Bench {
 
     /// Changes a block and asks for a commit of it, of all or of its part.
     fn request(&self, number: usize, told: &Told) {
-        let block = number % self.buffers.len();
-        let tid = self.change(block, number as u64);
+        self.ask(number, self.change(self.block_of(number), number as u64), told);
+    }
+
+    fn block_of(&self, number: usize) -> usize {
+        number % self.buffers.len()
+    }
+
+    /// Asks for a commit of the change of a request.
+    fn ask(&self, number: usize, tid: fjord_format::Tid, told: &Told) {
+        let block = self.block_of(number);
         let told = told.clone();
         let journal = self.journal.clone();
         if number.is_multiple_of(2) {
@@ -190,19 +198,23 @@ fn a_lone_request_is_served_by_its_caller() {
 fn stalled(pipeline: PipelineMode, fails: bool) {
     let bench = Bench::new(pipeline);
     let told = Told::new(REQUEST_COUNT);
-    let returned = AtomicUsize::new(0);
+    let (changed, returned) = (AtomicUsize::new(0), AtomicUsize::new(0));
     bench.gate.set_shut(true);
     std::thread::scope(|scope| {
-        let (bench, told, returned) = (&bench, &told, &returned);
+        let (bench, told, changed, returned) = (&bench, &told, &changed, &returned);
         for number in 0..REQUEST_COUNT {
             scope.spawn(move || {
-                bench.request(number, told);
+                let tid = bench.change(bench.block_of(number), number as u64);
+                changed.fetch_add(1, Ordering::SeqCst);
+                bench.ask(number, tid, told);
                 returned.fetch_add(1, Ordering::SeqCst);
             });
         }
         wait_until("all but a few return", || {
             returned.load(Ordering::SeqCst) >= REQUEST_COUNT - SERVERS_MAX
         });
+        // A journal that has stopped takes no change.
+        wait_until("every change", || changed.load(Ordering::SeqCst) == REQUEST_COUNT);
         bench.gate.wait_for_a_guest();
         assert!(bench.journal.waiting_requests() >= REQUEST_COUNT - SERVERS_MAX);
         assert_eq!(told.count(), 0);
