@@ -199,6 +199,8 @@ pub enum Bug {
     LogRestartsInFlight,
     /// Dual: commits in flight are checkpointed.
     CheckpointInFlight,
+    /// Dual: the tail moves past commits in flight.
+    TailPastInFlight,
     /// Dual: parts count as durable while their commit is in flight.
     PartsToldInFlight,
     /// Dual: only the data of the oldest commit of a round is waited for.
@@ -207,7 +209,7 @@ pub enum Bug {
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Bug; 96] = [
+    pub const ALL: [Bug; 97] = [
         Bug::BarrierNotReassigned,
         Bug::CommitBeforeBlocks,
         Bug::NoFlushBeforeCommit,
@@ -302,6 +304,7 @@ impl Bug {
         Bug::FailedNotTakenBack,
         Bug::LogRestartsInFlight,
         Bug::CheckpointInFlight,
+        Bug::TailPastInFlight,
         Bug::PartsToldInFlight,
         Bug::LaterDataNotAwaited,
     ];
