@@ -133,10 +133,7 @@ impl Rig {
         }
         assert_eq!(fs.read("/old").expect("the old file"), OLD, "{what}");
         fs.unmount().unwrap_or_else(|error| panic!("{what}: unmount: {error}"));
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let path = dir.path().join("image");
-        device.snapshot().write_to_file(&path).expect("the image is written");
-        if let Err(error) = fjord_testkit::image::e2fsck_clean(&path) {
+        if let Err(error) = fjord_testkit::image::e2fsck_clean_in_memory(&device.snapshot()) {
             panic!("{what}: e2fsck: {error:#}");
         }
     }
