@@ -214,6 +214,8 @@ bugs! {
         LogRestartsInFlight,
         /// Dual: commits in flight are checkpointed.
         CheckpointInFlight,
+        /// Dual: the tail moves past commits in flight.
+        TailPastInFlight,
         /// Dual: parts count as durable while their commit is in flight.
         PartsToldInFlight,
         /// Dual: only the data of the oldest commit of a round is waited for.

@@ -18,7 +18,7 @@ use crate::ticket::Ticket;
 pub struct QuasiAsyncWrites {
     /// Waiters change it before they lock `tickets`; submitters read it under that lock.
     waiter_count: AtomicU32,
-    /// A leaf lock, except for the device's own.
+    /// [`Ticket::promote`] takes the device's locks under it.
     tickets: Mutex<Vec<Ticket>>,
 }
 

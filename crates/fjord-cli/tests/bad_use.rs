@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use fjord::{Cred, Fs, MountOptions};
 use fjord_format::{
     geometry::Geometry,
     ijournal::AreaTable,
@@ -17,7 +16,8 @@ use fjord_format::{
     superblock::RawSuperblock,
 };
 use fjord_testkit::{
-    features,
+    dirty,
+    features::{self, image_to_mount},
     fjord_mount::{FjordMount, is_mounted},
     image::{self, KernelMount, Scratch},
     tools,
@@ -39,16 +39,6 @@ fn fjord() -> Command {
     command
 }
 
-/// A scratch directory with a default image and an empty directory to mount on.
-fn place(name: &str) -> Result<(Scratch, PathBuf, PathBuf)> {
-    let scratch = Scratch::new(name)?;
-    let img = scratch.join("image");
-    features::by_name("default").context("a set of the table")?.make(&img)?;
-    let dir = scratch.join("mnt");
-    fs::create_dir(&dir)?;
-    Ok((scratch, img, dir))
-}
-
 /// The command must end with this code and say all of these words.
 fn expect(output: &Output, code: i32, words: &[&str]) -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
@@ -68,7 +58,7 @@ fn mount(image: &Path, dir: &Path) -> Command {
 
 #[test]
 fn image_missing() -> Result<()> {
-    let (scratch, _, dir) = place("missing")?;
+    let (scratch, _, dir) = image_to_mount("missing")?;
     let absent = scratch.join("absent");
     expect(&mount(&absent, &dir).output()?, FAILURE, &["does not exist", "fjord mkfs"])?;
     for command in ["ls", "info", "recover", "journal", "tree"] {
@@ -79,7 +69,7 @@ fn image_missing() -> Result<()> {
 
 #[test]
 fn image_is_no_ext4() -> Result<()> {
-    let (scratch, _, dir) = place("noext4")?;
+    let (scratch, _, dir) = image_to_mount("noext4")?;
     let img = scratch.join("zeros");
     File::create(&img)?.set_len(16 << 20)?;
     expect(&mount(&img, &dir).output()?, FAILURE, &["not an ext2, ext3 or ext4", "mkfs"])?;
@@ -90,7 +80,7 @@ fn image_is_no_ext4() -> Result<()> {
 /// What is neither a file nor a block device is told at once: opening a pipe would wait for ever.
 #[test]
 fn image_is_a_pipe_or_a_socket_or_a_character_device() -> Result<()> {
-    let (scratch, _, dir) = place("pipe")?;
+    let (scratch, _, dir) = image_to_mount("pipe")?;
     let (pipe, socket) = (scratch.join("pipe"), scratch.join("socket"));
     rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -144,7 +134,7 @@ fn image_is_a_pipe_or_a_socket_or_a_character_device() -> Result<()> {
 /// The inode of the journal is gone, or another.
 #[test]
 fn journal_inode_is_unusable() -> Result<()> {
-    let (scratch, img, dir) = place("nojournal")?;
+    let (scratch, img, dir) = image_to_mount("nojournal")?;
     for (request, why) in [
         ("clri <8>", "inode 8 is not in use"),
         ("ssv journal_inum 11", "inode 11 is not a file"),
@@ -175,7 +165,7 @@ fn journal_inode_is_unusable() -> Result<()> {
 /// moment, and so does its loop device.
 #[test]
 fn a_detached_mount_is_waited_for() -> Result<()> {
-    let (_scratch, img, dir) = place("detached")?;
+    let (_scratch, img, dir) = image_to_mount("detached")?;
     for (next, seconds, code) in [("recover", "2", 0), ("mount", "2", 0), ("recover", "30", IN_USE)]
     {
         let mut mounted = FjordMount::with_program(&program(), &img, &[])?;
@@ -205,7 +195,7 @@ fn a_detached_mount_is_waited_for() -> Result<()> {
 
 #[test]
 fn image_too_small() -> Result<()> {
-    let (scratch, img, dir) = place("small")?;
+    let (scratch, img, dir) = image_to_mount("small")?;
     let tiny = scratch.join("tiny");
     fs::write(&tiny, b"tiny")?;
     expect(&mount(&tiny, &dir).output()?, FAILURE, &["too few", "mkfs"])?;
@@ -218,7 +208,7 @@ fn image_too_small() -> Result<()> {
 #[test]
 fn image_damaged_or_with_an_unknown_feature() -> Result<()> {
     use std::os::unix::fs::FileExt;
-    let (scratch, img, dir) = place("damaged")?;
+    let (scratch, img, dir) = image_to_mount("damaged")?;
     let copy = scratch.join("copy");
     fs::copy(&img, &copy)?;
     // A bit of the superblock's free count: the checksum no longer fits.
@@ -235,21 +225,14 @@ fn with_an_i_transaction(scratch: &Scratch) -> Result<PathBuf> {
     let (img, cut) = (scratch.join("areas"), scratch.join("cut"));
     let made = fjord().args(["mkfs", "-s", "64M", "--ijournal", "2x1M"]).arg(&img).output()?;
     expect(&made, 0, &[])?;
-    let options = MountOptions { background_threads: false, ..MountOptions::default() };
-    let open = Fs::open(&img, &options)?;
-    let file = open.root()?.create(b"synced", 0o644, &Cred::root())?;
-    file.write(0, b"what was synced")?;
-    file.fsync(false)?;
-    fs::copy(&img, &cut)?;
-    drop(file);
-    open.unmount()?;
+    dirty::fsync_into_area(&img, &cut)?;
     Ok(cut)
 }
 
 #[test]
 fn areas_that_are_damaged_can_be_given_up() -> Result<()> {
     use std::os::unix::fs::FileExt;
-    let (scratch, _, dir) = place("areas")?;
+    let (scratch, _, dir) = image_to_mount("areas")?;
     let cut = with_an_i_transaction(&scratch)?;
     let whole = scratch.join("whole");
     fs::copy(&cut, &whole)?;
@@ -282,7 +265,7 @@ fn areas_that_are_damaged_can_be_given_up() -> Result<()> {
 /// What recovery can read is never discarded, whatever is asked for.
 #[test]
 fn areas_that_are_sound_are_not_given_up() -> Result<()> {
-    let (scratch, _, _) = place("sound")?;
+    let (scratch, _, _) = image_to_mount("sound")?;
     let cut = with_an_i_transaction(&scratch)?;
     let copy = scratch.join("copy");
     fs::copy(&cut, &copy)?;
@@ -304,7 +287,7 @@ fn areas_that_are_sound_are_not_given_up() -> Result<()> {
 
 #[test]
 fn a_policy_that_the_image_is_not_made_for_is_refused() -> Result<()> {
-    let (_scratch, img, dir) = place("policy")?;
+    let (_scratch, img, dir) = image_to_mount("policy")?;
     for (policy, tune) in [("ijournal", "tune --ijournal"), ("fast-commit", "tune --fast-commit")] {
         let out = mount(&img, &dir).args(["--fsync", policy]).output()?;
         expect(&out, FAILURE, &[tune, "compound"])?;
@@ -314,7 +297,7 @@ fn a_policy_that_the_image_is_not_made_for_is_refused() -> Result<()> {
 
 #[test]
 fn already_mounted_by_fjord() -> Result<()> {
-    let (scratch, img, dir) = place("byfjord")?;
+    let (scratch, img, dir) = image_to_mount("byfjord")?;
     let mounted = FjordMount::with_program(&program(), &img, &[])?;
     let at = mounted.path().display().to_string();
     expect(&mount(&img, &dir).output()?, IN_USE, &["mounted by fjord", &at, "fjord umount"])?;
@@ -333,7 +316,7 @@ fn already_mounted_by_fjord() -> Result<()> {
 
 #[test]
 fn already_mounted_by_linux() -> Result<()> {
-    let (_scratch, img, dir) = place("bylinux")?;
+    let (_scratch, img, dir) = image_to_mount("bylinux")?;
     let kernel = KernelMount::new(&img, "")?;
     let at = kernel.path().display().to_string();
     expect(&mount(&img, &dir).output()?, IN_USE, &["mounted by Linux", &at, "umount"])?;
@@ -369,12 +352,12 @@ fn held_by_another_node() -> Result<()> {
 
 #[test]
 fn mountpoint_missing_or_not_a_directory_or_busy() -> Result<()> {
-    let (scratch, img, _) = place("mountpoint")?;
+    let (scratch, img, _) = image_to_mount("mountpoint")?;
     let before = fs::read(&img)?;
     expect(&mount(&img, &scratch.join("no")).output()?, FAILURE, &["does not exist", "mkdir"])?;
     expect(&mount(&img, &img).output()?, FAILURE, &["not a directory"])?;
     ensure!(fs::read(&img)? == before, "a mount that cannot be must not touch the image");
-    let (_other_scratch, other, _) = place("other")?;
+    let (_other_scratch, other, _) = image_to_mount("other")?;
     let mounted = FjordMount::with_program(&program(), &other, &[])?;
     expect(&mount(&img, mounted.path()).output()?, IN_USE, &["busy", "unmount it first"])?;
     mounted.unmount()
@@ -382,7 +365,7 @@ fn mountpoint_missing_or_not_a_directory_or_busy() -> Result<()> {
 
 #[test]
 fn umount_of_what_is_busy_or_no_mount() -> Result<()> {
-    let (scratch, img, dir) = place("umount")?;
+    let (scratch, img, dir) = image_to_mount("umount")?;
     expect(&fjord().arg("umount").arg(&dir).output()?, FAILURE, &["nothing is mounted"])?;
     expect(&fjord().arg("umount").arg("/proc").output()?, FAILURE, &["not of fjord"])?;
     let mounted = FjordMount::with_program(&program(), &img, &[])?;
@@ -397,7 +380,7 @@ fn umount_of_what_is_busy_or_no_mount() -> Result<()> {
 
 #[test]
 fn a_dead_mount_is_told_and_taken_down() -> Result<()> {
-    let (_scratch, img, dir) = place("dead")?;
+    let (_scratch, img, dir) = image_to_mount("dead")?;
     let mut mounted = FjordMount::with_program(&program(), &img, &[])?;
     let file = File::create(mounted.path().join("kept"))?;
     file.sync_all()?;
@@ -418,7 +401,7 @@ fn a_dead_mount_is_told_and_taken_down() -> Result<()> {
 
 #[test]
 fn no_dev_fuse() -> Result<()> {
-    let (_scratch, img, dir) = place("nodev")?;
+    let (_scratch, img, dir) = image_to_mount("nodev")?;
     // In a mount namespace of its own, where an empty directory covers /dev.
     let script = "mount -t tmpfs none /dev && exec \"$0\" mount \"$1\" \"$2\"";
     let out = Command::new("unshare")
@@ -436,7 +419,7 @@ fn no_dev_fuse() -> Result<()> {
 fn no_permission() -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     const NOBODY: u32 = 65534;
-    let (scratch, img, dir) = place("noperm")?;
+    let (scratch, img, dir) = image_to_mount("noperm")?;
     let mut everybody = fs::metadata(scratch.join("."))?.permissions();
     everybody.set_mode(0o755);
     fs::set_permissions(scratch.join("."), everybody)?;
@@ -455,7 +438,7 @@ fn no_permission() -> Result<()> {
 
 #[test]
 fn wrong_arguments() -> Result<()> {
-    let (_scratch, img, dir) = place("usage")?;
+    let (_scratch, img, dir) = image_to_mount("usage")?;
     for (list, word) in [("rw,frobnicate", "frobnicate"), ("blksize=3", "blksize=3")] {
         expect(&mount(&img, &dir).args(["-o", list]).output()?, USAGE, &[word])?;
     }
@@ -474,7 +457,7 @@ fn wrong_arguments() -> Result<()> {
 
 #[test]
 fn the_daemon_tells_its_failure() -> Result<()> {
-    let (scratch, img, dir) = place("daemon")?;
+    let (scratch, img, dir) = image_to_mount("daemon")?;
     let out = mount(&scratch.join("absent"), &dir).arg("--daemon").output()?;
     expect(&out, FAILURE, &["does not exist"])?;
     let out = mount(&img, &scratch.join("absent")).arg("--daemon").output()?;

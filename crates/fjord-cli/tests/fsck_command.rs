@@ -13,10 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use fjord::{Cred, Fs, MountOptions};
+use fjord::{Fs, MountOptions};
 use fjord_format::{features::Incompat, ijournal::AreaTable, superblock::RawSuperblock};
 use fjord_testkit::{
-    features,
+    dirty, features,
     fjord_mount::FjordMount,
     image::{self, KernelMount, Scratch},
     tools::{self, Output},
@@ -327,14 +327,7 @@ fn damaged_fsyncs_are_discarded_by_yes_only() -> Result<()> {
     let scratch = Scratch::new("fsck")?;
     let (img, cut) = (scratch.join("image"), scratch.join("cut"));
     make(&img)?;
-    let options = MountOptions { background_threads: false, ..MountOptions::default() };
-    let open = Fs::open(&img, &options)?;
-    let file = open.root()?.create(b"synced", 0o644, &Cred::root())?;
-    file.write(0, b"what was synced")?;
-    file.fsync(false)?;
-    fs::copy(&img, &cut)?;
-    drop(file);
-    open.unmount()?;
+    dirty::fsync_into_area(&img, &cut)?;
     let table = fs::read(&cut)?.chunks(1024).position(AreaTable::is_table).context("no table")?;
     File::options().write(true).open(&cut)?.write_all_at(&[0xff; 4], table as u64 * 1024)?;
     let before = fs::read(&cut)?;

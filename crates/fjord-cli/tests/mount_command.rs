@@ -9,14 +9,14 @@ use std::{
         fd::AsRawFd,
         unix::fs::{FileExt, MetadataExt, PermissionsExt},
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
-    features,
+    features::image_to_mount,
     fjord_mount::{FjordMount, is_mounted},
     image::{self, Scratch},
     tools::{self, Output},
@@ -31,17 +31,8 @@ fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_fjord"))
 }
 
-fn place(name: &str) -> Result<(Scratch, PathBuf, PathBuf)> {
-    let scratch = Scratch::new(name)?;
-    let img = scratch.join("image");
-    features::by_name("default").context("a set of the table")?.make(&img)?;
-    let dir = scratch.join("mnt");
-    fs::create_dir(&dir)?;
-    Ok((scratch, img, dir))
-}
-
 fn mounted(name: &str, args: &[&str], test: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let (_scratch, img, _) = place(name)?;
+    let (_scratch, img, _) = image_to_mount(name)?;
     let mount = FjordMount::with_program(program(), &img, args)?;
     test(mount.path())?;
     mount.unmount()?;
@@ -79,7 +70,7 @@ fn serve(img: &Path, dir: &Path) -> Result<Child> {
 
 #[test]
 fn daemon_and_umount_leave_a_clean_image() -> Result<()> {
-    let (_scratch, img, dir) = place("daemon")?;
+    let (_scratch, img, dir) = image_to_mount("daemon")?;
     run(Command::new(program()).args(["mount", "--daemon"]).arg(&img).arg(&dir))?;
     ensure!(is_mounted(&dir)?, "returned before it was mounted");
     fs::write(dir.join("a"), vec![1; 1 << 20])?;
@@ -95,7 +86,7 @@ fn daemon_and_umount_leave_a_clean_image() -> Result<()> {
 /// On a block device too the mount is `fuseblk`, and both ways to unmount it wait.
 #[test]
 fn block_devices_are_mounted_like_files() -> Result<()> {
-    let (_scratch, img, dir) = place("device")?;
+    let (_scratch, img, dir) = image_to_mount("device")?;
     let node = run(Command::new("losetup").args(["--find", "--show"]).arg(&img))?.stdout;
     let node = node.trim();
     let fjord = program().to_str().context("a path")?;
@@ -120,7 +111,7 @@ fn block_devices_are_mounted_like_files() -> Result<()> {
 
 #[test]
 fn plain_fuse_is_waited_for_too() -> Result<()> {
-    let (_scratch, img, dir) = place("plain")?;
+    let (_scratch, img, dir) = image_to_mount("plain")?;
     run(Command::new(program())
         .args(["mount", "--daemon", "-o", "nofuseblk"])
         .arg(&img)
@@ -210,7 +201,7 @@ fn a_signal_while_new_is_at_work_leaves_nothing() -> Result<()> {
 #[test]
 fn signals_unmount() -> Result<()> {
     for number in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        let (_scratch, img, dir) = place("signal")?;
+        let (_scratch, img, dir) = image_to_mount("signal")?;
         let mut child = serve(&img, &dir)?;
         fs::write(dir.join("a"), b"not fsynced")?;
         // A pipe that nobody reads is no reason to end.
@@ -227,7 +218,7 @@ fn signals_unmount() -> Result<()> {
 
 #[test]
 fn nohup_outlives_the_terminal() -> Result<()> {
-    let (_scratch, img, dir) = place("nohup")?;
+    let (_scratch, img, dir) = image_to_mount("nohup")?;
     let mut child = tools::command("nohup")?
         .arg(program())
         .arg("mount")
@@ -252,7 +243,7 @@ fn nohup_outlives_the_terminal() -> Result<()> {
 /// Whoever read the messages has gone (`fjord mount ... 2>&1 | head`): signals unmount all the same.
 #[test]
 fn messages_that_nobody_reads_are_no_obstacle() -> Result<()> {
-    let (_scratch, img, dir) = place("unread")?;
+    let (_scratch, img, dir) = image_to_mount("unread")?;
     let (reader, writer) = std::io::pipe()?;
     let mut child = Command::new(program())
         .args(["mount", "-o", "nofuseblk"])
@@ -284,7 +275,7 @@ fn messages_that_nobody_reads_are_no_obstacle() -> Result<()> {
 #[test]
 fn a_copy_of_the_mount_elsewhere_is_cut_loose() -> Result<()> {
     for options in ["fuseblk", "nofuseblk,writeback_cache"] {
-        let (_scratch, img, dir) = place("copy")?;
+        let (_scratch, img, dir) = image_to_mount("copy")?;
         let mut child = Command::new(program())
             .args(["mount", "-o", options])
             .arg(&img)
@@ -325,7 +316,7 @@ fn a_copy_of_the_mount_elsewhere_is_cut_loose() -> Result<()> {
 
 #[test]
 fn a_second_signal_cuts_a_busy_mount_loose_and_the_image_is_clean() -> Result<()> {
-    let (_scratch, img, dir) = place("busy")?;
+    let (_scratch, img, dir) = image_to_mount("busy")?;
     let mut child = serve(&img, &dir)?;
     let file = File::create(dir.join("a"))?;
     file.write_all_at(b"kept", 0)?;
@@ -344,7 +335,7 @@ fn a_second_signal_cuts_a_busy_mount_loose_and_the_image_is_clean() -> Result<()
 /// mount(8) finds helpers in fixed places, so the test runs what it would run.
 #[test]
 fn as_a_mount_helper() -> Result<()> {
-    let (scratch, img, dir) = place("helper")?;
+    let (scratch, img, dir) = image_to_mount("helper")?;
     let helper = scratch.join("mount.fuse.fjord");
     std::os::unix::fs::symlink(program(), &helper)?;
     run(Command::new(&helper).arg(&img).arg(&dir).args(["-o", "rw,noatime,nofail,x-a.b"]))?;
@@ -382,7 +373,7 @@ fn with_helper_installed(script: &str, img: &Path, dir: &Path) -> Result<Output>
 
 #[test]
 fn mount_8_by_type() -> Result<()> {
-    let (_scratch, img, dir) = place("mount8")?;
+    let (_scratch, img, dir) = image_to_mount("mount8")?;
     let script = "mount -t fuse.fjord $3 $4 -o noatime\ntouch $4/made\numount $4\n";
     with_helper_installed(script, &img, &dir)?;
     let ls = run(Command::new(program()).arg("ls").arg(&img))?;
@@ -395,7 +386,7 @@ fn mount_8_by_type() -> Result<()> {
 /// the entry, and `mount -a` knows a mount that is there.
 #[test]
 fn options_of_fstab_show_and_can_be_remounted() -> Result<()> {
-    let (_scratch, img, dir) = place("fstab")?;
+    let (_scratch, img, dir) = image_to_mount("fstab")?;
     let script = r#"
         shown() { grep " $1 fuseblk.fjord " /proc/mounts | cut -d" " -f4; }
         for options in noatime relatime strictatime nodiratime noatime,nodiratime; do
@@ -431,7 +422,7 @@ fn options_of_fstab_show_and_can_be_remounted() -> Result<()> {
 #[test]
 fn dirsync_makes_names_durable_at_once() -> Result<()> {
     for option in ["dirsync", "sync"] {
-        let (_scratch, img, _) = place("dirsync")?;
+        let (_scratch, img, _) = image_to_mount("dirsync")?;
         let mut mount = FjordMount::with_program(program(), &img, &["-o", option])?;
         let at = |name: &str| mount.path().join(name);
         fs::create_dir(at("made"))?;
@@ -539,7 +530,7 @@ fn nodiratime_keeps_those_of_directories() -> Result<()> {
 /// `mount -o remount` as the kernel does it, and as the helper does where there is one.
 #[test]
 fn remount_changes_what_it_can_and_names_the_rest() -> Result<()> {
-    let (scratch, img, dir) = place("remount")?;
+    let (scratch, img, dir) = image_to_mount("remount")?;
     let helper = scratch.join("mount.fuse.fjord");
     std::os::unix::fs::symlink(program(), &helper)?;
     let by_helper =
@@ -689,7 +680,7 @@ fn unnamed_files_flags_and_ioctls() -> Result<()> {
 
 #[test]
 fn shutdown_keeps_what_was_fsynced() -> Result<()> {
-    let (_scratch, img, dir) = place("shutdown")?;
+    let (_scratch, img, dir) = image_to_mount("shutdown")?;
     let mut child = serve(&img, &dir)?;
     let file = File::create(dir.join("kept"))?;
     file.write_all_at(b"kept", 0)?;

@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
-    image::{self, KernelMount, Scratch},
-    manifest::{Compare, Manifest},
+    image::{self, Scratch},
+    manifest::Compare,
     tools,
 };
 
@@ -57,14 +57,9 @@ fn make_tree(at: &Path) -> Result<()> {
 
 /// What Linux sees in the image must be the tree.
 fn same_for_linux(tree: &Path, img: &Path) -> Result<()> {
-    image::e2fsck_clean(img)?;
-    let mount = KernelMount::new(img, "ro")?;
-    let found = Manifest::from_directory(mount.path())?.without_lost_found();
-    mount.unmount()?;
-    let expected = Manifest::from_directory(tree)?.without_lost_found();
     // Reading the source moves its access times.
     let compare = Compare { atime: false, ..Compare::SAME_SCRIPT };
-    expected.diff(&found, &compare).ok("put in", "seen by Linux")
+    image::same_on_linux(tree, img, &compare)
 }
 
 fn tar(tree: &Path, to: &Path) -> Result<()> {

@@ -1,8 +1,8 @@
 //! `fjord resize`: images and mounts that grow, under load, killed, and what is refused. Needs root.
 
 use std::{
-    fs::{self, File, Permissions},
-    os::unix::fs::{FileExt, PermissionsExt},
+    fs::{self, File},
+    os::unix::fs::FileExt,
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -281,12 +281,7 @@ fn only_the_owner_and_root_may_ask() -> Result<()> {
     let image = scratch.join("image");
     make(&image, 64 * MIB)?;
     let mount = mounted(&image, &[])?;
-    fs::set_permissions(mount.path(), Permissions::from_mode(0o755))?;
-    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
-    let bin = scratch.join("fjord");
-    fs::copy(program(), &bin)?;
-    let mut nobody = tools::command("setpriv")?;
-    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&bin);
+    let mut nobody = in_use::as_nobody(&scratch, &mount)?;
     let said = tools::run(nobody.arg("resize").arg(mount.path()).arg("128M"))?;
     ensure!(said.code == Some(1) && said.stderr.contains("only root"), "{said:?}");
     ensure!(fs::metadata(&image)?.len() == 64 * MIB);

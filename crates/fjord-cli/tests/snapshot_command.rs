@@ -350,15 +350,10 @@ fn only_the_owner_and_root_may_ask() -> Result<()> {
     let image = scratch.join("image");
     make(&image, 64 << 20)?;
     let mount = mounted(&image, &[])?;
-    fs::set_permissions(mount.path(), Permissions::from_mode(0o755))?;
-    // Where others can get in, and run the program.
-    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
-    let (dir, bin) = (scratch.join("open"), scratch.join("fjord"));
+    let mut nobody = in_use::as_nobody(&scratch, &mount)?;
+    let dir = scratch.join("open");
     fs::create_dir(&dir)?;
     fs::set_permissions(&dir, Permissions::from_mode(0o777))?;
-    fs::copy(program(), &bin)?;
-    let mut nobody = tools::command("setpriv")?;
-    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&bin);
     let said = tools::run(nobody.arg("snapshot").arg(mount.path()).arg(dir.join("copy")))?;
     ensure!(said.code == Some(1) && said.stderr.contains("only root"), "{said:?}");
     ensure!(names(&dir)?.is_empty());

@@ -73,6 +73,11 @@ impl AclTag {
         }
     }
 
+    /// Sorts entries as in a list: by tag, those of users and of groups by ID.
+    pub fn sort_key(self) -> (u8, u32) {
+        (self.rank(), self.id().unwrap_or(0))
+    }
+
     /// Place of the tag in a valid list.
     fn rank(self) -> u8 {
         match self {

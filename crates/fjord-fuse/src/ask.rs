@@ -14,6 +14,16 @@ pub enum Asked {
     Resize,
 }
 
+impl Asked {
+    /// Its name, in messages of the server.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Asked::Snapshot => "snapshot",
+            Asked::Resize => "resize",
+        }
+    }
+}
+
 /// Why the server of a mount did not carry out an order.
 #[derive(Debug, Error)]
 pub enum AskError {

@@ -12,6 +12,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,6 +24,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::ask::{AskError, Asked};
+use crate::reply::Errno;
 
 /// Version of the protocol.
 const VERSION: u32 = 1;
@@ -69,18 +71,32 @@ impl Call {
         Ok(call)
     }
 
-    /// Whether the client has this version of the protocol.
-    pub(crate) fn is_known(&self) -> bool {
-        self.version == VERSION
+    /// Refuses a client with another version of the protocol.
+    pub(crate) fn check_version(&self) -> Result<(), Errno> {
+        if self.version == VERSION { Ok(()) } else { Err(Errno(libc::EINVAL)) }
     }
 
-    /// Secret that the server sends back.
-    pub(crate) fn secret(&self) -> &[u8; 16] {
-        &self.secret
+    /// Connects to an authorised client, and greets it in a thread of its own, which carries out the
+    /// order by `serve`.
+    pub(crate) fn serve(
+        &self,
+        asked: Asked,
+        serve: impl FnOnce(&OwnedFd) -> io::Result<()> + Send + 'static,
+    ) -> Result<(), Errno> {
+        let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+        let (socket, secret) = (self.connect().map_err(failed)?, self.secret);
+        let run = move || {
+            let greeted = send(&socket, &secret, SendFlags::NOSIGNAL).map_err(Into::into);
+            if let Err(error) = greeted.and_then(|_| serve(&socket)) {
+                tracing::warn!(%error, "cannot answer the client of a {}", asked.name());
+            }
+        };
+        let thread = thread::Builder::new().name(format!("fjord-{}", asked.name()));
+        thread.spawn(run).map(drop).map_err(failed)
     }
 
     /// A connection to the client. Does not block: the client may have filled its own queue.
-    pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
+    fn connect(&self) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         connect(&socket, &self.address()?)?;

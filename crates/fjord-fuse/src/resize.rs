@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use fjord::Fs;
 use fjord::resize::{NewSize, ResizeReport};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, recv};
 use serde::{Deserialize, Serialize};
 
 use crate::ask::{AskError, Asked};
@@ -74,23 +74,11 @@ pub fn ask(dir: &File, size: NewSize) -> Result<ResizeReport, AskError> {
 
 /// Begins to resize `fs` for an authorised caller.
 pub(crate) fn begin(fs: &Fs, call: &Call) -> Result<(), Errno> {
-    if !call.is_known() {
-        return Err(Errno(libc::EINVAL));
-    }
-    let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
-    let socket = call.connect().map_err(failed)?;
-    let (fs, secret) = (fs.clone(), *call.secret());
-    let serve = move || {
-        if let Err(error) = serve(&fs, &socket, &secret) {
-            tracing::warn!(%error, "cannot answer the client of a resize");
-        }
-    };
-    std::thread::Builder::new().name("fjord-resize".into()).spawn(serve).map_err(failed)?;
-    Ok(())
+    let fs = fs.clone();
+    call.serve(Asked::Resize, move |socket| serve(&fs, socket))
 }
 
-fn serve(fs: &Fs, socket: &OwnedFd, secret: &[u8; 16]) -> io::Result<()> {
-    send(socket, secret, SendFlags::NOSIGNAL)?;
+fn serve(fs: &Fs, socket: &OwnedFd) -> io::Result<()> {
     call::wait_readable(socket, Instant::now() + GREETING_TIME_MAX)?;
     let mut text = [0; MESSAGE_BYTES_MAX];
     let (len, _) = recv(socket, &mut text, RecvFlags::empty())?;

@@ -13,12 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fjord::{AreaLayout, CommitPipeline, Fs, FsyncPolicyKind, MountOptions, Scheduler};
-use fjord_block::{
-    AlignedBuf, Capabilities, Class, Completer, Device, DeviceExt, FaultAction, FaultDevice,
-    FaultMatch, FaultRule, IoOp, MemDevice, ReadTicket, Request, Ticket,
-};
+use fjord_block::MemDevice;
 use fjord_fuse::Server;
 use fjord_fuse::mount::{FuseOptions, MountError, MountHandle, MountKind};
+use fjord_testkit::gate_device::{Cache, GateDevice, is_durable};
 use parking_lot::{Mutex, MutexGuard};
 
 const FILE_COUNT: usize = 256;
@@ -31,87 +29,13 @@ const LONG: Duration = Duration::from_secs(30);
 /// Workers are counted by their name, so one mount at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A device that does not get to flushes and durable writes while it is shut.
-struct Gate {
-    device: FaultDevice,
-    state: Mutex<GateState>,
-}
-
-#[derive(Default)]
-struct GateState {
-    is_shut: bool,
-    held_up: Vec<(Request, Completer)>,
-}
-
-impl std::fmt::Debug for Gate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Gate").field(&self.device).finish()
-    }
-}
-
-impl Gate {
-    fn new(device: FaultDevice) -> Gate {
-        Gate { device, state: Mutex::default() }
-    }
-
-    fn shut(&self) {
-        self.state.lock().is_shut = true;
-    }
-
-    fn open(&self) {
-        let held_up = {
-            let mut state = self.state.lock();
-            state.is_shut = false;
-            std::mem::take(&mut state.held_up)
-        };
-        for (request, completer) in held_up {
-            completer.complete(self.device.submit_one(request).wait());
-        }
-    }
-
-    fn is_asked(&self) -> bool {
-        !self.state.lock().held_up.is_empty()
-    }
-
-    fn submit_one(&self, request: Request) -> Ticket {
-        let is_durable =
-            matches!(request, Request::Flush { .. } | Request::Write { fua: true, .. });
-        let mut state = self.state.lock();
-        if state.is_shut && is_durable {
-            let (ticket, completer) = Ticket::pending(None);
-            state.held_up.push((request, completer));
-            return ticket;
-        }
-        drop(state);
-        self.device.submit_one(request)
-    }
-}
-
-impl Device for Gate {
-    fn capabilities(&self) -> &Capabilities {
-        self.device.capabilities()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-        batch.into_iter().map(|request| Gate::submit_one(self, request)).collect()
-    }
-
-    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
-        self.device.submit_read(offset, bufs, class)
-    }
-}
-
 /// Opens the gate when it is dropped by a panic.
-struct Opens<'a>(&'a Gate);
+struct Opens<'a>(&'a GateDevice);
 
 impl Drop for Opens<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.open();
+            self.0.release_all();
         }
     }
 }
@@ -148,8 +72,7 @@ impl Setup {
 
 struct Mounted {
     dir: tempfile::TempDir,
-    gate: Arc<Gate>,
-    memory: Arc<MemDevice>,
+    gate: Arc<GateDevice>,
     fs: Option<Fs>,
     handle: MountHandle,
     server: Option<thread::JoinHandle<Result<(), fjord_fuse::ServeError>>>,
@@ -182,7 +105,7 @@ impl Mounted {
             fs.set_ijournal_areas(Some(AreaLayout { count: 2, area_bytes: 1 << 20 })).unwrap();
             fs.unmount().unwrap();
         }
-        let gate = Arc::new(Gate::new(FaultDevice::new(memory.clone())));
+        let gate = Arc::new(GateDevice::new(&memory.snapshot(), Cache::Volatile));
         let fs = Fs::open_device(gate.clone(), &options).unwrap();
         let mountpoint = dir.path().join("mnt");
         fs::create_dir(&mountpoint).unwrap();
@@ -194,7 +117,7 @@ impl Mounted {
         let server = Server::mount(&fs, &image, &mountpoint, &fuse).unwrap();
         let handle = server.handle();
         let server = Some(thread::spawn(move || server.run()));
-        Mounted { dir, gate, memory, fs: Some(fs), handle, server, _alone: alone }
+        Mounted { dir, gate, fs: Some(fs), handle, server, _alone: alone }
     }
 
     fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -219,9 +142,11 @@ impl Mounted {
     fn check(&mut self, content: impl Fn(usize) -> Vec<u8>) {
         self.fs = None;
         let image = self.dir.path().join("after");
-        self.memory.snapshot().write_to_file(&image).unwrap();
+        let left = self.gate.completed_image();
+        left.write_to_file(&image).unwrap();
         run(Command::new("e2fsck").args(["-fn"]).arg(&image));
-        let fs = Fs::open_device(self.memory.clone(), &MountOptions::default()).unwrap();
+        let fs = Fs::open_device(Arc::new(MemDevice::from_image(&left)), &MountOptions::default())
+            .unwrap();
         for number in 0..FILE_COUNT {
             assert_eq!(fs.read(format!("/file-{number}")).unwrap(), content(number), "{number}");
         }
@@ -231,7 +156,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        self.gate.open();
+        self.gate.release_all();
         if let Some(server) = self.server.take() {
             let _ = self.handle.unmount_or_cut(Duration::ZERO);
             let _ = server.join();
@@ -314,7 +239,7 @@ fn suspended(mounted: &Mounted, files: &[File], then: impl FnOnce()) -> Vec<std:
     let begun = AtomicUsize::new(0);
     // A fast commit has its worker wait for the transaction before: none is in flight then.
     mounted.fs.as_ref().unwrap().sync().unwrap();
-    mounted.gate.shut();
+    mounted.gate.hold(is_durable);
     thread::scope(|scope| {
         // The callers are waited for also if a check fails.
         let _opens = Opens(&mounted.gate);
@@ -331,7 +256,7 @@ fn suspended(mounted: &Mounted, files: &[File], then: impl FnOnce()) -> Vec<std:
             })
             .collect();
         wait_until("all callers are there", || begun.load(Ordering::SeqCst) == files.len());
-        wait_until("the device is asked", || mounted.gate.is_asked());
+        mounted.gate.wait_until_held();
         wait_until("the workers come to rest", || worker_count() <= WORKERS_AT_REST);
         // They do not only seem to.
         thread::sleep(Duration::from_millis(100));
@@ -355,7 +280,7 @@ fn suspended_fsyncs_hold_no_workers() {
             assert!(fs::metadata(mounted.path("absent")).is_err());
             other.write_all_at(b"written", 0).unwrap();
             assert!(matches!(mounted.handle.unmount(), Err(MountError::Busy(_))));
-            mounted.gate.open();
+            mounted.gate.release_all();
         });
         assert!(outcomes.iter().all(Result::is_ok), "{setup:?}: {outcomes:?}");
         drop((files, other));
@@ -376,7 +301,7 @@ fn a_cut_mount_ends_when_its_fsyncs_have() {
             assert!(!mounted.server.as_ref().unwrap().is_finished());
         });
         assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
-        mounted.gate.open();
+        mounted.gate.release_all();
         drop(files);
         mounted.server.take().unwrap().join().unwrap().unwrap();
         mounted.check(|number| page(number, 0));
@@ -391,14 +316,8 @@ fn a_failure_reaches_all_suspended_fsyncs() {
         let mut mounted = Mounted::new(setup);
         let files = mounted.files();
         let outcomes = suspended(&mounted, &files, || {
-            mounted.gate.device.faults().add(FaultRule {
-                matches: FaultMatch { op: Some(IoOp::Flush), range: None },
-                skip_count: 0,
-                hit_count_max: u64::MAX,
-                action: FaultAction::Fail(libc::EIO),
-            });
-            mounted.gate.device.faults().fail_range(Some(IoOp::Write), 0..64 << 20, libc::EIO);
-            mounted.gate.open();
+            mounted.gate.fail_all();
+            mounted.gate.release_all();
         });
         for (number, outcome) in outcomes.iter().enumerate() {
             let errno = outcome.as_ref().unwrap_err().raw_os_error();
@@ -428,7 +347,7 @@ fn a_killed_caller_leaves_the_others_alone() {
             assert!(victim.try_wait().unwrap().is_none(), "it waits for its fsync");
             victim.kill().unwrap();
             thread::sleep(Duration::from_millis(20));
-            mounted.gate.open();
+            mounted.gate.release_all();
             assert_eq!(victim.wait().unwrap().signal(), Some(libc::SIGKILL));
         });
         assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");

@@ -287,10 +287,11 @@ impl Pipeline {
         self.slots.is_empty()
     }
 
-    /// The newest partial commit without an outcome that has one of the parts.
-    pub(crate) fn generation_in_flight(&self, seeds: &[Part]) -> Option<u32> {
-        let with_parts = self.without_outcome().filter(|commit| commit.has_any_part(seeds));
-        with_parts.last().map(|commit| commit.generation)
+    /// The newest partial commit that has one of the parts and is not durable, or whose callers have
+    /// not been told: in flight, retiring, or failed.
+    pub(crate) fn generation_not_durable(&self, seeds: &[Part]) -> Option<u32> {
+        let others = self.all().filter(|commit| !commit.is_settled());
+        others.filter(|commit| commit.has_any_part(seeds)).last().map(|commit| commit.generation)
     }
 
     /// The partial commit of that number in transaction `tid`, or the next one, until it is

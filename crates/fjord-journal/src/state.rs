@@ -8,7 +8,7 @@
 //! - transactions commit in order: no commit in flight is of a transaction that is committed;
 //! - the running transaction is the newest one.
 
-use fjord_block::plant::any_planted;
+use fjord_block::plant::{Bug, any_planted, planted};
 use fjord_format::types::Tid;
 
 use crate::log::Log;
@@ -78,6 +78,9 @@ impl State {
 
     /// The oldest sequence that recovery still needs and where it starts in the log.
     pub(crate) fn oldest_needed(&self) -> (Sequence, u32) {
+        if planted(Bug::TailPastInFlight) && !self.pipeline.has_checkpoints() {
+            return (self.next_sequence, self.head);
+        }
         let oldest = self.pipeline.oldest().map(|commit| (commit.sequence, commit.log_start));
         oldest.unwrap_or((self.logged.next(), self.head))
     }

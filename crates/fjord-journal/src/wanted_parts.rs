@@ -59,7 +59,7 @@ impl WantedParts {
 #[derive(Clone, Copy)]
 pub(crate) enum Need {
     Nothing,
-    /// Wait until the commits up to this generation are durable.
+    /// Wait until the commits up to this generation are durable, or have failed.
     InFlight(u32),
     /// The same; and do the last of them if no other thread does.
     Commit(u32),

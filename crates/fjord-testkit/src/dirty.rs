@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use fjord::{Cred, Fs, MountOptions};
 
 use crate::{
     image::{self, KernelMount, Scratch},
@@ -63,6 +64,20 @@ pub const RECIPES: &[Recipe] = &[
     recipe("ext3-1k", &["-t", "ext3", "-b", "1024"], "rw"),
     recipe("ext3-data-journal", &["-t", "ext3", "-b", "1024"], "data=journal"),
 ];
+
+/// Fsyncs the file `synced` in an image with ijournal areas, and leaves in `cut` what a kill after
+/// that leaves: the file is in an area of the journal alone.
+pub fn fsync_into_area(img: &Path, cut: &Path) -> Result<()> {
+    let options = MountOptions { background_threads: false, ..MountOptions::default() };
+    let fs = Fs::open(img, &options)?;
+    let file = fs.root()?.create(b"synced", 0o644, &Cred::root())?;
+    file.write(0, b"what was synced")?;
+    file.fsync(false)?;
+    std::fs::copy(img, cut)?;
+    drop(file);
+    fs.unmount()?;
+    Ok(())
+}
 
 /// Makes dirty images of a recipe in `dir`: some copied between operations, one left by a shutdown
 /// in the middle of operations.

@@ -3,9 +3,13 @@
 //! Invariant: each set states which feature it is about in full, so that a set means the same
 //! under every mke2fs.conf.
 
-use std::{collections::HashMap, path::Path, sync::Mutex};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::{
     image::{self, Scratch},
@@ -82,6 +86,15 @@ pub const FEATURE_SETS: &[FeatureSet] = &[
         &["-t", "ext4", "-b", "1024", "-I", "512", "-O", "inline_data,ea_inode"],
     ),
 ];
+
+/// A scratch directory, an image of the set `default` in it, and an empty directory to mount that on.
+pub fn image_to_mount(name: &str) -> Result<(Scratch, PathBuf, PathBuf)> {
+    let scratch = Scratch::new(name)?;
+    let (image, dir) = (scratch.join("image"), scratch.join("mnt"));
+    by_name("default").context("a set of the table")?.make(&image)?;
+    std::fs::create_dir(&dir)?;
+    Ok((scratch, image, dir))
+}
 
 /// The set with this name, if there is one.
 pub fn by_name(name: &str) -> Option<&'static FeatureSet> {

@@ -1,4 +1,4 @@
-//! A device in memory whose answers a test holds back, and of whose requests one fails.
+//! A device in memory whose answers a test holds back, and whose requests fail as the test asks.
 //!
 //! Owns [`GateDevice`]: a thread that runs requests one at a time, in the order of submission, except
 //! those that are held back; the contents that a power cut may leave; and a record of all requests.
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fjord_block::{
     AlignedBuf, Capabilities, Class, Completer, Device, DeviceExt, IoError, MemDevice, MemImage,
@@ -20,6 +20,9 @@ use fjord_block::{
 };
 
 use crate::rng::Rng;
+
+/// Time within which a request that must come has come.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a device keeps in a power cut, and in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +68,20 @@ struct State {
     hold: Option<Hold>,
     /// Time that each flush takes.
     delay: Duration,
-    /// Number of the request to fail.
-    fails: Option<u64>,
+    fails: Fails,
     flush_has_failed: bool,
     records: Vec<Record>,
     is_closed: bool,
+}
+
+/// Which requests fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fails {
+    Never,
+    /// That of this number in the workload.
+    Number(u64),
+    NextWrite,
+    Always,
 }
 
 struct Change {
@@ -120,7 +132,7 @@ impl GateDevice {
             queue: VecDeque::new(),
             hold: None,
             delay: Duration::ZERO,
-            fails: None,
+            fails: Fails::Never,
             flush_has_failed: false,
             records: Vec::new(),
             is_closed: false,
@@ -136,26 +148,55 @@ impl GateDevice {
     /// Nothing may be in flight.
     pub fn start_workload(&self, fails: Option<u64>, delay: Duration) {
         let mut state = self.shared.lock();
-        (state.fails, state.delay) = (fails, delay);
+        (state.fails, state.delay) = (fails.map_or(Fails::Never, Fails::Number), delay);
         state.records.clear();
     }
 
+    /// The next write that runs fails.
+    pub fn fail_next_write(&self) {
+        self.shared.lock().fails = Fails::NextWrite;
+    }
+
+    /// Every request fails that has not run, and every later one.
+    pub fn fail_all(&self) {
+        self.shared.lock().fails = Fails::Always;
+    }
+
     /// Holds back the requests that `hold` selects, queued ones among them, until
-    /// [`GateDevice::release`].
+    /// [`GateDevice::release_all`].
     pub fn hold(&self, hold: impl Fn(&Request) -> bool + Send + 'static) {
         self.shared.lock().hold = Some(Box::new(hold));
     }
 
-    /// Lets all requests run.
-    pub fn release(&self) {
+    /// Lets all requests run. (Not `release`: of an `Arc` that is [`Device::release`].)
+    pub fn release_all(&self) {
         self.shared.lock().hold = None;
         self.shared.moved.notify_all();
+    }
+
+    /// The requests that are held back, in the order of submission.
+    pub fn held(&self) -> Vec<Request> {
+        let state = self.shared.lock();
+        let held = state.queue.iter().filter(|queued| state.is_held(queued));
+        held.map(|queued| queued.request.clone()).collect()
     }
 
     /// Number of requests that are held back.
     pub fn held_count(&self) -> usize {
         let state = self.shared.lock();
         state.queue.iter().filter(|queued| state.is_held(queued)).count()
+    }
+
+    /// Waits until a request is held back.
+    ///
+    /// # Panics
+    /// If none is within [`PATIENCE`].
+    pub fn wait_until_held(&self) {
+        let began = Instant::now();
+        while self.held_count() == 0 {
+            assert!(began.elapsed() < PATIENCE, "no request is held back within {PATIENCE:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The requests of the workload, in the order of submission.
@@ -223,7 +264,7 @@ impl Shared {
 
     fn execute(&self, state: &mut State, queued: &Queued) -> Result<(), IoError> {
         let (op, offset, len) = queued.request.extent();
-        let fails = state.fails == Some(queued.index as u64);
+        let fails = state.fails_now(queued);
         let is_flush = matches!(queued.request, Request::Flush { .. });
         let now = state.ran_count;
         state.ran_count += 1;
@@ -269,6 +310,22 @@ impl State {
         self.hold.as_ref().is_some_and(|hold| hold(&queued.request))
     }
 
+    /// Whether a request fails that runs now.
+    fn fails_now(&mut self, queued: &Queued) -> bool {
+        match self.fails {
+            Fails::Never => false,
+            Fails::Number(number) => number == queued.index as u64,
+            Fails::NextWrite => {
+                let is_write = matches!(queued.request, Request::Write { .. });
+                if is_write {
+                    self.fails = Fails::Never;
+                }
+                is_write
+            }
+            Fails::Always => true,
+        }
+    }
+
     fn flush(&mut self, completed_before: u64, now: u64) {
         let durable = &self.durable;
         let covered = self.cached.extract_if(.., |change| change.number < completed_before);
@@ -286,6 +343,11 @@ fn apply(device: &MemDevice, request: &Request) {
     // The device in memory refuses requests beyond its end only, which its owner has checked.
     let done = device.submit_one(request.clone()).wait();
     assert!(done.is_ok(), "the device in memory refuses {:?}: {done:?}", request.extent());
+}
+
+/// Whether a request makes something durable: a flush, or a write with FUA.
+pub fn is_durable(request: &Request) -> bool {
+    matches!(request, Request::Flush { .. } | Request::Write { fua: true, .. })
 }
 
 /// Whether a write keeps an epoch apart from the next one: log blocks and commit blocks do.

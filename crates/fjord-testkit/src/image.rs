@@ -11,8 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use fjord_block::MemImage;
 use rustix::fs::SeekFrom;
 
+use crate::manifest::{Compare, Manifest};
 use crate::tools::{self, Output, run};
 
 /// A temporary directory below `FJORD_SCRATCH` or the system's, removed when dropped.
@@ -193,6 +195,24 @@ pub fn unmount(dir: &Path) -> Result<()> {
 /// Runs `e2fsck -fn` and fails unless it finds nothing at all; returns what it said.
 pub fn e2fsck_clean(image: &Path) -> Result<Output> {
     run(tools::command("e2fsck")?.arg("-fn").arg(image))?.ok()
+}
+
+/// As [`e2fsck_clean`], for an image in memory.
+pub fn e2fsck_clean_in_memory(image: &MemImage) -> Result<()> {
+    let scratch = Scratch::in_memory("e2fsck")?;
+    let path = scratch.join("image");
+    image.write_to_file(&path)?;
+    e2fsck_clean(&path).map(drop)
+}
+
+/// Has e2fsck find nothing in an image, and Linux the tree below `source` in it.
+pub fn same_on_linux(source: &Path, image: &Path, compare: &Compare) -> Result<()> {
+    e2fsck_clean(image)?;
+    let mount = KernelMount::new(image, "ro")?;
+    let found = Manifest::from_directory(mount.path())?.without_lost_found();
+    mount.unmount()?;
+    let expected = Manifest::from_directory(source)?.without_lost_found();
+    expected.diff(&found, compare).ok("put in", "seen by Linux")
 }
 
 /// Runs `e2fsck -fy`, which replays the journal and repairs; fails when errors are left.

@@ -1,6 +1,7 @@
 //! Test support for fjord: what the tests of several crates share.
 //!
 //! - [`tools`]: the machine's programs, and what happens when one is missing.
+//! - [`shell`]: the same for tests that panic.
 //! - [`features`]: the mke2fs feature sets that interoperation is shown for.
 //! - [`image`]: scratch directories, sparse copies, kernel mounts, e2fsck and debugfs.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
@@ -8,7 +9,7 @@
 //! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
 //! - [`fast_commits`]: images with fast commits, left by the kernel.
-//! - [`gate_device`]: a device whose answers a test holds back, and of whose requests one fails.
+//! - [`gate_device`]: a device whose answers a test holds back, and whose requests fail.
 //! - [`hostile`]: damaged images and what the engine does with them.
 //! - [`programs`]: SQLite and the usual ways of making files durable, killed and judged.
 //! - [`numbered`]: writers whose fsyncs a copy of one moment must hold.
@@ -33,6 +34,7 @@ pub mod programs;
 pub mod promise;
 pub mod rng;
 pub mod script;
+pub mod shell;
 pub mod side_by_side;
 pub mod stress;
 pub mod tools;

@@ -625,15 +625,7 @@ impl<'a> Builder<'a> {
             AclEntry { tag, perm: entry.perm }
         };
         let mut entries: Vec<AclEntry> = list.entries().iter().map(map).collect();
-        let key = |entry: &AclEntry| match entry.tag {
-            AclTag::UserObj => (0, 0),
-            AclTag::User(id) => (1, id),
-            AclTag::GroupObj => (2, 0),
-            AclTag::Group(id) => (3, id),
-            AclTag::Mask => (4, 0),
-            AclTag::Other => (5, 0),
-        };
-        entries.sort_by_key(key);
+        entries.sort_by_key(|entry| entry.tag.sort_key());
         // Of two that have become one, nobody gets the rights of both.
         entries.dedup_by(|later, first| {
             let is_same = later.tag == first.tag;

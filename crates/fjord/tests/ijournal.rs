@@ -8,11 +8,8 @@ use std::time::Duration;
 use fjord::{
     AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, RenameFlags, Scheduler, SetAttr,
 };
-use fjord_block::{
-    AlignedBuf, Capabilities, Class, Completer, Device, DeviceExt, FaultDevice, MemDevice,
-    MemImage, ReadTicket, Request, Ticket,
-};
-use parking_lot::{Condvar, Mutex};
+use fjord_block::{Device, DeviceExt, FaultDevice, MemDevice, MemImage, Request};
+use fjord_testkit::gate_device::{Cache, GateDevice};
 
 /// Longer than anything here takes, unless it waits for what never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -257,7 +254,7 @@ fn what_was_fsynced_is_there_after_a_crash() {
 }
 
 /// What a process leaves that is killed: what was written is there, nothing more comes. Recovered.
-fn after_a_kill(device: &Arc<FaultDevice>) -> (Arc<MemDevice>, Fs) {
+fn after_a_kill(device: &dyn Device) -> (Arc<MemDevice>, Fs) {
     let dead = MemDevice::new(IMAGE_BYTES as u64);
     let mut bytes = vec![0; IMAGE_BYTES];
     device.read_exact_at(0, &mut bytes).expect("read");
@@ -281,26 +278,24 @@ fn is_clean_for_e2fsck(image: &MemDevice) {
 #[test]
 fn a_new_directory_may_commit_behind_the_i_transaction_with_it() {
     for features in ["", "inline_data"] {
-        let inner = logged(&image_with(features, areas(2, 1 << 20)));
-        let state = Mutex::default();
-        let gate = Arc::new(Gate { inner: inner.clone(), state, changed: Condvar::new() });
+        let gate = gate(&image_with(features, areas(2, 1 << 20)));
         let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
         let root = fs.root().expect("a root");
         let dir = root.mkdir(b"d", 0o750, &Cred::root()).expect("a directory");
         dir.create(b"first", 0o644, &Cred::root()).expect("a file");
-        gate.close();
+        close(&gate);
         std::thread::scope(|scope| {
             let commit = scope.spawn(|| fs.sync());
-            gate.wait_until_one_is_held();
+            gate.wait_until_held();
             let kept = dir.create(b"kept", 0o644, &Cred::root()).expect("a file");
             kept.write(0, &[7; 500]).expect("written");
             dir.create(b"lost", 0o644, &Cred::root()).expect("a file");
             kept.fsync(false).expect("durable");
-            gate.open();
+            gate.release_all();
             commit.join().expect("no panic").expect("committed");
         });
         assert_eq!(fallbacks(&fs), []);
-        let (dead, found) = after_a_kill(&inner);
+        let (dead, found) = after_a_kill(&*gate);
         assert!(found.read("/d/kept").expect("there") == [7; 500], "{features}");
         assert!(found.try_exists("/d/first").expect("looked up"), "{features}");
         assert!(!found.try_exists("/d/lost").expect("looked up"), "{features}");
@@ -310,79 +305,13 @@ fn a_new_directory_may_commit_behind_the_i_transaction_with_it() {
     }
 }
 
-/// A device whose flushes wait at a gate.
-#[derive(Debug)]
-struct Gate {
-    inner: Arc<FaultDevice>,
-    state: Mutex<GateState>,
-    changed: Condvar,
+/// A device with a cache, whose flushes a test can hold back.
+fn gate(image: &MemImage) -> Arc<GateDevice> {
+    Arc::new(GateDevice::new(image, Cache::Volatile))
 }
 
-#[derive(Default)]
-struct GateState {
-    closed: bool,
-    held: Vec<Completer>,
-}
-
-impl std::fmt::Debug for GateState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "closed: {}, {} held", self.closed, self.held.len())
-    }
-}
-
-impl Gate {
-    fn close(&self) {
-        self.state.lock().closed = true;
-    }
-
-    fn wait_until_one_is_held(&self) {
-        let mut state = self.state.lock();
-        while state.held.is_empty() {
-            let late = self.changed.wait_for(&mut state, PATIENCE).timed_out();
-            assert!(!late, "no flush came");
-        }
-    }
-
-    fn open(&self) {
-        let held = {
-            let mut state = self.state.lock();
-            state.closed = false;
-            std::mem::take(&mut state.held)
-        };
-        for completer in held {
-            let ticket = self.inner.submit(vec![Request::flush()]).remove(0);
-            completer.complete(ticket.wait());
-        }
-    }
-}
-
-impl Device for Gate {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-
-    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-        let hold = |request: &Request| {
-            let mut state = self.state.lock();
-            if !matches!(request, Request::Flush { .. }) || !state.closed {
-                return None;
-            }
-            let (ticket, completer) = Ticket::pending(None);
-            state.held.push(completer);
-            self.changed.notify_all();
-            Some(ticket)
-        };
-        let pass = |request| self.inner.submit(vec![request]).remove(0);
-        batch.into_iter().map(|request| hold(&request).unwrap_or_else(|| pass(request))).collect()
-    }
-
-    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
-        self.inner.submit_read(offset, bufs, class)
-    }
+fn close(gate: &GateDevice) {
+    gate.hold(|request| matches!(request, Request::Flush { .. }));
 }
 
 /// A commit is stuck in its flush. Fsyncs of files that it holds, and of others, in private and
@@ -391,8 +320,7 @@ impl Device for Gate {
 fn no_fsync_waits_for_a_commit_under_way() {
     const THREADS: usize = 16;
     const FSYNCS: usize = 6;
-    let inner = logged(&image(areas(4, 1 << 20)));
-    let gate = Arc::new(Gate { inner, state: Mutex::default(), changed: Condvar::new() });
+    let gate = gate(&image(areas(4, 1 << 20)));
     let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
     let root = fs.root().expect("a root");
     let old: Vec<_> = (0..THREADS)
@@ -408,10 +336,10 @@ fn no_fsync_waits_for_a_commit_under_way() {
         .map(|number| root.mkdir(format!("shared{number}").as_bytes(), 0o755, &Cred::root()))
         .collect::<fjord::Result<_>>()
         .expect("directories");
-    gate.close();
+    close(&gate);
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| fs.sync());
-        gate.wait_until_one_is_held();
+        gate.wait_until_held();
         let (done, finished) = channel();
         for (number, old) in old.iter().enumerate() {
             let (root, done, shared) = (&root, done.clone(), &shared[number % shared.len()]);
@@ -447,7 +375,7 @@ fn no_fsync_waits_for_a_commit_under_way() {
         }
         let all = (0..THREADS).all(|_| finished.recv_timeout(PATIENCE).is_ok());
         let under_way = !commit.is_finished();
-        gate.open();
+        gate.release_all();
         assert!(all, "an fsync waits for the commit");
         assert!(under_way, "the commit was not held up");
         commit.join().expect("no panic").expect("committed");

@@ -5,7 +5,6 @@
 //! bounded; fdatasync is not taken in by somebody else's commit that had flushed before; a commit
 //! sends data that i-transactions carry ahead of its log blocks, and costs one flush.
 
-use std::collections::VecDeque;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,80 +12,20 @@ use std::time::{Duration, Instant};
 
 use fjord::{AreaLayout, Cred, Fs, FsyncPolicyKind, InodeRef, MountOptions, Scheduler, SetAttr};
 use fjord_block::{
-    AlignedBuf, Capabilities, Class, Completer, Device, FaultAction, FaultDevice, FaultMatch,
-    FaultRule, IoOp, MemDevice, MemImage, ReadTicket, Record, Request, Ticket,
+    FaultAction, FaultDevice, FaultMatch, FaultRule, IoOp, MemDevice, MemImage, Record, Request,
 };
-use parking_lot::Mutex;
+use fjord_testkit::gate_device::{Cache, GateDevice};
 
 /// How long something that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A device with a volatile cache that answers writes and flushes only while its gate is open.
-#[derive(Debug)]
-struct Gate {
-    memory: MemDevice,
-    capabilities: Capabilities,
-    closed: AtomicBool,
-    held: Mutex<VecDeque<Held>>,
+fn gate(image: &MemImage) -> Arc<GateDevice> {
+    Arc::new(GateDevice::new(image, Cache::Volatile))
 }
 
-struct Held(Request, Completer);
-
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.0.extent())
-    }
-}
-
-impl Gate {
-    fn new(image: &MemImage) -> Arc<Gate> {
-        let memory = MemDevice::from_image(image);
-        let capabilities =
-            Capabilities { volatile_cache: true, queue_depth: 8, ..memory.capabilities().clone() };
-        let (closed, held) = (AtomicBool::new(false), Mutex::default());
-        Arc::new(Gate { memory, capabilities, closed, held })
-    }
-
-    fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-    }
-
-    fn open(&self) {
-        self.closed.store(false, Ordering::SeqCst);
-        while let Some(Held(request, completer)) = { self.held.lock().pop_front() } {
-            completer.complete(self.memory.submit(vec![request])[0].wait());
-        }
-    }
-
-    fn held_count(&self) -> usize {
-        self.held.lock().len()
-    }
-}
-
-impl Device for Gate {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.memory.size_bytes()
-    }
-
-    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-        let submit = |request| {
-            if !self.closed.load(Ordering::SeqCst) {
-                return self.memory.submit(vec![request]).remove(0);
-            }
-            let (ticket, completer) = Ticket::pending(None);
-            self.held.lock().push_back(Held(request, completer));
-            ticket
-        };
-        batch.into_iter().map(submit).collect()
-    }
-
-    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
-        self.memory.submit_read(offset, bufs, class)
-    }
+/// Holds back all writes and flushes.
+fn close(gate: &GateDevice) {
+    gate.hold(|_| true);
 }
 
 fn image(args: &[&str]) -> MemImage {
@@ -117,14 +56,14 @@ fn create(fs: &Fs, name: &str) -> InodeRef {
 }
 
 /// Runs `act`, which must not need the gate to open; opens it if it does, and fails.
-fn without_waiting<T: Send>(gate: &Gate, what: &str, act: impl FnOnce() -> T + Send) -> T {
+fn without_waiting<T: Send>(gate: &GateDevice, what: &str, act: impl FnOnce() -> T + Send) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let began = Instant::now();
             while !done.load(Ordering::SeqCst) {
                 if began.elapsed() > PATIENCE {
-                    gate.open();
+                    gate.release_all();
                     return true;
                 }
                 std::thread::sleep(Duration::from_millis(2));
@@ -149,14 +88,14 @@ fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
 #[test]
 fn barriers_do_not_wait() {
     for args in [&[][..], &["-O", "^metadata_csum"]] {
-        let gate = Gate::new(&image(args));
+        let gate = gate(&image(args));
         let fs = Fs::open_device(gate.clone(), &options()).expect("open");
         let (file, other) = (create(&fs, "a"), create(&fs, "b"));
         file.write(0, &[1; 4096]).expect("write");
         file.fsync(false).expect("fsync");
         // Without checksums a commit waits for its log blocks; with them for nothing.
         let checksums = args.is_empty();
-        gate.close();
+        close(&gate);
         without_waiting(&gate, "fdatabarrier in place", || {
             for round in 0..20 {
                 file.write(0, &[round; 4096]).expect("write");
@@ -172,13 +111,13 @@ fn barriers_do_not_wait() {
             });
         }
         assert!(gate.held_count() > 0, "nothing was under way");
-        gate.open();
+        gate.release_all();
         other.fsync(false).expect("fsync");
         file.fsync(false).expect("fsync");
         let stats = fs.stats();
         assert_eq!(stats.barriers, if checksums { 26 } else { 20 });
         // What was promised now is there for the next user, who recovers.
-        let left = Arc::new(MemDevice::from_image(&gate.memory.snapshot()));
+        let left = Arc::new(MemDevice::from_image(&gate.completed_image()));
         let again = Fs::open_device(left, &options()).expect("recovery");
         assert_eq!(again.read("a").expect("a"), [19; 4096]);
         assert_eq!(again.read("b").expect("b").len(), if checksums { 6 * 4096 } else { 0 });
@@ -191,7 +130,7 @@ fn barriers_do_not_wait() {
 /// unmount.
 #[test]
 fn ordered_commits_are_finished() {
-    let gate = Gate::new(&image(&[]));
+    let gate = gate(&image(&[]));
     let fs = Fs::open_device(gate.clone(), &options()).expect("open");
     let file = create(&fs, "a");
     for round in 0..50_u64 {
@@ -201,14 +140,14 @@ fn ordered_commits_are_finished() {
     let commits = fs.stats().journal.commits;
     assert!(commits > 40, "{commits} of 50 commits are finished");
     fs.unmount().expect("unmount");
-    let left = Arc::new(MemDevice::from_image(&gate.memory.snapshot()));
+    let left = Arc::new(MemDevice::from_image(&gate.completed_image()));
     let again = Fs::open_device(left, &options()).expect("open");
     assert_eq!(again.read("a").expect("a").len(), 50 * 4096);
 }
 
 #[test]
 fn an_fsync_promotes_background_writes() {
-    let gate = Gate::new(&image(&[]));
+    let gate = gate(&image(&[]));
     let options = MountOptions {
         background_threads: true,
         writeback_interval: Duration::ZERO,
@@ -217,7 +156,7 @@ fn an_fsync_promotes_background_writes() {
     };
     let fs = Fs::open_device(gate.clone(), &options).expect("open");
     let file = create(&fs, "a");
-    gate.close();
+    close(&gate);
     file.write(0, &vec![3; 1 << 20]).expect("write");
     let scheduler = || fs.stats().scheduler.expect("there is a scheduler");
     wait_until("background writeback", || gate.held_count() > 0);
@@ -225,7 +164,7 @@ fn an_fsync_promotes_background_writes() {
     std::thread::scope(|scope| {
         let fsync = scope.spawn(|| file.fsync(false));
         wait_until("promotion", || scheduler().promoted_count > before);
-        gate.open();
+        gate.release_all();
         fsync.join().expect("no panic").expect("fsync");
     });
     fs.unmount().expect("unmount");
@@ -235,13 +174,13 @@ fn an_fsync_promotes_background_writes() {
 #[test]
 fn memory_under_way_is_bounded() {
     const CACHE_BYTES: u64 = 16 << 20;
-    let gate = Gate::new(&image(&[]));
+    let gate = gate(&image(&[]));
     let options = MountOptions { cache_size_bytes: CACHE_BYTES, ..options() };
     let fs = Fs::open_device(gate.clone(), &options).expect("open");
     let file = create(&fs, "a");
     file.write(0, &vec![1; 1 << 20]).expect("write");
     file.fsync(false).expect("fsync");
-    gate.close();
+    close(&gate);
     let stuck = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -261,7 +200,7 @@ fn memory_under_way_is_bounded() {
             }
         }
         assert!(!stuck.load(Ordering::SeqCst), "64 MiB are under way");
-        gate.open();
+        gate.release_all();
         writer.join().expect("no panic");
     });
     fs.unmount().expect("unmount");
@@ -281,7 +220,7 @@ fn writes_block(request: &Request, start: &[u8]) -> bool {
 fn a_commit_sends_carried_data_ahead_of_its_log() {
     const DESCRIPTOR: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 1];
     const COMMIT: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2];
-    let gate = Gate::new(&image(&[]));
+    let gate = gate(&image(&[]));
     let fs = Fs::open_device(gate.clone(), &options()).expect("open");
     let layout = AreaLayout { count: 2, area_bytes: 256 << 10 };
     fs.set_ijournal_areas(Some(layout)).expect("areas");
@@ -294,26 +233,23 @@ fn a_commit_sends_carried_data_ahead_of_its_log() {
     file.write(0, &[0xa5; 8192]).expect("write");
     file.fsync(false).expect("fsync");
     assert_eq!(fs.stats().fsync.policy, before + 1, "it went into an area");
-    gate.close();
+    close(&gate);
     without_waiting(&gate, "a commit", || {
         other.write(0, &[7; 4096]).expect("write");
         other.barrier(false).expect("fbarrier");
     });
-    let place = |start: &[u8]| {
-        let held = gate.held.lock();
-        held.iter().position(|Held(request, _)| writes_block(request, start))
-    };
+    let place = |start: &[u8]| gate.held().iter().position(|request| writes_block(request, start));
     // Another thread may be the one that dispatches.
     let deadline = Instant::now() + Duration::from_secs(10);
     while place(&DESCRIPTOR).is_none() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     let (data, log) = (place(&[0xa5; 64]), place(&DESCRIPTOR));
-    assert!(data.is_some() && data < log, "data {data:?}, log {log:?}: {:?}", gate.held.lock());
+    assert!(data.is_some() && data < log, "data {data:?}, log {log:?}");
     assert_eq!(place(&COMMIT), None, "the next epoch is on its way");
-    gate.open();
+    gate.release_all();
     other.fsync(false).expect("fsync");
-    let left = Arc::new(MemDevice::from_image(&gate.memory.snapshot()));
+    let left = Arc::new(MemDevice::from_image(&gate.completed_image()));
     let again = Fs::open_device(left, &options).expect("recovery");
     assert_eq!(again.read("a").expect("a"), [0xa5; 8192]);
     assert_eq!(again.read("b").expect("b"), [7; 4096]);

@@ -103,10 +103,8 @@ fn check(image: &MemImage, promises: &[(u64, Option<u64>)], options: &MountOptio
     }
     fs.unmount().expect("unmount");
     if judge {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let path = dir.path().join("image");
-        device.snapshot().write_to_file(&path).expect("the image is written");
-        fjord_testkit::image::e2fsck_clean(&path).expect("e2fsck finds nothing");
+        let left = device.snapshot();
+        fjord_testkit::image::e2fsck_clean_in_memory(&left).expect("e2fsck finds nothing");
     }
 }
 

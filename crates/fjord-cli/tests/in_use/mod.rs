@@ -1,6 +1,11 @@
 //! What the tests of commands on mounts in use share: the program, images, mounts under load.
 
-use std::{path::Path, process::Command};
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::Command,
+};
 
 use anyhow::{Result, ensure};
 use fjord::FsyncPolicyKind;
@@ -90,6 +95,19 @@ pub(crate) fn on_linux<T>(
     let checked = check(linux.path())?;
     linux.unmount()?;
     Ok(checked)
+}
+
+/// The program as a user who is not the one who mounted. The mount and the directory of the image are
+/// opened to everybody.
+pub(crate) fn as_nobody(scratch: &Scratch, mount: &FjordMount) -> Result<Command> {
+    for dir in [mount.path(), scratch.path()] {
+        fs::set_permissions(dir, Permissions::from_mode(0o755))?;
+    }
+    let bin = scratch.join("fjord");
+    fs::copy(program(), &bin)?;
+    let mut nobody = tools::command("setpriv")?;
+    nobody.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(bin);
+    Ok(nobody)
 }
 
 /// A place for the images of a test, and the options of a mount: with this policy, under each scheduler.

@@ -245,24 +245,29 @@ fn failed_not_taken_back() {
 
 const BLOCK_SIZE: usize = 1024;
 
-/// A journal alone, over a device with a volatile cache, whose order is kept.
-fn open_journal(inner: Arc<dyn Device>) -> (Arc<dyn Device>, Journal) {
-    const BLOCKS: u32 = 1024;
-    const START: u64 = 100;
-    let inner = FaultDevice::new(inner).claiming(|claimed| claimed.volatile_cache = true);
-    let device = Arc::new(EpochDevice::new(Arc::new(inner)));
-    let mut superblock = Superblock::new(BLOCK_SIZE as u32, BLOCKS, *b"0123456789abcdef");
+const LOG_BLOCKS: u32 = 1024;
+const LOG_START: u64 = 100;
+
+/// A new journal alone, over a device with a volatile cache, whose order is kept.
+fn open_journal(device: Arc<dyn Device>) -> (Arc<dyn Device>, Journal) {
+    let mut superblock = Superblock::new(BLOCK_SIZE as u32, LOG_BLOCKS, *b"0123456789abcdef");
     // Without checksums a commit waits for its log blocks.
     superblock.set_checksum_version(ChecksumVersion::V3);
     let mut block = Buf::zeroed(BLOCK_SIZE);
     block.make_mut()[..1024].copy_from_slice(&superblock.encode());
-    device.write_all_at(START * BLOCK_SIZE as u64, &block).expect("a log");
-    let extent = JournalExtent { logical: 0, start: BlockNo(START), len: BLOCKS };
+    device.write_all_at(LOG_START * BLOCK_SIZE as u64, &block).expect("a log");
+    open_journal_on(device).expect("it opens")
+}
+
+/// The journal that the device has, after recovery.
+fn open_journal_on(inner: Arc<dyn Device>) -> fjord_journal::Result<(Arc<dyn Device>, Journal)> {
+    let inner = FaultDevice::new(inner).claiming(|claimed| claimed.volatile_cache = true);
+    let device: Arc<dyn Device> = Arc::new(EpochDevice::new(Arc::new(inner)));
+    let extent = JournalExtent { logical: 0, start: BlockNo(LOG_START), len: LOG_BLOCKS };
     let map = JournalMap::new(vec![extent]).expect("a map");
     let options = JournalOptions { pipeline: PipelineMode::Dual, ..JournalOptions::default() };
-    let device: Arc<dyn Device> = device;
-    let opened = Journal::open(device.clone(), map, BLOCK_SIZE, &options);
-    (device, opened.expect("it opens").0)
+    let (journal, _) = Journal::open(device.clone(), map, BLOCK_SIZE, &options)?;
+    Ok((device, journal))
 }
 
 /// The order in which the callbacks of three commits in flight are called.
@@ -319,6 +324,41 @@ fn checkpoint_in_flight() {
     let home = run(Some(Bug::CheckpointInFlight));
     assert_ne!(home, 1);
     println!("| `CheckpointInFlight` | home location after a checkpoint | version {home} | |");
+}
+
+/// What recovery finds of two commits that were in flight during a checkpoint, and then became
+/// durable.
+fn after_checkpoint() -> [u8; 2] {
+    let disk = Arc::new(MemDevice::new(2 << 20));
+    let (_, journal) = open_journal(disk.clone());
+    let change = |block| {
+        let buffer = Buffer::new(BlockNo(block), Buf::zeroed(BLOCK_SIZE), BufferKind::Metadata);
+        let handle = journal.start(1).expect("a handle");
+        handle.get_write(&buffer).expect("a block").fill(1);
+        handle.stop()
+    };
+    journal.commit(change(7)).expect("a commit");
+    for block in [8, 9] {
+        journal.commit_in_order(change(block)).expect("a commit in flight");
+    }
+    journal.checkpoint_all().expect("a checkpoint");
+    journal.finish_commits().expect("both of them");
+    let left = Arc::new(MemDevice::from_image(&disk.snapshot()));
+    let (device, _) = open_journal_on(left).expect("recovery");
+    [8, 9].map(|block| device.read_buf(block * BLOCK_SIZE as u64, BLOCK_SIZE).expect("a block")[0])
+}
+
+/// The explorer finds it in some runs only: a commit in flight may be durable before the tail moves.
+#[test]
+fn tail_past_in_flight() {
+    let run = |bug| {
+        let _planting = Planting::new(bug);
+        after_checkpoint()
+    };
+    assert_eq!(run(None), [1, 1]);
+    let recovered = run(Some(Bug::TailPastInFlight));
+    assert_eq!(recovered, [0, 0]);
+    println!("| `TailPastInFlight` | two commits after recovery | {recovered:?} | |");
 }
 
 /// A device that does something else in the middle of its next flush.

@@ -5,7 +5,7 @@
 //! writeback error must be reported once to every open handle. Directories have no such state and
 //! are opened without a request.
 //!
-//! Locks: each shard's mutex guards its map and is a leaf.
+//! Locks: each shard's mutex (`Rank::FuseHandles`) guards its map.
 
 use std::{
     collections::HashMap,

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{EngineHandler, Outcome, attrs::FS_IMMUTABLE_FL, caller};
 use crate::{
     abi::*,
-    call::{FJORD_IOC_RESIZE, FJORD_IOC_SNAPSHOT},
+    call::{Call, FJORD_IOC_RESIZE, FJORD_IOC_SNAPSHOT},
     reply::{Errno, Responder},
     request::Request,
     resize,
@@ -165,7 +165,8 @@ impl EngineHandler {
             if !caller::is_owner(request.header) && !caller::is_admin(request.header) {
                 return Err(Errno(libc::EPERM));
             }
-            let call = parse(input)?;
+            let call: Call = parse(input)?;
+            call.check_version()?;
             if args.cmd == FJORD_IOC_RESIZE {
                 resize::begin(&self.fs, &call)?;
             } else {

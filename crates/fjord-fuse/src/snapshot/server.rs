@@ -14,9 +14,10 @@ use fjord::snapshot::{Reflink, SnapshotError, SnapshotOptions};
 use fjord::{Error, Fs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::{Order, Outcome};
+use crate::ask::Asked;
 use crate::call::{Call, GREETING_TIME_MAX, MESSAGE_BYTES_MAX, tell, wait_readable};
 use crate::reply::Errno;
 
@@ -45,30 +46,14 @@ impl Drop for Turn {
 impl SnapshotServer {
     /// Begins a snapshot of `fs` for an authorised caller.
     pub(crate) fn begin(&self, fs: &Fs, call: &Call) -> Result<(), Errno> {
-        if !call.is_known() {
-            return Err(Errno(libc::EINVAL));
-        }
         if self.state.is_closed.load(Ordering::Acquire) {
             return Err(Errno(libc::ENOTCONN));
         }
         if self.state.is_busy.swap(true, Ordering::AcqRel) {
             return Err(Errno(libc::EBUSY));
         }
-        let turn = Turn(self.state.clone());
-        let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
-        let socket = call.connect().map_err(failed)?;
-        let (fs, secret) = (fs.clone(), *call.secret());
-        let serve = move || {
-            if let Err(error) = serve(&fs, &socket, &secret, &turn.0) {
-                tracing::warn!(%error, "cannot answer the client of a snapshot");
-            }
-            drop(turn);
-        };
-        std::thread::Builder::new()
-            .name("fjord-snapshot_server".into())
-            .spawn(serve)
-            .map_err(failed)?;
-        Ok(())
+        let (fs, turn) = (fs.clone(), Turn(self.state.clone()));
+        call.serve(Asked::Snapshot, move |socket| serve(&fs, socket, &turn.0))
     }
 
     /// The mount is ending: cancels the snapshot in progress.
@@ -77,8 +62,7 @@ impl SnapshotServer {
     }
 }
 
-fn serve(fs: &Fs, socket: &OwnedFd, secret: &[u8; 16], state: &State) -> io::Result<()> {
-    send(socket, secret, SendFlags::NOSIGNAL)?;
+fn serve(fs: &Fs, socket: &OwnedFd, state: &State) -> io::Result<()> {
     let (order, out) = received(socket)?;
     let outcome = match checked(&order, &out) {
         Ok(reflink) => {

@@ -77,6 +77,17 @@ impl Journal {
         self.commit_wanted_parts(&mut WantedParts::new(tid, seeds))
     }
 
+    /// Whether the changes of transaction `tid` to the closure of `seeds` are durable, by commits of
+    /// parts or of the whole transaction. Commits nothing and does not wait.
+    pub fn are_parts_committed(&self, tid: Tid, seeds: &[Part]) -> bool {
+        if self.is_committed(tid) {
+            return true;
+        }
+        let state = self.inner.state.lock();
+        let runs = state.running.as_ref().is_some_and(|running| running.transaction.tid == tid);
+        self.parts().is_some() && runs && matches!(need(&state, seeds), Need::Nothing)
+    }
+
     /// [`Journal::commit_parts`], for a caller that may have asked before.
     pub(crate) fn commit_wanted_parts(&self, wanted: &mut WantedParts) -> Result<PartialCommit> {
         check_no_open_handle(self, "a commit")?;
@@ -184,7 +195,8 @@ impl Journal {
         may_retry: bool,
     ) -> Result<bool> {
         let began = Instant::now();
-        let locked = self.lock_running()?;
+        // A journal that stops meanwhile leaves the transaction locked. Nothing has left it.
+        let locked = self.lock_running().inspect_err(|_| self.unlock_running(&[]))?;
         let unplanned = match self.plan(log, parts, &locked) {
             Ok(Some(plan)) => {
                 let batch = take_parts(parts, &locked, plan);
@@ -208,7 +220,8 @@ impl Journal {
         let reason = match unplanned {
             NotPartial::Whole(reason) => reason,
             NotPartial::NotReady if may_retry => {
-                self.unlock_for_now(&locked);
+                // For a moment, so that handles can start and stop.
+                self.unlock_running(&locked.wanted);
                 return Ok(false);
             }
             NotPartial::NotReady => WholeReason::WholePart,
@@ -247,12 +260,12 @@ impl Journal {
         }
     }
 
-    /// Unlocks the transaction for a moment, so that handles can start and stop.
-    fn unlock_for_now(&self, locked: &Locked) {
+    /// Unlocks the running transaction, whose next partial commit includes the parts `wanted`.
+    fn unlock_running(&self, wanted: &[Part]) {
         let mut state = self.inner.state.lock();
         if let Some(running) = &mut state.running {
             running.unlock();
-            running.wanted.extend_from_slice(&locked.wanted);
+            running.wanted.extend_from_slice(wanted);
         }
         self.inner.unlocked.notify_all();
     }
@@ -318,7 +331,13 @@ fn served(state: &mut State, tid: Tid, seeds: &[Part], goal: &mut Option<Need>) 
     if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
         return Some(Served::NeedsWhole(state.why_whole(tid)));
     }
-    let need = *goal.get_or_insert_with(|| need(state, seeds));
+    let need = *goal.get_or_insert_with(|| {
+        let need = need(state, seeds);
+        if let (Need::Commit(_), Some(running)) = (need, &mut state.running) {
+            running.wanted.extend_from_slice(seeds);
+        }
+        need
+    });
     let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
     match need {
         Need::Nothing => Some(Served::Done(PartialCommit::Durable)),
@@ -339,19 +358,18 @@ fn served(state: &mut State, tid: Tid, seeds: &[Part], goal: &mut Option<Need>) 
 }
 
 /// What a caller needs of the running transaction, which must exist.
-fn need(state: &mut State, seeds: &[Part]) -> Need {
-    let in_flight = state.pipeline.generation_in_flight(seeds);
-    let Some(running) = &mut state.running else { return Need::Nothing };
+fn need(state: &State, seeds: &[Part]) -> Need {
+    let not_durable = state.pipeline.generation_not_durable(seeds);
+    let Some(running) = &state.running else { return Need::Nothing };
     let closure = running.transaction.contents.lock().parts.closure(seeds);
     if closure.contains(Part::WHOLE) {
         Need::Whole(WholeReason::WholePart)
     } else if !closure.is_empty() {
-        running.wanted.extend_from_slice(seeds);
         Need::Commit(running.generation + 1)
     } else if running.phase == Phase::Locked {
         // Perhaps frozen by the commit in progress.
         Need::InFlight(running.generation)
-    } else if let Some(generation) = in_flight {
+    } else if let Some(generation) = not_durable {
         Need::InFlight(generation)
     } else {
         Need::Nothing

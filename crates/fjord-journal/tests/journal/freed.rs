@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fjord_block::{Buf, DeviceExt, Request};
 use fjord_format::jbd2::ChecksumVersion;
-use fjord_format::types::BlockNo;
+use fjord_format::types::{BlockNo, Tid};
 use fjord_journal::{Buffer, BufferKind, Journal};
 
 use crate::rig::{Recorder, Rig, set_value};
@@ -18,6 +18,23 @@ fn write(journal: &Journal, buffer: &Arc<Buffer>, value: u64) {
     let handle = journal.start(1).unwrap();
     set_value(&mut handle.get_write(buffer).unwrap(), value);
     handle.stop();
+}
+
+/// A journal with a committed version of block 5.
+fn committed() -> (Rig, Journal, Arc<Buffer>) {
+    let rig = rig();
+    let journal = rig.open();
+    let buffer = rig.buffer(5);
+    write(&journal, &buffer, 1);
+    journal.commit_running().unwrap();
+    (rig, journal, buffer)
+}
+
+/// Frees the block of a buffer.
+fn free(journal: &Journal, buffer: &Arc<Buffer>) -> Tid {
+    let handle = journal.start(1).unwrap();
+    handle.forget(buffer.block(), Some(buffer)).unwrap();
+    handle.stop()
 }
 
 fn write_data(rig: &Rig, block: u64, value: u64) {
@@ -36,14 +53,8 @@ fn recovered(rig: &Rig, block: u64) -> u64 {
 
 #[test]
 fn replay_does_not_overwrite_a_freed_block_that_became_data() {
-    let rig = rig();
-    let journal = rig.open();
-    let buffer = rig.buffer(5);
-    write(&journal, &buffer, 1);
-    journal.commit_running().unwrap();
-    let handle = journal.start(1).unwrap();
-    handle.forget(BlockNo(5), Some(&buffer)).unwrap();
-    journal.commit(handle.stop()).unwrap();
+    let (rig, journal, buffer) = committed();
+    journal.commit(free(&journal, &buffer)).unwrap();
     write_data(&rig, 5, 2);
     assert_eq!(recovered(&rig, 5), 2);
 }
@@ -51,11 +62,7 @@ fn replay_does_not_overwrite_a_freed_block_that_became_data() {
 #[test]
 fn a_checkpoint_does_not_overwrite_a_freed_block_that_became_data() {
     for with_buffer in [false, true] {
-        let rig = rig();
-        let journal = rig.open();
-        let buffer = rig.buffer(5);
-        write(&journal, &buffer, 1);
-        journal.commit_running().unwrap();
+        let (rig, journal, buffer) = committed();
         let handle = journal.start(1).unwrap();
         handle.forget(BlockNo(5), with_buffer.then_some(&buffer)).unwrap();
         let tid = handle.stop();
@@ -72,14 +79,8 @@ fn a_checkpoint_does_not_overwrite_a_freed_block_that_became_data() {
 
 #[test]
 fn until_the_free_commits_the_old_version_still_goes_home() {
-    let rig = rig();
-    let journal = rig.open();
-    let buffer = rig.buffer(5);
-    write(&journal, &buffer, 1);
-    journal.commit_running().unwrap();
-    let handle = journal.start(1).unwrap();
-    handle.forget(BlockNo(5), Some(&buffer)).unwrap();
-    handle.stop();
+    let (rig, journal, buffer) = committed();
+    free(&journal, &buffer);
     journal.checkpoint_all().unwrap();
     assert_eq!(recovered(&rig, 5), 1, "the free never committed");
 }
@@ -100,11 +101,7 @@ fn a_block_created_and_freed_in_one_transaction_is_not_logged() {
 
 #[test]
 fn reallocation_as_metadata_in_the_same_transaction_cancels_the_revoke() {
-    let rig = rig();
-    let journal = rig.open();
-    let buffer = rig.buffer(5);
-    write(&journal, &buffer, 1);
-    journal.commit_running().unwrap();
+    let (rig, journal, buffer) = committed();
     let handle = journal.start(2).unwrap();
     handle.forget(BlockNo(5), Some(&buffer)).unwrap();
     set_value(&mut handle.get_create(&buffer).unwrap(), 2);
@@ -121,9 +118,7 @@ fn reallocation_as_metadata_in_a_later_transaction_is_replayed() {
     let journal = rig.open();
     let buffer = rig.buffer(5);
     write(&journal, &buffer, 1);
-    let handle = journal.start(1).unwrap();
-    handle.forget(BlockNo(5), Some(&buffer)).unwrap();
-    journal.commit(handle.stop()).unwrap();
+    journal.commit(free(&journal, &buffer)).unwrap();
     // The cache dropped the old buffer and makes a new one.
     let fresh = rig.buffer(5);
     let handle = journal.start(1).unwrap();
@@ -134,11 +129,7 @@ fn reallocation_as_metadata_in_a_later_transaction_is_replayed() {
 
 #[test]
 fn callbacks_run_after_old_versions_are_discarded_and_before_waiters_go_on() {
-    let rig = rig();
-    let journal = rig.open();
-    let buffer = rig.buffer(5);
-    write(&journal, &buffer, 1);
-    journal.commit_running().unwrap();
+    let (_, journal, buffer) = committed();
     let called = Arc::new(AtomicBool::new(false));
     let handle = journal.start(1).unwrap();
     handle.forget(BlockNo(5), Some(&buffer)).unwrap();
@@ -160,9 +151,7 @@ fn journaled_data_is_treated_like_metadata_and_counted_apart() {
     journal.commit_running().unwrap();
     assert_eq!((journal.stats().data_blocks, journal.stats().metadata_blocks), (1, 0));
     assert_eq!(recovered(&rig, 6), 4);
-    let handle = journal.start(1).unwrap();
-    handle.forget(BlockNo(6), Some(&buffer)).unwrap();
-    journal.commit(handle.stop()).unwrap();
+    journal.commit(free(&journal, &buffer)).unwrap();
     write_data(&rig, 6, 5);
     assert_eq!(recovered(&rig, 6), 5);
 }

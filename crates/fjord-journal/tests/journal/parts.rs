@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fjord_block::{Buf, DeviceExt, Request, Ticket};
+use fjord_block::{Buf, DeviceExt, IoOp, Request, Ticket};
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::{BlockNo, Tid};
 use fjord_journal::{
@@ -275,6 +275,54 @@ fn who_wants_parts_during_a_commit_is_served_by_the_next() {
     let (blocks, entries) = bench.recovered();
     assert_eq!((blocks[0], blocks[1], blocks[2], blocks[3]), (1, 2, 3, 0));
     assert_eq!(entries, [0, 2, 3, 0]);
+}
+
+/// A journal that stopped knows of each part whether its changes are durable.
+#[test]
+fn a_failed_commit_of_one_part_leaves_the_others_durable() {
+    let bench = Bench::new();
+    let tid = bench.write(&[0], 1);
+    bench.write(&[1], 2);
+    bench.write(&[3, 7, 11], 3);
+    let are_committed = |parts: &[u32]| {
+        let parts: Vec<Part> = parts.iter().copied().map(Part).collect();
+        bench.journal.are_parts_committed(tid, &parts)
+    };
+    assert!(!are_committed(&[0]) && are_committed(&[2]));
+    assert!(matches!(bench.commit(tid, 0), PartialCommit::Parts { .. }));
+    assert!(are_committed(&[0]) && are_committed(&[0, 2]) && !are_committed(&[0, 1]));
+    bench.rig.device.faults().fail_nth(Some(IoOp::Write), 0, 5);
+    bench.journal.commit_parts(tid, &[Part(1)]).unwrap_err();
+    assert!(bench.journal.error().is_some());
+    // Its changes have left the running transaction, but are not durable.
+    assert!(!are_committed(&[1]), "of the failed commit");
+    assert!(!are_committed(&[3]), "of no commit");
+    assert!(are_committed(&[0]) && are_committed(&[2]));
+    bench.journal.commit_parts(tid, &[Part(1)]).unwrap_err();
+    bench.journal.commit_parts(tid, &[Part(3)]).unwrap_err();
+    assert_eq!(bench.commit(tid, 0), PartialCommit::Durable);
+    let (blocks, entries) = bench.recovered();
+    assert_eq!((blocks[0], blocks[1], entries), (1, 0, [1, 0, 0, 0]));
+}
+
+#[test]
+fn a_journal_that_stops_while_a_commit_waits_for_a_handle_has_lost_no_part() {
+    let bench = Bench::new();
+    let tid = bench.write(&[0], 1);
+    bench.write(&[3, 7, 11], 3);
+    assert!(matches!(bench.commit(tid, 0), PartialCommit::Parts { .. }));
+    let handle = bench.journal.start(1).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| bench.journal.commit_parts(tid, &[Part(3)]));
+        while bench.journal.phase(tid) != Some(Phase::Locked) {
+            std::thread::yield_now();
+        }
+        bench.journal.shutdown();
+        waits.join().unwrap().unwrap_err();
+    });
+    handle.stop();
+    assert!(bench.journal.are_parts_committed(tid, &[Part(0)]));
+    assert!(!bench.journal.are_parts_committed(tid, &[Part(3)]));
 }
 
 #[test]

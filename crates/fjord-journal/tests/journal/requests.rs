@@ -5,80 +5,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use fjord_block::Device;
 use fjord_block::epoch::EpochDevice;
-use fjord_block::{AlignedBuf, Capabilities, Class, Device, IoOp, ReadTicket, Request, Ticket};
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_journal::{Buffer, Journal, JournalError, Part, PartialCommit, PipelineMode};
-use parking_lot::{Condvar, Mutex};
+use fjord_testkit::gate_device::{Cache, GateDevice, is_durable};
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::parts::ByNumber;
-use crate::rig::{Recorder, Rig, set_value};
+use crate::rig::{Rig, set_value};
 
 const LONG: Duration = Duration::from_secs(20);
 const REQUEST_COUNT: usize = 200;
 /// Threads that may stay in a call.
 const SERVERS_MAX: usize = 3;
-const EIO: i32 = 5;
-
-/// Holds up flushes and durable writes while it is shut.
-#[derive(Debug)]
-struct Gate {
-    device: Arc<Recorder>,
-    is_shut: Mutex<bool>,
-    opened: Condvar,
-    held_up: AtomicUsize,
-}
-
-impl Gate {
-    fn new(rig: &Rig) -> Arc<Gate> {
-        Arc::new(Gate {
-            device: rig.device.clone(),
-            is_shut: Mutex::new(false),
-            opened: Condvar::new(),
-            held_up: AtomicUsize::new(0),
-        })
-    }
-
-    fn set_shut(&self, shut: bool) {
-        *self.is_shut.lock() = shut;
-        self.opened.notify_all();
-    }
-
-    fn wait_for_a_guest(&self) {
-        wait_until("a request is held up", || self.held_up.load(Ordering::SeqCst) > 0);
-    }
-}
-
-impl Device for Gate {
-    fn capabilities(&self) -> &Capabilities {
-        self.device.capabilities()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
-        let is_durable = |request: &Request| {
-            matches!(request, Request::Flush { .. } | Request::Write { fua: true, .. })
-        };
-        if batch.iter().any(is_durable) {
-            let mut is_shut = self.is_shut.lock();
-            self.held_up.fetch_add(1, Ordering::SeqCst);
-            while *is_shut {
-                self.opened.wait(&mut is_shut);
-            }
-            self.held_up.fetch_sub(1, Ordering::SeqCst);
-        }
-        self.device.submit(batch)
-    }
-
-    fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
-        self.device.submit_read(offset, bufs, class)
-    }
-}
 
 fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
@@ -90,8 +32,7 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 
 /// A journal with parts over a gate.
 struct Bench {
-    gate: Arc<Gate>,
-    rig: Rig,
+    gate: Arc<GateDevice>,
     journal: Journal,
     buffers: Vec<Arc<Buffer>>,
 }
@@ -100,13 +41,13 @@ impl Bench {
     fn new(pipeline: PipelineMode) -> Bench {
         let mut rig = Rig::new(1024, ChecksumVersion::V3, true, 400);
         rig.options.pipeline = pipeline;
-        let gate = Gate::new(&rig);
+        let gate = Arc::new(GateDevice::new(&rig.device.snapshot(), Cache::Volatile));
         let device: Arc<dyn Device> = Arc::new(EpochDevice::new(gate.clone()));
         let (journal, _) =
             Journal::open(device, rig.map.clone(), rig.block_size, &rig.options).unwrap();
         journal.set_parts(Arc::new(ByNumber)).unwrap();
         let buffers = (0..16).map(|block| rig.buffer(block)).collect();
-        Bench { gate, rig, journal, buffers }
+        Bench { gate, journal, buffers }
     }
 
     /// Changes the block; returns the transaction.
@@ -119,8 +60,16 @@ impl Bench {
 
     /// Changes a block and asks for a commit of it, of all or of its part.
     fn request(&self, number: usize, told: &Told) {
-        let block = number % self.buffers.len();
-        let tid = self.change(block, number as u64);
+        self.ask(number, self.change(self.block_of(number), number as u64), told);
+    }
+
+    fn block_of(&self, number: usize) -> usize {
+        number % self.buffers.len()
+    }
+
+    /// Asks for a commit of the change of a request.
+    fn ask(&self, number: usize, tid: fjord_format::Tid, told: &Told) {
+        let block = self.block_of(number);
         let told = told.clone();
         let journal = self.journal.clone();
         if number.is_multiple_of(2) {
@@ -190,28 +139,32 @@ fn a_lone_request_is_served_by_its_caller() {
 fn stalled(pipeline: PipelineMode, fails: bool) {
     let bench = Bench::new(pipeline);
     let told = Told::new(REQUEST_COUNT);
-    let returned = AtomicUsize::new(0);
-    bench.gate.set_shut(true);
+    let (changed, returned) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    bench.gate.hold(is_durable);
     std::thread::scope(|scope| {
-        let (bench, told, returned) = (&bench, &told, &returned);
+        let (bench, told, changed, returned) = (&bench, &told, &changed, &returned);
         for number in 0..REQUEST_COUNT {
             scope.spawn(move || {
-                bench.request(number, told);
+                let tid = bench.change(bench.block_of(number), number as u64);
+                changed.fetch_add(1, Ordering::SeqCst);
+                bench.ask(number, tid, told);
                 returned.fetch_add(1, Ordering::SeqCst);
             });
         }
         wait_until("all but a few return", || {
             returned.load(Ordering::SeqCst) >= REQUEST_COUNT - SERVERS_MAX
         });
-        bench.gate.wait_for_a_guest();
+        // A journal that has stopped takes no change.
+        wait_until("every change", || changed.load(Ordering::SeqCst) == REQUEST_COUNT);
+        bench.gate.wait_until_held();
         assert!(bench.journal.waiting_requests() >= REQUEST_COUNT - SERVERS_MAX);
         assert_eq!(told.count(), 0);
         // They are not in anybody's way.
         bench.change(3, 7);
         if fails {
-            bench.rig.device.faults().fail_nth(Some(IoOp::Write), 0, EIO);
+            bench.gate.fail_next_write();
         }
-        bench.gate.set_shut(false);
+        bench.gate.release_all();
     });
     assert_eq!(bench.journal.waiting_requests(), 0);
     told.check(|outcome| outcome.is_err() == fails);
@@ -269,19 +222,19 @@ fn a_panic_in_a_callback_loses_nobody() {
     }
     let bench = Bench::new(PipelineMode::Serial);
     let ended = Arc::new(AtomicUsize::new(0));
-    bench.gate.set_shut(true);
+    bench.gate.hold(is_durable);
     std::thread::scope(|scope| {
         let (bench, ended) = (&bench, &ended);
         let first = scope.spawn(move || {
             bench.journal.commit_then(bench.change(0, 1), |_| panic!("planned"));
         });
-        bench.gate.wait_for_a_guest();
+        bench.gate.wait_until_held();
         for number in 0..8 {
             let dropped = Dropped(ended.clone());
             bench.journal.commit_then(bench.change(1, number), move |_| drop(dropped));
         }
         assert_eq!(bench.journal.waiting_requests(), 8);
-        bench.gate.set_shut(false);
+        bench.gate.release_all();
         assert!(first.join().is_err());
     });
     assert_eq!((ended.load(Ordering::SeqCst), bench.journal.waiting_requests()), (8, 0));

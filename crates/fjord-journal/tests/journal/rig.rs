@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use fjord_block::epoch::EpochDevice;
 use fjord_block::{
-    AlignedBuf, Buf, Capabilities, Class, Device, DeviceExt, MemDevice, ReadTicket, Request, Ticket,
+    AlignedBuf, Buf, Capabilities, Class, Device, DeviceExt, MemDevice, MemImage, ReadTicket,
+    Request, Ticket,
 };
 use fjord_format::jbd2::{ChecksumVersion, Incompat, Superblock};
 use fjord_format::types::BlockNo;
@@ -62,6 +63,11 @@ impl Recorder {
 
     pub(crate) fn events(&self) -> Vec<Event> {
         self.events.lock().clone()
+    }
+
+    /// The whole contents, for another device.
+    pub(crate) fn snapshot(&self) -> MemImage {
+        self.device.snapshot()
     }
 
     /// The whole contents.

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use fjord_block::{Device, DeviceExt, MemDevice};
 use fjord_mkfs::{IjournalAreas, JournalSize, MkfsError, MkfsOptions, format};
+use fjord_testkit::shell::{check, run, utf8};
 
-use crate::support::{check, make, run, utf8};
+use crate::support::make;
 
 /// Lines of `dumpe2fs -h` that are random or tell the time, and what was written (fjord writes
 /// less).

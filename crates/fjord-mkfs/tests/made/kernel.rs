@@ -1,50 +1,32 @@
 //! Linux mounts what fjord made, writes to it, and e2fsck finds the outcome clean.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use fjord_mkfs::MkfsOptions;
+use fjord_testkit::image::KernelMount;
+use fjord_testkit::shell::check;
 
-use crate::support::{check, make, run, utf8};
-
-/// A mounted loop device; unmounts when it goes.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(image: &Path, dir: &Path) -> Mounted {
-        assert!(rustix::process::geteuid().is_root(), "loop mounts need root: run as root");
-        fs::create_dir_all(dir).expect("a mount point");
-        run("mount", &["-t", "ext4", "-o", "loop", utf8(image), utf8(dir)]);
-        Mounted(dir.to_owned())
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        run("umount", &[utf8(&self.0)]);
-    }
-}
+use crate::support::make;
 
 fn mount_and_write(options: &MkfsOptions) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (image, _) = make(dir.path(), "image", options);
     println!("{} {:?}", options.features, options.block_size);
-    let mount = dir.path().join("mount");
     {
-        let mounted = Mounted::new(&image, &mount);
+        let mounted = KernelMount::new(&image, "rw").expect("Linux mounts it");
         for index in 0..300 {
-            let sub = mounted.0.join(format!("dir{}", index % 7));
+            let sub = mounted.path().join(format!("dir{}", index % 7));
             fs::create_dir_all(&sub).expect("a directory");
             fs::write(sub.join(format!("file{index}")), vec![index as u8; index * 111])
                 .expect("a file");
         }
-        assert!(mounted.0.join("lost+found").is_dir());
+        assert!(mounted.path().join("lost+found").is_dir());
     }
     check(&image);
     {
-        let mounted = Mounted::new(&image, &mount);
+        let mounted = KernelMount::new(&image, "rw").expect("Linux mounts it");
         for index in 0..300usize {
-            let path = mounted.0.join(format!("dir{}/file{index}", index % 7));
+            let path = mounted.path().join(format!("dir{}/file{index}", index % 7));
             assert_eq!(fs::read(path).expect("a file"), vec![index as u8; index * 111]);
         }
     }

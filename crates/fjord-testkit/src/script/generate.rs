@@ -609,7 +609,7 @@ fn large_name(index: u32) -> String {
 }
 
 /// The value of a POSIX ACL attribute: entries of (tag, permissions, id).
-fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+pub fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut value = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
         value.extend_from_slice(&tag.to_le_bytes());

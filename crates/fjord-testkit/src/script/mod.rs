@@ -14,7 +14,7 @@ use std::fmt;
 
 pub use engine::EngineExecutor;
 pub(crate) use engine::{decode_dev, join, list};
-pub use generate::Shape;
+pub use generate::{Shape, acl};
 pub use kernel::KernelExecutor;
 
 use crate::manifest::{Kind, Stamp};

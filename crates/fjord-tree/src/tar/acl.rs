@@ -160,16 +160,8 @@ impl List {
     }
 
     fn finish(mut self, mode: Option<u16>) -> Option<Numbered> {
-        let place = |tag: AclTag| match tag {
-            AclTag::UserObj => (0, 0),
-            AclTag::User(id) => (1, id),
-            AclTag::GroupObj => (2, 0),
-            AclTag::Group(id) => (3, id),
-            AclTag::Mask => (4, 0),
-            AclTag::Other => (5, 0),
-        };
         let named = |tag| matches!(tag, AclTag::User(_) | AclTag::Group(_));
-        self.entries.sort_by_key(|entry| place(entry.tag));
+        self.entries.sort_by_key(|entry| entry.tag.sort_key());
         // One number by two names: both entries hold.
         self.entries.dedup_by(|later, kept| {
             let same = later.tag == kept.tag && named(kept.tag);
@@ -185,7 +177,7 @@ impl List {
             // It is what the mode has for the group.
             let perm = mode.map_or(PERM_MASK, |mode| mode >> 3 & PERM_MASK);
             self.entries.push(AclEntry { tag: AclTag::Mask, perm });
-            self.entries.sort_by_key(|entry| place(entry.tag));
+            self.entries.sort_by_key(|entry| entry.tag.sort_key());
         }
         Some(Numbered { acl: Acl::new(self.entries)?, unknown: self.unknown })
     }

@@ -10,10 +10,9 @@ use std::sync::Arc;
 
 use fjord_block::{FileDevice, FileOptions};
 use fjord_mkfs::{MkfsOptions, format};
-use fjord_testkit::image::Scratch;
+use fjord_testkit::image::{KernelMount, Scratch};
+use fjord_testkit::shell::{check, output, run, utf8};
 use fjord_tree::{Populated, Rules, Source, TreeError, populate};
-
-use crate::support::{Mounted, check, output, run, utf8};
 
 /// Makes a new image. It is another file than one that was there: a process that copied the mount
 /// namespace meanwhile, such as a test beside this one, keeps the mount of the old image and its loop
@@ -236,8 +235,8 @@ fn linux_sees_the_same_tree() {
     let compare = |populated: Populated, expected: &str| {
         assert!(populated.skipped.is_empty(), "{:?}", populated.skipped);
         check(&image);
-        let mounted = Mounted::new(&image, &dir.path().join("mount"));
-        let found = listing(&mounted.0);
+        let mounted = KernelMount::new(&image, "rw").expect("Linux mounts it");
+        let found = listing(mounted.path());
         for (found, expected) in found.lines().zip(expected.lines()) {
             assert_eq!(found, expected);
         }
@@ -256,10 +255,10 @@ fn linux_sees_the_same_tree() {
                 "-x",
                 "pipe",
                 utf8(&tree),
-                utf8(&mounted.0),
+                utf8(mounted.path()),
             ],
         );
-        let blocks = fs::metadata(mounted.0.join("sparse")).expect("it is there").blocks();
+        let blocks = fs::metadata(mounted.path().join("sparse")).expect("it is there").blocks();
         assert!(blocks < 100, "{blocks} blocks");
     };
     for features in ["", "ea_inode", "inline_data", "^extent,^64bit"] {
@@ -303,15 +302,15 @@ impl Drop for Keeper {
 #[test]
 fn mounts_that_others_keep_do_not_matter() {
     let dir = Scratch::in_memory("trees").expect("a temporary directory");
-    let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
+    let image = dir.path().join("image");
     let mut keepers = Vec::new();
     for name in ["one", "two", "three"] {
         let tree = dir.path().join(name);
         fs::create_dir(&tree).expect("a directory");
         fs::write(tree.join(name), name).expect("a file");
         fill(&image, &size(16), Source::Directory(&tree)).expect("fits");
-        let mounted = Mounted::new(&image, &mount);
+        let mounted = KernelMount::new(&image, "rw").expect("Linux mounts it");
         keepers.push(Keeper::new());
-        assert_eq!(fs::read_to_string(mounted.0.join(name)).expect("Linux sees it"), name);
+        assert_eq!(fs::read_to_string(mounted.path().join(name)).expect("Linux sees it"), name);
     }
 }

@@ -1,4 +1,3 @@
 //! Trees in images, judged by e2fsck, debugfs and Linux.
 
 mod contents;
-mod support;

@@ -20,6 +20,10 @@ use super::table::Cell;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 
+/// Structures, in messages about damage.
+const BLOCK_BITMAP: &str = "block bitmap";
+const INODE_BITMAP: &str = "inode bitmap";
+
 /// A bitmap of a group.
 pub(super) enum Bitmap {
     /// Stored on disk, or to be stored.
@@ -40,6 +44,22 @@ impl Bitmap {
 
 fn corrupt_group(what: &'static str, group: GroupNo, detail: impl std::fmt::Display) -> Error {
     Error::corrupt(what, format!("group {group}: {detail}"))
+}
+
+/// The descriptor must count as many free bits as its bitmap has among the first `bits`.
+fn check_count(
+    what: &'static str,
+    group: GroupNo,
+    found: &Bitmap,
+    bits: u32,
+    counted: u32,
+) -> Result<()> {
+    let clear = bitmap::count_clear(&found.contents(), bits);
+    if clear == counted {
+        return Ok(());
+    }
+    let detail = format!("{clear} bits are clear, the descriptor counts {counted}");
+    Err(corrupt_group(what, group, detail))
 }
 
 impl FsInner {
@@ -98,6 +118,7 @@ impl FsInner {
         desc: &GroupDesc,
     ) -> Result<Bitmap> {
         self.usable(group, cell)?;
+        let damaged = |error: &Error| self.note_damaged_group(cell, error);
         let found = if self.is_block_uninit(desc) {
             let mut bytes = vec![0; self.geo.block_size as usize];
             bitmap::init_block_bitmap(&mut bytes, &self.geo, group, desc);
@@ -105,24 +126,15 @@ impl FsInner {
         } else {
             let verify = |bytes: &[u8]| {
                 desc.verify_block_bitmap(bytes, &self.geo)
-                    .map_err(|error| corrupt_group("block bitmap", group, error))
+                    .map_err(|error| corrupt_group(BLOCK_BITMAP, group, error))
             };
-            let read = self.meta.read(desc.block_bitmap, verify);
-            Bitmap::Stored(read.inspect_err(|error| self.note_damaged_group(cell, error))?)
+            Bitmap::Stored(self.meta.read(desc.block_bitmap, verify).inspect_err(damaged)?)
         };
         if !cell.blocks_checked() {
-            let clear = bitmap::count_clear(&found.contents(), self.geo.clusters_in_group(group));
-            if clear != desc.free_clusters {
-                let error = corrupt_group(
-                    "block bitmap",
-                    group,
-                    format!("{clear} bits are clear, the descriptor counts {}", desc.free_clusters),
-                );
-                self.note_damaged_group(cell, &error);
-                return Err(error);
-            }
-            self.check_system_bits(group, &found)
-                .inspect_err(|error| self.note_damaged_group(cell, error))?;
+            let bits = self.geo.clusters_in_group(group);
+            check_count(BLOCK_BITMAP, group, &found, bits, desc.free_clusters)
+                .and_then(|()| self.check_system_bits(group, &found))
+                .inspect_err(damaged)?;
             cell.set_blocks_checked();
         }
         Ok(found)
@@ -139,7 +151,7 @@ impl FsInner {
             if !bitmap::is_range_set(&contents, at, len) {
                 let detail =
                     format!("blocks {start} to {end} are in use by the file system itself");
-                return Err(corrupt_group("block bitmap", group, detail));
+                return Err(corrupt_group(BLOCK_BITMAP, group, detail));
             }
         }
         Ok(())
@@ -156,6 +168,7 @@ impl FsInner {
         desc: &GroupDesc,
     ) -> Result<Bitmap> {
         self.usable(group, cell)?;
+        let damaged = |error: &Error| self.note_damaged_group(cell, error);
         let found = if desc.has_flag(&self.geo, GroupFlags::INODE_UNINIT) {
             let mut bytes = vec![0; self.geo.block_size as usize];
             bitmap::init_inode_bitmap(&mut bytes, &self.geo);
@@ -163,22 +176,13 @@ impl FsInner {
         } else {
             let verify = |bytes: &[u8]| {
                 desc.verify_inode_bitmap(bytes, &self.geo)
-                    .map_err(|error| corrupt_group("inode bitmap", group, error))
+                    .map_err(|error| corrupt_group(INODE_BITMAP, group, error))
             };
-            let read = self.meta.read(desc.inode_bitmap, verify);
-            Bitmap::Stored(read.inspect_err(|error| self.note_damaged_group(cell, error))?)
+            Bitmap::Stored(self.meta.read(desc.inode_bitmap, verify).inspect_err(damaged)?)
         };
         if !cell.inodes_checked() {
-            let clear = bitmap::count_clear(&found.contents(), self.geo.inodes_per_group);
-            if clear != desc.free_inodes {
-                let error = corrupt_group(
-                    "inode bitmap",
-                    group,
-                    format!("{clear} bits are clear, the descriptor counts {}", desc.free_inodes),
-                );
-                self.note_damaged_group(cell, &error);
-                return Err(error);
-            }
+            check_count(INODE_BITMAP, group, &found, self.geo.inodes_per_group, desc.free_inodes)
+                .inspect_err(damaged)?;
             cell.set_inodes_checked();
         }
         Ok(found)
@@ -240,7 +244,7 @@ impl FsInner {
         let (true, Some(free)) = (as_expected, free) else {
             let state = if set { "in use" } else { "free" };
             return Err(corrupt_group(
-                "block bitmap",
+                BLOCK_BITMAP,
                 group,
                 format!(
                     "of {count} blocks from the group's block {first} on some are already {state}"

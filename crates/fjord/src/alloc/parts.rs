@@ -62,7 +62,6 @@ pub(crate) struct GroupParts {
     fs: Weak<FsInner>,
     geo: Arc<Geo>,
     superblock: BlockNo,
-    /// A leaf lock.
     places: RwLock<Places>,
 }
 

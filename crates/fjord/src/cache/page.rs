@@ -11,7 +11,7 @@
 //! sums over all maps; a page's bytes beyond the end of its file are zero. Content is a
 //! [`Buf`], so freezing a page for I/O is a reference count and a later write copies.
 //!
-//! Locking: [`PageMap::inner`] is a leaf lock, held for memory operations only. The inode's state
+//! Locking: [`PageMap::inner`] (`Rank::PageMap`) is held for memory operations only. The inode's state
 //! lock above it decides which blocks may change.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -72,7 +72,6 @@ struct PageState {
 
 /// The pages of one inode.
 pub(crate) struct PageMap {
-    /// Guarded by itself (leaf lock).
     inner: Mutex<PageState>,
     lru: Arc<PageLru>,
     me: Weak<PageMap>,

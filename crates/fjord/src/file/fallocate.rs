@@ -436,13 +436,16 @@ fn collapse(
         }
         let (from, to) = (span.inner_start, span.inner_end);
         let range = (from as u32, (to - from) as u32);
+        let shrink = |state: &mut InodeState| {
+            state.size -= span.end - span.start;
+            state.disk.size = state.disk.size.min(state.size);
+            truncate::settle_size(fs, inode, state);
+        };
         if let Some(handle) = start_shift(fs, state, map::credits_remove(fs))? {
             let removed = map::remove(fs, &handle, inode, state, from, to)?;
             if removed == Progress::Done {
                 map::collapse_at_once(fs, &handle, inode, state, range)?;
-                state.size -= span.end - span.start;
-                state.disk.size = state.disk.size.min(state.size);
-                truncate::settle_size(fs, inode, state);
+                shrink(state);
             }
             store_shift(fs, &handle, inode, state)?;
             handle.stop();
@@ -452,9 +455,7 @@ fn collapse(
         }
         truncate::remove_blocks(fs, inode, state, from, to, false)?;
         map::collapse(fs, inode, state, range.0, range.1)?;
-        state.size -= span.end - span.start;
-        state.disk.size = state.disk.size.min(state.size);
-        truncate::settle_size(fs, inode, state);
+        shrink(state);
         extend_size(fs, inode, state, 0, FallocMode::KEEP_SIZE)
     })
 }

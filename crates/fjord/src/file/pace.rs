@@ -42,7 +42,7 @@ pub(crate) struct Pace {
     last_fsync_ns: AtomicU64,
     /// The same of an fsync of a small file.
     last_small_ns: AtomicU64,
-    /// Passes in use. A leaf lock.
+    /// Passes in use.
     out_count: Mutex<u32>,
     /// Signalled when a pass is returned.
     back: Condvar,

@@ -47,7 +47,7 @@ pub struct Event {
     pub count: u64,
 }
 
-/// The latest events, oldest first. A leaf lock.
+/// The latest events, oldest first.
 pub(crate) struct Events(Mutex<VecDeque<Event>>);
 
 impl Default for Events {

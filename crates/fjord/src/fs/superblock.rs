@@ -259,17 +259,7 @@ impl FsInner {
 
     /// After such a recovery: everything is home, and the state is as it was.
     pub(crate) fn write_recovered_superblock(&self) -> Result<()> {
-        let free_blocks = self.groups.free_blocks_total();
-        let free_inodes = self.groups.free_inodes_total();
-        let no_orphans = self.orphans.is_empty();
-        self.write_superblock_now(|raw| {
-            raw.set_free_blocks_count(free_blocks);
-            raw.s_free_inodes_count.set(free_inodes);
-            set_incompat(raw, Incompat::RECOVER, false);
-            if no_orphans {
-                set_ro_compat(raw, RoCompat::ORPHAN_PRESENT, false);
-            }
-        })
+        self.write_home_superblock(|_| {})
     }
 
     /// At unmount: everything is home.
@@ -279,6 +269,15 @@ impl FsInner {
             // Field and checksum are in the second sector, and nothing else changes.
             self.write_changed_superblock(|raw| raw.s_overhead_clusters.set(overhead))?;
         }
+        self.write_home_superblock(|raw| {
+            if !raw.state().contains(FsState::ERROR) {
+                raw.set_state(raw.state() | FsState::VALID);
+            }
+        })
+    }
+
+    /// With the log empty: the counts, no mark of the log in use, and what `change` does.
+    fn write_home_superblock(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
         let free_blocks = self.groups.free_blocks_total();
         let free_inodes = self.groups.free_inodes_total();
         let no_orphans = self.orphans.is_empty();
@@ -289,9 +288,7 @@ impl FsInner {
             if no_orphans {
                 set_ro_compat(raw, RoCompat::ORPHAN_PRESENT, false);
             }
-            if !raw.state().contains(FsState::ERROR) {
-                raw.set_state(raw.state() | FsState::VALID);
-            }
+            change(raw);
         })
     }
 

@@ -62,7 +62,7 @@ impl Leaving {
 
 /// Removed files that still have their blocks, and where those sleep who wait for them.
 pub(crate) struct Releases {
-    /// Pairs with `released`; a leaf lock.
+    /// Pairs with `released`.
     leaving: Mutex<Leaving>,
     released: Condvar,
 }

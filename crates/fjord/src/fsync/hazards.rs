@@ -18,7 +18,7 @@ pub(crate) struct ReplayHazards {
     /// The newest transaction whose changes e2fsck would write back as they were.
     unsafe_tid: TidCell,
     /// Inode-table blocks that were zeroed in memory although they had nonzero bytes on disk after
-    /// the fields of their inodes. A leaf lock.
+    /// the fields of their inodes.
     stale_tails: Mutex<HashSet<BlockNo>>,
 }
 

@@ -40,7 +40,7 @@ use step::Step;
 use crate::error::Result;
 use crate::file::writeback;
 use crate::fs::FsInner;
-use crate::inode::Inode;
+use crate::inode::{Inode, disk};
 use crate::options::FsyncPolicyKind;
 
 /// A way to make one file durable.
@@ -215,7 +215,15 @@ impl Drop for Call {
 /// needs.
 pub(crate) fn is_uncommitted(fs: &FsInner, inode: &Inode, datasync: bool) -> bool {
     let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
-    wanted.get().is_some_and(|tid| !fs.journal().is_committed(tid))
+    let Some(tid) = wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) else {
+        return false;
+    };
+    if !fs.commits_groups() {
+        return true;
+    }
+    // A partial commit may have made them durable, while their transaction runs.
+    let part = disk::table_block(fs, inode.ino).map(|block| fs.part_of(block));
+    part.map_or(true, |part| !fs.journal().are_parts_committed(tid, &[part]))
 }
 
 /// Order without durability (`fbarrier`, `fdatabarrier`; section 4 of *Barrier-Enabled IO Stack

@@ -109,11 +109,11 @@ pub(crate) struct InodeState {
 }
 
 impl InodeState {
-    /// Moves the state out of its lock, for a deletion. The inode is dead for all who find it then.
-    pub(crate) fn take_dead(&mut self) -> InodeState {
-        let dead = InodeState {
-            disk: self.disk.clone(),
-            size: 0,
+    /// The state of an inode as read.
+    fn new(disk: DiskInode) -> InodeState {
+        InodeState {
+            size: disk.size,
+            disk,
             reserved_blocks: 0,
             dirty: false,
             prealloc: None,
@@ -121,8 +121,13 @@ impl InodeState {
             linkable: false,
             changes: Changes::default(),
             carried: Carried::default(),
-            dead: true,
-        };
+            dead: false,
+        }
+    }
+
+    /// Moves the state out of its lock, for a deletion. The inode is dead for all who find it then.
+    pub(crate) fn take_dead(&mut self) -> InodeState {
+        let dead = InodeState { size: 0, dead: true, ..InodeState::new(self.disk.clone()) };
         std::mem::replace(self, dead)
     }
 }
@@ -294,28 +299,13 @@ impl Inode {
 
     /// Wraps a decoded inode.
     pub(crate) fn new(ino: InodeNo, disk: DiskInode, pages: Arc<PageMap>) -> Arc<Self> {
-        let size = disk.size;
         let holds_value = disk.flags.contains(InodeFlags::EA_INODE);
         let rank = if holds_value { Rank::ValueState } else { Rank::InodeState };
         Arc::new(Self {
             ino,
             holds_value,
             is_regular: FileKind::from_mode(disk.mode) == Some(FileKind::Regular),
-            state: RwLock::new(
-                rank,
-                InodeState {
-                    disk,
-                    size,
-                    reserved_blocks: 0,
-                    dirty: false,
-                    prealloc: None,
-                    orphan: None,
-                    linkable: false,
-                    changes: Changes::default(),
-                    carried: Carried::default(),
-                    dead: false,
-                },
-            ),
+            state: RwLock::new(rank, InodeState::new(disk)),
             writeback: Mutex::new(Rank::InodeWriteback, InFlight::default()),
             quasi_async: QuasiAsyncWrites::default(),
             pages,

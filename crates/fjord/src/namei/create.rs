@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::new::{self, Wanted};
 use super::{
-    add_subdir, check_dir, check_may_add, check_new_name, credits_add_entry, credits_new_inode,
+    add_subdir, check_dir, check_may_add, check_new_entry, credits_add_entry, credits_new_inode,
     file_type, links_full, retry_full, store_changed_dir,
 };
 use crate::attr::{
@@ -158,12 +158,7 @@ fn make_once(
     target: &[u8],
 ) -> Result<InodeRef> {
     let mut dir_state = dir.state.write();
-    check_dir(&dir_state)?;
-    check_new_name(name)?;
-    if dir::find(fs, dir, &dir_state, name)?.is_some() {
-        return Err(Errno::EXIST.into());
-    }
-    check_may_add(&dir_state)?;
+    check_new_entry(fs, dir, &dir_state, name)?;
     let is_dir = wanted.mode & S_IFMT == S_IFDIR;
     if is_dir && links_full(fs, &dir_state) {
         return Err(Errno::MLINK.into());

@@ -139,13 +139,14 @@ fn check_may_remove(dir: &InodeState, victim: &InodeState) -> Result<()> {
     Ok(())
 }
 
-/// Checks a name that is to be created.
-fn check_new_name(name: &[u8]) -> Result<()> {
+/// Fails unless the new name may come into the directory.
+fn check_new_entry(fs: &FsInner, dir: &Inode, state: &InodeState, name: &[u8]) -> Result<()> {
+    check_dir(state)?;
     dir::check_name(name)?;
-    if name == b"." || name == b".." {
+    if name == b"." || name == b".." || dir::find(fs, dir, state, name)?.is_some() {
         return Err(Errno::EXIST.into());
     }
-    Ok(())
+    check_may_add(state)
 }
 
 /// The inode that an entry of `dir` names. Called under the directory's lock.

@@ -9,9 +9,8 @@ use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
 use super::{
-    check_dir, check_may_add, check_may_remove, check_new_name, child, credits_add_entry,
-    credits_remove_entry, drop_link, drop_subdir, file_type, note_removed, retry_full,
-    store_changed_dir,
+    check_dir, check_may_remove, check_new_entry, child, credits_add_entry, credits_remove_entry,
+    drop_link, drop_subdir, file_type, note_removed, retry_full, store_changed_dir,
 };
 use crate::error::Result;
 use crate::fs::FsInner;
@@ -38,12 +37,7 @@ fn link_once(fs: &Arc<FsInner>, target: &Arc<Inode>, dir: &Arc<Inode>, name: &[u
     // A file's type never changes, so this look needs no lock order.
     let target_is_dir = target.state.read().is_dir();
     let mut dir_state = dir.state.write();
-    check_dir(&dir_state)?;
-    check_new_name(name)?;
-    if dir::find(fs, dir, &dir_state, name)?.is_some() {
-        return Err(Errno::EXIST.into());
-    }
-    check_may_add(&dir_state)?;
+    check_new_entry(fs, dir, &dir_state, name)?;
     if target_is_dir {
         return Err(Errno::PERM.into());
     }

@@ -3,19 +3,21 @@
 //! The order is that of the commits in the log. Let the failed request belong to commit `f`: then
 //! the fsync of a file returns `Ok` if the file's commit lies before `f`, and fails otherwise. A
 //! flush belongs to the commits of which the journal does not know otherwise that they are durable.
+//!
+//! [`later_failure`]: an fsync of a file without changes returns `Ok` whatever failed later.
 
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use fjord::InodeRef;
+use fjord::{FsyncPolicyKind, InodeRef};
 use fjord_block::{MemImage, Request};
 use fjord_testkit::gate_device::Record;
 use fjord_testkit::rng::{Rng, mix, seed_from_env};
 
 use crate::log::{Log, Purpose};
 use crate::rig::{
-    CACHE_DIRECT, CACHE_EPOCH, Kind, MODES, Mode, NATIVE_BARRIER, NO_CACHE_DIRECT, NO_CACHE_EPOCH,
-    Rig,
+    BLOCK_BYTES, CACHE_DIRECT, CACHE_EPOCH, Kind, MODES, Mode, NATIVE_BARRIER, NO_CACHE_DIRECT,
+    NO_CACHE_EPOCH, Rig,
 };
 
 const FILE_COUNT: usize = 6;
@@ -228,6 +230,40 @@ fn every_position(kind: Kind, workload: Workload) {
         }
         println!("{kind:?} {mode:?} {workload:?}: {position} positions");
         assert!(position > 3, "{kind:?} {mode:?} {workload:?}: {position} requests only");
+    }
+}
+
+/// A file is durable, by a partial commit with [`FsyncPolicyKind::Group`]. A request of another file's
+/// fsync fails. `false` if it has no such request.
+fn later_failure(kind: Kind, mode: Mode, position: u64) -> bool {
+    let what = format!("{kind:?} {mode:?}: request {position} failed");
+    let rig = Rig::new(kind, mode);
+    let files = [0, 1, 2].map(|number| rig.write(number).expect("a new file"));
+    let [durable, other, _] = &files;
+    durable.fsync(false).expect("fsync");
+    let is_partial = rig.fs.stats().journal.partial_commits > 0;
+    assert_eq!(is_partial, mode.fsync == FsyncPolicyKind::Group, "{what}");
+    other.write(0, &[7; 2 * BLOCK_BYTES]).expect("write");
+    rig.gate.start_workload(Some(position), Duration::ZERO);
+    if other.fsync(false).is_ok() {
+        return false;
+    }
+    assert!(rig.fs.is_read_only(), "{what}");
+    for datasync in [false, true, false] {
+        let again = durable.fsync(datasync);
+        assert!(again.is_ok(), "{what}: fsync of the durable file: {again:?}");
+        assert!(other.fsync(datasync).is_err(), "{what}: fsync of the failed file");
+    }
+    true
+}
+
+#[test]
+fn a_later_failure_is_not_that_of_a_durable_file() {
+    for kind in [NATIVE_BARRIER, CACHE_EPOCH, CACHE_DIRECT, NO_CACHE_EPOCH, NO_CACHE_DIRECT] {
+        for mode in MODES {
+            let failed = (0..).take_while(|&position| later_failure(kind, mode, position)).count();
+            assert!(failed > 1, "{kind:?} {mode:?}: {failed} positions only");
+        }
     }
 }
 

@@ -33,7 +33,7 @@ struct Release<'a>(&'a Rig);
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
-        self.0.gate.release();
+        self.0.gate.release_all();
     }
 }
 
@@ -94,7 +94,7 @@ fn barriers_return(kind: Kind, mode: Mode) {
         others_go_on(&rig, &old, count + 1);
         assert_eq!(rig.fs.stats().journal.commits, 0, "{kind:?} {mode:?}: reported durable");
         rig.check(&rig.gate.durable_image(), &[false; 8], "stalled");
-        rig.gate.release();
+        rig.gate.release_all();
         let files = chain.join().expect("barrier calls return");
         for file in &files {
             file.fsync(false).expect("fsync");
@@ -123,7 +123,7 @@ fn data_barriers_return(rig: &Rig, old: &InodeRef) {
         wait_until("fdatabarrier", || calls.is_finished());
         calls.join().expect("fdatabarrier returns");
     });
-    rig.gate.release();
+    rig.gate.release_all();
     old.fsync(false).expect("fsync");
 }
 
@@ -154,7 +154,7 @@ fn fsyncs_stall(kind: Kind, mode: Mode) {
         assert_eq!(finished, 0, "{kind:?} {mode:?}: fsyncs return");
         assert_eq!(rig.fs.stats().journal.commits, 0, "{kind:?} {mode:?}: reported durable");
         rig.check(&rig.gate.durable_image(), &[false; 8], "stalled");
-        rig.gate.release();
+        rig.gate.release_all();
         for fsync in fsyncs {
             fsync.join().expect("no panic").expect("fsync");
         }

@@ -247,10 +247,7 @@ fn one(setup: Setup, fault: &Fault, judge: bool) -> Result<bool> {
         let device = Arc::new(MemDevice::from_image(image));
         workload::check(device.clone(), &left.promises).context(what)?;
         if judge {
-            let scratch = Scratch::in_memory("faults")?;
-            let path = scratch.join("left.img");
-            device.snapshot().write_to_file(&path)?;
-            image::e2fsck_clean(&path).context(what)?;
+            image::e2fsck_clean_in_memory(&device.snapshot()).context(what)?;
         }
     }
     Ok(left.hit)

@@ -33,10 +33,7 @@ fn judge(image: &MemImage, promises: &Promises, e2fsck: bool) -> Result<()> {
     let device = Arc::new(MemDevice::from_image(image));
     workload::check(device.clone(), promises)?;
     if e2fsck {
-        let scratch = Scratch::in_memory("full")?;
-        let path = scratch.join("left.img");
-        device.snapshot().write_to_file(&path)?;
-        image::e2fsck_clean(&path)?;
+        image::e2fsck_clean_in_memory(&device.snapshot())?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use fjord::{FileKind, SetAttr, XattrFlags};
 use fjord_testkit::image::KernelMount;
 use fjord_testkit::rng::{Rng, pattern_vec, seed_from_env};
+use fjord_testkit::script::acl;
 use rustix::io::Errno;
 
 use crate::support::{Image, errno, finish, root_cred};
@@ -153,17 +154,6 @@ fn refusals() {
     drop((file, link, root));
     finish(fs);
     image.check();
-}
-
-/// An access list as setxattr takes it: version 2, then (tag, perm, id) each.
-fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-    let mut value = 2u32.to_le_bytes().to_vec();
-    for (tag, perm, id) in entries {
-        value.extend_from_slice(&tag.to_le_bytes());
-        value.extend_from_slice(&perm.to_le_bytes());
-        value.extend_from_slice(&id.to_le_bytes());
-    }
-    value
 }
 
 const NOBODY: u32 = u32::MAX;
