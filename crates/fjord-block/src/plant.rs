@@ -229,8 +229,6 @@ bugs! {
         /// Roles: a thread that found the settle lock taken sleeps without looking again, in which
         /// time the lock may have become free.
         SleepsWithoutLooking,
-        /// Roles: an attempt to take the settle lock releases that of another thread.
-        AttemptReleasesSettleLock,
         /// Dispatch: the commit lock is released before the commit is marked as dispatched.
         CommitLockReleasedEarly,
         /// Dispatch: threads that wait for a commit are not woken when the log blocks of the one

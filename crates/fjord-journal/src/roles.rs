@@ -89,13 +89,9 @@ impl Inner {
     /// Takes the settle lock if it is free.
     pub(crate) fn try_lock_settling(&self) -> Option<SettleLock<'_>> {
         let was_taken = std::mem::replace(&mut self.state.lock().roles.settling, true);
-        let lock =
-            || SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() };
-        if planted(Bug::AttemptReleasesSettleLock) {
-            return (!was_taken).then_some(lock());
-        }
         // Not `then_some`: a lock that is made and dropped would release that of another thread.
-        (!was_taken).then(lock)
+        (!was_taken)
+            .then(|| SettleLock { inner: self, _held: LockTurn::try_for(Rank::SettleLock).taken() })
     }
 
     /// Releases the commit lock; `settles_next` as in [`CommitLock::release_to_settle`].

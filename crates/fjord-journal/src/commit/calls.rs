@@ -53,7 +53,12 @@ impl Journal {
             let turn = self.take_turn(|state| {
                 Ok(match self.next_for(state, tid)? {
                     Next::Settle(commit) if commit.is_dispatched() => Next::Done(()),
-                    Next::Settle(_) => Next::Dispatch,
+                    Next::Settle(commit) => {
+                        if commit.has_failed() {
+                            self.check_running()?;
+                        }
+                        Next::Dispatch
+                    }
                     other => other,
                 })
             })?;
