@@ -36,8 +36,9 @@ use crate::transaction::Phase;
 
 const FLUSH: &str = "flushing commits";
 /// From this number of waiting threads on, a flush is shared by the commit before them and theirs.
-/// Fewer threads are served sooner if both commits flush by themselves, at the same time.
-const SHARING_THREADS_MIN: u32 = 4;
+/// Fewer threads are served sooner if both commits flush by themselves, at the same time. Debug
+/// builds share from one thread on, so that tests with few threads take both ways.
+const SHARING_THREADS_MIN: u32 = if cfg!(debug_assertions) { 1 } else { 4 };
 
 /// Result of a round.
 struct Round {

@@ -87,7 +87,7 @@ races! {
         Bug::SleepsWithoutLooking, cases::SETTLE_IN_FLIGHT, Preemptions(2), DEADLOCK;
     commit_lock_released_early:
         Bug::CommitLockReleasedEarly, cases::FBARRIER_DUAL, Preemptions(2), ENDLESS;
-    follower_not_woken: Bug::FollowerNotWoken, cases::CHAIN_DUAL, Preemptions(2), DEADLOCK;
+    follower_not_woken: Bug::FollowerNotWoken, cases::PARTS_DUAL, Preemptions(2), DEADLOCK;
     dispatched_unflushed: Bug::DispatchedUnflushed, cases::CHAINS_DUAL, Preemptions(2), TOO_MANY;
     offer_lost: Bug::OfferLost, cases::THREE_DUAL, Priorities(4, 20_000), DEADLOCK;
     last_write_overtaken:
