@@ -119,7 +119,9 @@ fn a_long_replay_of_fast_commits_stays_in_one_piece() {
 /// go first, would never have their turn; the commits that pass them do what they wait for.
 #[test]
 fn fast_commits_are_served_by_the_commits_that_pass_them() {
-    const COMMITS_MAX: u64 = 5;
+    // Two or three, and more on a busy machine, where a thread that is woken runs late. A thread that
+    // starves sees hundreds.
+    const COMMITS_MAX: u64 = 50;
     let rig = rig_with_area();
     let device = Arc::new(SlowFlush(rig.device.clone()));
     let (journal, _) = Journal::open(device, rig.map.clone(), 1024, &rig.options).unwrap();
