@@ -200,8 +200,6 @@ bugs! {
         CommitBlockNotFlushed,
         /// Dual: a round writes the commit blocks before it flushes the log blocks.
         CommitBlockBeforeFlush,
-        /// Dual: the FUA of one commit of a round also retires those behind it.
-        FuaCoversLater,
         /// Dual: a commit that settles drops newer frozen versions of its buffers.
         NewerVersionDropped,
         /// Dual: the versions of a round are queued for checkpoints newest first.
@@ -239,6 +237,8 @@ bugs! {
         /// Roles: the settle lock is offered to a thread that waits for a commit which another
         /// thread settles, and which goes on without it.
         OfferLost,
+        /// Settle: the FUA of one commit of a round also retires those behind it.
+        FuaCoversLater,
         /// Settle: a commit block is written, and its commit retires, before the one before it is
         /// durable.
         LastWriteOvertaken,

@@ -126,11 +126,6 @@ fn later_data_not_awaited() {
     of_threads(by_flush(Bug::LaterDataNotAwaited)).found_by_threads();
 }
 
-#[test]
-fn fua_covers_later() {
-    of_threads(in_order(Bug::FuaCoversLater)).found_by_threads();
-}
-
 /// Threads that fsync files of one group, and change others.
 #[test]
 fn parts_told_in_flight() {

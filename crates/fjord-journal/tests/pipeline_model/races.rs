@@ -92,6 +92,8 @@ races! {
     offer_lost: Bug::OfferLost, cases::THREE_DUAL, Priorities(4, 20_000), DEADLOCK;
     last_write_overtaken:
         Bug::LastWriteOvertaken, cases::THREE_DUAL, Priorities(4, 20_000), STAGES;
+    fua_covers_later:
+        Bug::FuaCoversLater, cases::THREE_DUAL_ORDERED, Priorities(4, 20_000), NOT_DURABLE;
     committed_before_callbacks:
         Bug::CommittedBeforeCallbacks, cases::FSYNCS_DUAL, Preemptions(2), CALLBACK_LATE;
     nothing_told_in_flight:
