@@ -146,14 +146,15 @@ fn expected(kind: Kind, log: &Log, records: &[Record], failed: usize, file: usiz
         Purpose::JournalStart => Expected::Failure,
         Purpose::Data(data) if data == file => Expected::Failure,
         Purpose::Data(data) => match log.commit_of.get(&data) {
-            Some(&of) if kind.keeps_order() && own.is_some_and(|own| own < of) => {
-                // The data may have been submitted ahead of the log blocks of the commit before its
+            Some(&of) if own.is_none_or(|own| own >= of) => Expected::Failure,
+            _ if kind.keeps_order() => {
+                // The data may have been submitted ahead of the log blocks of commits before its
                 // own. So what had not completed when it failed may be behind it.
                 let completed_at = block.and_then(|block| block.ran_at);
                 let is_completed = completed_at.is_some_and(|at| Some(at) < records[failed].ran_at);
                 if is_completed { Expected::Success } else { Expected::Either }
             }
-            Some(&of) => behind(of),
+            Some(_) => Expected::Success,
             // Its commit was not written, so it is behind all that were.
             None if block.is_some_and(|block| block.durable_at.is_some()) => Expected::Success,
             None => Expected::Either,
@@ -237,7 +238,7 @@ fn every_position(kind: Kind, workload: Workload) {
 /// fsync fails. `false` if it has no such request.
 fn later_failure(kind: Kind, mode: Mode, position: u64) -> bool {
     let what = format!("{kind:?} {mode:?}: request {position} failed");
-    let rig = Rig::new(kind, mode);
+    let rig = Rig::spread(kind, mode);
     let files = [0, 1, 2].map(|number| rig.write(number).expect("a new file"));
     let [durable, other, _] = &files;
     durable.fsync(false).expect("fsync");

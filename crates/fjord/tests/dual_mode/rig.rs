@@ -64,14 +64,20 @@ fn options(kind: Kind, mode: Mode) -> MountOptions {
     }
 }
 
-/// Several groups, directories in them, and a file with [`OLD`] in it.
-static IMAGE: LazyLock<MemImage> = LazyLock::new(|| {
+/// Several groups, one flex group: a group commit takes all of them, so none is partial.
+static IMAGE: LazyLock<MemImage> = LazyLock::new(|| make_image(&[]));
+
+/// Directories of the root lie in different flex groups, so group commits are partial.
+static SPREAD_IMAGE: LazyLock<MemImage> =
+    LazyLock::new(|| make_image(&["-G", "1", "-O", "orphan_file"]));
+
+/// Directories, and a file with [`OLD`] in it.
+fn make_image(arguments: &[&str]) -> MemImage {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("image");
     let made = Command::new("mke2fs")
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-g", "2048", "-J", "size=4"])
-        // Directories of the root lie in different groups, so group commits are partial.
-        .args(["-G", "1", "-O", "orphan_file"])
+        .args(arguments)
         .arg(&path)
         .arg("40M")
         .status()
@@ -85,7 +91,7 @@ static IMAGE: LazyLock<MemImage> = LazyLock::new(|| {
     fs.write("/old", OLD).expect("a file");
     fs.unmount().expect("unmount");
     device.snapshot()
-});
+}
 
 pub(crate) fn image() -> &'static MemImage {
     &IMAGE
@@ -102,7 +108,16 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(kind: Kind, mode: Mode) -> Rig {
-        let gate = Arc::new(GateDevice::new(image(), kind.cache));
+        Rig::on(image(), kind, mode)
+    }
+
+    /// Group commits of files in different directories are partial.
+    pub(crate) fn spread(kind: Kind, mode: Mode) -> Rig {
+        Rig::on(&SPREAD_IMAGE, kind, mode)
+    }
+
+    fn on(image: &MemImage, kind: Kind, mode: Mode) -> Rig {
+        let gate = Arc::new(GateDevice::new(image, kind.cache));
         let fs = Fs::open_device(gate.clone(), &options(kind, mode)).expect("it mounts");
         let root = fs.root().expect("the root");
         let dir = |number| root.lookup(format!("d{number}").as_bytes()).expect("a directory");
