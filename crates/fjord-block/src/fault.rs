@@ -297,6 +297,9 @@ impl Driver for Forward {
     fn promote(&self, _: &Arc<TicketCore>) {
         self.0.promote();
     }
+    fn needs_waiter(&self) -> bool {
+        self.0.needs_waiter()
+    }
 }
 
 /// A wrapper that makes chosen requests fail, tears or delays them, and records them.

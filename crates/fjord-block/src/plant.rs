@@ -33,6 +33,8 @@ bugs! {
         NoFlushBeforeCommit,
         /// Commit: the commit block stays in the device's cache; the only flush is before it.
         CommitNotDurable,
+        /// Commit: the superblock with the start of the log is not ordered before the commit block.
+        LogStartNotOrdered,
         /// Commit: does not wait for ordered data.
         DataAfterCommit,
         /// Commit: waiters and callbacks run before the log is written; freed blocks may be reused.
@@ -41,7 +43,7 @@ bugs! {
         NoRevoke,
         /// Log: wraps to its second block.
         WrapOffByOne,
-        /// Checkpoint: the tail moves without a flush of the home writes.
+        /// Checkpoint: the tail moves without a flush of the checkpoint writes.
         TailBeforeHome,
         /// Checkpoint: log space is reused before the superblock with the new tail is durable.
         TailNotDurable,
@@ -208,7 +210,7 @@ bugs! {
         LaterNotTold,
         /// Dual: the commit block of a failed commit stays on the device.
         FailedNotTakenBack,
-        /// Dual: the log restarts at its front while commits are in flight.
+        /// Dual: the log restarts at its first block while commits are in flight.
         LogRestartsInFlight,
         /// Dual: commits in flight are checkpointed.
         CheckpointInFlight,
@@ -244,8 +246,11 @@ bugs! {
         LastWriteOvertaken,
         /// Settle: a commit is published before its callbacks have been called.
         CommittedBeforeCallbacks,
-        /// Partial commit: one without contents is published before the commit in flight is durable.
-        NothingToldInFlight,
+        /// Partial commit: its parts leave the running transaction before the commit is in the
+        /// pipeline.
+        PartsLeaveEarly,
+        /// Late joiners: the end of a commit does not wake callers that were too few to commit.
+        EndWakesNobody,
         /// Handles: the last one to stop does not wake the commit that waits for it.
         LastHandleWakesNobody,
         /// Handles: one starts while a commit has locked the transaction.

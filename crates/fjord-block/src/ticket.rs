@@ -35,6 +35,12 @@ pub trait Driver: Send + Sync {
     fn promote(&self, ticket: &Arc<TicketCore>) {
         self.start(ticket);
     }
+
+    /// Whether the request ends only when a thread waits for it, even if it was started: for devices
+    /// whose record must not depend on time.
+    fn needs_waiter(&self) -> bool {
+        false
+    }
 }
 
 /// Receives failures whose tickets were all dropped unread.
@@ -201,6 +207,11 @@ impl Ticket {
         if let Some(driver) = self.0.driver() {
             driver.promote(&self.0);
         }
+    }
+
+    /// See [`Driver::needs_waiter`].
+    pub(crate) fn needs_waiter(&self) -> bool {
+        self.0.driver().is_some_and(|driver| driver.needs_waiter())
     }
 
     /// Calls `callback` with the result: on the completing thread, or here when the request is

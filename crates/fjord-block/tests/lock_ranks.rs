@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use fjord_block::lock::Rank;
 
 /// Crates whose threads hold no lock of the system: tools, and what tests it.
-const EXEMPT: [&str; 4] = ["fjord-bench", "fjord-cli", "fjord-crash", "fjord-testkit"];
+const EXEMPT: [&str; 3] = ["fjord-bench", "fjord-crash", "fjord-testkit"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

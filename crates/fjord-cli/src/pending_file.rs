@@ -14,9 +14,10 @@ use std::{
         unix::fs::PermissionsExt,
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
+use fjord_block::lock::{Mutex, Rank};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, RenameFlags},
     io::Errno,
@@ -41,13 +42,18 @@ pub(crate) struct PendingFile {
 }
 
 /// A name to remove; shared with the thread that waits for signals.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Hidden(Arc<Mutex<Option<PathBuf>>>);
+
+impl Default for Hidden {
+    fn default() -> Hidden {
+        Hidden(Arc::new(Mutex::new(Rank::HiddenName, None)))
+    }
+}
 
 impl Hidden {
     fn set(&self, path: Option<PathBuf>) -> Option<PathBuf> {
-        // The path is valid even after a panic of another thread.
-        std::mem::replace(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), path)
+        std::mem::replace(&mut self.0.lock(), path)
     }
 
     fn remove(&self) {
@@ -114,7 +120,7 @@ impl PendingFile {
     }
 
     fn give_name(&self) -> rustix::io::Result<()> {
-        if self.hidden.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+        if self.hidden.0.lock().is_none() {
             let path = self.path();
             let link =
                 |name| rustix::fs::linkat(CWD, &path, &self.dir, name, AtFlags::SYMLINK_FOLLOW);

@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fjord_block::lock::{Mutex, Rank};
 use fjord_fuse::mount::{MountError, MountHandle};
-use parking_lot::Mutex;
 
 use crate::failure::{Failure, Result};
 
@@ -40,7 +40,7 @@ impl Signals {
     /// Starts to listen. Call it before any other thread is started: they inherit the mask.
     pub(crate) fn listen() -> Result<Signals> {
         block()?;
-        let state = Arc::new(Mutex::new(State::default()));
+        let state = Arc::new(Mutex::new(Rank::Signals, State::default()));
         let watched = Arc::clone(&state);
         std::thread::Builder::new().name("fjord-signals".into()).spawn(move || serve(&watched))?;
         Ok(Signals { state })
@@ -90,6 +90,13 @@ pub(crate) fn before_end(act: impl FnOnce() + Send + 'static) -> Result<()> {
         std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
     })?;
     Ok(())
+}
+
+/// Keeps the exit status of child processes, also where the parent process had SIGCHLD ignored: the kernel
+/// would reap them, and each wait for one would fail.
+pub(crate) fn keep_child_status() {
+    // SAFETY: the default action is valid for the signal. It cannot fail for this signal.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
 /// Blocks the signals, for sigwait.

@@ -209,6 +209,9 @@ impl Driver for CompleteOnWait {
         }
     }
     fn start(&self, _: &Arc<TicketCore>) {}
+    fn needs_waiter(&self) -> bool {
+        true
+    }
 }
 
 /// A device in memory that records.

@@ -159,8 +159,8 @@ impl<'a> Runner<'a> {
             }
             Op::Fsync(path) => self.resolve(path)?.fsync(false)?,
             Op::Fdatasync(path) => self.resolve(path)?.fsync(true)?,
-            Op::Fbarrier(path) => self.resolve(path)?.barrier(false)?,
-            Op::Fdatabarrier(path) => self.resolve(path)?.barrier(true)?,
+            Op::Fbarrier(path) => self.resolve(path)?.barrier(false).map(drop)?,
+            Op::Fdatabarrier(path) => self.resolve(path)?.barrier(true).map(drop)?,
             Op::Sync => self.fs.sync()?,
             Op::Grow(bytes) => {
                 self.fs.resize(NewSize::Plus(*bytes))?;

@@ -30,6 +30,8 @@ pub struct MountStats {
     pub fsync_policy: String,
     /// fsync and fdatasync.
     pub fsync: FsyncReport,
+    /// fbarrier and fdatabarrier.
+    pub barriers: BarrierReport,
     /// The log.
     pub journal: JournalReport,
     /// Areas for i-transactions; None where the image has none.
@@ -126,6 +128,15 @@ pub struct FsyncReport {
     pub latency_us: BTreeMap<String, u64>,
     /// Calls by latency: the largest value of each bucket in microseconds, and how many.
     pub latency_histogram: Vec<(u64, u64)>,
+}
+
+/// How barrier calls were served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarrierReport {
+    /// Calls that gave order without a wait for the device.
+    pub ordered: u64,
+    /// Calls that were an fsync, since the device keeps no order.
+    pub as_fsync: u64,
 }
 
 /// Counters of the log.
@@ -232,6 +243,7 @@ impl MountStats {
                     .collect(),
                 latency_histogram: latency.buckets.clone(),
             },
+            barriers: BarrierReport { ordered: stats.barriers, as_fsync: stats.barriers_as_fsync },
             journal: JournalReport {
                 commits: stats.journal.commits,
                 metadata_blocks: stats.journal.metadata_blocks,

@@ -1,13 +1,13 @@
 //! Checkpoints: committed versions are written to their home locations, and the log's tail
 //! advances.
 //!
-//! The order is: home writes complete; flush; superblock with the new tail, durably; only then is
+//! The order is: checkpoint writes complete; flush; superblock with the new tail, durably; only then is
 //! the log space reused. A crash between any two steps replays more than needed, which is harmless.
 //!
 //! Invariants: one checkpoint at a time (`Inner::checkpoint_lock`), oldest transaction first; only
 //! committed versions are written, and of those only the newest; the block of
-//! [`Journal::write_home_last`] is written when everything that committed with it or before is
-//! home.
+//! [`Journal::checkpoint_last`] is written when everything that committed with it or before is
+//! in its home location.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
 use crate::transaction::Sequence;
 
-/// Most blocks in one batch of home writes: the most that a freed block or a handle start waits
+/// Most blocks in one batch of checkpoint writes: the most that a freed block or a handle start waits
 /// for.
 const BATCH_BLOCKS: usize = 256;
 
@@ -61,14 +61,14 @@ impl Journal {
         self.checkpoint(usize::MAX, Class::Async).map(drop)
     }
 
-    /// Takes the checkpoint lock. A foreground waiter promotes the home writes that it waits for.
+    /// Takes the checkpoint lock. A foreground waiter promotes the checkpoint writes that it waits for.
     pub(crate) fn lock_checkpoint(&self, class: Class) -> MutexGuard<'_, ()> {
         let lock = &self.inner.checkpoint_lock;
         if class == Class::Background {
             return lock.lock();
         }
         lock.try_lock().unwrap_or_else(|| {
-            let _promoted = self.inner.home_writes.in_flight.promote();
+            let _promoted = self.inner.checkpoint_writes.in_flight.promote();
             lock.lock()
         })
     }
@@ -92,12 +92,12 @@ impl Journal {
         self.check_running()?;
         let begun = self.inner.state.lock().pipeline.begin_checkpoint();
         let Some(commit) = begun else { return Ok(None) };
-        let last = self.inner.home_writes.last();
+        let last = self.inner.checkpoint_writes.last();
         let last = last.filter(|last| commit.buffers.iter().any(|buffer| buffer.block() == *last));
         let written = last.map_or(Ok(()), |last| self.write_others_home(last, class));
         let written = written.and_then(|()| {
             let mut batches = commit.buffers.chunks(BATCH_BLOCKS);
-            batches.try_for_each(|batch| self.write_home(commit.sequence, newer, batch, class))
+            batches.try_for_each(|batch| self.write_versions(commit.sequence, newer, batch, class))
         });
         if let Err(error) = written {
             self.abort(error.clone());
@@ -107,7 +107,7 @@ impl Journal {
         Ok(Some(commit.buffers.len()))
     }
 
-    fn write_home(
+    fn write_versions(
         &self,
         sequence: Sequence,
         newer: Option<Sequence>,
@@ -121,7 +121,7 @@ impl Journal {
         self.send_home(buffers.len(), begun.collect(), class)
     }
 
-    /// Writes the newest committed versions of all blocks but `last` home, durably.
+    /// Writes the newest committed versions of all blocks but `last` to their home locations, durably.
     fn write_others_home(&self, last: BlockNo, class: Class) -> Result<()> {
         let buffers = self.inner.live.select(|block| block != last);
         for batch in buffers.chunks(BATCH_BLOCKS) {
@@ -134,7 +134,7 @@ impl Journal {
         self.inner.flush("flushing a checkpoint")
     }
 
-    /// Writes versions home whose writing has begun, of `looked_at` blocks in all.
+    /// Writes versions whose writing has begun, of `looked_at` blocks in all.
     fn send_home(
         &self,
         looked_at: usize,
@@ -151,25 +151,25 @@ impl Journal {
         let counters = &self.inner.counters;
         stats::add(&counters.checkpoint_blocks, blocks.len());
         stats::add(&counters.superseded_blocks, looked_at - blocks.len());
-        let class = self.inner.home_writes.in_flight.class(class);
+        let class = self.inner.checkpoint_writes.in_flight.class(class);
         let requests = home_requests(self.inner.block_size, blocks, class);
         let tickets = self.inner.device.submit(requests);
-        self.inner.home_writes.in_flight.began(&tickets);
-        let result = wait_all(&tickets, "writing metadata home");
-        self.inner.home_writes.in_flight.ended();
+        self.inner.checkpoint_writes.in_flight.began(&tickets);
+        let result = wait_all(&tickets, "writing metadata to its home location");
+        self.inner.checkpoint_writes.in_flight.ended();
         for (buffer, sequence, _) in &begun {
             buffer.end_home_write(*sequence, result.is_ok());
         }
         self.inner.live.remove_clean(begun.iter().map(|(buffer, ..)| *buffer));
-        self.inner.home_writes.batch_ended();
+        self.inner.checkpoint_writes.batch_ended();
         result
     }
 
     /// From now on `block` is written to its home location only after everything that has committed,
     /// durably; `None` ends that. For a block that is read before the log is replayed. Each of its
-    /// home writes then takes one more flush.
-    pub fn write_home_last(&self, block: Option<BlockNo>) {
-        self.inner.home_writes.set_last(block);
+    /// checkpoint writes then takes one more flush.
+    pub fn checkpoint_last(&self, block: Option<BlockNo>) {
+        self.inner.checkpoint_writes.set_last(block);
     }
 
     /// Advances the tail past checkpointed transactions. `true` if log space was freed. The

@@ -1,7 +1,7 @@
 //! Emptying the log on disk: for a freeze, and to end the use of the journal.
 //!
 //! Owns no state. Invariant: the log is marked as empty under the commit lock and the checkpoint lock,
-//! when everything that has committed is home.
+//! when everything that has committed is checkpointed.
 
 use fjord_block::Class;
 use fjord_format::jbd2::Incompat;

@@ -81,7 +81,7 @@ impl Journal {
         if self.inner.area.is_some() {
             return Err(JournalError::Usage("the journal has a fast-commit area".into()));
         }
-        let maxlen = log.superblock.lock().0.s_maxlen;
+        let maxlen = log.of_superblock(|superblock| superblock.s_maxlen);
         let room = maxlen.saturating_sub(MIN_JOURNAL_BLOCKS);
         let blocks = (maxlen / AREA_SHARE).min(room);
         // One block is unused, and so is the last.
@@ -117,7 +117,7 @@ impl Journal {
         let FastCommitTicket(mine) = ticket;
         let mut tried = false;
         loop {
-            let turn = self.take_turn(|state| {
+            let turn = self.take_turn(&mut false, |state| {
                 if let Some(outcome) = mine.outcome.lock().take() {
                     return outcome.map(Next::Done);
                 }
@@ -276,7 +276,8 @@ impl Journal {
     }
 
     /// Makes the area valid, durably, if it is not; and records where recovery looks for the next
-    /// full commit, if the superblock does not have it.
+    /// full commit, if the superblock does not have it. Waited for: the callers' fast commit is
+    /// durable only when the area is valid.
     fn mark_stream(&self, log: &Log, stream: &mut Stream) -> Result<()> {
         if stream.is_live {
             return Ok(());

@@ -22,6 +22,7 @@ use crate::journal::Journal;
 use crate::open_handles;
 use crate::part_set::Part;
 use crate::transaction::{Admitted, Callback, Transaction};
+use crate::wanted_parts::ChangesUpTo;
 
 /// An open handle; see the module documentation. Dropping it stops it.
 #[must_use = "a handle that is dropped at once protects nothing"]
@@ -95,6 +96,11 @@ impl Handle {
     /// touch the same part commit together if transaction and generation are equal.
     pub fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// The changes of its transaction up to its own, for [`Journal::commit_parts`].
+    pub fn changes(&self) -> ChangesUpTo {
+        ChangesUpTo { tid: self.tid(), generation: Some(self.generation) }
     }
 
     /// Adds `part` to the touched parts. Calls that get a buffer or forget a block do so
@@ -243,7 +249,7 @@ impl Handle {
         // Any of its parts will do, because they commit together.
         let part = parts.first().copied().unwrap_or(Part::WHOLE);
         let mut contents = self.transaction.contents.lock();
-        contents.parts.merge(&parts);
+        contents.parts.merge(&parts, self.generation);
         contents.data.extend(data.into_iter().map(|ticket| (part, ticket)));
         contents.callbacks.extend(callbacks.into_iter().map(|callback| (part, callback)));
     }

@@ -24,9 +24,9 @@ use fjord_format::types::{BlockNo, Tid};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
+use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
-use crate::home_writes::HomeWrites;
 use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
 use crate::part_set::{Part, PartSet};
@@ -78,7 +78,7 @@ pub(crate) struct Inner {
     /// settle all commits.
     pub(crate) settle_lock_freed: Condvar,
     pub(crate) live: LiveBuffers,
-    pub(crate) home_writes: HomeWrites,
+    pub(crate) checkpoint_writes: CheckpointWrites,
     /// What stopped the journal. Set once.
     pub(crate) error: OnceLock<JournalError>,
     /// Commits that callers do not wait for.
@@ -213,7 +213,7 @@ impl Journal {
     pub fn clear_errno(&self) -> Result<()> {
         self.check_running()?;
         let Some(log) = &self.inner.log else { return Ok(()) };
-        if log.superblock.lock().0.s_errno == 0 {
+        if log.of_superblock(|superblock| superblock.s_errno) == 0 {
             return Ok(());
         }
         log.write_superblock(&self.inner.counters, self.inner.barrier, |sb| sb.s_errno = 0)
@@ -235,9 +235,9 @@ impl Journal {
         self.inner.counters.snapshot()
     }
 
-    /// The journal superblock as last written; `None` without a log.
+    /// The journal superblock as last submitted; `None` without a log.
     pub fn superblock(&self) -> Option<Superblock> {
-        self.inner.log.as_ref().map(|log| log.superblock.lock().0.clone())
+        self.inner.log.as_ref().map(|log| log.of_superblock(Superblock::clone))
     }
 
     /// Identity for the table of open handles.

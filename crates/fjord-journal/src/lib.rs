@@ -25,7 +25,7 @@
 //! | commits | `commit` |
 //! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `roles` |
 //! | what they share | `journal` |
-//! | data | `state`, `pipeline`, `transaction`, `buffer`, `live_buffers`, `home_writes`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
+//! | data | `state`, `pipeline`, `transaction`, `buffer`, `live_buffers`, `checkpoint_writes`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
 //! [`recovery`] needs the log and the areas only.
 
@@ -36,14 +36,15 @@ mod area;
 mod area_writer;
 mod buffer;
 mod checkpoint;
+mod checkpoint_writes;
 mod close;
 mod commit;
 mod error;
 mod fast_commit;
 mod fast_commit_area;
 mod handle;
-mod home_writes;
 mod journal;
+mod late_joiners;
 mod live_buffers;
 mod log;
 mod map;
@@ -74,10 +75,10 @@ pub use fast_commit_area::{DataNeeds, FastCommitOutcome, FastCommitRequest, Fast
 pub use handle::Handle;
 pub use journal::Journal;
 pub use map::{JournalExtent, JournalMap};
-pub use options::{FitHome, JournalOptions, PipelineMode};
+pub use options::{FitReplayed, JournalOptions, PipelineMode};
 pub use part::Parts;
 pub use part_set::{Part, PartSet, WholeReason};
 pub use recovery::{RecoveryReport, recover};
 pub use stats::JournalStats;
 pub use transaction::Phase;
-pub use wanted_parts::PartialCommit;
+pub use wanted_parts::{ChangesUpTo, PartialCommit};

@@ -1,7 +1,7 @@
 //! The log on the device: its geometry, its superblock, its writes.
 //!
 //! Invariants: geometry and format are fixed while the journal is open; the superblock in memory
-//! equals the last one written, and only [`Log::write_superblock`] writes it.
+//! equals the last one submitted; at most one write of it is in flight.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,8 +31,18 @@ pub(crate) struct Log {
     pub(crate) end: u32,
     /// Journal blocks of the fast-commit area, valid or not; empty without an area.
     pub(crate) area: Range<u32>,
-    /// The superblock as last written, and the rest of its block. Held over I/O.
-    pub(crate) superblock: Mutex<(Superblock, Buf)>,
+    /// Held over I/O.
+    superblock: Mutex<LastSuperblock>,
+}
+
+/// The superblock as last submitted.
+#[derive(Debug)]
+struct LastSuperblock {
+    fields: Superblock,
+    /// The block that it lies in.
+    block: Buf,
+    /// The write that a commit waits for ([`Log::submit_superblock`]).
+    in_flight: Option<Ticket>,
 }
 
 impl Log {
@@ -55,8 +65,17 @@ impl Log {
             // One block between them belongs to neither.
             end: if has_area { area.start.saturating_sub(1) } else { maxlen },
             area,
-            superblock: Mutex::new(Rank::LogSuperblock, (superblock, block)),
+            superblock: Mutex::new(
+                Rank::LogSuperblock,
+                LastSuperblock { fields: superblock, block, in_flight: None },
+            ),
         }
+    }
+
+    /// What `read` takes from the superblock as last submitted. A write by [`Log::write_superblock`]
+    /// holds it up, so no commit asks while it is dispatched.
+    pub(crate) fn of_superblock<T>(&self, read: impl FnOnce(&Superblock) -> T) -> T {
+        read(&self.superblock.lock().fields)
     }
 
     /// Length of the log in blocks.
@@ -127,31 +146,53 @@ impl Log {
         Ok(requests)
     }
 
-    /// Changes the superblock and writes it, durably if `durable`; else ordered before the next
-    /// ordered write.
+    /// Changes the superblock and writes it, durably if `durable`.
     pub(crate) fn write_superblock(
         &self,
         counters: &Counters,
         durable: bool,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<()> {
-        let mut guard = self.superblock.lock();
-        let (superblock, block) = &mut *guard;
-        change(superblock);
-        block.make_mut()[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
-        let (start, _) = self.map.run(0)?;
-        let request = Request::Write {
-            offset: self.offset(start),
-            bufs: vec![block.clone()],
-            // A durable write needs no order, and works even when order is broken: the error of an
-            // abort.
-            order: if durable { Order::Orderless } else { Order::Ordered },
-            fua: durable,
-            class: Class::Sync,
-        };
-        stats::add(&counters.superblock_writes, 1);
-        let ticket = self.device.submit_one(request);
+        let mut last = self.superblock.lock();
+        // It is waited for, so it needs no order, and works even when order is broken: the error of
+        // an abort.
+        let write = (Order::Orderless, durable, Class::Sync);
+        let ticket = self.send_superblock(&mut last, counters, write, change)?;
         ticket.wait().map_err(JournalError::io("writing the journal superblock"))
+    }
+
+    /// Changes the superblock and submits it, for a commit that waits for it.
+    pub(crate) fn submit_superblock(
+        &self,
+        counters: &Counters,
+        order: Order,
+        class: Class,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<Ticket> {
+        let mut last = self.superblock.lock();
+        let ticket = self.send_superblock(&mut last, counters, (order, false, class), change)?;
+        last.in_flight = Some(ticket.clone());
+        Ok(ticket)
+    }
+
+    fn send_superblock(
+        &self,
+        last: &mut LastSuperblock,
+        counters: &Counters,
+        (order, fua, class): (Order, bool, Class),
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<Ticket> {
+        if let Some(earlier) = last.in_flight.take() {
+            // Of two writes in flight either may be the one that lasts. A failure is that of the
+            // commit, which looks for it.
+            let _ = earlier.wait();
+        }
+        change(&mut last.fields);
+        last.block.make_mut()[..SUPERBLOCK_BYTES].copy_from_slice(&last.fields.encode());
+        let (start, _) = self.map.run(0)?;
+        let (offset, bufs) = (self.offset(start), vec![last.block.clone()]);
+        stats::add(&counters.superblock_writes, 1);
+        Ok(self.device.submit_one(Request::Write { offset, bufs, order, fua, class }))
     }
 }
 

@@ -11,9 +11,9 @@ use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_format::types::Tid;
 
 use crate::area::Areas;
+use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::{self, Area};
-use crate::home_writes::HomeWrites;
 use crate::journal::{Inner, Journal};
 use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
@@ -43,7 +43,7 @@ impl Journal {
         if !pending.is_empty() && !options.replays_ijournal {
             return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
         }
-        let mut report = plan.apply_fitted(options.fit_home, options.home_last)?;
+        let mut report = plan.apply_fitted(options.fit_replayed, options.replayed_last)?;
         report.i_transactions = pending.len();
         // The recovery's own transaction is then at least as new as all of them, so its commit
         // invalidates them.
@@ -101,7 +101,7 @@ impl Journal {
         let inner = Inner {
             ordered,
             dual: options.pipeline == PipelineMode::Dual && log_exists,
-            home_writes: HomeWrites::default(),
+            checkpoint_writes: CheckpointWrites::default(),
             device,
             block_size,
             log,

@@ -25,9 +25,9 @@ pub struct JournalOptions {
     /// a journal with i-transactions is refused.
     pub replays_ijournal: bool,
     /// Callback of replay for each block before it is written.
-    pub fit_home: Option<FitHome>,
-    /// The block that replay writes home when all others are there, durably.
-    pub home_last: Option<BlockNo>,
+    pub fit_replayed: Option<FitReplayed>,
+    /// The block that replay writes when all others are durable.
+    pub replayed_last: Option<BlockNo>,
 }
 
 /// When a commit may follow another (barrier-enabled I/O stack, section 4).
@@ -43,7 +43,7 @@ pub enum PipelineMode {
 }
 
 /// Changes the content that replay is about to write to a block.
-pub type FitHome = fn(&dyn Device, BlockNo, &mut [u8]);
+pub type FitReplayed = fn(&dyn Device, BlockNo, &mut [u8]);
 
 impl Default for JournalOptions {
     fn default() -> JournalOptions {
@@ -55,8 +55,8 @@ impl Default for JournalOptions {
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,
-            fit_home: None,
-            home_last: None,
+            fit_replayed: None,
+            replayed_last: None,
         }
     }
 }

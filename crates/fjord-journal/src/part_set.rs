@@ -1,6 +1,7 @@
 //! Sets of parts, and which parts of a transaction must commit together.
 //!
-//! Invariant: the sets of a [`PartUnions`] are disjoint; parts that one handle touched are in one.
+//! Invariants: the sets of a [`PartUnions`] are disjoint; parts that one handle touched are in one. Of
+//! each part that is touched, the generation is known in which it was touched first.
 
 use std::collections::{HashMap, HashSet};
 
@@ -40,16 +41,33 @@ impl FromIterator<Part> for PartSet {
     }
 }
 
+/// Parts that handles touched, each with the number of partial commits that its transaction had when
+/// it was touched first since it last committed.
+#[derive(Debug, Default)]
+pub(crate) struct ChangedParts(HashMap<Part, u32>);
+
+impl ChangedParts {
+    /// Whether any of `seeds` has changes up to those of `generation`, or any if that is `None`.
+    pub(crate) fn has_any(&self, seeds: &[Part], generation: Option<u32>) -> bool {
+        let has = |since: &u32| generation.is_none_or(|generation| *since <= generation);
+        seeds.iter().any(|seed| self.0.get(seed).is_some_and(has))
+    }
+}
+
 /// Parts of a transaction that must commit together: disjoint sets with path halving.
 #[derive(Debug, Default)]
 pub(crate) struct PartUnions {
     /// Each touched part and another of its set; the root of a set is its own.
     parent: HashMap<Part, Part>,
+    changed: ChangedParts,
 }
 
 impl PartUnions {
-    /// A handle touched `parts`.
-    pub(crate) fn merge(&mut self, parts: &[Part]) {
+    /// A handle of `generation` touched `parts`.
+    pub(crate) fn merge(&mut self, parts: &[Part], generation: u32) {
+        for &part in parts {
+            self.changed.0.entry(part).or_insert(generation);
+        }
         let Some((&first, rest)) = parts.split_first() else { return };
         let mut root = self.root(first);
         for &part in rest {
@@ -73,9 +91,20 @@ impl PartUnions {
         all.into_iter().filter(|&part| roots.contains(&self.root(part))).collect()
     }
 
+    /// The touched parts.
+    pub(crate) fn changed(&self) -> &ChangedParts {
+        &self.changed
+    }
+
     /// Removes the parts of a closure.
-    pub(crate) fn remove(&mut self, closure: &PartSet) {
+    pub(crate) fn take(&mut self, closure: &PartSet) -> ChangedParts {
         self.parent.retain(|&part, _| !closure.contains(part));
+        ChangedParts(self.changed.0.extract_if(|&part, _| closure.contains(part)).collect())
+    }
+
+    /// Removes all parts.
+    pub(crate) fn take_all(&mut self) -> ChangedParts {
+        std::mem::take(self).changed
     }
 
     fn root(&mut self, part: Part) -> Part {
@@ -122,14 +151,33 @@ mod tests {
     #[test]
     fn parts_without_a_common_handle_stay_apart() {
         let mut unions = PartUnions::default();
-        unions.merge(&[Part(1), Part(2)]);
-        unions.merge(&[Part(3)]);
-        unions.merge(&[]);
+        unions.merge(&[Part(1), Part(2)], 0);
+        unions.merge(&[Part(3)], 0);
+        unions.merge(&[], 0);
         assert_eq!(unions.closure(&[Part(1)]), set([1, 2]));
         assert_eq!(unions.closure(&[Part(3)]), set([3]));
         assert_eq!(unions.closure(&[Part(9)]), set([]));
-        unions.remove(&set([1, 2]));
+        unions.take(&set([1, 2]));
         assert!(!unions.contains(Part(2)) && unions.contains(Part(3)));
+    }
+
+    #[test]
+    fn changes_are_known_from_the_first_since_the_last_commit_on() {
+        let mut unions = PartUnions::default();
+        unions.merge(&[Part(1)], 3);
+        unions.merge(&[Part(1), Part(2)], 4);
+        let has = |changed: &ChangedParts, part, generation| {
+            changed.has_any(&[Part(part)], Some(generation))
+        };
+        assert!(has(unions.changed(), 1, 3) && !has(unions.changed(), 1, 2));
+        assert!(has(unions.changed(), 2, 4) && !has(unions.changed(), 2, 3));
+        let taken = unions.take(&set([1, 2]));
+        assert!(has(&taken, 1, 3) && taken.has_any(&[Part(2)], None));
+        unions.merge(&[Part(1)], 5);
+        assert!(has(unions.changed(), 1, 5) && !has(unions.changed(), 1, 4));
+        assert!(!unions.changed().has_any(&[Part(2)], None));
+        assert!(unions.take_all().has_any(&[Part(2), Part(1)], None));
+        assert!(!unions.contains(Part(1)));
     }
 
     proptest! {
@@ -141,7 +189,7 @@ mod tests {
         ) {
             let mut unions = PartUnions::default();
             for handle in &handles {
-                unions.merge(&handle.iter().copied().map(Part).collect::<Vec<_>>());
+                unions.merge(&handle.iter().copied().map(Part).collect::<Vec<_>>(), 0);
             }
             let touched: HashSet<u32> = handles.iter().flatten().copied().collect();
             let mut wanted: HashSet<u32> =
@@ -160,7 +208,7 @@ mod tests {
             let seeds: Vec<Part> = seeds.into_iter().map(Part).collect();
             let closure = unions.closure(&seeds);
             prop_assert_eq!(&closure, &set(wanted.iter().copied()));
-            unions.remove(&closure);
+            unions.take(&closure);
             for part in touched {
                 prop_assert_eq!(unions.contains(Part(part)), !wanted.contains(&part));
             }

@@ -7,7 +7,7 @@
 //! ```text
 //! freeze ─ dispatch ─── settle ──────── retire ─────────────── checkpoint
 //!          Flushing     Committing      Committed               Checkpointing
-//!          its writes   all submitted;  durable; versions are   home writes;
+//!          its writes   all submitted;  durable; versions are   to home locations;
 //!          are built    outcome not     published, callbacks    then it leaves
 //!                       known           told
 //! ```
@@ -26,7 +26,7 @@ use fjord_block::{Request, Ticket};
 use fjord_format::types::Tid;
 
 use crate::buffer::Buffer;
-use crate::part_set::{Part, PartSet};
+use crate::part_set::{ChangedParts, Part};
 use crate::transaction::{Callback, Phase, Sequence};
 use crate::waiters::Waiters;
 
@@ -35,9 +35,11 @@ pub(crate) struct Commit {
     /// Its transaction.
     pub(crate) tid: Tid,
     pub(crate) sequence: Sequence,
-    /// The parts that commit; `None` if this commit ends its transaction.
-    pub(crate) parts: Option<PartSet>,
-    /// Number of the partial commit in its transaction; valid with `parts` only.
+    /// The parts that commit.
+    pub(crate) parts: ChangedParts,
+    /// It commits the rest of its transaction, and so ends it.
+    pub(crate) is_last: bool,
+    /// Number of the commit in its transaction.
     pub(crate) generation: u32,
     /// First journal block that it takes.
     pub(crate) log_start: u32,
@@ -49,6 +51,8 @@ pub(crate) struct Commit {
     pub(crate) buffers: Vec<Arc<Buffer>>,
     /// Freed blocks whose older versions must not be checkpointed any more.
     pub(crate) forgotten: Vec<Arc<Buffer>>,
+    /// Callers that asked for it before it was frozen, with a thread or without.
+    pub(crate) callers: u32,
     /// Threads that wait for it.
     pub(crate) waiters: Vec<Arc<Waiters>>,
     /// What is left to do until it retires.
@@ -116,7 +120,7 @@ pub(crate) enum Sent {
 impl Commit {
     /// The transaction, if this commit ends it.
     pub(crate) fn ends(&self) -> Option<Tid> {
-        self.parts.is_none().then_some(self.tid)
+        self.is_last.then_some(self.tid)
     }
 
     /// Takes what is left to settle; `None` unless the commit has been dispatched.
@@ -180,16 +184,21 @@ impl Commit {
         matches!(self.unsettled.lock().sent, Some(Sent::Durable))
     }
 
-    fn has_any_part(&self, seeds: &[Part]) -> bool {
-        self.parts.as_ref().is_some_and(|parts| seeds.iter().any(|&seed| parts.contains(seed)))
+    /// Whether it has changes to any of `seeds` that were made in transaction `tid` up to
+    /// `generation`, or at any time if that is `None`.
+    fn has_changes(&self, tid: Tid, generation: Option<u32>, seeds: &[Part]) -> bool {
+        self.tid == tid && self.parts.has_any(seeds, generation)
     }
 }
 
 /// The commits. Guarded by the journal's state lock.
 #[derive(Default)]
 pub(crate) struct Pipeline {
-    /// Oldest first.
+    /// Oldest first. A log has room for thousands of commits that wait for their checkpoint.
     slots: VecDeque<Slot>,
+    /// Number of the oldest commits that are known to have retired and to have told their callers: only
+    /// their checkpoint is left. So the search for a commit in flight does not pass them.
+    retired_count: usize,
 }
 
 struct Slot {
@@ -203,27 +212,48 @@ struct Slot {
 impl Pipeline {
     /// A commit is frozen.
     pub(crate) fn push(&mut self, commit: Arc<Commit>) {
+        self.skip_retired();
         self.slots.push_back(Slot { commit, phase: Phase::Flushing, failed: false });
-        self.check();
+        self.check(self.slots.len() - 1);
     }
 
     pub(crate) fn set_phase(&mut self, commit: &Arc<Commit>, phase: Phase) {
-        if let Some(slot) = self.slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.commit, commit)) {
-            slot.phase = phase;
-        }
-        self.check();
+        let Some(index) = self.index_of(commit) else { return };
+        self.slots[index].phase = phase;
+        self.check(index);
+    }
+
+    /// The slot of a commit in flight, which is one of the newest.
+    fn index_of(&self, commit: &Arc<Commit>) -> Option<usize> {
+        self.slots.iter().rposition(|slot| Arc::ptr_eq(&slot.commit, commit))
+    }
+
+    /// Counts commits that have retired since.
+    fn skip_retired(&mut self) {
+        let is_retired = |slot: &&Slot| slot.phase >= Phase::Committed && slot.commit.is_settled();
+        self.retired_count += self.open_slots().take_while(is_retired).count();
+    }
+
+    /// All commits that have not retired, and perhaps some that have; oldest first.
+    fn open_slots(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.range(self.retired_count.min(self.slots.len())..)
+    }
+
+    fn open(&self) -> impl Iterator<Item = &Arc<Commit>> {
+        self.open_slots().map(|slot| &slot.commit)
     }
 
     /// A commit failed: it is not in flight any more.
     pub(crate) fn fail(&mut self, commit: &Arc<Commit>) {
-        if let Some(slot) = self.slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.commit, commit)) {
-            slot.failed = true;
+        if let Some(index) = self.index_of(commit) {
+            self.slots[index].failed = true;
         }
     }
 
     /// Removes a commit that leaves nothing to checkpoint.
     pub(crate) fn remove(&mut self, commit: &Arc<Commit>) {
         self.slots.retain(|slot| !Arc::ptr_eq(&slot.commit, commit));
+        self.retired_count = 0;
     }
 
     /// All commits, oldest first.
@@ -234,18 +264,17 @@ impl Pipeline {
     /// Commits whose outcome is not known, oldest first.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Arc<Commit>> {
         let is_in_flight = |slot: &&Slot| slot.phase < Phase::Committed && !slot.failed;
-        self.slots.iter().filter(is_in_flight).map(|slot| &slot.commit)
+        self.open_slots().filter(is_in_flight).map(|slot| &slot.commit)
     }
 
-    /// Commits whose callers have not been told, oldest first: those in flight, and those that
-    /// retire.
-    pub(crate) fn without_outcome(&self) -> impl Iterator<Item = &Arc<Commit>> {
-        self.all().filter(|commit| !commit.has_ended())
+    /// Number of callers of the commits in flight.
+    pub(crate) fn callers_in_flight(&self) -> u32 {
+        self.in_flight().map(|commit| commit.callers).sum()
     }
 
     /// Whether a commit in flight has log blocks that no flush has made durable yet.
     pub(crate) fn has_unflushed(&self) -> bool {
-        self.slots.iter().any(|slot| slot.phase == Phase::Flushing && !slot.failed)
+        self.open_slots().any(|slot| slot.phase == Phase::Flushing && !slot.failed)
     }
 
     /// Whether a commit can be settled: it has been dispatched, and no other thread settles it.
@@ -258,18 +287,18 @@ impl Pipeline {
         let is_settled_elsewhere = |commit: &&Arc<Commit>| {
             commit.is_dispatched() && !commit.can_settle() && !commit.has_ended()
         };
-        self.all().find(is_settled_elsewhere)
+        self.open().find(is_settled_elsewhere)
     }
 
     /// Whether a commit before `commit` has no outcome.
     pub(crate) fn has_open_before(&self, commit: &Arc<Commit>) -> bool {
-        let mut before = self.all().take_while(|other| !Arc::ptr_eq(other, commit));
-        before.any(|other| !other.has_ended())
+        let mut before = self.open().take_while(|other| !Arc::ptr_eq(other, commit));
+        !commit.has_ended() && before.any(|other| !other.has_ended())
     }
 
     /// The commit that ends a transaction, until it is checkpointed.
     pub(crate) fn commit_of(&self, tid: Tid) -> Option<&Arc<Commit>> {
-        self.all().find(|commit| commit.ends() == Some(tid))
+        self.slot_that_ends(tid).map(|slot| &slot.commit)
     }
 
     /// Whether the outcome of every commit is known, and none is being dispatched.
@@ -287,17 +316,16 @@ impl Pipeline {
         self.slots.is_empty()
     }
 
-    /// The newest partial commit that has one of the parts and is not durable, or whose callers have
-    /// not been told: in flight, retiring, or failed.
-    pub(crate) fn generation_not_durable(&self, seeds: &[Part]) -> Option<u32> {
-        let others = self.all().filter(|commit| !commit.is_settled());
-        others.filter(|commit| commit.has_any_part(seeds)).last().map(|commit| commit.generation)
-    }
-
-    /// The partial commit of that number in transaction `tid`, or the next one, until it is
-    /// checkpointed.
-    pub(crate) fn partial_commit(&self, tid: Tid, number: u32) -> Option<&Arc<Commit>> {
-        self.all().find(|commit| commit.tid == tid && commit.generation >= number)
+    /// The newest commit that has changes to any of `seeds` as in [`Commit::has_changes`] and is not
+    /// durable, or whose callers have not been told: in flight, retiring, or failed.
+    pub(crate) fn not_durable(
+        &self,
+        tid: Tid,
+        generation: Option<u32>,
+        seeds: &[Part],
+    ) -> Option<&Arc<Commit>> {
+        let others = self.open().filter(|commit| !commit.is_settled());
+        others.filter(|commit| commit.has_changes(tid, generation, seeds)).last()
     }
 
     /// The oldest commit that is not checkpointed.
@@ -315,29 +343,98 @@ impl Pipeline {
     /// The checkpoint of the oldest commit has ended.
     pub(crate) fn end_checkpoint(&mut self) {
         let ended = self.slots.pop_front();
+        self.retired_count = self.retired_count.saturating_sub(1);
         debug_assert!(ended.is_some_and(|slot| slot.phase == Phase::Checkpointing));
     }
 
     /// Phase of the commit that ends a transaction.
     pub(crate) fn phase_of(&self, tid: Tid) -> Option<Phase> {
-        let slot = self.slots.iter().find(|slot| slot.commit.ends() == Some(tid));
-        slot.map(|slot| slot.phase)
+        self.slot_that_ends(tid).map(|slot| slot.phase)
     }
 
-    /// The invariants, in debug builds.
-    fn check(&self) {
-        let pairs = || self.slots.iter().zip(self.slots.iter().skip(1));
-        debug_assert!(
-            planted(Bug::RetiredNewestFirst)
-                || pairs().all(|(older, newer)| older.phase >= newer.phase),
-            "stages increase: {:?}",
-            self.slots.iter().map(|slot| (slot.commit.sequence, slot.phase)).collect::<Vec<_>>()
-        );
-        debug_assert!(
-            planted(Bug::PartSequenceReused)
-                || pairs()
-                    .all(|(older, newer)| older.commit.sequence.next() == newer.commit.sequence),
-            "sequences have gaps"
-        );
+    /// The search begins with the newest, and ends at older transactions.
+    fn slot_that_ends(&self, tid: Tid) -> Option<&Slot> {
+        let mut slots = self.slots.iter().rev().take_while(|slot| slot.commit.tid.at_least(tid));
+        slots.find(|slot| slot.commit.ends() == Some(tid))
+    }
+
+    /// The invariants, after a change of slot `index`: no commit is further than an older one, and their
+    /// log sequences have no gap. Of the slot and its neighbours; in debug builds of all.
+    fn check(&self, index: usize) {
+        let (first, count) = match cfg!(debug_assertions) {
+            true => (0, self.slots.len()),
+            false => (index.saturating_sub(1), 3),
+        };
+        let near = || self.slots.iter().skip(first).take(count);
+        for (older, newer) in near().zip(near().skip(1)) {
+            assert!(
+                planted(Bug::RetiredNewestFirst) || older.phase >= newer.phase,
+                "stages increase: {:?} {:?}, {:?} {:?}",
+                older.commit.sequence,
+                older.phase,
+                newer.commit.sequence,
+                newer.phase
+            );
+            assert!(
+                planted(Bug::PartSequenceReused)
+                    || older.commit.sequence.next() == newer.commit.sequence,
+                "sequences have gaps: {:?}, {:?}",
+                older.commit.sequence,
+                newer.commit.sequence
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fjord_block::lock::Rank;
+
+    fn commit(sequence: Sequence) -> Arc<Commit> {
+        Arc::new(Commit {
+            tid: Tid(7),
+            sequence,
+            parts: ChangedParts::default(),
+            is_last: false,
+            generation: 0,
+            log_start: 1,
+            log_blocks: 1,
+            began: Instant::now(),
+            buffers: Vec::new(),
+            forgotten: Vec::new(),
+            callers: 0,
+            waiters: Vec::new(),
+            unsettled: Mutex::new(Rank::Unsettled, Unsettled::default()),
+        })
+    }
+
+    fn sequences_in_flight(pipeline: &Pipeline) -> Vec<Sequence> {
+        pipeline.in_flight().map(|commit| commit.sequence).collect()
+    }
+
+    /// Commits that wait for their checkpoint cost a search for those in flight nothing.
+    #[test]
+    fn retired_commits_are_passed_once() {
+        let mut pipeline = Pipeline::default();
+        let mut sequence = Sequence(Tid(7));
+        for _ in 0..100 {
+            let newest = commit(sequence);
+            pipeline.push(newest.clone());
+            assert!(pipeline.open_slots().count() <= 2);
+            assert_eq!(sequences_in_flight(&pipeline), [sequence]);
+            pipeline.set_phase(&newest, Phase::Committed);
+            assert!(pipeline.is_drained());
+            assert!(pipeline.not_durable(newest.tid, None, &[]).is_none());
+            newest.end(Ended::Durable);
+            sequence = sequence.next();
+        }
+        pipeline.push(commit(sequence));
+        for _ in 0..100 {
+            assert!(pipeline.begin_checkpoint().is_some());
+            pipeline.end_checkpoint();
+            assert_eq!(sequences_in_flight(&pipeline), [sequence]);
+        }
+        assert!(pipeline.begin_checkpoint().is_none());
     }
 }

@@ -78,10 +78,19 @@ impl Request {
         match self {
             Request::Whole(tid, _) => Cover::Whole(*tid),
             Request::Parts(wanted, _) => match wanted.partial() {
-                Some(number) => Cover::Parts(wanted.tid, number),
-                None => Cover::Whole(wanted.tid),
+                Some(number) => Cover::Parts(wanted.changes.tid, number),
+                None => Cover::Whole(wanted.changes.tid),
             },
             Request::FastCommit(..) => Cover::FastCommits,
+        }
+    }
+
+    /// The transaction that it waits for; `None` for a fast commit.
+    pub(crate) fn tid(&self) -> Option<Tid> {
+        match self {
+            Request::Whole(tid, _) => Some(*tid),
+            Request::Parts(wanted, _) => Some(wanted.changes.tid),
+            Request::FastCommit(..) => None,
         }
     }
 

@@ -28,7 +28,7 @@ use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;
 use crate::part_set::Part;
 use crate::request_queue::{Answer, Cover, Request, SERVERS_MAX};
-use crate::wanted_parts::{PartialCommit, WantedParts};
+use crate::wanted_parts::{ChangesUpTo, PartialCommit, WantedParts};
 
 thread_local! {
     /// The journal whose requests this thread serves; 0 for none.
@@ -57,9 +57,9 @@ impl Request {
     /// Waits until it is durable, by a commit of this thread or of another one.
     fn serve(self, journal: &Journal) -> Answer {
         match self {
-            Request::Whole(tid, then) => Answer::Whole(journal.commit(tid), then),
+            Request::Whole(tid, then) => Answer::Whole(journal.commit_for(tid, false), then),
             Request::Parts(mut wanted, then) => {
-                Answer::Parts(journal.commit_wanted_parts(&mut wanted), then)
+                Answer::Parts(journal.commit_wanted_parts(&mut wanted, false), then)
             }
             Request::FastCommit(ticket, then) => {
                 Answer::FastCommit(journal.wait_fast_commit(ticket), then)
@@ -81,11 +81,11 @@ impl Journal {
     /// As [`Journal::commit_then`], for [`Journal::commit_parts`].
     pub fn commit_parts_then(
         &self,
-        tid: Tid,
+        changes: impl Into<ChangesUpTo>,
         seeds: &[Part],
         then: impl FnOnce(Result<PartialCommit>) + Send + 'static,
     ) {
-        self.request(Request::Parts(WantedParts::new(tid, seeds), Box::new(then)));
+        self.request(Request::Parts(WantedParts::new(changes.into(), seeds), Box::new(then)));
     }
 
     /// As [`Journal::commit_then`], for [`Journal::wait_fast_commit`].
@@ -109,9 +109,24 @@ impl Journal {
         match request.poll(self) {
             Ok(answer) => answer.give(),
             Err(request) => {
+                let tid = request.tid();
                 self.inner.requests.queue.lock().waiting.push_back(request);
+                tid.into_iter().for_each(|tid| self.arrive_for(tid));
                 self.serve_requests();
             }
+        }
+    }
+
+    /// A caller without a thread waits for transaction `tid`. If that makes its callers enough, a thread
+    /// that waits for the transaction is offered the commit lock: a thread that arrives takes it itself.
+    fn arrive_for(&self, tid: Tid) {
+        let mut state = self.inner.state.lock();
+        if !state.running.as_ref().is_some_and(|running| running.transaction.tid == tid) {
+            return self.arrive_late(&mut state);
+        }
+        self.arrive(&mut state);
+        if state.compare_callers().is_eq() {
+            self.inner.offer_commit_lock(&state);
         }
     }
 

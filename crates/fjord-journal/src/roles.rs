@@ -18,6 +18,8 @@
 //!   which offers it again;
 //! - in serial mode the holder of the commit lock settles its commit; other threads settle only
 //!   while the commit lock is free;
+//! - in dual mode a commit waits until it has as many callers as those in flight, and for late
+//!   joiners ([`crate::late_joiners`]); calls for order only do not wait;
 //! - fast commits are written under the commit lock, and let waiting commits go first.
 
 use std::sync::Arc;
@@ -33,7 +35,7 @@ use crate::waiters::Waiters;
 
 impl Inner {
     /// Whether threads without the commit lock may settle now.
-    pub(crate) fn may_settle(&self, state: &State) -> bool {
+    fn may_settle(&self, state: &State) -> bool {
         self.dual || !state.roles.dispatching
     }
 
@@ -43,6 +45,29 @@ impl Inner {
     pub(crate) fn may_dispatch(&self, state: &State) -> bool {
         let has_unflushed = || state.pipeline.has_unflushed() && !planted(Bug::DispatchedUnflushed);
         !state.roles.dispatching && (self.ordered || !has_unflushed())
+    }
+
+    /// Whether the running transaction has as many callers as all commits in flight, or more. In dual
+    /// mode it waits until then, so that commits that overlap do not become small.
+    fn has_enough_callers(&self, state: &State) -> bool {
+        !self.dual || state.compare_callers().is_ge()
+    }
+
+    /// Whether a commit for callers that wait until it is durable may begin now.
+    pub(crate) fn may_commit(&self, state: &State) -> bool {
+        let are_all_here = || state.late_joiners.awaited_until().is_none();
+        self.may_dispatch(state) && self.has_enough_callers(state) && are_all_here()
+    }
+
+    /// Whether a round waits for late joiners: over a device that keeps order, its flush covers all
+    /// that is dispatched before it.
+    fn round_waits(&self, state: &State) -> bool {
+        self.ordered && state.late_joiners.awaited_until().is_some()
+    }
+
+    /// Whether a thread without the commit lock may begin a round, if the settle lock is free.
+    pub(crate) fn may_begin_round(&self, state: &State) -> bool {
+        self.may_settle(state) && state.pipeline.can_settle() && !self.round_waits(state)
     }
 
     /// Takes the commit lock if it is free, that many threads wait for a commit, and no handle is
@@ -112,6 +137,8 @@ impl Inner {
         }
         self.commit_lock_freed.notify_all();
         if self.may_dispatch(state)
+            && self.has_enough_callers(state)
+            && !state.late_joiners.are_watched()
             && let Some(running) = &state.running
             && !running.waiters.wake_one()
         {
@@ -120,20 +147,26 @@ impl Inner {
     }
 
     /// A thread that was woken, perhaps since a role was offered to it, goes on: offers what it has not
-    /// taken to another thread. `list` is the list of the running transaction in which it waited; if
-    /// the list belongs to a frozen commit by now, the thread was not woken for the commit lock.
-    pub(crate) fn pass_on(&self, state: &State, list: Option<Arc<Waiters>>) {
+    /// taken to another thread. If the list in which it waited belongs to a frozen commit by now, the
+    /// thread was not woken for the commit lock.
+    pub(crate) fn pass_on(&self, state: &State, woken: Woken) {
         let is_running = |running: &Running| {
-            list.as_ref().is_some_and(|list| {
+            woken.list.as_ref().is_some_and(|list| {
                 Arc::ptr_eq(&running.waiters, list) || Arc::ptr_eq(&running.late_waiters, list)
             })
         };
-        if state.running.as_ref().is_some_and(is_running) {
+        if woken.watched || state.running.as_ref().is_some_and(is_running) {
             self.offer_commit_lock(state);
         }
-        if !planted(Bug::OfferLost) {
+        if (woken.watched || woken.list.is_some()) && !planted(Bug::OfferLost) {
             self.offer_settle_lock(state);
         }
+    }
+
+    /// Offers both roles, if they are free: what was waited for has changed.
+    pub(crate) fn offer_roles(&self, state: &State) {
+        self.offer_commit_lock(state);
+        self.offer_settle_lock(state);
     }
 
     /// If the settle lock is free: offers it to a thread that waits for it, else to one that waits for
@@ -142,13 +175,23 @@ impl Inner {
         if state.roles.settling || self.settle_lock_freed.notify_one() || !self.may_settle(state) {
             return;
         }
-        if !state.pipeline.can_settle() {
+        let is_watched = self.round_waits(state) && state.late_joiners.are_watched();
+        if !state.pipeline.can_settle() || is_watched {
             return;
         }
         let is_for_it = |commit: &&Arc<Commit>| commit.can_settle() || planted(Bug::OfferLost);
         let can_settle = state.pipeline.in_flight().filter(is_for_it);
         can_settle.flat_map(|commit| &commit.waiters).any(|waiters| waiters.wake_one());
     }
+}
+
+/// How a thread waited.
+#[derive(Default)]
+pub(crate) struct Woken {
+    /// In this list of the running transaction.
+    pub(crate) list: Option<Arc<Waiters>>,
+    /// It was the watcher of [`crate::late_joiners`].
+    pub(crate) watched: bool,
 }
 
 /// The commit lock; released on drop.

@@ -11,6 +11,7 @@
 use fjord_block::plant::{Bug, any_planted, planted};
 use fjord_format::types::Tid;
 
+use crate::late_joiners::LateJoiners;
 use crate::log::Log;
 use crate::part_set::WholeReason;
 use crate::pipeline::Pipeline;
@@ -24,6 +25,8 @@ pub(crate) struct State {
     pub(crate) pipeline: Pipeline,
     /// Who commits.
     pub(crate) roles: Roles,
+    /// Callers that may come back.
+    pub(crate) late_joiners: LateJoiners,
     /// The last transaction with a full commit instead of a partial one, and why.
     pub(crate) whole: Option<(Tid, WholeReason)>,
     /// The newest transaction that is durable and whose callbacks have run.
@@ -42,10 +45,11 @@ pub(crate) struct State {
     pub(crate) used_blocks: u32,
     /// The journal has stopped, and commits from this sequence on fail.
     pub(crate) stopped_at: Option<Sequence>,
-    /// The superblock on disk says that the log is empty (`s_start` is 0).
+    /// The superblock on disk says that the log is empty (`s_start` is 0), and no commit in flight
+    /// changes that.
     pub(crate) empty_on_disk: bool,
-    /// The log is empty and restarts at its front (`head`); the superblock on disk has the old
-    /// head.
+    /// The log is empty and restarts at its first block (`head`); the superblock on disk has the old
+    /// head, and no commit in flight changes that.
     pub(crate) restarts: bool,
 }
 
@@ -56,6 +60,7 @@ impl State {
             running: None,
             pipeline: Pipeline::default(),
             roles: Roles::default(),
+            late_joiners: LateJoiners::new(),
             whole: None,
             committed: Tid(next_tid.0.wrapping_sub(1)),
             logged: Sequence(Tid(next_tid.0.wrapping_sub(1))),
@@ -96,10 +101,6 @@ impl State {
         let newest = Tid(self.next_tid.0.wrapping_sub(1));
         if let Some(running) = &self.running {
             assert_eq!(running.transaction.tid, newest, "an old transaction runs");
-            assert!(
-                running.generations_committed <= running.generation,
-                "partial commits are durable that were not frozen"
-            );
         }
         assert!(newest.at_least(self.committed), "a transaction is durable that never ran");
         for commit in self.pipeline.in_flight() {
@@ -147,6 +148,12 @@ impl State {
     /// Whether a thread holds the commit lock or waits for it to commit.
     pub(crate) fn expects_commits(&self) -> bool {
         self.roles.dispatching || self.has_waiting_commits()
+    }
+
+    /// The callers of the running transaction, compared with those of all commits in flight.
+    pub(crate) fn compare_callers(&self) -> std::cmp::Ordering {
+        let callers = self.running.as_ref().map_or(0, |running| running.callers);
+        callers.cmp(&self.pipeline.callers_in_flight())
     }
 
     /// Wakes all threads that wait for a commit.

@@ -20,7 +20,7 @@ use fjord_format::types::{BlockNo, Tid};
 
 use crate::buffer::Buffer;
 use crate::error::JournalError;
-use crate::part_set::{Part, PartSet, PartUnions};
+use crate::part_set::{ChangedParts, Part, PartSet, PartUnions};
 use crate::waiters::Waiters;
 
 pub(crate) use crate::sequence::Sequence;
@@ -38,7 +38,7 @@ pub enum Phase {
     Committing,
     /// Durable. Its versions wait for a checkpoint.
     Committed,
-    /// A checkpoint writes its versions home.
+    /// A checkpoint writes its versions to their home locations.
     Checkpointing,
 }
 
@@ -70,7 +70,8 @@ pub(crate) struct Contents {
     pub(crate) data: Vec<(Part, Ticket)>,
     /// Callbacks for the outcome, each with a part of the handle that registered it.
     pub(crate) callbacks: Vec<(Part, Callback)>,
-    /// Touched parts that have not committed.
+    /// Touched parts. They leave when their commit enters the pipeline, so that they are always in
+    /// one of both.
     pub(crate) parts: PartUnions,
 }
 
@@ -98,7 +99,11 @@ impl Transaction {
 
     /// Freezes the rest of the transaction; all its handles are stopped.
     pub(crate) fn freeze(&self, sequence: Sequence, generation: u32) -> Batch {
-        let contents = std::mem::take(&mut *self.contents.lock());
+        let contents = {
+            let mut contents = self.contents.lock();
+            let parts = std::mem::take(&mut contents.parts);
+            std::mem::replace(&mut *contents, Contents { parts, ..Contents::default() })
+        };
         let freeze = |buffer: Arc<Buffer>| {
             buffer.freeze(self.tid, sequence).map(|version| (buffer, version))
         };
@@ -122,7 +127,7 @@ pub(crate) struct Batch {
     /// Its transaction.
     pub(crate) tid: Tid,
     pub(crate) sequence: Sequence,
-    /// Number of the partial commit in its transaction; valid with `parts` only.
+    /// Number of the commit in its transaction.
     pub(crate) generation: u32,
     /// The parts that commit; `None` for all of the rest.
     pub(crate) parts: Option<PartSet>,
@@ -149,10 +154,10 @@ pub(crate) struct Running {
     pub(crate) reserved_blocks: u32,
     /// Number of partial commits frozen.
     pub(crate) generation: u32,
-    /// Number of partial commits that are durable and have run their callbacks.
-    pub(crate) generations_committed: u32,
     /// Parts that threads wait for; the next partial commit includes them.
     pub(crate) wanted: Vec<Part>,
+    /// Callers that wait for the next commit, with a thread or without.
+    pub(crate) callers: u32,
     /// Threads that wait for the next commit; for the one in progress while it is closed.
     pub(crate) waiters: Arc<Waiters>,
     /// A commit is about to freeze it, or parts of it.
@@ -169,12 +174,17 @@ impl Running {
             handles: 0,
             reserved_blocks: 0,
             generation: 0,
-            generations_committed: 0,
             wanted: Vec::new(),
+            callers: 0,
             waiters: Arc::default(),
             closed: false,
             late_waiters: Arc::default(),
         }
+    }
+
+    /// The newest generation of handles that have changed anything: none has since it was closed.
+    pub(crate) fn newest_generation(&self) -> u32 {
+        self.generation - u32::from(self.closed)
     }
 
     /// The list of a thread that waits for the commit of a part's `generation`, or of the whole.
@@ -201,6 +211,19 @@ impl Running {
         }
         self.waiters = late;
         vec![waiters]
+    }
+
+    /// A commit takes its parts, `None` for all. Threads that wanted some of them while it was in
+    /// progress wait for it, not for the next one: they wake.
+    pub(crate) fn take_parts(&mut self, parts: Option<&PartSet>) -> ChangedParts {
+        let unions = &mut self.transaction.contents.lock().parts;
+        let Some(parts) = parts else { return unions.take_all() };
+        let wanted_count = self.wanted.len();
+        self.wanted.retain(|&part| !parts.contains(part));
+        if self.wanted.len() < wanted_count {
+            self.waiters.wake_all();
+        }
+        unions.take(parts)
     }
 
     /// Handles may start again, without a commit.

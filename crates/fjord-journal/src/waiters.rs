@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use fjord_block::lock::{Condvar, MutexGuard};
 
@@ -22,11 +23,22 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Waits for a signal.
-    pub(crate) fn wait<T>(self: &Arc<Self>, state: &mut MutexGuard<'_, T>) {
+    /// Waits for a signal, until a point in time if there is one. Returns whether that has passed.
+    pub(crate) fn wait<T>(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, T>,
+        until: Option<Instant>,
+    ) -> bool {
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.moved.wait(state);
+        let timed_out = match until {
+            Some(until) => self.moved.wait_until(state, until).timed_out(),
+            None => {
+                self.moved.wait(state);
+                false
+            }
+        };
         self.count.fetch_sub(1, Ordering::Relaxed);
+        timed_out
     }
 
     /// Number of threads that wait.

@@ -1,11 +1,17 @@
 //! What a caller of a partial commit wants, needs and gets. Owns no state of the journal.
+//!
+//! Invariant: a caller waits for the commit that has its own changes, and for no later one: it does not
+//! fail with what other threads change in the same parts.
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::Tid;
 
 use crate::part_set::{Part, WholeReason};
 use crate::pipeline::Commit;
+use crate::state::State;
+use crate::transaction::Running;
 
 /// Outcome of [`Journal::commit_parts`](crate::Journal::commit_parts).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,28 +28,73 @@ pub enum PartialCommit {
     Whole(WholeReason),
 }
 
-/// The parts of transaction `tid` that a caller wants.
-pub(crate) struct WantedParts {
+/// Changes that a caller wants to be durable, in some parts: all of a transaction up to now, or those up
+/// to a handle ([`Handle::changes`](crate::Handle::changes)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangesUpTo {
     pub(crate) tid: Tid,
+    /// Number of partial commits of the transaction before the handle started; `None` for all
+    /// changes up to now.
+    pub(crate) generation: Option<u32>,
+}
+
+impl ChangesUpTo {
+    /// Those of a transaction up to the handles of this generation
+    /// ([`Handle::generation`](crate::Handle::generation)).
+    pub fn new(tid: Tid, generation: u32) -> ChangesUpTo {
+        ChangesUpTo { tid, generation: Some(generation) }
+    }
+
+    /// Their transaction.
+    pub fn tid(self) -> Tid {
+        self.tid
+    }
+
+    /// Their newest generation; `None` for all up to now.
+    pub fn generation(self) -> Option<u32> {
+        self.generation
+    }
+}
+
+impl From<Tid> for ChangesUpTo {
+    fn from(tid: Tid) -> ChangesUpTo {
+        ChangesUpTo { tid, generation: None }
+    }
+}
+
+/// Stage of changes.
+pub(crate) enum Stage {
+    /// No commit has taken them.
+    Running,
+    /// In a commit that is not durable, or whose callers have not been told.
+    Frozen(Arc<Commit>),
+    Durable,
+}
+
+/// Parts whose changes a caller wants to be durable.
+pub(crate) struct WantedParts {
+    pub(crate) changes: ChangesUpTo,
     pub(crate) seeds: Vec<Part>,
     /// What it takes; found when the caller asks first.
     pub(crate) need: Option<Need>,
-    /// The commit that makes them durable.
-    pub(crate) found: Option<Found>,
-    /// Transaction and number of a partial commit without contents: durable with `found`.
-    pub(crate) nothing: Option<(Tid, u32)>,
+    /// The outcome of the commit that the caller has dispatched for them.
+    pub(crate) own: Option<PartialCommit>,
 }
 
-/// The commit that makes wanted parts durable, and the outcome when it has.
-pub(crate) struct Found {
-    /// `None` if nothing is in flight.
-    pub(crate) commit: Option<Arc<Commit>>,
-    pub(crate) outcome: PartialCommit,
+/// What it takes to make parts durable.
+#[derive(Clone, Copy)]
+pub(crate) enum Need {
+    Nothing,
+    /// A commit in flight, the one of this number.
+    InFlight(u32),
+    /// A commit that follows, of this number or the one in progress.
+    Commit(u32),
+    Whole(WholeReason),
 }
 
 impl WantedParts {
-    pub(crate) fn new(tid: Tid, seeds: &[Part]) -> WantedParts {
-        WantedParts { tid, seeds: seeds.to_vec(), need: None, found: None, nothing: None }
+    pub(crate) fn new(changes: ChangesUpTo, seeds: &[Part]) -> WantedParts {
+        WantedParts { changes, seeds: seeds.to_vec(), need: None, own: None }
     }
 
     /// The partial commit that will make them durable; `None` if it takes a full one.
@@ -53,15 +104,92 @@ impl WantedParts {
             Need::Nothing | Need::Whole(_) => None,
         }
     }
+
+    /// What it takes. The first call registers the parts for the next partial commit, if it takes
+    /// one.
+    pub(crate) fn need(&mut self, state: &mut State) -> Need {
+        if let Some(need) = self.need {
+            return need;
+        }
+        self.changes = state.all_up_to_now(self.changes);
+        let tid = self.changes.tid;
+        let need = match self.stage(state) {
+            _ if !state.next_tid.newer_than(tid) => Need::Whole(WholeReason::UnderWay),
+            Stage::Durable => Need::Nothing,
+            Stage::Frozen(commit) if commit.is_last => Need::Whole(state.why_whole(tid)),
+            Stage::Frozen(commit) => Need::InFlight(commit.generation),
+            Stage::Running => state.running.as_mut().map_or(Need::Nothing, |running| {
+                let closure = running.transaction.contents.lock().parts.closure(&self.seeds);
+                if closure.contains(Part::WHOLE) {
+                    return Need::Whole(WholeReason::WholePart);
+                }
+                running.wanted.extend_from_slice(&self.seeds);
+                Need::Commit(running.generation + 1)
+            }),
+        };
+        self.need = Some(need);
+        need
+    }
+
+    /// The stage of the changes.
+    pub(crate) fn stage(&self, state: &State) -> Stage {
+        match state.stage_of(self.changes, &self.seeds) {
+            // Only for the other callers: the one that has dispatched the commit settles it.
+            Stage::Frozen(commit)
+                if planted(Bug::PartsToldInFlight)
+                    && self.own.is_none()
+                    && commit.is_dispatched() =>
+            {
+                Stage::Durable
+            }
+            stage => stage,
+        }
+    }
+
+    /// The outcome now that the changes are durable.
+    pub(crate) fn outcome(&self, state: &State) -> PartialCommit {
+        let tid = self.changes.tid;
+        match (self.own, self.need) {
+            (Some(own), _) => own,
+            (None, Some(Need::Commit(_))) if state.committed.at_least(tid) => {
+                PartialCommit::Whole(state.why_whole(tid))
+            }
+            (None, Some(Need::Commit(_))) => PartialCommit::Parts { log_blocks: 0 },
+            (None, _) => PartialCommit::Durable,
+        }
+    }
 }
 
-/// What a caller has to do.
-#[derive(Clone, Copy)]
-pub(crate) enum Need {
-    Nothing,
-    /// Wait until the commits up to this generation are durable, or have failed.
-    InFlight(u32),
-    /// The same; and do the last of them if no other thread does.
-    Commit(u32),
-    Whole(WholeReason),
+impl State {
+    /// Fixes which changes those up to now are, while their transaction runs.
+    pub(crate) fn all_up_to_now(&self, changes: ChangesUpTo) -> ChangesUpTo {
+        let runs = |running: &&Running| running.transaction.tid == changes.tid;
+        let up_to_now = self.running.as_ref().filter(runs).map(Running::newest_generation);
+        ChangesUpTo { generation: changes.generation.or(up_to_now), ..changes }
+    }
+
+    /// The stage of changes to `seeds`. A commit that has later changes to these parts does not count.
+    pub(crate) fn stage_of(&self, changes: ChangesUpTo, seeds: &[Part]) -> Stage {
+        let ChangesUpTo { tid, generation } = changes;
+        if self.committed.at_least(tid) {
+            return Stage::Durable;
+        }
+        if let Some(running) = &self.running
+            && running.transaction.tid == tid
+            && !(running.closed && planted(Bug::PartsLeaveEarly))
+            && running.transaction.contents.lock().parts.changed().has_any(seeds, generation)
+        {
+            return Stage::Running;
+        }
+        match self.pipeline.not_durable(tid, generation, seeds) {
+            Some(commit) => Stage::Frozen(commit.clone()),
+            None => Stage::Durable,
+        }
+    }
+
+    /// Why a full commit served a caller who wanted parts: if it began as a partial commit, its
+    /// reason applies to all callers that waited for it.
+    pub(crate) fn why_whole(&self, tid: Tid) -> WholeReason {
+        self.whole.filter(|(other, _)| *other == tid).map_or(WholeReason::UnderWay, |(_, why)| why)
+    }
 }

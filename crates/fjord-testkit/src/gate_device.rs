@@ -114,6 +114,15 @@ pub struct Record {
     completed: Option<u64>,
 }
 
+/// See [`GateDevice::release_on_drop`].
+pub struct ReleaseOnDrop<'a>(&'a GateDevice);
+
+impl Drop for ReleaseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.release_all();
+    }
+}
+
 impl GateDevice {
     /// A device with the contents of `image`.
     pub fn new(image: &MemImage, cache: Cache) -> GateDevice {
@@ -172,6 +181,12 @@ impl GateDevice {
     pub fn release_all(&self) {
         self.shared.lock().hold = None;
         self.shared.moved.notify_all();
+    }
+
+    /// Lets all requests run when the result is dropped: a check that fails ends the test, instead of
+    /// leaving its threads with the device.
+    pub fn release_on_drop(&self) -> ReleaseOnDrop<'_> {
+        ReleaseOnDrop(self)
     }
 
     /// The requests that are held back, in the order of submission.

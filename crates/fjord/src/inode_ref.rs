@@ -22,6 +22,7 @@ use crate::file::seek::{self, FiemapExtent};
 use crate::file::write::WriteOptions;
 use crate::file::{read, truncate, write};
 use crate::fs::FsInner;
+use crate::fsync::Epoch;
 use crate::inode::table::Users;
 use crate::inode::{Inode, InodeState, attr, evict, flags};
 use crate::vfs::{DirEntry, Fs, RenameFlags, XattrFlags, noting};
@@ -379,13 +380,21 @@ impl InodeRef {
         if let Err(error) = self.fs.check_alive() {
             return done(Err(error));
         }
+        fsync::fsync_then(&self.fs, &self.inode, datasync, self.held_until(done));
+    }
+
+    /// Notes an error, gives up a reference to the inode, and calls `done`.
+    fn held_until<T, D>(&self, done: D) -> impl FnOnce(Result<T>) + Send + use<T, D>
+    where
+        D: FnOnce(Result<T>) + Send,
+    {
         let held = self.clone();
-        fsync::fsync_then(&self.fs, &self.inode, datasync, move |result| {
+        move |result| {
             let result = noting(&held.fs, false, || result);
             // Not after `done`: the last reference deletes a file without names.
             drop(held);
             done(result);
-        });
+        }
     }
 
     /// Order without durability (`fbarrier`; with `datasync`, `fdatabarrier`): whatever is
@@ -393,10 +402,21 @@ impl InodeRef {
     /// everything written to this file before the call. Cheap over the epoch scheduler, which
     /// is not waited for; else as [`InodeRef::fsync`].
     ///
+    /// The epoch tells later whether that is durable: [`crate::Fs::is_durable`].
+    ///
     /// # Errors
     /// As for fsync, as far as they show before the device has answered.
-    pub fn barrier(&self, datasync: bool) -> Result<()> {
+    pub fn barrier(&self, datasync: bool) -> Result<Epoch> {
         self.reading(|| fsync::barrier(&self.fs, &self.inode, datasync))
+    }
+
+    /// As [`InodeRef::barrier`]. Where that is [`InodeRef::fsync`], it is
+    /// [`InodeRef::fsync_then`] here; else `done` is called before this call returns.
+    pub fn barrier_then(&self, datasync: bool, done: impl FnOnce(Result<Epoch>) + Send + 'static) {
+        if let Err(error) = self.fs.check_alive() {
+            return done(Err(error));
+        }
+        fsync::barrier_then(&self.fs, &self.inode, datasync, self.held_until(done));
     }
 
     /// The value of an extended attribute (full name, as `user.mime_type`).
@@ -534,23 +554,30 @@ impl OpenFile {
     ///
     /// # Errors
     /// As [`OpenFile::fsync`], as far as they show before the device has answered.
-    pub fn barrier(&self, datasync: bool) -> Result<()> {
+    pub fn barrier(&self, datasync: bool) -> Result<Epoch> {
         self.reporting(|| self.inode.barrier(datasync))
     }
 
+    /// As [`OpenFile::barrier`], without a thread that waits; see [`InodeRef::barrier_then`].
+    pub fn barrier_then(&self, datasync: bool, done: impl FnOnce(Result<Epoch>) + Send + 'static) {
+        let (inode, errors_seen) = (self.inode.inode.clone(), self.errors_seen.clone());
+        self.inode
+            .barrier_then(datasync, move |result| done(reported(&inode, &errors_seen, result)));
+    }
+
     /// Adds the failures of writeback that this file has not reported yet.
-    fn reporting(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn reporting<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = call();
         reported(&self.inode.inode, &self.errors_seen, result)
     }
 }
 
 /// The result of a call on an open file that has reported `errors_seen` failures of writeback.
-fn reported(inode: &Inode, errors_seen: &AtomicU32, result: Result<()>) -> Result<()> {
+fn reported<T>(inode: &Inode, errors_seen: &AtomicU32, result: Result<T>) -> Result<T> {
     let now = inode.wb_errors.load(Ordering::Acquire);
     let before = errors_seen.swap(now, Ordering::AcqRel);
     match result {
-        Ok(()) if before != now => Err(Errno::IO.into()),
+        Ok(_) if before != now => Err(Errno::IO.into()),
         other => other,
     }
 }

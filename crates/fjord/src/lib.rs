@@ -77,6 +77,7 @@ pub use fjord_format::InodeNo;
 pub use fjord_mkfs::{IjournalAreas, JournalSize, MkfsOptions};
 pub use fs::events::{Event, Severity};
 pub use fs::status::{Failure, ShutdownMode};
+pub use fsync::Epoch;
 pub use fsync::stats::{Fallback, FsyncStats, LatencyHistogram};
 pub use options::{AtimeMode, CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 pub use vfs::{DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags};

@@ -22,6 +22,7 @@ use crate::fs::events::Event;
 use crate::fs::status::{Failure, ShutdownMode};
 use crate::fs::{FsInner, create, mount};
 use crate::fsync::stats::FsyncStats;
+use crate::fsync::{Epoch, epochs};
 use crate::inode::table;
 use crate::options::MountOptions;
 
@@ -275,6 +276,20 @@ impl Fs {
         self.0.sync()
     }
 
+    /// Whether everything before the end of this epoch is durable ([`crate::File::fbarrier`]). Without
+    /// a wait; `false` may be out of date.
+    pub fn is_durable(&self, epoch: Epoch) -> bool {
+        epochs::is_durable(&self.0, epoch)
+    }
+
+    /// Makes everything before the end of this epoch durable, if it is not yet.
+    ///
+    /// # Errors
+    /// `EINVAL` for an epoch of another mount that has not ended here; write errors.
+    pub fn wait_durable(&self, epoch: Epoch) -> Result<()> {
+        epochs::wait_durable(&self.0, epoch)
+    }
+
     /// Lets `take` claim the block device instead of this file system: mount(2) of a `fuseblk`
     /// mount needs a device without another claim. If `take` fails, the file system holds the
     /// device alone again. Image files have no such claim.
@@ -395,6 +410,7 @@ impl Fs {
         Stats {
             fsync: self.0.fsync_counters.snapshot(),
             barriers: self.0.stats.barriers.load(Ordering::Relaxed),
+            barriers_as_fsync: self.0.stats.barriers_as_fsync.load(Ordering::Relaxed),
             scheduler: self.0.scheduler.as_ref().map(|scheduler| scheduler.epoch_stats()),
             fsync_policy: self.0.fsync_policy.name(),
             cached_pages_bytes: self.0.page_lru.cached_bytes(),
@@ -517,6 +533,8 @@ pub struct Stats {
     pub fsync: FsyncStats,
     /// Calls of [`InodeRef::barrier`] that gave order without durability.
     pub barriers: u64,
+    /// Those that were served as fsync, since the device keeps no order.
+    pub barriers_as_fsync: u64,
     /// The epoch scheduler's counters, if the mount put one above the device.
     pub scheduler: Option<fjord_block::epoch::EpochStats>,
     /// The policy in use.

@@ -25,6 +25,7 @@ use crate::target::{Device, DeviceKind, Setup, Stand};
 use crate::{Progress, Reporter, check_space};
 use measure::Outcome;
 use plan::{Plan, Setting};
+use report::Numbers;
 
 /// A figure or table that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,8 +200,8 @@ struct Cell {
     setting: Setting,
     /// All turns together; None until the first, or if none succeeded.
     outcome: Option<Outcome>,
-    /// The main number of each turn, by round; None for a turn that failed.
-    rounds: Vec<Option<f64>>,
+    /// The numbers of each turn, by round; None for a turn that failed.
+    turns: Vec<Option<Numbers>>,
 }
 
 /// Runs an experiment. `callback` is called before every step, as by [`crate::run`].
@@ -232,9 +233,18 @@ pub fn run_experiment(
                 target: target.clone(),
                 setting,
                 outcome: None,
-                rounds: Vec::new(),
+                turns: Vec::new(),
             }));
         }
+    }
+    let has_no_cell = |target: &&Target| !cells.iter().any(|cell| cell.target == **target);
+    let asked = if options.targets.is_empty() { &[] } else { &*plan.targets };
+    if let Some(target) = asked.iter().find(has_no_cell) {
+        let name = target.name();
+        return Err(BenchError::Usage(format!(
+            "{name} runs on none of the devices: a directory needs disk, :native a modelled device \
+             (--devices)"
+        )));
     }
     let total_count = cells.len() as u64 * u64::from(plan.round_count);
     let step_count = u32::try_from(total_count).unwrap_or(u32::MAX);
@@ -266,10 +276,14 @@ fn check(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The targets for a device: a directory lies on no device but the real disk.
+/// The targets for a device: a directory lies on no device but the real disk, and only a modelled
+/// device has a barrier command.
 fn targets_on(plan: &Plan, device: DeviceKind) -> impl Iterator<Item = &Target> {
-    let on_disk = device == DeviceKind::Disk;
-    plan.targets.iter().filter(move |target| on_disk || !matches!(target, Target::Directory(_)))
+    plan.targets.iter().filter(move |target| match target {
+        Target::Directory(_) => device == DeviceKind::Disk,
+        Target::Library(how) if how.native => matches!(device, DeviceKind::Modelled(_)),
+        _ => true,
+    })
 }
 
 /// A run under way.
@@ -288,7 +302,7 @@ impl Run<'_> {
         let device = match Device::new(kind, &self.options) {
             Ok(device) => device,
             Err(error) => {
-                self.left_out.push(format!("{}: {error}", kind.name()));
+                self.leave_out(format!("{}: {error}", kind.name()));
                 return Ok(());
             }
         };
@@ -303,9 +317,16 @@ impl Run<'_> {
             }
         }
         if let Err(error) = device.finish() {
-            self.left_out.push(format!("{}: {error}", kind.name()));
+            self.leave_out(format!("{}: {error}", kind.name()));
         }
         Ok(())
+    }
+
+    /// Notes what is left out; once, although each round tries it.
+    fn leave_out(&mut self, message: String) {
+        if !self.left_out.contains(&message) {
+            self.left_out.push(message);
+        }
     }
 
     /// One target's turn at each of its settings.
@@ -321,10 +342,10 @@ impl Run<'_> {
             self.reporter.step(what.clone())?;
             let result = self.point(device, cell, &mut stand);
             if result.is_err() {
-                cell.rounds.push(None);
+                cell.turns.push(None);
             }
             if let Err(error) = result {
-                self.left_out.push(format!("{what}: {error}"));
+                self.leave_out(format!("{what}: {error}"));
                 // Whatever state it is in, the next point gets a new one.
                 stand = None;
             }
@@ -332,7 +353,7 @@ impl Run<'_> {
         if let Some((_, stand)) = stand
             && let Err(error) = stand.finish()
         {
-            self.left_out.push(format!("{}, {}: {error}", device.path().display(), target.name()));
+            self.leave_out(format!("{}, {}: {error}", device.path().display(), target.name()));
         }
         Ok(())
     }
@@ -356,7 +377,7 @@ impl Run<'_> {
             }
         };
         let outcome = measure::run(self.experiment, &cell.setting, stand, &self.plan)?;
-        cell.rounds.push(self.experiment.main_number(&outcome));
+        cell.turns.push(Some(self.experiment.numbers(&outcome)));
         match &mut cell.outcome {
             Some(sum) => sum.add(outcome),
             none => *none = Some(outcome),

@@ -283,9 +283,10 @@ impl Experiment {
 }
 
 /// The kernel with and without barriers, and fjord's compound commits: as a file, on the device
-/// itself in serial and dual mode, and with order only where a figure is of that too.
+/// itself in serial and dual mode, and with order only where a figure is of that too. Processors
+/// may halt, as they may for the kernel.
 fn barrier_targets(experiment: Experiment) -> Vec<Target> {
-    let compound = How::with_policy(FsyncPolicyKind::Compound);
+    let compound = How { halts: true, ..How::with_policy(FsyncPolicyKind::Compound) };
     let native = How { native: true, ..compound };
     let dual = How { epoch: true, dual: true, ..compound };
     let native_dual = How { native: true, ..dual };

@@ -157,10 +157,9 @@ struct Shape {
 }
 
 impl Experiment {
-    /// The number that gains are of.
-    pub(super) fn main_number(self, outcome: &Outcome) -> Option<f64> {
-        let shape = self.shape();
-        (shape.columns[shape.main].of)(outcome)
+    /// What is told of an outcome.
+    pub(super) fn numbers(self, outcome: &Outcome) -> Numbers {
+        Numbers(self.shape().columns.iter().map(|c| (*c, (c.of)(outcome))).collect())
     }
 
     fn shape(self) -> Shape {
@@ -230,6 +229,8 @@ pub struct Row {
     pub numbers: Numbers,
     /// The main number of each round; None for a turn that failed.
     pub rounds: Vec<Option<f64>>,
+    /// All numbers of each round.
+    pub turns: Vec<Option<Numbers>>,
     /// How many times better than others the main number is: the median over the rounds, since
     /// targets take turns in each.
     #[serde(flatten)]
@@ -335,8 +336,10 @@ fn compound_of(target: &Target) -> Option<Target> {
     let compound = How::with_policy(fjord::FsyncPolicyKind::Compound);
     match target {
         Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier => Some(Target::Kernel),
-        Target::Library(how) => Some(Target::Library(How { native: how.native, ..compound })),
-        Target::Fuse(_) => Some(Target::Fuse(compound)),
+        Target::Library(how) => {
+            Some(Target::Library(How { native: how.native, halts: how.halts, ..compound }))
+        }
+        Target::Fuse(how) => Some(Target::Fuse(How { halts: how.halts, ..compound })),
         _ => None,
     }
 }
@@ -363,7 +366,7 @@ pub(super) fn build(
         let base = cells.iter().find(|other| {
             (other.device, other.setting.x) == (own.device, own.setting.x) && other.target == base
         })?;
-        median_gain(&own.rounds, &base.rounds, shape.more_is_better)
+        median_gain(&main_numbers(own, &shape), &main_numbers(base, &shape), shape.more_is_better)
     };
     let row = |cell: &Cell| {
         let outcome = cell.outcome.as_ref()?;
@@ -379,8 +382,9 @@ pub(super) fn build(
             device: device.into(),
             setting: cell.setting.name.clone(),
             target: cell.target.name(),
-            numbers: Numbers(shape.columns.iter().map(|c| (*c, (c.of)(outcome))).collect()),
-            rounds: cell.rounds.clone(),
+            numbers: experiment.numbers(outcome),
+            rounds: main_numbers(cell, &shape),
+            turns: cell.turns.clone(),
             gains: Gains {
                 over_raw: gain(cell, Some(Target::Raw)),
                 over_kernel: gain(cell, Some(Target::Kernel)),
@@ -409,6 +413,12 @@ pub(super) fn build(
         load_average,
         experiment,
     }
+}
+
+/// The main number of each turn of a cell.
+fn main_numbers(cell: &Cell, shape: &Shape) -> Vec<Option<f64>> {
+    let main = |turn: &Option<Numbers>| turn.as_ref()?.0.get(shape.main)?.1;
+    cell.turns.iter().map(main).collect()
 }
 
 /// The median over the rounds of how many times better `own` is than `base`.
@@ -445,7 +455,7 @@ fn means(experiment: Experiment, plan: &Plan, rows: &[Row]) -> Vec<Mean> {
 const GAIN_WIDTH: usize = 12;
 
 /// Width of the smallest and largest main number by round.
-const SPREAD_WIDTH: usize = 20;
+const SPREAD_WIDTH: usize = 24;
 
 /// The smallest and largest main number by round; nothing for one round.
 fn spread(rounds: &[Option<f64>]) -> String {
@@ -490,7 +500,7 @@ impl ExperimentReport {
                 self.write_heading(&mut text, row);
                 last = Some(heading);
             }
-            let _ = write!(text, "  {:<32}", row.target);
+            let _ = write!(text, "  {:<1$}", row.target, self.target_width());
             for (column, value) in &row.numbers.0 {
                 let _ = write!(text, "{:>1$}", number(*value, column.decimals), width(column));
             }
@@ -519,8 +529,15 @@ impl ExperimentReport {
         text
     }
 
+    /// Width of the column of targets.
+    fn target_width(&self) -> usize {
+        self.rows.iter().map(|row| row.target.chars().count()).max().unwrap_or(0).max(32)
+    }
+
     fn write_heading(&self, text: &mut String, row: &Row) {
-        let _ = write!(text, "\n{} · {}\n  {:<32}", row.device, row.setting, "target");
+        let target_width = self.target_width();
+        let _ =
+            write!(text, "\n{} · {}\n  {:<3$}", row.device, row.setting, "target", target_width);
         for (column, _) in &row.numbers.0 {
             let _ = write!(text, "{:>1$}", column.heading, width(column));
         }
@@ -534,12 +551,17 @@ impl ExperimentReport {
         let mut last = None;
         for mean in &self.means {
             if last != Some(&mean.device) {
-                let _ =
-                    write!(text, "\n{} · mean over the settings\n  {:<32}", mean.device, "target");
+                let target_width = self.target_width();
+                let device = &mean.device;
+                let _ = write!(
+                    text,
+                    "\n{device} · mean over the settings\n  {:<1$}",
+                    "target", target_width
+                );
                 self.write_gain_headings(text);
                 last = Some(&mean.device);
             }
-            let _ = write!(text, "  {:<32}", mean.target);
+            let _ = write!(text, "  {:<1$}", mean.target, self.target_width());
             self.write_gains(text, &mean.gains);
             let _ = write!(text, "{:>SPREAD_WIDTH$}", "");
             let _ = writeln!(text, "  {}", mean.paper.unwrap_or("–"));

@@ -83,8 +83,8 @@ impl BenchFile for LibraryFile {
         match (self.order, data_only) {
             (false, false) => self.file.sync_all(),
             (false, true) => self.file.sync_data(),
-            (true, false) => self.file.fbarrier(),
-            (true, true) => self.file.fdatabarrier(),
+            (true, false) => self.file.fbarrier().map(drop),
+            (true, true) => self.file.fdatabarrier().map(drop),
         }
         .map_err(io_error)
     }

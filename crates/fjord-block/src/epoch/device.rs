@@ -9,8 +9,11 @@
 //!   device in queue order, and so that a completion inside a submission does not recurse;
 //! - no call to the inner device, no completion and no callback happens under the lock;
 //! - a ticket of the inner device is in `State::commands` before its completion is processed;
+//! - a waiter drives only what has to end before its own request, so that it does not sleep in
+//!   another one, such as a flush, when its own is done;
 //! - a waiter that finds nothing to drive is in `State::sleepers`, and is woken after a dispatch or
-//!   a completion.
+//!   a completion. If its request waits for a place in the device's queue, all commands in flight
+//!   have been started.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -54,11 +57,19 @@ struct State {
     queue: EpochQueue,
     requests: HashMap<RequestId, Held>,
     /// Requests in flight in the inner device.
-    commands: HashMap<CommandId, Ticket>,
+    commands: HashMap<CommandId, InDevice>,
     /// Waiters with nothing to drive.
     sleepers: Vec<Arc<TicketCore>>,
     /// A thread is dispatching.
     dispatching: bool,
+}
+
+/// A command in flight in the inner device.
+struct InDevice {
+    ticket: Ticket,
+    /// It was started, for the case that its owner waits late or never.
+    started: bool,
+    needs_waiter: bool,
 }
 
 /// A request without its result.
@@ -192,10 +203,10 @@ impl Shared {
     /// Processes the completion of a command.
     fn completed(self: &Arc<Self>, id: CommandId, result: &IoResult) {
         let mut state = self.state.lock();
-        let ticket = state.commands.remove(&id);
+        let in_device = state.commands.remove(&id);
         state.queue.completed(id, result.clone(), self.now_ns());
         self.advance(state, true);
-        drop(ticket);
+        drop(in_device);
     }
 
     /// Completes finished requests and dispatches commands until there are none. `moved`: wake the
@@ -230,7 +241,9 @@ impl Shared {
             state.dispatching = true;
             let sent = MutexGuard::unlocked(&mut state, || self.hand_out(batch));
             for sent in &sent {
-                state.commands.insert(sent.id, sent.ticket.clone());
+                let (ticket, started) = (sent.ticket.clone(), sent.start);
+                let needs_waiter = ticket.needs_waiter();
+                state.commands.insert(sent.id, InDevice { ticket, started, needs_waiter });
             }
             MutexGuard::unlocked(&mut state, || {
                 sent.into_iter().for_each(|sent| self.watch(sent));
@@ -349,9 +362,36 @@ impl State {
         piece
     }
 
-    /// A ticket of the inner device that a request waits for.
+    /// The ticket of the inner device that has to end before a request can.
     fn inner_ticket(&self, id: RequestId) -> Option<Ticket> {
-        self.commands.get(&self.queue.waits_for(id)?).cloned()
+        let command = self.queue.waits_for(id)?;
+        self.commands.get(&command).map(|in_device| in_device.ticket.clone())
+    }
+
+    /// The oldest command that nothing but a waiter ends ([`Driver::needs_waiter`]), whosever it is.
+    fn needs_waiter(&self) -> Option<Ticket> {
+        let needs_one =
+            |in_device: &InDevice| in_device.needs_waiter && !in_device.ticket.is_done();
+        let commands = self.commands.iter().filter(|(_, in_device)| needs_one(in_device));
+        commands.min_by_key(|(id, _)| **id).map(|(_, in_device)| in_device.ticket.clone())
+    }
+
+    /// The tickets of the inner device to start so that a request goes on: the one that it waits for,
+    /// else all that may have no waiter yet, since one of them has to leave the device's queue. None
+    /// while a thread dispatches, which may send the request.
+    fn take_unstarted(&mut self, id: RequestId) -> Vec<Ticket> {
+        if let Some(inner) = self.inner_ticket(id) {
+            return vec![inner];
+        }
+        if self.dispatching || !self.requests.contains_key(&id) {
+            return Vec::new();
+        }
+        let unstarted = self.commands.values_mut().filter(|in_device| !in_device.started);
+        let start = |in_device: &mut InDevice| {
+            in_device.started = true;
+            in_device.ticket.clone()
+        };
+        unstarted.map(start).collect()
     }
 }
 
@@ -365,13 +405,18 @@ impl Driver for Lend {
     fn drive(&self, ticket: &Arc<TicketCore>) {
         while !ticket.is_done() {
             let mut state = self.shared.state.lock();
-            // If it is done, another thread is processing its completion.
-            let Some(inner) = state.inner_ticket(self.id).filter(|inner| !inner.is_done()) else {
-                state.sleepers.push(ticket.clone());
-                return;
-            };
+            let inner = state.inner_ticket(self.id).or_else(|| state.needs_waiter());
+            if let Some(inner) = inner.filter(|inner| !inner.is_done()) {
+                drop(state);
+                inner.finish();
+                continue;
+            }
+            // If the inner ticket is done, another thread is processing its completion.
+            state.sleepers.push(ticket.clone());
+            let others = state.take_unstarted(self.id);
             drop(state);
-            inner.finish();
+            others.iter().for_each(Ticket::start);
+            return;
         }
     }
 
@@ -380,7 +425,7 @@ impl Driver for Lend {
         if let Some(held) = state.requests.get_mut(&self.id) {
             held.start = true;
         }
-        let inner = state.inner_ticket(self.id);
+        let inner = state.take_unstarted(self.id);
         drop(state);
         inner.iter().for_each(Ticket::start);
     }
@@ -391,8 +436,8 @@ impl Driver for Lend {
             held.start = true;
         }
         state.queue.promote(self.id, self.shared.now_ns());
-        let inner = state.inner_ticket(self.id);
         self.shared.advance(state, false);
+        let inner = self.shared.state.lock().take_unstarted(self.id);
         inner.iter().for_each(Ticket::promote);
     }
 }

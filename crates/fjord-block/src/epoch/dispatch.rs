@@ -283,8 +283,9 @@ impl<R: Rules> EpochQueue<R> {
         Command { id, kind, offset: draft.offset, len: draft.len, class, parts: draft.parts }
     }
 
-    /// A command in flight that must end before this request can, or that occupies a slot of the
-    /// device's queue that it waits for. A waiter of the request can drive it.
+    /// A command in flight that has to end before this request can: a waiter of the request can
+    /// drive it. None if there is none, as for a request that only waits to be dispatched: a waiter
+    /// that drove some other command might sleep long after its own request is done.
     pub fn waits_for(&self, id: RequestId) -> Option<CommandId> {
         let mut at = id;
         loop {
@@ -292,29 +293,30 @@ impl<R: Rules> EpochQueue<R> {
             if entry.in_flight > 0 {
                 return self.command_of(at);
             }
+            if entry.left {
+                let time = self.flushes.time_of(at)?;
+                return self.flushes.awaited(time, entry.class, self.tuning.flush_depth);
+            }
+            if self.is_free(entry) {
+                return None;
+            }
             // Every step leads to an earlier request.
-            let before = match entry.io.kind {
-                IoKind::Flush => self.ordered.first().copied().filter(|first| *first < at),
-                _ => entry.blockers.first().copied(),
+            let before = match (entry.io.kind, entry.blockers.first()) {
+                (IoKind::Flush, _) => self.ordered.first().copied(),
+                (_, Some(blocker)) => Some(*blocker),
+                (_, None) => self.ordered.iter().copied().find(|id| self.keeps_epochs_out(*id)),
             };
-            let before = before.or_else(|| {
-                let first = self.ordered.first().copied()?;
-                let outside = !entry.left && !self.is_free(entry);
-                (outside && entry.epoch.is_some() && first < at).then_some(first)
-            });
-            match before {
+            match before.filter(|before| *before < at) {
                 Some(before) => at = before,
-                None if entry.left || !self.is_free(entry) => {
-                    let flush = self.flushes.in_flight.first().map(|(command, ..)| *command);
-                    return flush.or_else(|| self.first_command());
-                }
-                None => return self.first_command(),
+                None => return self.epoch_flush(),
             }
         }
     }
 
-    fn first_command(&self) -> Option<CommandId> {
-        self.commands.keys().next().copied()
+    /// Whether later epochs wait for this ordered write: until it is dispatched, or transferred.
+    fn keeps_epochs_out(&self, id: RequestId) -> bool {
+        let has_left = self.requests.get(&id).is_some_and(|entry| entry.left);
+        !has_left || !self.traits.native_barrier
     }
 
     fn command_of(&self, id: RequestId) -> Option<CommandId> {

@@ -57,6 +57,21 @@ impl Flushes {
         self.durable >= time || self.in_flight.iter().any(|(_, began, _)| *began >= time)
     }
 
+    /// The time that a request waits for.
+    pub(super) fn time_of(&self, id: RequestId) -> Option<ChangeTime> {
+        self.waiting.iter().find(|(waiting, _)| *waiting == id).map(|(_, time)| *time)
+    }
+
+    /// The flush in flight that has to end before changes up to `time` can be durable for a request
+    /// of this class: one that serves it, or else one of the `depth` that a new flush waits for.
+    pub(super) fn awaited(&self, time: ChangeTime, class: Class, depth: u32) -> Option<CommandId> {
+        let serves = self.in_flight.iter().find(|(_, began, _)| *began >= time);
+        let mut before = self.in_flight.iter().filter(|(.., other)| *other <= class);
+        let is_full = before.clone().count() >= depth as usize;
+        let awaited = serves.or_else(|| before.next().filter(|_| is_full));
+        awaited.map(|(command, ..)| *command)
+    }
+
     /// Requests that no flush in flight will serve.
     pub(super) fn unserved(&self) -> impl Iterator<Item = RequestId> {
         self.waiting.iter().filter(|(_, time)| !self.is_served(*time)).map(|(id, _)| *id)

@@ -568,6 +568,13 @@ impl<R: Rules> EpochQueue<R> {
         self.ordered.first().copied()
     }
 
+    /// The flush in flight that the next epoch waits for, whose earlier writes are transferred.
+    pub(super) fn epoch_flush(&self) -> Option<CommandId> {
+        let changed = self.epochs.front()?.changed;
+        let class = self.requests.get(self.ordered.first()?)?.class;
+        self.flushes.awaited(changed, class, self.tuning.flush_depth)
+    }
+
     /// Takes a result, oldest first.
     pub fn pop_done(&mut self) -> Option<(RequestId, IoResult)> {
         self.done.pop_front()

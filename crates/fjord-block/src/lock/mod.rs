@@ -36,7 +36,7 @@ pub use held::Held;
 #[cfg(feature = "model")]
 pub use model_local::LocalKey;
 pub use mutex::{Mutex, MutexGuard};
-pub use primitive::{WaitTimeoutResult, pause, point, thread_local};
+pub use primitive::{WaitTimeoutResult, now, pause, point, thread_local};
 pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use turn::Turn;

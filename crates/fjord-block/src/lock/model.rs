@@ -19,8 +19,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,12 @@ pub fn point() {
         // No time passes: only the processor is given up.
         shuttle::thread::sleep(Duration::ZERO);
     }
+}
+
+/// The time, for waits with an end; it stands still in a model.
+pub fn now() -> Instant {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    if is_running() { *START } else { Instant::now() }
 }
 
 /// Sleeps; in a model, lets other threads run first.

@@ -3,7 +3,7 @@
 
 #[cfg(not(feature = "model"))]
 mod real {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     pub use parking_lot::WaitTimeoutResult;
     pub(in crate::lock) use parking_lot::{
@@ -20,6 +20,12 @@ mod real {
     #[inline(always)]
     pub fn point() {}
 
+    /// The time, for waits with an end.
+    #[inline(always)]
+    pub fn now() -> Instant {
+        Instant::now()
+    }
+
     /// Sleeps.
     pub fn pause(time: Duration) {
         std::thread::sleep(time);
@@ -31,7 +37,7 @@ pub(super) use super::model::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, process_wide,
 };
 #[cfg(feature = "model")]
-pub use super::model::{WaitTimeoutResult, pause, point};
+pub use super::model::{WaitTimeoutResult, now, pause, point};
 #[cfg(feature = "model")]
 pub use crate::model_thread_local as thread_local;
 #[cfg(not(feature = "model"))]
@@ -39,4 +45,4 @@ pub(super) use real::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, process_wide,
 };
 #[cfg(not(feature = "model"))]
-pub use real::{WaitTimeoutResult, pause, point, thread_local};
+pub use real::{WaitTimeoutResult, now, pause, point, thread_local};

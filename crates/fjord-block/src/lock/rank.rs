@@ -24,6 +24,12 @@ ranks! {
     /// The switch for planted bugs, in tests.
     Planting = 10,
 
+    // Program.
+    /// `Signals::state`, held over a mount.
+    Signals = 20,
+    /// `Hidden` of a pending file.
+    HiddenName = 21,
+
     // FUSE server.
     /// Worker threads of a session.
     FuseWorkers = 51,
@@ -103,8 +109,8 @@ ranks! {
     TransactionContents = 450,
     /// A shard of the metadata cache.
     MetaShard = 455,
-    /// `Inner::home_lock`.
-    HomeWrites = 457,
+    /// `CheckpointWrites::lock`.
+    CheckpointWrites = 457,
     /// `Buffer` state.
     BufferState = 460,
     /// `Commit::unsettled`.
@@ -117,6 +123,8 @@ ranks! {
     PendingITransactions = 492,
 
     // Engine: leaves.
+    /// `Epochs::state`.
+    Epochs = 509,
     /// `OrphanTable::state`.
     OrphanState = 510,
     /// `DirtyList::entries`.

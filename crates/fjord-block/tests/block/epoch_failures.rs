@@ -283,19 +283,6 @@ fn a_failed_flush_fails_flushes_of_completed_writes_too() {
     }
 }
 
-/// Whoever waits for a flush that finds the device full drives the command in its way.
-#[test]
-fn a_flush_that_finds_the_device_full_has_a_command_to_wait_for() {
-    for kind in [IoKind::Flush, IoKind::FlushCompleted] {
-        let mut queue = queue(DeviceTraits { queue_depth: 1, ..PLAIN });
-        queue.push(write(1, Order::Orderless), 0);
-        let in_flight = drain(&mut queue).remove(0);
-        let flush = queue.push(Io { kind, ..flush() }, 0);
-        assert!(drain(&mut queue).is_empty());
-        assert_eq!(queue.waits_for(flush), Some(in_flight.id), "{kind:?}");
-    }
-}
-
 /// Native barriers; a volatile cache without barriers; no cache and no barriers.
 fn profiles() -> [Profile; 3] {
     [

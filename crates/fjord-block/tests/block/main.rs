@@ -8,6 +8,7 @@ mod epoch_failures;
 mod epoch_proof;
 mod epoch_rules;
 mod epoch_sim;
+mod epoch_waits;
 mod faults;
 mod lazy_cache;
 mod loop_device;

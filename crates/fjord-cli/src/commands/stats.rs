@@ -130,6 +130,11 @@ fn table(stats: &MountStats) -> String {
     if fsync.failed > 0 {
         lines.push(("  failed".into(), fsync.failed.to_string()));
     }
+    let barriers = &stats.barriers;
+    if barriers.ordered + barriers.as_fsync > 0 {
+        let calls = format!("{}, and {} as fsyncs", barriers.ordered, barriers.as_fsync);
+        lines.push(("barrier calls".into(), calls));
+    }
     let mut latency = String::new();
     for name in ["p50", "p95", "p99", "p99_9", "max"] {
         let us = fsync.latency_us.get(name).copied().unwrap_or(0);

@@ -246,6 +246,11 @@ fn no_flush_before_commit() {
 }
 
 #[test]
+fn log_start_not_ordered() {
+    Plant::new(Bug::LogStartNotOrdered).shows_as(&[Kind::PromiseLost]);
+}
+
+#[test]
 fn commit_not_durable() {
     Plant::new(Bug::CommitNotDurable).shows_as(&[Kind::PromiseLost]);
 }

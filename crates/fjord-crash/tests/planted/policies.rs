@@ -41,7 +41,7 @@ fn fast_commit_not_restarted() {
     fast_commits(Bug::FastCommitNotRestarted).shows_as(&[Kind::PromiseLost]);
 }
 
-/// Replay by e2fsck begins with the counts that are home, and writes them back.
+/// Replay by e2fsck begins with the counts that are checkpointed, and writes them back.
 #[test]
 fn directory_count_not_home() {
     let plant = fast_commits(Bug::DirectoryCountNotHome).with(|config| config.compare_every = 1);

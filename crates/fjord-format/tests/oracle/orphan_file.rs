@@ -23,7 +23,7 @@ fn blocks_of_linux_verify_and_seal_to_the_same_bytes() -> Result<()> {
         open.push(File::create(&file)?);
         fs::remove_file(&file)?;
     }
-    // The journal's checkpoint brings the orphan file's blocks home.
+    // The journal's checkpoint writes the orphan file's blocks to their home locations.
     rustix::fs::syncfs(File::open(mount.path())?)?;
     let mut inodes: Vec<u64> = Vec::new();
     for file in &open {

@@ -1,9 +1,11 @@
-//! IOCTL: inode flags, project IDs, discard of free space, shutdown, label, counters, snapshots, growth.
+//! IOCTL: inode flags, project IDs, barriers, discard of free space, shutdown, label, counters, snapshots,
+//! growth.
 //!
 //! The kernel passes on only well-formed ioctls: the direction and size in the number tell which
 //! bytes come with the request and how many may go back.
 
-use fjord::{ShutdownMode, TrimRange};
+use fjord::{Epoch, ShutdownMode, TrimRange};
+use rustix::ioctl::opcode;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{EngineHandler, Outcome, attrs::FS_IMMUTABLE_FL, caller};
@@ -29,6 +31,10 @@ const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
 const FITRIM: u32 = 0xc018_5879;
 const XFS_IOC_GOINGDOWN: u32 = 0x8004_587d;
+
+/// `_IO('J', 4)` and `_IO('J', 5)`, as `fjord.h` has them.
+const FJORD_IOC_FBARRIER: u32 = opcode::none(b'J', 4);
+const FJORD_IOC_FDATABARRIER: u32 = opcode::none(b'J', 5);
 
 /// Inode flags with their counterparts in [`FsXattr::fsx_xflags`].
 const XFLAGS: [(u32, u32); 7] = [
@@ -75,6 +81,13 @@ fn merge_xflags(flags: u32, xflags: u32) -> u32 {
     XFLAGS.iter().fold(flags, |f, (fl, xfl)| if xflags & xfl != 0 { f | fl } else { f & !fl })
 }
 
+fn reply_barrier(reply: Responder, result: fjord::Result<Epoch>) {
+    match result {
+        Ok(_) => reply.gather(&[IoctlOut::default().as_bytes()]),
+        Err(error) => reply.error(Errno::from(error).0),
+    }
+}
+
 impl EngineHandler {
     pub(super) fn ioctl(
         &self,
@@ -83,6 +96,9 @@ impl EngineHandler {
         input: &[u8],
         reply: Responder,
     ) -> Outcome<()> {
+        if matches!(args.cmd, FJORD_IOC_FBARRIER | FJORD_IOC_FDATABARRIER) {
+            return self.barrier(request, args, reply);
+        }
         let output = self.ioctl_output(request, args, input);
         let sets = matches!(args.cmd, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR);
         if sets && output.is_ok() {
@@ -97,6 +113,23 @@ impl EngineHandler {
             Ok(_) => reply.fail(Errno(libc::EINVAL)),
             Err(e) => reply.fail(e),
         }
+    }
+
+    /// Where it is an fsync, no worker waits.
+    fn barrier(&self, request: &Request<'_>, args: &IoctlIn, reply: Responder) -> Outcome<()> {
+        let datasync = args.cmd == FJORD_IOC_FDATABARRIER;
+        let Some(file) = self.handles.get(args.fh) else {
+            // A directory.
+            return match self.node(request) {
+                Ok(node) => {
+                    node.barrier_then(datasync, |result| reply_barrier(reply, result));
+                    Ok(())
+                }
+                Err(error) => reply.fail(error),
+            };
+        };
+        file.file.barrier_then(datasync, |result| reply_barrier(reply, result));
+        Ok(())
     }
 
     fn ioctl_output(

@@ -24,9 +24,14 @@ impl Journal {
     /// Makes transaction `tid` durable: waits for a commit in progress, or commits. Returns at once
     /// if it is durable.
     pub fn commit(&self, tid: Tid) -> Result<()> {
+        self.commit_for(tid, true)
+    }
+
+    /// As [`Journal::commit`]; `arrives` as in [`Journal::take_turn`].
+    pub(crate) fn commit_for(&self, tid: Tid, mut arrives: bool) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
         loop {
-            match self.take_turn(|state| self.next_for(state, tid))? {
+            match self.take_turn(&mut arrives, |state| self.next_for(state, tid))? {
                 Turn::Outcome(()) => return Ok(()),
                 Turn::Commit(lock) => {
                     if self.dispatch_running(tid, Wants::Durability)? && self.inner.dual {
@@ -50,7 +55,7 @@ impl Journal {
         }
         check_no_open_handle(self, "a commit")?;
         loop {
-            let turn = self.take_turn(|state| {
+            let turn = self.take_turn(&mut false, |state| {
                 Ok(match self.next_for(state, tid)? {
                     Next::Settle(commit) if commit.is_dispatched() => Next::Done(()),
                     Next::Settle(commit) => {
@@ -59,6 +64,7 @@ impl Journal {
                         }
                         Next::Dispatch
                     }
+                    Next::Commit(_) => Next::CommitInOrder,
                     other => other,
                 })
             })?;
@@ -132,7 +138,9 @@ impl Journal {
         let state = self.inner.state.lock();
         let is_alone = state.pipeline.is_drained() && !state.has_waiting_commits();
         match asked {
-            Wants::Durability if self.inner.dual && !is_alone => Wants::SharedFlush,
+            Wants::Durability if self.inner.dual && self.inner.ordered && !is_alone => {
+                Wants::SharedFlush
+            }
             other => other,
         }
     }

@@ -17,6 +17,7 @@ use crate::buffer::{Buffer, BufferKind};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::Log;
+use crate::part_set::ChangedParts;
 use crate::pipeline::{Commit, Unsettled};
 use crate::stats;
 use crate::transaction::{Batch, Phase, Version};
@@ -114,9 +115,15 @@ impl Journal {
         if parts.is_none() || !planted(Bug::PartSequenceReused) {
             state.next_sequence = batch.sequence.next();
         }
-        let running = state.running.as_mut();
-        let waiters =
-            running.map_or_else(Vec::new, |running| running.take_waiters(parts.is_none()));
+        let callers =
+            state.running.as_mut().map_or(0, |running| std::mem::take(&mut running.callers));
+        let (waiters, changed) = match &mut state.running {
+            Some(running) if self.parts().is_some() => {
+                (running.take_waiters(parts.is_none()), running.take_parts(parts.as_ref()))
+            }
+            Some(running) => (running.take_waiters(true), ChangedParts::default()),
+            None => Default::default(),
+        };
         match &mut state.running {
             Some(running) if parts.is_some() => {
                 running.phase = Phase::Running;
@@ -128,13 +135,15 @@ impl Journal {
         let commit = Arc::new(Commit {
             tid: batch.tid,
             sequence: batch.sequence,
-            parts,
+            parts: changed,
+            is_last: parts.is_none(),
             generation: batch.generation,
             log_start,
             log_blocks,
             began,
             buffers,
             forgotten,
+            callers,
             waiters,
             unsettled,
         });

@@ -20,6 +20,7 @@ mod calls;
 mod dispatch;
 mod failure;
 mod lock;
+mod log_start;
 mod partial;
 mod retire;
 mod room;

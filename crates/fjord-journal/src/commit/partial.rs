@@ -34,11 +34,10 @@ use crate::journal::{Journal, PartRules};
 use crate::log::Log;
 use crate::open_handles::check_no_open_handle;
 use crate::part_set::{Part, PartSet, WholeReason};
-use crate::pipeline::Commit;
 use crate::state::State;
 use crate::stats;
-use crate::transaction::{Batch, Contents, Phase, Version};
-use crate::wanted_parts::{Found, Need, PartialCommit, WantedParts};
+use crate::transaction::{Batch, Contents, Version};
+use crate::wanted_parts::{ChangesUpTo, Need, PartialCommit, Stage, WantedParts};
 
 /// If the rest would be at most this fraction (1/N) of the blocks, the whole transaction commits:
 /// it costs hardly more, and the next one starts empty.
@@ -70,45 +69,54 @@ struct Plan {
 }
 
 impl Journal {
-    /// Makes durable the changes of transaction `tid` to the closure of `seeds`. Same as
-    /// [`Journal::commit`] if a partial commit is not possible. Returns at once if they are
-    /// durable.
-    pub fn commit_parts(&self, tid: Tid, seeds: &[Part]) -> Result<PartialCommit> {
-        self.commit_wanted_parts(&mut WantedParts::new(tid, seeds))
+    /// Makes durable the changes to the closure of `seeds`. Same as [`Journal::commit`] if a partial
+    /// commit is not possible. Returns at once if they are durable.
+    pub fn commit_parts(
+        &self,
+        changes: impl Into<ChangesUpTo>,
+        seeds: &[Part],
+    ) -> Result<PartialCommit> {
+        self.commit_wanted_parts(&mut WantedParts::new(changes.into(), seeds), true)
     }
 
-    /// Whether the changes of transaction `tid` to the closure of `seeds` are durable, by commits of
-    /// parts or of the whole transaction. Commits nothing and does not wait.
-    pub fn are_parts_committed(&self, tid: Tid, seeds: &[Part]) -> bool {
-        if self.is_committed(tid) {
+    /// Whether the changes to `seeds` are durable, by commits of parts or of the whole transaction.
+    /// Commits nothing and does not wait.
+    pub fn are_parts_committed(&self, changes: impl Into<ChangesUpTo>, seeds: &[Part]) -> bool {
+        let changes = changes.into();
+        if self.is_committed(changes.tid) {
             return true;
         }
         let state = self.inner.state.lock();
-        let runs = state.running.as_ref().is_some_and(|running| running.transaction.tid == tid);
-        self.parts().is_some() && runs && matches!(need(&state, seeds), Need::Nothing)
+        let is_durable =
+            || matches!(state.stage_of(state.all_up_to_now(changes), seeds), Stage::Durable);
+        self.parts().is_some() && state.next_tid.newer_than(changes.tid) && is_durable()
     }
 
-    /// [`Journal::commit_parts`], for a caller that may have asked before.
-    pub(crate) fn commit_wanted_parts(&self, wanted: &mut WantedParts) -> Result<PartialCommit> {
+    /// [`Journal::commit_parts`], for a caller that may have asked before; `arrives` as in
+    /// [`Journal::take_turn`].
+    pub(crate) fn commit_wanted_parts(
+        &self,
+        wanted: &mut WantedParts,
+        mut arrives: bool,
+    ) -> Result<PartialCommit> {
         check_no_open_handle(self, "a commit")?;
-        let tid = wanted.tid;
+        let tid = wanted.changes.tid;
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
-            return self.commit_whole_for(tid, WholeReason::NoParts);
+            return self.commit_whole_for(tid, WholeReason::NoParts, arrives);
         };
         let mut tries_left = TRIES_MAX;
         loop {
-            let turn = self.take_turn(|state| self.next_for_parts(state, wanted))?;
+            let turn = self.take_turn(&mut arrives, |state| self.next_for_parts(state, wanted))?;
             let lock = match turn {
-                Turn::Outcome(Ok(outcome)) => {
-                    if let Some((tid, generation)) = wanted.nothing {
-                        self.publish_generation(tid, generation);
-                    }
-                    return Ok(outcome);
+                Turn::Outcome(Ok(outcome)) => return Ok(outcome),
+                Turn::Outcome(Err(reason)) => {
+                    return self.commit_whole_for(tid, reason, arrives);
                 }
-                Turn::Outcome(Err(reason)) => return self.commit_whole_for(tid, reason),
                 Turn::Settle(lock) => {
-                    let found = wanted.found.as_ref().and_then(|found| found.commit.as_ref());
-                    self.settle_until(lock, |_| found.is_none_or(|commit| commit.has_ended()));
+                    self.settle_until(lock, |state| match wanted.stage(state) {
+                        Stage::Frozen(commit) => commit.has_ended(),
+                        Stage::Running | Stage::Durable => true,
+                    });
                     continue;
                 }
                 Turn::Commit(lock) => lock,
@@ -135,54 +143,43 @@ impl Journal {
         state: &mut State,
         wanted: &mut WantedParts,
     ) -> Result<Next<Result<PartialCommit, WholeReason>>> {
-        let WantedParts { tid, seeds, need, found, .. } = wanted;
-        if found.is_none() {
-            match served(state, *tid, seeds, need) {
-                Some(Served::Done(outcome)) => return Ok(Next::Done(Ok(outcome))),
-                Some(Served::NeedsWhole(reason)) => return Ok(Next::Done(Err(reason))),
-                Some(Served::Frozen(commit, outcome)) => {
-                    *found = Some(Found { commit: Some(commit), outcome });
-                }
-                None => {
-                    self.check_running()?;
-                    return Ok(Next::Commit(wanted.partial()));
-                }
-            }
+        if let Need::Whole(reason) = wanted.need(state) {
+            return Ok(Next::Done(Err(reason)));
         }
-        Ok(match found {
-            Some(Found { commit: Some(commit), .. }) if !commit.is_settled() => {
-                Next::Settle(commit.clone())
+        Ok(match wanted.stage(state) {
+            Stage::Durable => Next::Done(Ok(wanted.outcome(state))),
+            Stage::Frozen(commit) => Next::Settle(commit),
+            Stage::Running => {
+                self.check_running()?;
+                Next::Commit(wanted.partial())
             }
-            Some(Found { outcome, .. }) => Next::Done(Ok(*outcome)),
-            None => Next::Commit(wanted.partial()),
         })
     }
 
     /// What other commits have done for a caller, if they have made its parts durable. The parts are
     /// registered for the next partial commit.
     pub(crate) fn poll_parts(&self, wanted: &mut WantedParts) -> Option<PartialCommit> {
-        let WantedParts { tid, seeds, need, .. } = wanted;
-        if need.is_none() && (self.inner.log.is_none() || self.parts().is_none()) {
-            *need = Some(Need::Whole(WholeReason::NoParts));
+        if wanted.need.is_none() && (self.inner.log.is_none() || self.parts().is_none()) {
+            wanted.need = Some(Need::Whole(WholeReason::NoParts));
         }
-        if let Some(Need::Whole(reason)) = *need {
-            return self.is_committed(*tid).then_some(PartialCommit::Whole(reason));
+        let mut state = self.inner.state.lock();
+        if let Need::Whole(reason) = wanted.need(&mut state) {
+            let is_durable = state.committed.at_least(wanted.changes.tid);
+            return is_durable.then_some(PartialCommit::Whole(reason));
         }
-        match served(&mut self.inner.state.lock(), *tid, seeds, need)? {
-            Served::Done(outcome) => Some(outcome),
-            Served::Frozen(commit, outcome) => commit.is_settled().then_some(outcome),
-            Served::NeedsWhole(reason) => {
-                *need = Some(Need::Whole(reason));
-                None
-            }
-        }
+        matches!(wanted.stage(&state), Stage::Durable).then(|| wanted.outcome(&state))
     }
 
-    fn commit_whole_for(&self, tid: Tid, reason: WholeReason) -> Result<PartialCommit> {
+    fn commit_whole_for(
+        &self,
+        tid: Tid,
+        reason: WholeReason,
+        arrives: bool,
+    ) -> Result<PartialCommit> {
         if self.is_committed(tid) {
             return Ok(PartialCommit::Durable);
         }
-        self.commit(tid).map(|()| PartialCommit::Whole(reason))
+        self.commit_for(tid, arrives).map(|()| PartialCommit::Whole(reason))
     }
 
     /// Dispatches the wanted parts of the running transaction; `false` if they are not ready and
@@ -198,21 +195,12 @@ impl Journal {
         // A journal that stops meanwhile leaves the transaction locked. Nothing has left it.
         let locked = self.lock_running().inspect_err(|_| self.unlock_running(&[]))?;
         let unplanned = match self.plan(log, parts, &locked) {
-            Ok(Some(plan)) => {
+            Ok(plan) => {
                 let batch = take_parts(parts, &locked, plan);
                 let batch = batch.inspect_err(|error| self.abort(error.clone()))?;
                 let commit = self.dispatch(batch, began, self.wants(Wants::Durability))?;
-                if self.inner.dual && planted(Bug::PartsToldInFlight) {
-                    self.publish_generation(commit.tid, commit.generation);
-                }
                 stats::add(&self.inner.counters.partial_commits, 1);
-                let outcome = PartialCommit::Parts { log_blocks: commit.log_blocks };
-                wanted.found = Some(Found { commit: Some(commit), outcome });
-                return Ok(true);
-            }
-            // An earlier commit included the wanted parts.
-            Ok(None) => {
-                self.commit_nothing(&locked, wanted);
+                wanted.own = Some(PartialCommit::Parts { log_blocks: commit.log_blocks });
                 return Ok(true);
             }
             Err(unplanned) => unplanned,
@@ -227,37 +215,9 @@ impl Journal {
             NotPartial::NotReady => WholeReason::WholePart,
         };
         self.inner.state.lock().whole = Some((locked.transaction.tid, reason));
-        let commit = self.dispatch_whole(&locked, began, self.wants(Wants::Durability))?;
-        let outcome = PartialCommit::Whole(reason);
-        wanted.found = Some(Found { commit: Some(commit), outcome });
+        self.dispatch_whole(&locked, began, self.wants(Wants::Durability))?;
+        wanted.own = Some(PartialCommit::Whole(reason));
         Ok(true)
-    }
-
-    /// There is nothing to commit: the newest commit in flight covers the wanted parts.
-    fn commit_nothing(&self, locked: &Locked, wanted: &mut WantedParts) {
-        let mut state = self.inner.state.lock();
-        if let Some(running) = &mut state.running {
-            running.unlock();
-            if planted(Bug::NothingToldInFlight) {
-                running.generations_committed = locked.generation;
-            }
-        }
-        self.inner.unlocked.notify_all();
-        let outcome = PartialCommit::Parts { log_blocks: 0 };
-        let commit = state.pipeline.without_outcome().last().cloned();
-        wanted.found = Some(Found { commit, outcome });
-        wanted.nothing = Some((locked.transaction.tid, locked.generation));
-    }
-
-    /// The partial commits of transaction `tid` up to that number are durable.
-    fn publish_generation(&self, tid: Tid, generation: u32) {
-        let mut state = self.inner.state.lock();
-        if let Some(running) = &mut state.running
-            && running.transaction.tid == tid
-        {
-            running.generations_committed = running.generations_committed.max(generation);
-            running.wake_waiters();
-        }
     }
 
     /// Unlocks the running transaction, whose next partial commit includes the parts `wanted`.
@@ -270,21 +230,14 @@ impl Journal {
         self.inner.unlocked.notify_all();
     }
 
-    /// The closure of the wanted parts; `None` if it is empty.
-    fn plan(
-        &self,
-        log: &Log,
-        parts: &dyn PartRules,
-        locked: &Locked,
-    ) -> Result<Option<Plan>, NotPartial> {
+    /// The closure of the wanted parts, which are in the transaction.
+    fn plan(&self, log: &Log, parts: &dyn PartRules, locked: &Locked) -> Result<Plan, NotPartial> {
         let mut contents = locked.transaction.contents.lock();
         let mut closure = contents.parts.closure(&locked.wanted);
         if planted(Bug::PartsNotClosed) {
             closure = locked.wanted.iter().copied().collect();
         }
-        if closure.is_empty() {
-            return Ok(None);
-        }
+        debug_assert!(!closure.is_empty(), "nobody wants parts of this transaction");
         if closure.contains(Part::WHOLE) {
             return Err(WholeReason::WholePart.into());
         }
@@ -308,79 +261,7 @@ impl Journal {
         if need > self.free_blocks(&state) {
             return Err(WholeReason::LogSpace.into());
         }
-        Ok(Some(Plan { closure, revoke_blocks: revoke_blocks as u32 }))
-    }
-}
-
-/// What other commits have done for a caller.
-enum Served {
-    Done(PartialCommit),
-    /// A full commit is needed.
-    NeedsWhole(WholeReason),
-    /// It is frozen: the commit to wait for, and the outcome then.
-    Frozen(Arc<Commit>, PartialCommit),
-}
-
-/// Whether the commit lock is not needed for `seeds` of transaction `tid`: what has been done for
-/// them, or `None`. `goal` is what the caller found that it needs when it was first asked.
-fn served(state: &mut State, tid: Tid, seeds: &[Part], goal: &mut Option<Need>) -> Option<Served> {
-    if state.committed.at_least(tid) {
-        let whole = PartialCommit::Whole(state.why_whole(tid));
-        return Some(Served::Done(goal.map_or(PartialCommit::Durable, |_| whole)));
-    }
-    if state.running.as_ref().is_none_or(|running| running.transaction.tid != tid) {
-        return Some(Served::NeedsWhole(state.why_whole(tid)));
-    }
-    let need = *goal.get_or_insert_with(|| {
-        let need = need(state, seeds);
-        if let (Need::Commit(_), Some(running)) = (need, &mut state.running) {
-            running.wanted.extend_from_slice(seeds);
-        }
-        need
-    });
-    let committed = state.running.as_ref().map_or(0, |run| run.generations_committed);
-    match need {
-        Need::Nothing => Some(Served::Done(PartialCommit::Durable)),
-        Need::Whole(reason) => Some(Served::NeedsWhole(reason)),
-        Need::InFlight(wanted) if committed >= wanted => Some(Served::Done(PartialCommit::Durable)),
-        Need::Commit(wanted) if committed >= wanted => {
-            Some(Served::Done(PartialCommit::Parts { log_blocks: 0 }))
-        }
-        Need::InFlight(number) => {
-            let commit = state.pipeline.partial_commit(tid, number)?.clone();
-            Some(Served::Frozen(commit, PartialCommit::Durable))
-        }
-        Need::Commit(number) => {
-            let commit = state.pipeline.partial_commit(tid, number)?.clone();
-            Some(Served::Frozen(commit, PartialCommit::Parts { log_blocks: 0 }))
-        }
-    }
-}
-
-/// What a caller needs of the running transaction, which must exist.
-fn need(state: &State, seeds: &[Part]) -> Need {
-    let not_durable = state.pipeline.generation_not_durable(seeds);
-    let Some(running) = &state.running else { return Need::Nothing };
-    let closure = running.transaction.contents.lock().parts.closure(seeds);
-    if closure.contains(Part::WHOLE) {
-        Need::Whole(WholeReason::WholePart)
-    } else if !closure.is_empty() {
-        Need::Commit(running.generation + 1)
-    } else if running.phase == Phase::Locked {
-        // Perhaps frozen by the commit in progress.
-        Need::InFlight(running.generation)
-    } else if let Some(generation) = not_durable {
-        Need::InFlight(generation)
-    } else {
-        Need::Nothing
-    }
-}
-
-impl State {
-    /// Why a full commit served a caller who wanted parts: if it began as a partial commit, its
-    /// reason applies to all callers that waited for it.
-    fn why_whole(&self, tid: Tid) -> WholeReason {
-        self.whole.filter(|(other, _)| *other == tid).map_or(WholeReason::UnderWay, |(_, why)| why)
+        Ok(Plan { closure, revoke_blocks: revoke_blocks as u32 })
     }
 }
 
@@ -467,7 +348,6 @@ fn take_parts(parts: &dyn PartRules, locked: &Locked, plan: Plan) -> Result<Batc
     let mut contents = locked.transaction.contents.lock();
     let contents = &mut *contents;
     contents.buffers = kept;
-    contents.parts.remove(&closure);
     let (revoked, rest) =
         std::mem::take(&mut contents.revoked).into_iter().partition(|&block| is_chosen(block));
     contents.revoked = rest;

@@ -43,12 +43,12 @@ impl Journal {
 
     /// The commit is durable: its versions wait for a checkpoint.
     fn retire(&self, commit: &Arc<Commit>) {
-        let home = self.inner.log.is_none();
+        let in_place = self.inner.log.is_none();
         for buffer in &commit.buffers {
-            buffer.committed(commit.sequence, home);
+            buffer.committed(commit.sequence, in_place);
         }
         self.discard_forgotten(commit.sequence, &commit.forgotten);
-        if home {
+        if in_place {
             self.inner.live.remove_clean(commit.buffers.iter());
         }
         let mut state = self.inner.state.lock();
@@ -69,15 +69,18 @@ impl Journal {
         }
         commit.end(Ended::Durable);
         self.inner.ended.notify_all();
+        if self.inner.dual {
+            state.late_joiners.commit_ended(commit.callers, commit.began.elapsed());
+        }
         if let Some(tid) = commit.ends() {
             state.committed = tid;
             self.inner.committed.store(tid.0, Ordering::Release);
-        } else if let Some(running) = &mut state.running
-            && running.transaction.tid == commit.tid
-        {
-            running.generations_committed = running.generations_committed.max(commit.generation);
         }
         state.check(self.inner.log.as_ref());
+        let bugs = [Bug::EndWakesNobody, Bug::FollowerNotWoken, Bug::OfferLost];
+        if self.inner.dual && !bugs.into_iter().any(planted) {
+            self.inner.offer_commit_lock(&state);
+        }
     }
 
     fn count_commit(&self, began: Instant) {
@@ -90,7 +93,7 @@ impl Journal {
     fn discard_forgotten(&self, sequence: Sequence, forgotten: &[Arc<Buffer>]) {
         for buffer in forgotten {
             if !buffer.discard_up_to(sequence) {
-                self.inner.home_writes.wait_until(|| buffer.discard_up_to(sequence));
+                self.inner.checkpoint_writes.wait_until(|| buffer.discard_up_to(sequence));
             }
         }
         self.inner.live.remove_clean(forgotten.iter());

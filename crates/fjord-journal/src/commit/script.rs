@@ -8,7 +8,7 @@
 //! | `Epochs` | the device keeps order | {data, log blocks} barrier {commit block} | when settled |
 //! | `Waits` | else | log blocks | when settled: wait, flush, commit block, FUA or flush |
 //! | `EndStream` | fast commits are valid | [`super::switch`] | at the end |
-//! | `Home` | no log | home locations, wait, flush | at the end |
+//! | `NoLog` | no log | home locations, wait, flush | at the end |
 //!
 //! Invariants: no script writes a commit block before everything that it refers to, unless the
 //! device keeps them in order; each script checks for a stopped journal before its last write.
@@ -16,7 +16,7 @@
 use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
-use fjord_format::jbd2::{ChecksumVersion, CommitBlock, Incompat};
+use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
 
 use super::build::LogBlocks;
 use crate::error::{JournalError, Result};
@@ -40,7 +40,7 @@ pub(super) enum Protocol<'a> {
     /// As a full commit that ends the stream of fast commits in the area.
     EndStream(&'a Log, &'a Area),
     /// Without a log.
-    Home,
+    NoLog,
 }
 
 /// When a caller needs a commit to be durable.
@@ -56,6 +56,8 @@ pub(super) enum Wants {
 
 /// One step of a script.
 enum Step<'a> {
+    /// Submits the superblock with the start of the log at the commit.
+    LogStart(&'a Log, Order, Class),
     /// Submits writes.
     Write(Vec<Request>),
     /// Dispatches file data that the device might still hold back.
@@ -106,7 +108,7 @@ impl Protocol<'_> {
     pub(super) fn log(&self) -> Option<&Log> {
         match self {
             Protocol::Epochs(log) | Protocol::Waits(log) | Protocol::EndStream(log, _) => Some(log),
-            Protocol::Home => None,
+            Protocol::NoLog => None,
         }
     }
 }
@@ -118,12 +120,11 @@ impl Journal {
             (Some(log), Some(area)) => Protocol::EndStream(log, area),
             (Some(log), None) if self.inner.ordered => Protocol::Epochs(log),
             (Some(log), None) => Protocol::Waits(log),
-            (None, _) => Protocol::Home,
+            (None, _) => Protocol::NoLog,
         }
     }
 
-    /// The script of a frozen commit. Writes the journal superblock if recovery would not find the
-    /// commit. Takes versions and revokes out of the batch.
+    /// The script of a frozen commit.
     pub(super) fn script<'a>(
         &self,
         protocol: Protocol<'a>,
@@ -131,31 +132,26 @@ impl Journal {
         commit: &Commit,
         wants: Wants,
     ) -> Result<Script<'a>> {
-        let Some(log) = protocol.log() else { return Ok(self.script_home(batch)) };
+        let Some(log) = protocol.log() else { return Ok(self.script_without_log(batch)) };
         let sequence = commit.sequence;
         let LogBlocks { bufs, crc } =
             LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
-        let revokes = !batch.revoked.is_empty();
         match protocol {
-            Protocol::Epochs(log) => {
-                self.mark_log_in_use(log, sequence, commit.log_start, revokes)?;
-                self.script_epochs(log, batch, commit, bufs, crc, wants)
-            }
+            Protocol::Epochs(log) => self.script_epochs(log, batch, commit, bufs, crc, wants),
             Protocol::Waits(log) => {
-                self.mark_log_in_use(log, sequence, commit.log_start, revokes)?;
                 self.script_waits(log, commit, bufs, crc, wants != Wants::Durability)
             }
             Protocol::EndStream(log, area) => {
                 self.prepare_head(log, area, sequence, commit.log_start)?;
                 self.script_end_stream(log, area, protocol.hidden_blocks(), commit, bufs, crc)
             }
-            Protocol::Home => Ok(self.script_home(batch)),
+            Protocol::NoLog => Ok(self.script_without_log(batch)),
         }
     }
 
     fn script_epochs<'a>(
         &self,
-        log: &Log,
+        log: &'a Log,
         batch: &Batch,
         commit: &Commit,
         bufs: Vec<Buf>,
@@ -168,18 +164,22 @@ impl Journal {
         let mut body = log.write_requests(commit.log_start, bufs, class)?;
         let block = self.commit_request(log, commit.sequence, at, crc, durable, class)?;
         let (_, offset, _) = block.extent();
+        let mut start = self.take_new_start().then_some(Order::Ordered);
         let mut steps = Vec::new();
-        match body.last_mut() {
-            Some(_) if planted(Bug::NoFlushBeforeCommit) || planted(Bug::CommitBeforeBlocks) => {}
-            Some(last) => end_epoch(last),
+        match (body.last_mut(), &mut start) {
+            (Some(_), _)
+                if planted(Bug::NoFlushBeforeCommit) || planted(Bug::CommitBeforeBlocks) => {}
+            (Some(last), _) => end_epoch(last),
+            (None, Some(order)) => *order = Order::Barrier,
             // There is no ordered write that could end the data's epoch.
-            None if !batch.data.is_empty() => {
+            (None, None) if !batch.data.is_empty() => {
                 steps.extend([Step::WaitData, Step::Flush("flushing before the commit block")]);
             }
-            None => {}
+            (None, None) => {}
         }
         // Data of i-transactions may not have been dispatched; it belongs to this epoch.
         steps.extend([Step::CheckRunning, Step::StartData]);
+        steps.extend(start.map(|order| Step::LogStart(log, order, class)));
         if log.format.checksum == ChecksumVersion::None {
             // Without checksums, recovery would accept the old contents of a block whose write
             // failed, and a device with native barriers may have written the commit block by then.
@@ -194,7 +194,7 @@ impl Journal {
 
     fn script_waits<'a>(
         &self,
-        log: &Log,
+        log: &'a Log,
         commit: &Commit,
         bufs: Vec<Buf>,
         crc: u32,
@@ -203,7 +203,9 @@ impl Journal {
         let at = log.after(commit.log_start, bufs.len() as u32);
         let body = Step::Write(log.write_requests(commit.log_start, bufs, Class::Sync)?);
         let block = self.commit_request(log, commit.sequence, at, crc, false, Class::Sync)?;
-        let mut steps = vec![body];
+        let start = self.take_new_start();
+        let start = start.then_some(Step::LogStart(log, Order::Ordered, Class::Sync));
+        let mut steps: Vec<Step<'_>> = start.into_iter().chain([body]).collect();
         if planted(Bug::CommitBeforeBlocks) {
             steps.extend([Step::Write(vec![block.clone()]), Step::WaitOwn(COMMIT)]);
         }
@@ -240,7 +242,7 @@ impl Journal {
         Ok(Script { steps, rest: Rest::Nothing })
     }
 
-    fn script_home<'a>(&self, batch: &Batch) -> Script<'a> {
+    fn script_without_log<'a>(&self, batch: &Batch) -> Script<'a> {
         let blocks = batch.versions.iter();
         let blocks = blocks.map(|(buffer, version)| (buffer.block(), version.clone())).collect();
         let steps = vec![
@@ -250,33 +252,6 @@ impl Journal {
             Step::Flush("flushing metadata"),
         ];
         Script { steps, rest: Rest::Nothing }
-    }
-
-    /// Before the first commit to an empty log: writes its start (`s_start`). The flush before the
-    /// commit block covers this write.
-    fn mark_log_in_use(
-        &self,
-        log: &Log,
-        sequence: Sequence,
-        log_start: u32,
-        revokes: bool,
-    ) -> Result<()> {
-        let is_new_start = {
-            let mut state = self.inner.state.lock();
-            let restarts = std::mem::take(&mut state.restarts);
-            std::mem::take(&mut state.empty_on_disk) || restarts
-        };
-        let has_revoke = || log.superblock.lock().0.s_feature_incompat.contains(Incompat::REVOKE);
-        if !is_new_start && (!revokes || has_revoke()) {
-            return Ok(());
-        }
-        log.write_superblock(&self.inner.counters, false, |superblock| {
-            if is_new_start {
-                superblock.s_start = log_start;
-                superblock.s_sequence = sequence.0;
-            }
-            superblock.s_feature_incompat |= Incompat::REVOKE;
-        })
     }
 
     /// Runs the script of a commit; `data` is the file data attached to it.
@@ -291,6 +266,10 @@ impl Journal {
         let mut checkpoint_lock: Option<MutexGuard<'_, ()>> = None;
         for step in script.steps {
             match step {
+                Step::LogStart(log, order, class) => {
+                    let ticket = self.submit_log_start(log, commit, order, class)?;
+                    own.extend((!planted(Bug::LogStartNotOrdered)).then_some(ticket));
+                }
                 Step::Write(requests) => own.extend(self.inner.device.submit(requests)),
                 Step::StartData => own.iter().chain(&data).for_each(Ticket::start),
                 Step::Wait(what) => {

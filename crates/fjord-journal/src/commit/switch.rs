@@ -13,7 +13,7 @@
 //! 3. write the superblock with FUA (all changes are in its first sector).
 //!
 //! A crash before 3 leaves the older transactions and the fast commits; a crash after 3, this
-//! commit. The cost is that of an ordinary full commit plus the home writes.
+//! commit. The cost is that of an ordinary full commit plus the checkpoint writes.
 //!
 //! Invariants: the block where recovery looks for the next transaction holds no block with its
 //! sequence; checkpoints do not move the tail past it before 3; no other checkpoint runs from 1 to
@@ -32,6 +32,11 @@ use crate::transaction::Sequence;
 
 impl Journal {
     /// Ensures that recovery looks at journal block `at` and finds no valid block there.
+    ///
+    /// Both writes are waited for, with FUA, before the script: the commit's blocks may cover the
+    /// block where recovery has looked so far, and would end the stream there before the commit is
+    /// valid; and the superblock must not be there before the block is wiped. It happens once in a lap
+    /// of the log and after a recovery, and the script of such a commit waits for the device anyway.
     pub(super) fn prepare_head(
         &self,
         log: &Log,
@@ -57,7 +62,8 @@ impl Journal {
     }
 
     /// Moves the start of the log to journal block `start`, with the sequence of the commit, and
-    /// ends the stream. All older commits are checkpointed.
+    /// ends the stream. All older commits are checkpointed. This is the write that makes the commit
+    /// valid, and the protocol of the next commit depends on its outcome, so it is waited for.
     pub(super) fn end_stream(
         &self,
         log: &Log,

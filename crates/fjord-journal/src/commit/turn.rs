@@ -7,13 +7,14 @@
 //! outcome nor a thread that settles it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use fjord_block::lock::{MutexGuard, Rank, Turn as LockTurn};
 
 use crate::error::Result;
 use crate::journal::{Inner, Journal};
 use crate::pipeline::Commit;
-use crate::roles::{CommitLock, SettleLock};
+use crate::roles::{CommitLock, SettleLock, Woken};
 use crate::state::State;
 use crate::stats;
 use crate::waiters::Waiters;
@@ -25,6 +26,8 @@ pub(crate) enum Next<T> {
     /// The commit lock, to commit the running transaction or, with a number, that partial commit
     /// of it.
     Commit(Option<u32>),
+    /// The same for order only: at once.
+    CommitInOrder,
     /// The commit lock for a fast commit: after all commits that wait.
     FastCommit,
     /// The dispatch of a commit that is frozen.
@@ -43,45 +46,58 @@ pub(crate) enum Turn<'a, T> {
     Settle(SettleLock<'a>),
 }
 
-/// Where a thread waits.
-enum Place {
-    /// Next to the others that wait for the commit of the running transaction.
+/// What a thread waits for.
+enum WaitFor {
+    /// The commit of the running transaction, in this list of it.
     Running(Arc<Waiters>),
-    /// Next to the others that wait for a frozen commit.
+    /// A frozen commit.
     Frozen(Arc<Commit>),
-    /// Until the commit lock is free.
+    /// The commit lock.
     CommitLock,
 }
 
 /// Result of a try to take the role that a thread needs.
 enum Tried<'a, T> {
     Turn(Turn<'a, T>),
-    Wait(Place),
+    Wait(WaitFor),
 }
 
 impl Journal {
     /// Waits until `next` is done, or a role that it needs is free; then takes it. `next` is asked
-    /// first, and again after every wait.
+    /// first, and again after every wait. `arrives`: the call counts as a caller
+    /// of the commit; false as soon as it has been counted.
     ///
     /// # Errors
     /// Those of `next`; the journal has stopped, and the commit that is waited for has failed. If
     /// the journal has stopped, the commits in flight have an outcome or a thread that settles them.
     pub(crate) fn take_turn<T>(
         &self,
+        arrives: &mut bool,
         mut next: impl FnMut(&mut State) -> Result<Next<T>>,
     ) -> Result<Turn<'_, T>> {
         let mut waited = false;
-        let mut woken = None;
+        let mut woken = Woken::default();
         let orders = Orders::check();
         let mut state = self.inner.state.lock();
         loop {
-            let tried = next(&mut state).and_then(|next| self.try_turn(&mut state, next, orders));
-            if let Some(list) = woken.take() {
-                self.inner.pass_on(&state, list);
-            }
-            let place = match tried {
+            let tried = next(&mut state).and_then(|next| {
+                match next {
+                    Next::Commit(_) if std::mem::take(arrives) => self.arrive(&mut state),
+                    Next::Settle(_) if std::mem::take(arrives) => self.arrive_late(&mut state),
+                    _ => {}
+                }
+                self.try_turn(&mut state, next, orders)
+            });
+            let until = match &tried {
+                Ok(Tried::Wait(WaitFor::Running(_) | WaitFor::Frozen(_))) => {
+                    state.late_joiners.watch()
+                }
+                _ => None,
+            };
+            self.inner.pass_on(&state, std::mem::take(&mut woken));
+            let waits_for = match tried {
                 Ok(Tried::Turn(turn)) => return Ok(turn),
-                Ok(Tried::Wait(place)) => place,
+                Ok(Tried::Wait(waits_for)) => waits_for,
                 Err(error) => {
                     drop(state);
                     self.settle_if_stopped();
@@ -91,7 +107,22 @@ impl Journal {
             if !std::mem::replace(&mut waited, true) {
                 stats::add(&self.inner.counters.commit_waits, 1);
             }
-            woken = Some(self.wait_in(&mut state, place));
+            woken = self.wait_in(&mut state, waits_for, until);
+        }
+    }
+
+    /// A caller asks for a commit of the running transaction.
+    pub(crate) fn arrive(&self, state: &mut State) {
+        if let Some(running) = &mut state.running {
+            running.callers += 1;
+        }
+        self.arrive_late(state);
+    }
+
+    /// A caller asks for a commit, perhaps a frozen one: no commit need wait for it any more.
+    pub(crate) fn arrive_late(&self, state: &mut State) {
+        if state.late_joiners.arrived() {
+            self.inner.offer_roles(state);
         }
     }
 
@@ -102,55 +133,68 @@ impl Journal {
         next: Next<T>,
         orders: Orders,
     ) -> Result<Tried<'_, T>> {
-        let place = match next {
+        let waits_for = match next {
             Next::Done(outcome) => return Ok(Tried::Turn(Turn::Outcome(outcome))),
-            Next::Commit(_) if self.inner.may_dispatch(state) => {
+            Next::Commit(_) if self.inner.may_commit(state) => {
+                return Ok(Tried::Turn(self.inner.start_dispatching(state, orders)));
+            }
+            Next::CommitInOrder if self.inner.may_dispatch(state) => {
                 return Ok(Tried::Turn(self.inner.start_dispatching(state, orders)));
             }
             Next::Commit(generation) => match &state.running {
-                Some(running) => Place::Running(running.waiters_for(generation).clone()),
-                None => Place::CommitLock,
+                Some(running) => WaitFor::Running(running.waiters_for(generation).clone()),
+                None => WaitFor::CommitLock,
             },
             Next::FastCommit if !state.expects_commits() && state.roles.lock_waiters == 0 => {
                 return Ok(Tried::Turn(self.inner.start_dispatching(state, orders)));
             }
-            Next::FastCommit | Next::Dispatch => Place::CommitLock,
+            Next::CommitInOrder | Next::FastCommit | Next::Dispatch => WaitFor::CommitLock,
             Next::Settle(commit) => {
                 if commit.has_failed() {
                     self.check_running()?;
                 }
-                let may_settle = !state.roles.settling && self.inner.may_settle(state);
-                if may_settle && state.pipeline.can_settle() {
+                if !state.roles.settling && self.inner.may_begin_round(state) {
                     state.roles.settling = true;
                     let lock = SettleLock { inner: &self.inner, _held: orders.settle.taken() };
                     return Ok(Tried::Turn(Turn::Settle(lock)));
                 }
-                Place::Frozen(commit)
+                WaitFor::Frozen(commit)
             }
         };
-        Ok(Tried::Wait(place))
+        Ok(Tried::Wait(waits_for))
     }
 
-    /// Waits for a signal. Returns the list of the running transaction in which it waited.
-    fn wait_in(&self, state: &mut MutexGuard<'_, State>, place: Place) -> Option<Arc<Waiters>> {
-        match place {
-            Place::Running(waiters) => {
+    /// Waits for a signal; as the watcher of late joiners, `until` then.
+    fn wait_in(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        waits_for: WaitFor,
+        until: Option<Instant>,
+    ) -> Woken {
+        let mut woken = Woken { list: None, watched: until.is_some() };
+        let timed_out = match waits_for {
+            WaitFor::Running(waiters) => {
                 self.stop_fast_commit_wait();
-                waiters.wait(state);
+                let timed_out = waiters.wait(state, until);
                 if !state.expects_commits() {
                     // Fast commits have let this thread go first.
                     self.inner.commit_lock_freed.notify_all();
                 }
-                return Some(waiters);
+                woken.list = Some(waiters);
+                timed_out
             }
-            Place::Frozen(commit) => {
-                if let Some(waiters) = commit.waiters.first() {
-                    waiters.wait(state);
-                }
+            WaitFor::Frozen(commit) => {
+                commit.waiters.first().is_some_and(|waiters| waiters.wait(state, until))
             }
-            Place::CommitLock => self.inner.commit_lock_freed.wait(state),
+            WaitFor::CommitLock => {
+                self.inner.commit_lock_freed.wait(state);
+                false
+            }
+        };
+        if woken.watched {
+            state.late_joiners.watch_ended(timed_out);
         }
-        None
+        woken
     }
 }
 

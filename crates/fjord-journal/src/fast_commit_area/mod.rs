@@ -120,7 +120,8 @@ pub(crate) struct Stream {
 impl Area {
     /// The area of a journal that has one. It is valid if recovery left it valid.
     pub(crate) fn new(log: &Log) -> Option<Area> {
-        let pending = log.superblock.lock().0.s_feature_incompat.contains(Incompat::FAST_COMMIT);
+        let features = log.of_superblock(|superblock| superblock.s_feature_incompat);
+        let pending = features.contains(Incompat::FAST_COMMIT);
         let blocks = compat::usable_blocks(log.area.clone());
         let (is_live, is_inherited, has_head) = (pending, pending, pending);
         let stream = Stream { is_live, is_inherited, has_head, ..Stream::default() };

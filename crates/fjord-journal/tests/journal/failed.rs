@@ -84,16 +84,16 @@ struct Seen {
     wrong_count: usize,
 }
 
-/// Two commits; the `skip_count`-th write of the second one loses all but its first `keep_blocks`
-/// blocks. None when there is no such write.
-fn run(checksum: ChecksumVersion, skip_count: u64, keep_blocks: u64) -> Option<Seen> {
+/// `before` commits and one more; the `skip_count`-th write of the last one loses all but its first
+/// `keep_blocks` blocks. None when there is no such write.
+fn run(checksum: ChecksumVersion, before: u64, skip_count: u64, keep_blocks: u64) -> Option<Seen> {
     let rig = Rig::new(BLOCK_SIZE, checksum, true, 64);
     let device = Arc::new(Moments::new(&rig.device.image()));
     let scheduler = Arc::new(EpochDevice::new(device.clone()));
     let opened = Journal::open(scheduler, rig.map.clone(), BLOCK_SIZE, &rig.options);
     let (journal, _) = opened.unwrap();
     let buffers = BLOCKS.map(|block| rig.buffer(block));
-    commit(&journal, &buffers, 1).unwrap();
+    (1..=before).for_each(|value| commit(&journal, &buffers, value).unwrap());
     device.images.lock().clear();
     let faults = device.memory.faults();
     faults.add(FaultRule {
@@ -102,7 +102,7 @@ fn run(checksum: ChecksumVersion, skip_count: u64, keep_blocks: u64) -> Option<S
         hit_count_max: 1,
         action: FaultAction::Torn { keep_bytes: keep_blocks * BLOCK_SIZE as u64, errno: 5 },
     });
-    let outcome = commit(&journal, &buffers, 2);
+    let outcome = commit(&journal, &buffers, before + 1);
     if faults.hit_count() == 0 {
         outcome.unwrap();
         return None;
@@ -116,26 +116,27 @@ fn run(checksum: ChecksumVersion, skip_count: u64, keep_blocks: u64) -> Option<S
             continue;
         }
         let image = left.image();
-        match BLOCKS.map(|block| rig.value(&image, block)) {
-            [1, 1] => seen.old_count += 1,
-            [2, 2] => seen.new_count += 1,
+        let [first, second] = BLOCKS.map(|block| rig.value(&image, block));
+        match first.checked_sub(before).filter(|_| first == second) {
+            Some(0) => seen.old_count += 1,
+            Some(1) => seen.new_count += 1,
             _ => seen.wrong_count += 1,
         }
     }
     Some(seen)
 }
 
-fn runs(checksum: ChecksumVersion) -> Seen {
+fn runs(checksum: ChecksumVersion, before: u64) -> Seen {
     let mut sum = Seen::default();
     for keep_blocks in 0..4 {
-        for seen in (0..).map_while(|skip_count| run(checksum, skip_count, keep_blocks)) {
+        for seen in (0..).map_while(|skip_count| run(checksum, before, skip_count, keep_blocks)) {
             sum.old_count += seen.old_count;
             sum.new_count += seen.new_count;
             sum.refused_count += seen.refused_count;
             sum.wrong_count += seen.wrong_count;
         }
     }
-    println!("{checksum:?}: {sum:?}");
+    println!("{checksum:?}, {before} commits before: {sum:?}");
     sum
 }
 
@@ -143,16 +144,20 @@ fn runs(checksum: ChecksumVersion) -> Seen {
 /// not be with the device before the others are.
 #[test]
 fn a_log_without_checksums_has_no_commit_block_before_its_blocks_are_written() {
-    let seen = runs(ChecksumVersion::None);
-    assert_eq!((seen.wrong_count, seen.refused_count), (0, 0), "{seen:?}");
-    assert!(seen.old_count > 0, "{seen:?}");
+    for before in [0, 1] {
+        let seen = runs(ChecksumVersion::None, before);
+        assert_eq!((seen.wrong_count, seen.refused_count), (0, 0), "{seen:?}");
+        assert!(seen.old_count > 0, "{seen:?}");
+    }
 }
 
 /// With checksums the commit block may be there by then; such a log is refused, and none of it
 /// goes home, until the journal has taken the commit block back.
 #[test]
 fn a_log_with_checksums_is_refused_until_the_commit_is_taken_back() {
-    let seen = runs(ChecksumVersion::V3);
-    assert_eq!(seen.wrong_count, 0, "{seen:?}");
-    assert!(seen.refused_count > 0 && seen.old_count > 0, "{seen:?}");
+    for before in [0, 1] {
+        let seen = runs(ChecksumVersion::V3, before);
+        assert_eq!(seen.wrong_count, 0, "{seen:?}");
+        assert!(seen.refused_count > 0 && seen.old_count > 0, "{seen:?}");
+    }
 }

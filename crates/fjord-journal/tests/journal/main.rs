@@ -8,6 +8,7 @@ mod failed;
 mod fast_commits;
 mod freed;
 mod history;
+mod log_start;
 mod modules;
 mod parts;
 mod parts_crash;

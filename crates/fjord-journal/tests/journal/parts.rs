@@ -305,6 +305,54 @@ fn a_failed_commit_of_one_part_leaves_the_others_durable() {
     assert_eq!((blocks[0], blocks[1], entries), (1, 0, [1, 0, 0, 0]));
 }
 
+/// The same if the commit that fails is that of the rest of the transaction.
+#[test]
+fn a_failed_commit_of_the_rest_leaves_the_parts_before_it_durable() {
+    let bench = Bench::new();
+    let tid = bench.write(&[0], 1);
+    bench.write(&[1], 2);
+    bench.write(&[3, 7, 11], 3);
+    assert!(matches!(bench.commit(tid, 0), PartialCommit::Parts { .. }));
+    bench.rig.device.faults().fail_nth(Some(IoOp::Write), 0, 5);
+    bench.journal.commit(tid).unwrap_err();
+    assert!(bench.journal.are_parts_committed(tid, &[Part(0)]));
+    assert!(!bench.journal.are_parts_committed(tid, &[Part(0), Part(1)]));
+    assert_eq!(bench.commit(tid, 0), PartialCommit::Durable);
+    bench.journal.commit_parts(tid, &[Part(1)]).unwrap_err();
+    assert_eq!(bench.recovered().0[..2], [1, 0]);
+}
+
+/// Later changes to a part, which fail, are not those of a caller whose changes are durable.
+#[test]
+fn changes_of_a_part_do_not_fail_with_later_ones() {
+    let bench = Bench::new();
+    let change = |value| {
+        let handle = bench.journal.start(1).unwrap();
+        set_value(&mut handle.get_write(&bench.buffers[0]).unwrap(), value);
+        let changes = handle.changes();
+        handle.stop();
+        changes
+    };
+    bench.write(&[3, 7, 11], 3);
+    let early = change(1);
+    assert!(!bench.journal.are_parts_committed(early, &[Part(0)]));
+    let done = bench.journal.commit_parts(early, &[Part(0)]).unwrap();
+    assert!(matches!(done, PartialCommit::Parts { log_blocks } if log_blocks > 0));
+    let late = change(2);
+    assert_eq!(late.tid(), early.tid());
+    assert!(bench.journal.are_parts_committed(early, &[Part(0)]));
+    assert!(!bench.journal.are_parts_committed(late, &[Part(0)]));
+    let again = bench.journal.commit_parts(early, &[Part(0)]);
+    assert_eq!(again, Ok(PartialCommit::Durable), "nothing to commit");
+    bench.rig.device.faults().fail_nth(Some(IoOp::Write), 0, 5);
+    bench.journal.commit_parts(late, &[Part(0)]).unwrap_err();
+    assert!(!bench.journal.are_parts_committed(late, &[Part(0)]));
+    assert!(bench.journal.are_parts_committed(early, &[Part(0)]));
+    assert_eq!(bench.journal.commit_parts(early, &[Part(0)]), Ok(PartialCommit::Durable));
+    bench.journal.commit_parts(late.tid(), &[Part(0)]).unwrap_err();
+    assert_eq!(bench.recovered().0[0], 1);
+}
+
 #[test]
 fn a_journal_that_stops_while_a_commit_waits_for_a_handle_has_lost_no_part() {
     let bench = Bench::new();

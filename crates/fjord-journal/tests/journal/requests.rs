@@ -143,6 +143,7 @@ fn stalled(pipeline: PipelineMode, fails: bool) {
     bench.gate.hold(is_durable);
     std::thread::scope(|scope| {
         let (bench, told, changed, returned) = (&bench, &told, &changed, &returned);
+        let _release = bench.gate.release_on_drop();
         for number in 0..REQUEST_COUNT {
             scope.spawn(move || {
                 let tid = bench.change(bench.block_of(number), number as u64);
@@ -174,6 +175,36 @@ fn stalled(pipeline: PipelineMode, fails: bool) {
 fn hundreds_of_requests_hold_three_threads() {
     stalled(PipelineMode::Serial, false);
     stalled(PipelineMode::Dual, false);
+}
+
+/// Callers that come one by one while nothing ends: the third is one, fewer than the two in flight,
+/// and the fourth makes them enough. Requests count as threads do.
+#[test]
+fn a_request_that_makes_callers_enough_begins_their_commit() {
+    for with_threads in [true, false] {
+        let bench = Bench::new(PipelineMode::Dual);
+        let told = Told::new(4);
+        bench.gate.hold(is_durable);
+        std::thread::scope(|scope| {
+            let (bench, told, _release) = (&bench, &told, bench.gate.release_on_drop());
+            for (number, overlapped) in [0, 1, 1, 2].into_iter().enumerate() {
+                let tid = bench.change(number, 1);
+                scope.spawn(move || {
+                    if with_threads {
+                        told.tell(number, bench.journal.commit(tid));
+                    } else {
+                        let told = told.clone();
+                        bench.journal.commit_then(tid, move |outcome| told.tell(number, outcome));
+                    }
+                });
+                let begun = || bench.journal.stats().overlapped_commits;
+                wait_until("its commit begins", || begun() >= overlapped);
+                std::thread::sleep(Duration::from_millis(10));
+                assert_eq!(begun(), overlapped, "threads: {with_threads}, caller {number}");
+            }
+        });
+        told.check(Result::is_ok);
+    }
 }
 
 #[test]

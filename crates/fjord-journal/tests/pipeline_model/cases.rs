@@ -175,6 +175,10 @@ fn none_lasts(world: &World) {
     world.assert_failed_from(FIRST);
 }
 
+fn failed_are_lost(world: &World) {
+    world.assert_failed_are_lost();
+}
+
 fn any(_: &World) {}
 
 /// A case for each name, and its test.
@@ -189,6 +193,9 @@ macro_rules! cases {
 }
 
 const THREE_FSYNC_PART_0: [Step; 3] = [fsync_part_0_of_before; 3];
+/// A change of before, beside a full commit or that of another part.
+const PART_BESIDE_WHOLE: [Step; 3] = [fsync_part_0_of_before, fsync_part_0_of_before, fsync_2];
+const PART_BESIDE_PART: [Step; 3] = [fsync_part_0_of_before, fsync_part_0_of_before, fsync_part_1];
 
 /// For two threads.
 const TWO: [Search; 1] = [Preemptions(2)];
@@ -248,6 +255,11 @@ cases! {
     PART_REQUESTS part_requests:
         Case::new(parts(DUAL), &[ask_part_0, ask_part_1]).before(fill_part_3), TWO;
 
+    LOG_START_FAILS log_start_fails:
+        Case::new(failing(DUAL, Fault::LogStart), &[fsync_0, fsync_1]).after(none_lasts), TWO;
+    LOG_START_FAILS_ORDERED log_start_fails_ordered:
+        Case::new(failing(ordered(DUAL), Fault::LogStart), &[fbarrier_twice, fsync_1]).after(any),
+        TWO;
     LOG_BLOCK_FAILS log_block_fails:
         Case::new(failing(DUAL, Fault::Body(FIRST + 1)), &[fsync_twice, fsync_1])
             .after(first_lasts), TWO;
@@ -263,6 +275,18 @@ cases! {
     COMMIT_BLOCK_FAILS_ORDERED commit_block_fails_ordered:
         Case::new(failing(ordered(DUAL), Fault::CommitBlock(FIRST + 1)), &[fbarrier_twice, fsync_1])
             .after(first_lasts), TWO;
+    WHOLE_BEHIND_PART_FAILS whole_behind_part_fails:
+        Case::new(failing(parts(DUAL), Fault::CommitBlock(FIRST + 1)), &PART_BESIDE_WHOLE)
+            .before(fill_parts_0_and_3).after(failed_are_lost), MANY;
+    WHOLE_BEHIND_PART_FAILS_ORDERED whole_behind_part_fails_ordered:
+        Case::new(failing(parts(ordered(DUAL)), Fault::CommitBlock(FIRST + 1)), &PART_BESIDE_WHOLE)
+            .before(fill_parts_0_and_3).after(failed_are_lost), MANY;
+    PART_BEHIND_PART_FAILS part_behind_part_fails:
+        Case::new(failing(parts(DUAL), Fault::Body(FIRST + 1)), &PART_BESIDE_PART)
+            .before(fill_parts_0_and_3).after(failed_are_lost), MANY;
+    PART_BEHIND_PART_FAILS_ORDERED part_behind_part_fails_ordered:
+        Case::new(failing(parts(ordered(DUAL)), Fault::CommitBlock(FIRST + 1)), &PART_BESIDE_PART)
+            .before(fill_parts_0_and_3).after(failed_are_lost), MANY;
     FLUSH_FAILS flush_fails:
         Case::new(failing(DUAL, Fault::Flush(1)), &[fsync_twice, fsync_1]).after(any), TWO;
     FLUSH_FAILS_ORDERED flush_fails_ordered:

@@ -22,6 +22,8 @@ const DEVICE_BLOCKS: u64 = JOURNAL_START + JOURNAL_BLOCKS as u64;
 pub(crate) const JOURNAL_START: u64 = 100;
 /// Blocks of the journal.
 pub(crate) const JOURNAL_BLOCKS: u32 = 1024;
+/// Byte offset of the journal superblock.
+const SUPERBLOCK_OFFSET: u64 = JOURNAL_START * BLOCK_SIZE as u64;
 /// Sequence, and transaction, of the first commit.
 pub(crate) const FIRST: u32 = 2;
 const EIO: i32 = 5;
@@ -29,6 +31,8 @@ const EIO: i32 = 5;
 /// The request that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
+    /// The superblock with the start of the log.
+    LogStart,
     /// The log blocks of the commit with this sequence.
     Body(u32),
     /// Its commit block.
@@ -253,7 +257,8 @@ impl Shared {
         let What::Write { offset, bytes, .. } = &state.requests[number].what else { return Ok(()) };
         let (offset, len) = (*offset, bytes.len() as u64);
         let stopped = ordered.is_some() && state.failed_write.is_some_and(|failed| failed < number);
-        if stopped || self.fails(bytes) {
+        let starts_log = offset == SUPERBLOCK_OFFSET && !fua;
+        if stopped || self.fails(bytes) || starts_log && self.fault == Some(Fault::LogStart) {
             if ordered.is_some() && !stopped {
                 state.failed_write = Some(number);
             }
@@ -295,8 +300,8 @@ fn check_overlap(state: &State, offset: u64, len: usize) {
         }
         What::Flush { .. } => false,
     };
-    let is_home = end <= JOURNAL_START * BLOCK_SIZE as u64;
-    assert!(!is_home || !state.requests.iter().any(overlaps), "two writes of a block in flight");
+    let is_log = offset > SUPERBLOCK_OFFSET;
+    assert!(is_log || !state.requests.iter().any(overlaps), "two writes of a block in flight");
 }
 
 fn is_older(sent: &Sent, epoch: usize) -> bool {

@@ -68,6 +68,8 @@ struct Record {
     callbacks: Vec<(Tid, bool)>,
     /// Outcomes of calls, with the transaction.
     outcomes: Vec<(Tid, Result<(), JournalError>)>,
+    /// Changes of which a caller was told that they failed.
+    failed: Vec<Change>,
     asked: usize,
     /// Writes of data to freed blocks.
     reuses: Vec<(Change, Ticket)>,
@@ -290,6 +292,16 @@ impl World {
         assert!(lost.is_none(), "its callback was not called with success: {lost:?}");
     }
 
+    /// No caller was told of a failure whose change is in a commit before it.
+    pub(crate) fn assert_failed_are_lost(&self) {
+        let recovered = self.device.recovered();
+        for change in &lock(&self.record).failed {
+            let found = recovered.get(&change.block).copied();
+            let is_lost = found < Some(change.value);
+            assert!(is_lost, "{change:?} failed, but recovery finds {recovered:?}");
+        }
+    }
+
     /// Transactions from `first` on failed, and none before.
     pub(crate) fn assert_failed_from(&self, first: u32) {
         let record = lock(&self.record);
@@ -312,6 +324,9 @@ fn told(
     let mut record = lock(record);
     let (called, has_parts) = (record.changes[change.value as usize - 1].1, record.has_parts);
     record.outcomes.push((change.tid, outcome.clone()));
+    if outcome.is_err() {
+        record.failed.push(change);
+    }
     drop(record);
     if outcome.is_ok() && !has_parts {
         assert_eq!(called, Some(true), "the callback of {change:?} comes after its caller");

@@ -12,6 +12,7 @@ use super::path::{self, Located};
 use crate::attr::{Attr, Cred, FileKind, SetAttr};
 use crate::error::Result;
 use crate::file::write::WriteOptions;
+use crate::fsync::Epoch;
 use crate::vfs::{Fs, InodeRef, OpenFile};
 
 /// Permission bits of files that [`OpenOptions`] creates unless told otherwise.
@@ -235,11 +236,29 @@ impl File {
 
     /// Puts everything written to the file so far, content and attributes, before whatever is
     /// written later to any file, without making it durable (`fbarrier`); see
-    /// [`InodeRef::barrier`].
+    /// [`InodeRef::barrier`]. The epoch tells later when that is durable:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use fjord::{Fs, MemDevice, MkfsOptions, MountOptions};
+    /// use fjord::OpenOptions;
+    ///
+    /// # let device = Arc::new(MemDevice::new(16 << 20));
+    /// # let fs = Fs::create_on(device, &MkfsOptions::default(), &MountOptions::default())?;
+    /// let log = OpenOptions::new().write(true).create(true).open(&fs, "/log")?;
+    /// log.write_at(b"first", 0)?;
+    /// let first = log.fbarrier()?; // what follows is not durable before "first" is
+    /// log.write_at(b"second", 5)?;
+    /// fs.wait_durable(first)?; // now it is certain
+    /// assert!(fs.is_durable(first));
+    /// # drop(log);
+    /// # fs.unmount()?;
+    /// # Ok::<(), fjord::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`File::sync_all`], as far as they show before the device has answered.
-    pub fn fbarrier(&self) -> Result<()> {
+    pub fn fbarrier(&self) -> Result<Epoch> {
         self.open.barrier(false)
     }
 
@@ -247,7 +266,7 @@ impl File {
     ///
     /// # Errors
     /// As [`File::fbarrier`].
-    pub fn fdatabarrier(&self) -> Result<()> {
+    pub fn fdatabarrier(&self) -> Result<Epoch> {
         self.open.barrier(true)
     }
 

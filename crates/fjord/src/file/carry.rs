@@ -24,7 +24,7 @@ use crate::cache::page::DirtyPage;
 use crate::error::{Error, Result};
 use crate::file::truncate::note_growth;
 use crate::fs::FsInner;
-use crate::inode::{InFlight, Inode, InodeState, disk};
+use crate::inode::{InFlight, Inode, InodeState, Instance, disk};
 use crate::map;
 
 /// Bytes that deferred writes may hold back; beyond, the oldest are submitted.
@@ -53,7 +53,7 @@ impl DeferredRun {
 /// Inodes with deferred runs.
 pub(crate) struct Carriers {
     /// Leaf lock.
-    inodes: Mutex<HashMap<u32, Arc<Inode>>>,
+    inodes: Mutex<HashMap<Instance, Arc<Inode>>>,
 }
 
 impl Default for Carriers {
@@ -65,7 +65,7 @@ impl Default for Carriers {
 impl Carriers {
     fn add(&self, inode: &Arc<Inode>) -> usize {
         let mut inodes = self.inodes.lock();
-        inodes.entry(inode.ino.0).or_insert_with(|| inode.clone());
+        inodes.entry(inode.instance()).or_insert_with(|| inode.clone());
         inodes.len()
     }
 }
@@ -206,7 +206,7 @@ fn record(
         state.disk.size = size;
         note_growth(inode, state, handle.tid());
     }
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     disk::store(fs, handle, inode, state)?;
     Ok(recorded)
 }
@@ -242,7 +242,7 @@ pub(crate) fn reap_all(fs: &FsInner) {
             fs.note_write_error(&error);
         }
         if in_flight.deferred.is_empty() {
-            fs.carriers.inodes.lock().remove(&inode.ino.0);
+            fs.carriers.inodes.lock().remove(&inode.instance());
         }
     }
 }
@@ -251,5 +251,23 @@ pub(crate) fn reap_all(fs: &FsInner) {
 pub(crate) fn reap_many(fs: &FsInner) {
     if fs.carriers.inodes.lock().len() > CARRIERS_MANY {
         reap_all(fs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inode::table;
+    use crate::testing::TestFs;
+
+    /// A deleted inode stays on the list until somebody looks at it; the new one of its number may
+    /// have deferred writes before that.
+    #[test]
+    fn two_inodes_of_a_number_can_be_carriers() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let old = test.create("file");
+        let new = table::detached(&test.fs, old.ino, old.state.read().disk.clone());
+        let carriers = Carriers::default();
+        assert_eq!([carriers.add(&old), carriers.add(&new), carriers.add(&new)], [1, 2, 2]);
     }
 }

@@ -240,8 +240,8 @@ fn touch(fs: &FsInner, inode: &Inode, state: &mut InodeState) -> Result<()> {
 fn zero_range(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span, mode: FallocMode) -> Result<()> {
     let mut state = inode.state.write();
     let grows = !mode.contains(FallocMode::KEEP_SIZE) && span.end > state.size;
-    if grows && write::zero_old_tail(fs, inode, &state, span.start)? {
-        fs.dirty_inodes.add(inode);
+    if grows {
+        write::zero_old_tail(fs, inode, &state, span.start)?;
     }
     zero_edges(fs, inode, &mut state, span)?;
     truncate::drop_pages(fs, inode, &mut state, span.inner_start..span.inner_end);
@@ -255,7 +255,7 @@ fn zero_range(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span, mode: FallocMod
         if let MapKind::Written(_) = found.kind {
             let handle = fs.start(map::credits_insert(fs, 2) + disk::STORE_CREDITS)?;
             map::mark_unwritten(fs, &handle, inode, &mut state, lblk as u32, found.len)?;
-            inode.touch_tid(handle.tid(), true);
+            inode.touch_tid(handle.changes(), true);
             disk::store(fs, &handle, inode, &mut state)?;
             handle.stop();
         }
@@ -277,7 +277,7 @@ fn extend_size(
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     truncate::note_growth(inode, state, handle.tid());
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     truncate::stamp(fs, state);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
@@ -342,7 +342,7 @@ fn fill_holes(
             fs.free_blocks(&handle, run.start, u64::from(run.len))?;
             Err(error)
         })?;
-        inode.touch_tid(handle.tid(), true);
+        inode.touch_tid(handle.changes(), true);
         disk::store(fs, &handle, inode, state)?;
         handle.stop();
         lblk += u64::from(run.len);
@@ -419,7 +419,7 @@ fn start_shift(fs: &FsInner, state: &InodeState, more_credits: u32) -> Result<Op
 }
 
 fn store_shift(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     truncate::stamp(fs, state);
     disk::store(fs, handle, inode, state)
 }

@@ -144,7 +144,7 @@ fn store(fs: &Arc<FsInner>, inode: &Inode, state: &mut InodeState, content: &[u8
     let now = fs.now();
     attr::set_mtime(&mut state.disk, now);
     attr::set_ctime(&mut state.disk, now);
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(())
@@ -201,7 +201,7 @@ pub(crate) fn convert(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeSt
         // What was written out waits for a flush still.
         state.carried.mapped_unflushed(handle.tid());
     }
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(())

@@ -121,7 +121,7 @@ fn read_run(
     let mut pages = Vec::with_capacity(len as usize);
     for (index, mut page) in read.into_iter().enumerate() {
         if journaled {
-            // The newest content may still be on its way home from the log.
+            // The newest content may be in the log, not checkpointed yet.
             let block = BlockNo(start.0 + index as u64);
             if let Some(buffer) = fs.meta.peek(block).filter(|b| !b.is_evictable()) {
                 page.copy_from_slice(&buffer.read());

@@ -49,9 +49,7 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
         if size <= state.size {
             return shrink(fs, inode, &mut state, size);
         }
-        if zero_old_tail(fs, inode, &state, size)? {
-            fs.dirty_inodes.add(inode);
-        }
+        zero_old_tail(fs, inode, &state, size)?;
     }
     grow(fs, inode, &mut in_flight, size)
 }
@@ -115,7 +113,7 @@ pub(super) fn stamp(fs: &FsInner, state: &mut InodeState) {
 }
 
 fn finish(fs: &FsInner, handle: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     disk::store(fs, handle, inode, state)
 }
 

@@ -11,12 +11,12 @@ use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf};
 use rustix::io::Errno;
 
-use crate::attr::{FileKind, S_ISGID, S_ISUID, S_IXGRP};
+use crate::attr::{FileKind, S_ISGID, S_ISUID, S_IXGRP, Timespec};
 use crate::error::Result;
 use crate::file::read::load_page;
 use crate::file::{background, inline};
 use crate::fs::FsInner;
-use crate::inode::{Inode, InodeState, flags};
+use crate::inode::{Inode, InodeState, attr, flags};
 use crate::map::{self, MapKind};
 use crate::xattr;
 
@@ -86,23 +86,28 @@ pub(crate) fn write(
         write_pages(fs, inode, &mut state, offset, data, options.use_reserve)?
     };
     let end = offset + written as u64;
+    let grows = end > state.size;
     state.size = state.size.max(end);
     if planted(Bug::SizeBeforeData) {
         state.disk.size = state.size;
     }
-    if !options.from_cache {
-        disk_times(&mut state, fs.now());
-    }
-    state.dirty = true;
+    let has_new_times = !options.from_cache && set_times(&mut state, fs.now());
+    state.dirty |= grows || has_new_times;
     drop(state);
     fs.dirty_inodes.add(inode);
     fs.page_lru.reclaim();
     Ok(written)
 }
 
-fn disk_times(state: &mut InodeState, now: crate::attr::Timespec) {
-    crate::inode::attr::set_mtime(&mut state.disk, now);
-    crate::inode::attr::set_ctime(&mut state.disk, now);
+/// Whether the times have changed. As in Linux, they do not between two ticks of the clock, nor does
+/// the version: an fsync after each of several overwrites has only data to write then.
+fn set_times(state: &mut InodeState, now: Timespec) -> bool {
+    if state.disk.mtime == now.into() && state.disk.ctime == now.into() {
+        return false;
+    }
+    attr::set_mtime(&mut state.disk, now);
+    attr::set_ctime(&mut state.disk, now);
+    true
 }
 
 fn check_target(state: &InodeState) -> Result<()> {
@@ -131,15 +136,18 @@ pub(crate) fn kill_privileges(
     if mode != state.disk.mode {
         state.disk.mode = mode;
         state.dirty = true;
+        // The call may fail before it stores the inode.
+        fs.dirty_inodes.add(inode);
     }
     xattr::remove_capability(fs, inode, state)
 }
 
 /// Before the file grows past a partly used last block, its old tail must be zeros on
-/// the device too, or the growth would show what an earlier truncation left there.
+/// the device too, or the growth would show what an earlier truncation left there. Returns whether
+/// there was something to do; the page is dirty then.
 pub(crate) fn zero_old_tail(
     fs: &FsInner,
-    inode: &Inode,
+    inode: &Arc<Inode>,
     state: &InodeState,
     new_start: u64,
 ) -> Result<bool> {
@@ -154,7 +162,12 @@ pub(crate) fn zero_old_tail(
     }
     if let MapKind::Written(_) = map::lookup(fs, inode, state, lblk, 1)?.kind {
         load_page(fs, inode, state, lblk)?;
-        return Ok(inode.pages.modify(lblk, false, |page| page[tail..].fill(0)));
+        let is_dirty = inode.pages.modify(lblk, false, |page| page[tail..].fill(0));
+        if is_dirty {
+            // The caller may find no space; until the page is written it keeps the size back.
+            fs.dirty_inodes.add(inode);
+        }
+        return Ok(is_dirty);
     }
     Ok(false)
 }
@@ -231,4 +244,75 @@ fn write_page(
     page[skip..skip + bytes.len()].copy_from_slice(bytes);
     inode.pages.insert_dirty(lblk, Buf::from(page), reserve);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::{Cred, SetAttr};
+    use crate::file::truncate;
+    use crate::fsync;
+    use crate::testing::TestFs;
+
+    /// Writes until there is no space, even after what was reserved for metadata is free again.
+    fn fill_up(test: &TestFs) {
+        let big = test.create("big");
+        let append = WriteOptions { append: true, ..WriteOptions::default() };
+        while write(&test.fs, &big, 0, &[1; 4096], append).is_ok() {
+            while write(&test.fs, &big, 0, &[1; 4096], append).is_ok() {}
+            test.fs.sync().unwrap();
+        }
+    }
+
+    /// Between two ticks of the clock an overwrite leaves the inode as it is.
+    #[test]
+    fn an_fsync_commits_nothing_for_an_overwrite_with_the_same_times() {
+        let test = TestFs::new(&["-t", "ext4", "-b", "4096"], 16);
+        let fs = &test.fs;
+        let file = test.create("file");
+        let overwrite = || {
+            write(fs, &file, 0, &[1; 4096], WriteOptions::default()).unwrap();
+            fsync::fsync(fs, &file, false).unwrap();
+        };
+        overwrite();
+        let is_kept = |_| {
+            let (times, commits) = (file.state.read().disk.mtime, fs.journal().stats().commits);
+            overwrite();
+            let has_committed = fs.journal().stats().commits > commits;
+            let has_ticked = file.state.read().disk.mtime != times;
+            assert_eq!(has_committed, has_ticked);
+            !has_ticked
+        };
+        assert!((0..1000).any(is_kept), "the clock ticks for each write");
+        drop(file);
+        test.finish();
+    }
+
+    /// What a write without space has changed is on the device after the unmount.
+    #[test]
+    fn a_write_that_fails_leaves_nothing_unwritten() {
+        let test = TestFs::new(&["-t", "ext4", "-b", "4096"], 16);
+        let fs = &test.fs;
+        let (short, program) = (test.create("short"), test.create("program"));
+        for inode in [&short, &program] {
+            write(fs, inode, 0, &[1; 843], WriteOptions::default()).unwrap();
+        }
+        let change = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+        attr::set_attr(fs, &program, &change, &Cred::root()).unwrap();
+        fill_up(&test);
+        let unprivileged = WriteOptions { kill_privileges: true, ..WriteOptions::default() };
+        for (inode, options) in [(&short, WriteOptions::default()), (&program, unprivileged)] {
+            let error = write(fs, inode, 40_960, b"more", options).unwrap_err();
+            assert!(error.is(Errno::NOSPC));
+        }
+        // The old tail is dirty, and keeps the size back until it is written.
+        truncate::set_size(fs, &short, 64_812).unwrap();
+        drop((short, program));
+        fs.unmount().unwrap();
+        let stat = test.debugfs("stat /short");
+        assert!(stat.contains("Size: 64812\n"), "{stat}");
+        let stat = test.debugfs("stat /program");
+        assert!(stat.contains("Mode:  0755 "), "{stat}");
+        test.finish();
+    }
 }

@@ -3,7 +3,8 @@
 //! Owns the order in which background writeback visits them, and the set of inodes that are being
 //! written back. Invariants: an inode with dirty pages or lazy changes is on the list, or is busy
 //! in the thread that took it off; both hold a reference, so such an inode stays in memory; a sync
-//! also gets the busy ones, so that it can wait for them.
+//! also gets the busy ones, so that it can wait for them. A deleted inode that a thread still has, or
+//! puts back, is another one than the new inode of its number.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fjord_block::lock::{Mutex, Rank};
 
-use crate::inode::Inode;
+use crate::inode::{Inode, Instance};
 
 /// Since when an inode waits for its writeback.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +28,13 @@ struct Entries {
     /// By place; the oldest has the lowest.
     queue: BTreeMap<i64, (Since, Arc<Inode>)>,
     /// The place of each inode on the list.
-    members: HashMap<u32, i64>,
+    members: HashMap<Instance, i64>,
     /// The place of the next one.
     next: i64,
     /// How many were put before all others.
     hastened: i64,
     /// Inodes being written back, by how many threads.
-    busy: HashMap<u32, (Arc<Inode>, usize)>,
+    busy: HashMap<Instance, (Arc<Inode>, usize)>,
 }
 
 /// Inodes in the order in which they became dirty.
@@ -80,7 +81,7 @@ impl Drop for Busy<'_> {
 impl Entries {
     /// Puts an inode after the others unless it is there, as dirty since then or from now on.
     fn add(&mut self, since: Option<Since>, inode: &Arc<Inode>) {
-        if let Entry::Vacant(vacant) = self.members.entry(inode.ino.0) {
+        if let Entry::Vacant(vacant) = self.members.entry(inode.instance()) {
             vacant.insert(self.next);
             let since = since.unwrap_or_else(|| Since::At(Instant::now()));
             self.queue.insert(self.next, (since, inode.clone()));
@@ -90,7 +91,7 @@ impl Entries {
 
     /// Puts an inode that is on the list before all others.
     fn hasten(&mut self, inode: &Inode) -> bool {
-        let Some(place) = self.members.get_mut(&inode.ino.0) else { return false };
+        let Some(place) = self.members.get_mut(&inode.instance()) else { return false };
         let Some((_, inode)) = self.queue.remove(place) else { return false };
         self.hastened += 1;
         *place = -self.hastened;
@@ -99,7 +100,7 @@ impl Entries {
     }
 
     fn set_busy(&mut self, inode: &Arc<Inode>) {
-        self.busy.entry(inode.ino.0).or_insert_with(|| (inode.clone(), 0)).1 += 1;
+        self.busy.entry(inode.instance()).or_insert_with(|| (inode.clone(), 0)).1 += 1;
     }
 }
 
@@ -133,10 +134,10 @@ impl DirtyList {
     /// One thread less writes the inode back.
     pub(crate) fn end(&self, inode: &Inode) {
         let mut entries = self.entries.lock();
-        let Some((_, count)) = entries.busy.get_mut(&inode.ino.0) else { return };
+        let Some((_, count)) = entries.busy.get_mut(&inode.instance()) else { return };
         *count -= 1;
         if *count == 0 {
-            entries.busy.remove(&inode.ino.0);
+            entries.busy.remove(&inode.instance());
         }
     }
 
@@ -151,7 +152,7 @@ impl DirtyList {
             return None;
         }
         let (_, (since, inode)) = entries.queue.pop_first()?;
-        entries.members.remove(&inode.ino.0);
+        entries.members.remove(&inode.instance());
         entries.set_busy(&inode);
         Some(Busy { list: self, inode, since: Some(since) })
     }
@@ -171,8 +172,97 @@ impl DirtyList {
     /// Takes an inode off after its deletion.
     pub(crate) fn forget(&self, inode: &Inode) {
         let mut entries = self.entries.lock();
-        if let Some(place) = entries.members.remove(&inode.ino.0) {
+        if let Some(place) = entries.members.remove(&inode.instance()) {
             entries.queue.remove(&place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::write::{WriteOptions, write};
+    use crate::inode::table;
+    use crate::namei;
+    use crate::testing::TestFs;
+
+    const SIZE_BYTES: usize = 64_812;
+
+    /// A file `old` with something to write.
+    fn old_file(test: &TestFs) -> Arc<Inode> {
+        let old = test.create("old");
+        write(&test.fs, &old, 0, &[1; 100], WriteOptions::default()).unwrap();
+        old
+    }
+
+    /// Deletes `old` and makes `new`, of the same number.
+    fn replace(test: &TestFs, old: &Arc<Inode>) -> Arc<Inode> {
+        let root = table::get(&test.fs, fjord_format::InodeNo::ROOT).unwrap();
+        drop(namei::unlink(&test.fs, &root, b"old").unwrap());
+        test.commit();
+        let new = test.create("new");
+        assert_eq!(new.ino, old.ino);
+        new
+    }
+
+    fn fill(test: &TestFs, new: &Arc<Inode>) {
+        write(&test.fs, new, 0, &[2; SIZE_BYTES], WriteOptions::default()).unwrap();
+    }
+
+    fn pop(test: &TestFs) -> Busy<'_> {
+        test.fs.dirty_inodes.pop_older_than(Instant::now(), Duration::ZERO).unwrap()
+    }
+
+    /// Unmounts and demands that all of `new` is on the device.
+    fn finish(test: TestFs) {
+        test.fs.unmount().unwrap();
+        let stat = test.debugfs("stat /new");
+        assert!(stat.contains(&format!("Size: {SIZE_BYTES}\n")), "{stat}");
+        test.finish();
+    }
+
+    /// Background writeback has taken a file off the list, and puts it back after its deletion.
+    #[test]
+    fn a_deleted_file_put_back_keeps_nobody_off_the_list() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let old = old_file(&test);
+        let busy = pop(&test);
+        assert!(Arc::ptr_eq(busy.inode(), &old));
+        let new = replace(&test, &old);
+        busy.put_back();
+        fill(&test, &new);
+        drop((old, new));
+        finish(test);
+    }
+
+    /// A deletion commits before it has come to the list.
+    #[test]
+    fn a_late_deletion_takes_nobody_else_off_the_list() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let old = old_file(&test);
+        let new = replace(&test, &old);
+        fill(&test, &new);
+        test.fs.dirty_inodes.forget(&old);
+        drop((old, new));
+        finish(test);
+    }
+
+    /// A thread that began before the deletion is still busy with the deleted file.
+    #[test]
+    fn a_sync_waits_for_a_busy_file_of_a_used_number() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let old = old_file(&test);
+        let busy_old = pop(&test);
+        let new = replace(&test, &old);
+        fill(&test, &new);
+        let busy_new = pop(&test);
+        assert!(Arc::ptr_eq(busy_new.inode(), &new));
+        let taken = test.fs.dirty_inodes.take_all();
+        assert!(taken.iter().any(|busy| Arc::ptr_eq(busy.inode(), &new)));
+        drop(taken);
+        drop(busy_old);
+        busy_new.put_back();
+        drop((old, new));
+        finish(test);
     }
 }

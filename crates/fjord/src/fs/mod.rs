@@ -47,6 +47,7 @@ use crate::file::carry::Carriers;
 use crate::file::pace::Pace;
 use crate::fs::geo::Geo;
 use crate::fsync::FsyncPolicy;
+use crate::fsync::epochs::Epochs;
 use crate::fsync::hazards::ReplayHazards;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::InodeState;
@@ -62,6 +63,8 @@ pub(crate) struct FsInner {
     pub(crate) scheduler: Option<Arc<EpochDevice>>,
     /// `fbarrier` was called: from then on all data writes are ordered. Never cleared.
     pub(crate) data_in_order: AtomicBool,
+    /// What barrier calls have ordered and is perhaps not durable.
+    pub(crate) epochs: Epochs,
     /// Limits of writeback in flight.
     pub(crate) pace: Arc<Pace>,
     /// Bytes of data writes in flight that no fsync waits for.
@@ -127,6 +130,8 @@ pub(crate) struct FsInner {
 pub(crate) struct Counters {
     /// fbarrier and fdatabarrier calls that gave order without durability.
     pub(crate) barriers: AtomicU64,
+    /// Those that were served as fsync.
+    pub(crate) barriers_as_fsync: AtomicU64,
 }
 
 impl FsInner {

@@ -32,6 +32,7 @@ use crate::fs::geo::Geo;
 use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
 use crate::fsync;
+use crate::fsync::epochs::Epochs;
 use crate::fsync::hazards::ReplayHazards;
 use crate::fsync::stats::FsyncCounters;
 use crate::inode::table::{self, InodeTable};
@@ -151,16 +152,19 @@ struct Below {
     device: Arc<dyn Device>,
     /// The scheduler in `device`, if this mount put one there.
     scheduler: Option<Arc<EpochDevice>>,
+    /// It has barriers of its own.
+    native_barrier: bool,
 }
 
 impl Below {
     fn new(device: Arc<dyn Device>, options: &MountOptions) -> Result<Below> {
         let wanted = options.scheduler.resolve()? == Scheduler::Epoch;
+        let native_barrier = device.capabilities().native_barrier;
         if !wanted || options.read_only || device.keeps_order() {
-            return Ok(Below { device, scheduler: None });
+            return Ok(Below { device, scheduler: None, native_barrier });
         }
         let scheduler = Arc::new(EpochDevice::new(device));
-        Ok(Below { device: scheduler.clone(), scheduler: Some(scheduler) })
+        Ok(Below { device: scheduler.clone(), scheduler: Some(scheduler), native_barrier })
     }
 }
 
@@ -383,7 +387,7 @@ fn build(
     let budget = options.cache_size_bytes;
     let meta_budget = meta_budget_bytes(&options);
     let inode_budget = budget / 16;
-    let Below { device, scheduler } = below;
+    let Below { device, scheduler, native_barrier } = below;
     let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
     let dir_params = DirParams::new(&geo, &raw);
     let inode_capacity = (inode_budget / INODE_BYTES).max(256);
@@ -393,6 +397,7 @@ fn build(
         device,
         scheduler,
         data_in_order: AtomicBool::new(false),
+        epochs: Epochs::new(!native_barrier),
         pace: Arc::default(),
         unawaited_bytes: AtomicU64::new(0),
         meta,
@@ -464,8 +469,8 @@ fn open_journal(
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
-        fit_home: Some(superblock::fit_replayed),
-        home_last: Some(BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size))),
+        fit_replayed: Some(superblock::fit_replayed),
+        replayed_last: Some(BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size))),
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =
@@ -481,7 +486,7 @@ fn open_journal(
     Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some(), fast_commits }))
 }
 
-/// Blocks of a transaction stay in memory until it is home: a running and a committing one
+/// Blocks of a transaction stay in memory until it is checkpointed: a running and a committing one
 /// together are not to need more than the budget of metadata.
 fn transaction_blocks_max(geo: &Geometry, options: &MountOptions) -> u32 {
     let blocks = meta_budget_bytes(options) / 2 / u64::from(geo.block_size);
@@ -550,7 +555,7 @@ fn journal_map(
 ) -> Result<(JournalMap, Vec<(BlockNo, u64)>)> {
     let view_options = MountOptions { read_only: true, ..options.clone() };
     let groups = Groups::unread(geo);
-    let below = Below { device: device.clone(), scheduler: None };
+    let below = Below { device: device.clone(), scheduler: None, native_barrier: false };
     let fs = build(below, *raw, geo.clone(), view_options, Arc::new(mmp::Mmp::none()), groups);
     let inode = match table::get(&fs, ino) {
         Ok(inode) => inode,

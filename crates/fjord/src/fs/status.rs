@@ -124,6 +124,8 @@ impl FsInner {
             Error::Io(source) => self
                 .journal()
                 .abort(JournalError::Io { what: "writing file data", source: source.clone() }),
+            // It has stopped: the commits before the failed one keep their outcome.
+            Error::Journal(_) if self.journal().error().is_some() => {}
             _ => self.journal().shutdown(),
         }
         self.record_error_in_superblock(error);

@@ -257,19 +257,19 @@ impl FsInner {
         }
     }
 
-    /// After such a recovery: everything is home, and the state is as it was.
+    /// After such a recovery: everything is checkpointed, and the state is as it was.
     pub(crate) fn write_recovered_superblock(&self) -> Result<()> {
-        self.write_home_superblock(|_| {})
+        self.write_superblock_in_place(|_| {})
     }
 
-    /// At unmount: everything is home.
+    /// At unmount: everything is checkpointed.
     pub(crate) fn write_clean_superblock(&self) -> Result<()> {
         let overhead = self.sb.overhead_clusters.swap(0, Ordering::Relaxed);
         if overhead != 0 {
             // Field and checksum are in the second sector, and nothing else changes.
             self.write_changed_superblock(|raw| raw.s_overhead_clusters.set(overhead))?;
         }
-        self.write_home_superblock(|raw| {
+        self.write_superblock_in_place(|raw| {
             if !raw.state().contains(FsState::ERROR) {
                 raw.set_state(raw.state() | FsState::VALID);
             }
@@ -277,7 +277,7 @@ impl FsInner {
     }
 
     /// With the log empty: the counts, no mark of the log in use, and what `change` does.
-    fn write_home_superblock(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+    fn write_superblock_in_place(&self, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
         let free_blocks = self.groups.free_blocks_total();
         let free_inodes = self.groups.free_inodes_total();
         let no_orphans = self.orphans.is_empty();
@@ -315,7 +315,8 @@ impl FsInner {
 }
 
 /// A superblock that replay is about to write, and that another made, with another checksum than the one
-/// at home: is made to fit that, where nothing else in the second sector differs, so that no cut tears it.
+/// in its home location: is made to fit that, where nothing else in the second sector differs, so that no
+/// cut tears it.
 pub(crate) fn fit_replayed(device: &dyn Device, block: BlockNo, content: &mut [u8]) {
     let (len, start) = (content.len() as u64, SUPERBLOCK_OFFSET_BYTES);
     if block.0 != start / len {

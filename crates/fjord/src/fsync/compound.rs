@@ -28,7 +28,7 @@ use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
 
 use super::step::{Step, ending};
-use super::{FsyncPolicy, Outcome};
+use super::{Epoch, FsyncPolicy, Outcome};
 use crate::error::Result;
 use crate::file::writeback;
 use crate::fs::FsInner;
@@ -116,23 +116,34 @@ fn request(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step
 
 /// Orders the metadata of `inode`, and all its data, before everything that is written later,
 /// without waiting for the device, which keeps order. All data writes have been submitted as
-/// ordered ones.
+/// ordered ones. Ends an epoch.
 ///
 /// # Errors
 /// Errors before the device has answered; the next fsync reports later ones.
-pub(crate) fn order(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
+pub(crate) fn order(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<Epoch> {
     let mark = inode.in_place.mark();
     let journal = fs.journal();
-    if let Some(tid) = wanted(fs, inode, datasync) {
+    let wanted = wanted(fs, inode, datasync);
+    // A transaction whose flush begins after the writes in place were submitted.
+    let newest = journal.newest_tid();
+    let mut settled_by = if journal.flush_is_to_come(newest) { newest } else { newest.next() };
+    if let Some(tid) = wanted {
         let ends_epoch = journal.flush_is_to_come(tid);
         journal.commit_in_order(tid)?;
         if ends_epoch {
             inode.in_place.record_barrier(mark);
+            settled_by = tid;
         }
     }
     if inode.in_place.owes_barrier() {
-        // Data that another thread wrote back, in no epoch or an open one.
+        // Data that another thread wrote back, in no epoch or an open one. What was written up to the
+        // mark is complete, or ordered.
         fs.flush_device()?;
+        inode.in_place.record_flush(mark);
     }
-    Ok(())
+    Ok(match (wanted, inode.in_place.owed()) {
+        (None, None) => fs.epochs.end_durable(),
+        (Some(tid), None) => fs.epochs.end(fs, tid),
+        (_, Some(_)) => fs.epochs.end_in_place(fs, wanted, settled_by),
+    })
 }

@@ -27,7 +27,7 @@
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_journal::{PartialCommit, WholeReason};
+use fjord_journal::{ChangesUpTo, PartialCommit, WholeReason};
 
 use super::step::{Step, ending};
 use super::{Fallback, FsyncPolicy, Outcome};
@@ -72,16 +72,17 @@ fn request(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step
         // flush that is to cover it.
         writeback::wait_in_flight(fs, inode)?;
     }
-    let Some(tid) = wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) else {
+    let is_uncommitted = |changes: &ChangesUpTo| !fs.journal().is_committed(changes.tid());
+    let Some(changes) = wanted.changes().filter(is_uncommitted) else {
         return end(fs, inode, owed, false, PartialCommit::Durable);
     };
     let seed = fs.part_of(disk::table_block(fs, inode.ino)?);
-    let is_running = fs.journal().flush_is_to_come(tid);
+    let is_running = fs.journal().flush_is_to_come(changes.tid());
     let (fs, inode) = (fs.clone(), inode.clone());
     let rest = move |done: std::result::Result<PartialCommit, _>, _| {
         end(&fs, &inode, owed, is_running, done?)
     };
-    Ok(Step::CommitPart(tid, seed, Box::new(rest)))
+    Ok(Step::CommitPart(changes, seed, Box::new(rest)))
 }
 
 /// `was_running`: the flush of a full commit of the transaction was to come when it was requested.

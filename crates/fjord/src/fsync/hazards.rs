@@ -34,7 +34,7 @@ impl Default for ReplayHazards {
 impl ReplayHazards {
     /// `tid` changed what e2fsck reads before it replays the log, and writes back after the replay of
     /// fast commits: the superblock, the count of a group's directories, which bitmaps a group has,
-    /// or the record of a file that is being truncated. The change must be home first.
+    /// or the record of a file that is being truncated. The change must be checkpointed first.
     pub(crate) fn read_ahead_changed(&self, tid: Tid) {
         self.unsafe_tid.set(tid);
     }

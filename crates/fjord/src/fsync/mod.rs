@@ -14,6 +14,7 @@
 //! attributes, and a path to it survive a power cut.
 
 mod compound;
+pub(crate) mod epochs;
 mod fast_commit;
 mod feature;
 mod group;
@@ -28,10 +29,11 @@ use std::time::Instant;
 
 use fjord_block::plant::{Bug, planted};
 use fjord_format::features::Features;
-use fjord_journal::{Journal, room_waits_of_this_thread};
+use fjord_journal::{ChangesUpTo, Journal, room_waits_of_this_thread};
 use rustix::io::Errno;
 
 pub(crate) use compound::Compound;
+pub use epochs::Epoch;
 use group::Group;
 pub(crate) use stats::{Fallback, Outcome};
 pub(crate) use step::Runs;
@@ -215,49 +217,76 @@ impl Drop for Call {
 /// needs.
 pub(crate) fn is_uncommitted(fs: &FsInner, inode: &Inode, datasync: bool) -> bool {
     let wanted = if datasync { &inode.datasync_tid } else { &inode.sync_tid };
-    let Some(tid) = wanted.get().filter(|&tid| !fs.journal().is_committed(tid)) else {
-        return false;
-    };
+    let is_uncommitted = |changes: &ChangesUpTo| !fs.journal().is_committed(changes.tid());
+    let Some(changes) = wanted.changes().filter(is_uncommitted) else { return false };
     if !fs.commits_groups() {
         return true;
     }
-    // A partial commit may have made them durable, while their transaction runs.
+    // A partial commit may have made them durable before the rest of their transaction.
     let part = disk::table_block(fs, inode.ino).map(|block| fs.part_of(block));
-    part.map_or(true, |part| !fs.journal().are_parts_committed(tid, &[part]))
+    part.map_or(true, |part| !fs.journal().are_parts_committed(changes, &[part]))
 }
 
 /// Order without durability (`fbarrier`, `fdatabarrier`; section 4 of *Barrier-Enabled IO Stack
 /// for Flash Storage*): whatever is changed after the call, in this file or another, is durable
 /// only after everything written to this file before the call is. Where the device does not keep
-/// order this is [`fsync`].
+/// order this is [`fsync`], and the epoch is durable.
 ///
 /// # Errors
 /// As [`fsync`], as far as they show now; later ones reach the next fsync.
-pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<()> {
+pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Epoch> {
     if !fs.keeps_order() {
-        return fsync(fs, inode, datasync);
+        return fsync(fs, inode, datasync).map(|()| served_as_fsync(fs));
     }
+    order(fs, inode, datasync)
+}
+
+/// As [`barrier`], and calls `done` with the outcome: where it is [`fsync`], as [`fsync_then`] does.
+pub(crate) fn barrier_then(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    datasync: bool,
+    done: impl FnOnce(Result<Epoch>) + Send + 'static,
+) {
+    if fs.keeps_order() {
+        return done(order(fs, inode, datasync));
+    }
+    let ended = fs.clone();
+    fsync_then(fs, inode, datasync, move |result| {
+        done(result.map(|()| served_as_fsync(&ended)));
+    });
+}
+
+fn served_as_fsync(fs: &FsInner) -> Epoch {
+    fs.stats.barriers_as_fsync.fetch_add(1, Ordering::Relaxed);
+    fs.epochs.end_durable()
+}
+
+fn order(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Epoch> {
     let datasync = means_data_only(inode, datasync);
     fs.check_alive()?;
     if fs.is_read_only() {
-        return unwritten_is_lost(fs, inode, datasync);
+        return unwritten_is_lost(fs, inode, datasync).map(|()| fs.epochs.end_durable());
     }
     if planted(Bug::BarrierIgnored) {
-        return Ok(());
+        return Ok(fs.epochs.end_durable());
     }
     fs.data_in_order.store(true, Ordering::Release);
     let _busy = fs.dirty_inodes.begin(inode);
     writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Barrier { datasync })?;
     let ordered = compound::order(fs, inode, datasync);
     let result = writeback::leave_in_flight(fs, inode).and(ordered);
-    result.inspect_err(|error| fs.note_write_error(error))?;
+    let epoch = result.inspect_err(|error| fs.note_write_error(error))?;
     fs.stats.barriers.fetch_add(1, Ordering::Relaxed);
-    Ok(())
+    Ok(epoch)
 }
 
-/// On a file system that an error made read-only: fails if the file has changes that did not reach
-/// the device.
+/// On a file system that is read-only. If an error made it so: fails if the file has changes that did
+/// not reach the device.
 fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> {
+    if fs.options.read_only {
+        return Ok(());
+    }
     // Recovery will find changes in the policy's log.
     let is_logged = inode.is_logged(inode.touches());
     if is_uncommitted(fs, inode, datasync) {

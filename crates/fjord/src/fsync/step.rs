@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use fjord_format::types::Tid;
 use fjord_journal::{
-    FastCommitOutcome, FastCommitTicket, Journal, JournalError, Part, PartialCommit,
+    ChangesUpTo, FastCommitOutcome, FastCommitTicket, Journal, JournalError, Part, PartialCommit,
 };
 
 use super::Outcome;
@@ -38,8 +38,8 @@ pub(crate) enum Step {
     Done(Outcome),
     /// It goes on when a transaction is durable.
     Commit(Tid, Rest<()>),
-    /// It goes on when a part of a transaction is durable.
-    CommitPart(Tid, Part, Rest<PartialCommit>),
+    /// It goes on when changes to a part are durable.
+    CommitPart(ChangesUpTo, Part, Rest<PartialCommit>),
     /// It goes on when its fast commit is durable or refused.
     FastCommit(FastCommitTicket, Rest<FastCommitOutcome>),
 }
@@ -55,8 +55,8 @@ impl Step {
             step = match step {
                 Step::Done(outcome) => return Ok(outcome),
                 Step::Commit(tid, rest) => rest(journal.commit(tid), Runs::ByCaller)?,
-                Step::CommitPart(tid, part, rest) => {
-                    rest(journal.commit_parts(tid, &[part]), Runs::ByCaller)?
+                Step::CommitPart(changes, part, rest) => {
+                    rest(journal.commit_parts(changes, &[part]), Runs::ByCaller)?
                 }
                 Step::FastCommit(ticket, rest) => {
                     rest(journal.wait_fast_commit(ticket), Runs::ByCaller)?
@@ -74,9 +74,9 @@ impl Step {
             Step::Commit(tid, rest) => {
                 journal.commit_then(tid, move |told| go_on(fs, rest(told, Runs::ForAnother), done));
             }
-            Step::CommitPart(tid, part, rest) => {
+            Step::CommitPart(changes, part, rest) => {
                 let then = move |told| go_on(fs, rest(told, Runs::ForAnother), done);
-                journal.commit_parts_then(tid, &[part], then);
+                journal.commit_parts_then(changes, &[part], then);
             }
             Step::FastCommit(ticket, rest) => {
                 let then = move |told| go_on(fs, rest(told, Runs::ForAnother), done);
@@ -103,7 +103,9 @@ where
         Err(error) => Step::Done(end(Err(error), runs)?),
         Ok(Step::Done(outcome)) => Step::Done(end(Ok(outcome), runs)?),
         Ok(Step::Commit(tid, rest)) => Step::Commit(tid, extended(rest, end)),
-        Ok(Step::CommitPart(tid, part, rest)) => Step::CommitPart(tid, part, extended(rest, end)),
+        Ok(Step::CommitPart(changes, part, rest)) => {
+            Step::CommitPart(changes, part, extended(rest, end))
+        }
         Ok(Step::FastCommit(ticket, rest)) => Step::FastCommit(ticket, extended(rest, end)),
     })
 }

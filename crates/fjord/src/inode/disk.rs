@@ -108,7 +108,7 @@ pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeSt
     }
     change_bytes(fs, h, inode.ino, |bytes| Ok(state.disk.encode(bytes, &fs.geo)?))?;
     state.dirty = false;
-    inode.touch_tid(h.tid(), false);
+    inode.touch_tid(h.changes(), false);
     Ok(())
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn store_new(
         state.changes.attributes_changed(h.tid());
     }
     state.dirty = false;
-    inode.touch_tid(h.tid(), true);
+    inode.touch_tid(h.changes(), true);
     Ok(())
 }
 

@@ -21,7 +21,9 @@ pub(crate) fn close(fs: &Arc<FsInner>, inode: &Arc<Inode>) {
     }
 }
 
-/// Deletes `inode` if nothing refers to it any more: no links, no outside references.
+/// Deletes `inode` if nothing refers to it any more: no links, no outside references. Since the caller
+/// dropped the last one, another thread may have opened the file and removed its name; then the
+/// deletion is left to that one's last reference.
 pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     close(fs, inode);
     // Without a record as an orphan the inode was deleted long ago: somebody asked for its
@@ -31,12 +33,12 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
         let recorded = state.orphan.is_some() || planted(Bug::OrphanTooLate);
         state.disk.links_count == 0 && recorded
     };
-    if !nameless || fs.is_read_only() || fs.status.is_shut_down() {
+    if !nameless || fs.inodes.is_used(inode) || fs.is_read_only() || fs.status.is_shut_down() {
         return Ok(());
     }
-    fs.releases.deletes(inode.ino);
+    fs.releases.deletes(inode);
     let deleted = delete(fs, inode);
-    fs.releases.notify(inode.ino);
+    fs.releases.notify(inode);
     deleted
 }
 
@@ -46,7 +48,8 @@ pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     // An error of data that is going away anyway does not matter.
     let _ = writeback::drain(fs, inode, &mut in_flight);
     let mut state = inode.state.write();
-    if state.dead {
+    // Somebody may have asked for it by number.
+    if state.dead || fs.inodes.is_used(inode) {
         return Ok(());
     }
     if inode.holds_value {
@@ -94,4 +97,40 @@ fn free_number(
     }
     handle.stop();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use fjord_format::InodeNo;
+
+    use super::*;
+    use crate::file::write::{WriteOptions, write};
+    use crate::inode::table;
+    use crate::namei;
+    use crate::testing::TestFs;
+
+    /// A thread has dropped the last reference of a file with a name, and comes to look whether it
+    /// was deleted after another one has opened it and removed the name.
+    #[test]
+    fn a_late_release_keeps_a_file_that_is_open_again() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let fs = &test.fs;
+        let root = table::get(fs, InodeNo::ROOT).unwrap();
+        let (referenced, held) = (test.create("referenced"), test.create("held"));
+        let open = namei::lookup(fs, &root, b"referenced").unwrap();
+        namei::lookup(fs, &root, b"held").unwrap().hold();
+        drop(namei::unlink(fs, &root, b"referenced").unwrap());
+        drop(namei::unlink(fs, &root, b"held").unwrap());
+        for inode in [&referenced, &held] {
+            release(fs, inode).unwrap();
+            write(fs, inode, 0, b"content", WriteOptions::default()).unwrap();
+        }
+        drop(open);
+        assert!(referenced.state.read().dead);
+        assert!(fs.inodes.unhold(held.ino, 1));
+        release(fs, &held).unwrap();
+        assert!(held.state.read().dead);
+        drop((root, referenced, held));
+        test.finish();
+    }
 }

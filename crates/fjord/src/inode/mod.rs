@@ -31,6 +31,7 @@ use fjord_block::lock::{Mutex, MutexGuard, Rank, RwLock};
 use fjord_block::{QuasiAsyncWrites, Ticket};
 use fjord_format::inode::{DiskInode, InodeFlags};
 use fjord_format::{BlockNo, InodeNo, Tid};
+use fjord_journal::ChangesUpTo;
 
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
@@ -38,6 +39,11 @@ use crate::file::carry::DeferredRun;
 
 use carried::Carried;
 use changes::Changes;
+
+/// Tells an [`Inode`] from all others, as long as somebody has it. Its number does not: a new file may
+/// have the number once the deletion has committed, while threads still work with the deleted one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Instance(usize);
 
 /// An inode in memory.
 pub(crate) struct Inode {
@@ -59,9 +65,9 @@ pub(crate) struct Inode {
     /// References from outside the engine (open files, front ends); see [`table`].
     pub(crate) refs: AtomicUsize,
     /// The transaction that holds the newest change fsync must commit (0: none).
-    pub(crate) sync_tid: TidCell,
+    pub(crate) sync_tid: ChangesCell,
     /// The same for fdatasync: changes needed to reach the data.
-    pub(crate) datasync_tid: TidCell,
+    pub(crate) datasync_tid: ChangesCell,
     /// Change count of the two: if it is unchanged, so is the inode.
     touches: AtomicU64,
     /// The newest change count that the policy's log has; 0: none.
@@ -233,6 +239,40 @@ impl TidCell {
     }
 }
 
+/// Changes of a transaction up to a handle, or none, changed without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct ChangesCell(AtomicU64);
+
+impl ChangesCell {
+    const SET: u64 = 1 << 63;
+    const GENERATION_SHIFT: u32 = 32;
+    /// For changes of any generation.
+    const ANY: u32 = (1 << 31) - 1;
+
+    /// Records `changes`.
+    pub(crate) fn set(&self, changes: ChangesUpTo) {
+        let generation = changes.generation().map_or(Self::ANY, |number| number.min(Self::ANY));
+        let generation = u64::from(generation) << Self::GENERATION_SHIFT;
+        self.0.store(Self::SET | generation | u64::from(changes.tid().0), Ordering::Release);
+    }
+
+    /// The recorded changes.
+    pub(crate) fn changes(&self) -> Option<ChangesUpTo> {
+        let raw = self.0.load(Ordering::Acquire);
+        let tid = Tid(raw as u32);
+        let changes = match ((raw & !Self::SET) >> Self::GENERATION_SHIFT) as u32 {
+            Self::ANY => ChangesUpTo::from(tid),
+            generation => ChangesUpTo::new(tid, generation),
+        };
+        (raw & Self::SET != 0).then_some(changes)
+    }
+
+    /// The transaction that holds them.
+    pub(crate) fn get(&self) -> Option<Tid> {
+        self.changes().map(ChangesUpTo::tid)
+    }
+}
+
 /// Counts data writes in place and how many of them a device flush, or a barrier, has covered.
 #[derive(Default)]
 pub(crate) struct FlushCell {
@@ -292,6 +332,11 @@ impl InodeState {
 }
 
 impl Inode {
+    /// Which of the inodes in memory this is.
+    pub(crate) fn instance(&self) -> Instance {
+        Instance(std::ptr::from_ref(self).addr())
+    }
+
     /// Whether anything outside the engine refers to it: an open file, a call under way.
     pub(crate) fn is_referenced(&self) -> bool {
         self.refs.load(Ordering::Relaxed) != 0
@@ -310,8 +355,8 @@ impl Inode {
             quasi_async: QuasiAsyncWrites::default(),
             pages,
             refs: AtomicUsize::new(0),
-            sync_tid: TidCell::default(),
-            datasync_tid: TidCell::default(),
+            sync_tid: ChangesCell::default(),
+            datasync_tid: ChangesCell::default(),
             touches: AtomicU64::new(0),
             logged_touches: AtomicU64::new(0),
             in_place: FlushCell::default(),
@@ -332,12 +377,14 @@ impl Inode {
         })
     }
 
-    /// Records that `tid` holds a change of this inode; `data` if fdatasync needs it.
-    pub(crate) fn touch_tid(&self, tid: Tid, data: bool) {
+    /// Records that a handle, or a transaction, holds a change of this inode; `data` if fdatasync
+    /// needs it.
+    pub(crate) fn touch_tid(&self, changes: impl Into<ChangesUpTo>, data: bool) {
+        let changes = changes.into();
         self.touches.fetch_add(1, Ordering::AcqRel);
-        self.sync_tid.set(tid);
+        self.sync_tid.set(changes);
         if data {
-            self.datasync_tid.set(tid);
+            self.datasync_tid.set(changes);
         }
     }
 

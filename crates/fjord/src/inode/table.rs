@@ -139,6 +139,22 @@ impl InodeTable {
         }
     }
 
+    /// An inode with something to write that only the table has. There is none while writes succeed:
+    /// whoever makes an inode dirty has it until it is on the list of dirty inodes.
+    #[cfg(debug_assertions)]
+    pub(crate) fn unlisted_dirty(&self) -> Option<InodeNo> {
+        let is_unlisted = |slot: &Slot| {
+            let loaded = slot.load.try_lock()?;
+            let inode = loaded.as_ref().filter(|inode| Arc::strong_count(inode) == 1)?;
+            let state = inode.state.try_read()?;
+            let lags = state.dirty || state.size != state.disk.size || inode.pages.has_dirty();
+            (lags && !state.dead).then_some(inode.ino)
+        };
+        self.shards
+            .iter()
+            .find_map(|shard| shard.lock().slots.values().find_map(|s| is_unlisted(s)))
+    }
+
     /// Adds an outside reference.
     pub(crate) fn add_ref(&self, inode: &Inode) {
         let _shard = self.shard(inode.ino).lock();
@@ -155,6 +171,12 @@ impl InodeTable {
         } else {
             Users::Nobody
         }
+    }
+
+    /// Whether somebody outside refers to the inode or holds its number.
+    pub(crate) fn is_used(&self, inode: &Inode) -> bool {
+        let shard = self.shard(inode.ino).lock();
+        inode.is_referenced() || shard.held.contains_key(&inode.ino.0)
     }
 
     /// Counts one more holder of the number. The caller has a reference.

@@ -233,7 +233,7 @@ fn drop_link(
     attr::set_ctime(&mut state.disk, time);
     if links == 0 && !planted(Bug::OrphanTooLate) {
         orphan::add(fs, h, inode, state)?;
-        fs.releases.begin(&Arc::downgrade(inode), inode.ino);
+        fs.releases.begin(inode);
     }
     if links == 0 && planted(Bug::InodeReuse) {
         fs.free_inode(h, inode.ino, state.is_dir())?;

@@ -46,7 +46,7 @@ pub(crate) fn apply(fs: &Arc<FsInner>, transactions: Vec<ITransaction>) -> Resul
         let replay = Replay::plan(fs, &transactions)?;
         replay::in_one_transaction(fs, || {
             replay.log.apply(fs)?;
-            write_home(fs, replay.data)
+            write_data(fs, replay.data)
         })?;
         tracing::info!(count = transactions.len(), "applied i-transactions");
     }
@@ -231,7 +231,7 @@ fn gather_data<'a>(
 }
 
 /// Writes data to its place. The flush of the commit that follows covers it.
-fn write_home(fs: &FsInner, data: BTreeMap<BlockNo, &[u8]>) -> Result<()> {
+fn write_data(fs: &FsInner, data: BTreeMap<BlockNo, &[u8]>) -> Result<()> {
     if planted(Bug::InlineDataNotReplayed) {
         return Ok(());
     }

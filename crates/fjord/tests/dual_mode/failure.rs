@@ -9,15 +9,15 @@
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use fjord::{FsyncPolicyKind, InodeRef};
+use fjord::InodeRef;
 use fjord_block::{MemImage, Request};
 use fjord_testkit::gate_device::Record;
 use fjord_testkit::rng::{Rng, mix, seed_from_env};
 
 use crate::log::{Log, Purpose};
 use crate::rig::{
-    BLOCK_BYTES, CACHE_DIRECT, CACHE_EPOCH, Kind, MODES, Mode, NATIVE_BARRIER, NO_CACHE_DIRECT,
-    NO_CACHE_EPOCH, Rig,
+    BLOCK_BYTES, CACHE_DIRECT, CACHE_EPOCH, DIR_COUNT, Kind, MODES, Mode, NATIVE_BARRIER,
+    NO_CACHE_DIRECT, NO_CACHE_EPOCH, OLD, Rig, wait_until,
 };
 
 const FILE_COUNT: usize = 6;
@@ -45,6 +45,7 @@ struct Run {
     images: [MemImage; 3],
     /// The errno of a change afterwards.
     errno_after: Option<i32>,
+    partial_commits: u64,
 }
 
 fn write_and_fsync(rig: &Rig, file: usize) -> bool {
@@ -87,6 +88,10 @@ fn chain(rig: &Rig) -> Vec<bool> {
 
 fn run(kind: Kind, mode: Mode, workload: Workload, fails: Option<u64>, seed: u64) -> Run {
     let rig = Rig::new(kind, mode);
+    // At half of the positions the last group commit is one of the whole transaction.
+    if fails.is_none_or(|position| position % 2 == 0) {
+        rig.change_aside();
+    }
     rig.gate.start_workload(fails, FLUSH_DELAY);
     let promised = match workload {
         Workload::Threads => threads(&rig),
@@ -98,7 +103,7 @@ fn run(kind: Kind, mode: Mode, workload: Workload, fails: Option<u64>, seed: u64
     let images =
         [rig.gate.durable_image(), rig.gate.completed_image(), rig.gate.cut_image(&mut rng)];
     let errno_after = rig.fs.create_dir("/after").err().map(|error| error.errno());
-    Run { promised, records, images, errno_after }
+    Run { promised, records, images, errno_after, partial_commits: rig.partial_commits() }
 }
 
 /// What the order of commits says about an fsync.
@@ -170,17 +175,18 @@ fn expected(kind: Kind, log: &Log, records: &[Record], failed: usize, file: usiz
     }
 }
 
-/// Runs the workload with one request failed; `false` if it has no such request.
-fn fails_at(kind: Kind, mode: Mode, workload: Workload, position: u64, seed: u64) -> bool {
+/// Runs the workload with one request failed: the number of partial commits; `None` if it has no such
+/// request.
+fn fails_at(kind: Kind, mode: Mode, workload: Workload, position: u64, seed: u64) -> Option<u64> {
     let what = format!("{workload:?}, request {position} failed");
     let done = run(kind, mode, workload, Some(position), seed);
     let failed = usize::try_from(position).expect("a small number");
     if done.records.len() <= failed {
         assert_eq!(done.promised, [true; FILE_COUNT], "{kind:?} {mode:?} {what}");
-        return false;
+        return None;
     }
     assert!(done.records[failed].failed, "{kind:?} {mode:?} {what}: it did not");
-    let log = Log::read(&done.records, FILE_COUNT);
+    let log = Log::read(mode.image(), &done.records, FILE_COUNT);
     for (file, &promised) in done.promised.iter().enumerate() {
         let expected = expected(kind, &log, &done.records, failed, file);
         let is_right = match expected {
@@ -201,12 +207,12 @@ fn fails_at(kind: Kind, mode: Mode, workload: Workload, position: u64, seed: u64
     for (image, which) in done.images.iter().zip(["durable", "completed", "cut"]) {
         rig.check(image, &done.promised, &format!("{what}, {which}, {:?}", log.purposes[failed]));
     }
-    true
+    Some(done.partial_commits)
 }
 
 /// Without order in the device, each commit of the chain is alone: its commit block has FUA.
-fn check_fua(kind: Kind, records: &[Record]) {
-    let log = Log::read(records, FILE_COUNT);
+fn check_fua(kind: Kind, mode: Mode, records: &[Record]) {
+    let log = Log::read(mode.image(), records, FILE_COUNT);
     for &block in log.commit_blocks.values() {
         let has_fua = matches!(records[block].request, Request::Write { fua: true, .. });
         assert!(has_fua, "{kind:?}: a commit block that is alone without FUA\n{log:?}");
@@ -222,28 +228,34 @@ fn every_position(kind: Kind, workload: Workload) {
         assert_eq!(whole.promised, [true; FILE_COUNT], "{kind:?} {mode:?} {workload:?}");
         assert_eq!(whole.errno_after, None, "{kind:?} {mode:?} {workload:?}");
         if matches!(workload, Workload::Chain) && !kind.keeps_order() {
-            check_fua(kind, &whole.records);
+            check_fua(kind, mode, &whole.records);
         }
-        let mut position = 0;
-        while fails_at(kind, mode, workload, position, seed) {
+        let (mut position, mut partial_commits) = (0, whole.partial_commits);
+        while let Some(more) = fails_at(kind, mode, workload, position, seed) {
             position += 1;
+            partial_commits += more;
             assert!(position < POSITION_MAX, "{kind:?} {mode:?} {workload:?} does not end");
         }
-        println!("{kind:?} {mode:?} {workload:?}: {position} positions");
+        println!(
+            "{kind:?} {mode:?} {workload:?}: {position} positions, {partial_commits} partial commits"
+        );
+        // Barrier calls commit whole transactions.
+        if mode.commits_groups() && matches!(workload, Workload::Threads) {
+            assert!(partial_commits > position, "{kind:?} {workload:?}: {partial_commits}");
+        }
         assert!(position > 3, "{kind:?} {mode:?} {workload:?}: {position} requests only");
     }
 }
 
-/// A file is durable, by a partial commit with [`FsyncPolicyKind::Group`]. A request of another file's
-/// fsync fails. `false` if it has no such request.
-fn later_failure(kind: Kind, mode: Mode, position: u64) -> bool {
-    let what = format!("{kind:?} {mode:?}: request {position} failed");
-    let rig = Rig::spread(kind, mode);
-    let files = [0, 1, 2].map(|number| rig.write(number).expect("a new file"));
+/// A file is durable, by a partial commit where there are such. A request of the fsync of file `other`
+/// fails. `false` if it has no such request.
+fn later_failure(kind: Kind, mode: Mode, other: usize, position: u64) -> bool {
+    let what = format!("{kind:?} {mode:?}: request {position} of file {other} failed");
+    let rig = Rig::new(kind, mode);
+    let files = [0, other, 2].map(|number| rig.write(number).expect("a new file"));
     let [durable, other, _] = &files;
     durable.fsync(false).expect("fsync");
-    let is_partial = rig.fs.stats().journal.partial_commits > 0;
-    assert_eq!(is_partial, mode.fsync == FsyncPolicyKind::Group, "{what}");
+    assert_eq!(rig.partial_commits() > 0, mode.commits_groups(), "{what}");
     other.write(0, &[7; 2 * BLOCK_BYTES]).expect("write");
     rig.gate.start_workload(Some(position), Duration::ZERO);
     if other.fsync(false).is_ok() {
@@ -262,8 +274,53 @@ fn later_failure(kind: Kind, mode: Mode, position: u64) -> bool {
 fn a_later_failure_is_not_that_of_a_durable_file() {
     for kind in [NATIVE_BARRIER, CACHE_EPOCH, CACHE_DIRECT, NO_CACHE_EPOCH, NO_CACHE_DIRECT] {
         for mode in MODES {
-            let failed = (0..).take_while(|&position| later_failure(kind, mode, position)).count();
-            assert!(failed > 1, "{kind:?} {mode:?}: {failed} positions only");
+            // In another group, and in the same.
+            for other in [1, DIR_COUNT] {
+                let fails = |&position: &u64| later_failure(kind, mode, other, position);
+                let failed = (0..).take_while(fails).count();
+                assert!(failed > 1, "{kind:?} {mode:?}: {failed} positions only");
+            }
+        }
+    }
+}
+
+/// The commit of one file is in flight, its flush stalled. Data of another file, written in place, fail,
+/// and `beside` a third file's fsync waits for the next commit, and hears of it.
+fn failure_beside_a_commit(mode: Mode, beside: bool) {
+    let what = format!("{mode:?}, beside: {beside}");
+    let rig = Rig::new(CACHE_DIRECT, mode);
+    let old = rig.fs.resolve("/old").expect("the old file");
+    let first = rig.write(0).expect("a new file");
+    rig.gate.hold(|request| matches!(request, Request::Flush { .. }));
+    let (first, third) = std::thread::scope(|scope| {
+        let first = scope.spawn(move || first.fsync(false));
+        rig.gate.wait_until_held();
+        let third = beside.then(|| {
+            let (third, waits) = (rig.write(1).expect("a new file"), rig.commit_waits());
+            let third = scope.spawn(move || third.fsync(false));
+            wait_until("the third fsync waits", || rig.commit_waits() > waits);
+            third
+        });
+        old.write(0, OLD).expect("write");
+        rig.gate.fail_next_write();
+        let failing = scope.spawn(|| old.fsync(true));
+        wait_until("the failure is known", || {
+            rig.fs.is_read_only() && rig.fs.stats().fsync.failed >= u64::from(beside)
+        });
+        rig.gate.release_all();
+        assert!(failing.join().expect("no panic").is_err(), "{what}");
+        (first.join().expect("no panic"), third.map(|third| third.join().expect("no panic")))
+    });
+    assert!(first.is_ok(), "{what}: the fsync before the failure: {first:?}");
+    assert!(third.is_none_or(|third| third.is_err()), "{what}: the fsync behind the failure");
+    rig.check(&rig.gate.durable_image(), &[true], &what);
+}
+
+#[test]
+fn an_fsync_behind_a_failure_does_not_fail_those_before() {
+    for mode in [MODES[0], MODES[2]] {
+        for beside in [false, true] {
+            failure_beside_a_commit(mode, beside);
         }
     }
 }

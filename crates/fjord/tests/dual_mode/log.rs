@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use fjord_block::{MemImage, Request};
 use fjord_testkit::gate_device::Record;
 
-use crate::rig::{BLOCK_BYTES, file_of_page, image, size_of};
+use crate::rig::{BLOCK_BYTES, file_of_page, size_of};
 
 const MAGIC: u32 = 0xC03B_3998;
 const COMMIT_BLOCK: u32 = 2;
@@ -42,8 +42,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub(crate) fn read(records: &[Record], file_count: usize) -> Log {
-        let start = journal_start(image());
+    pub(crate) fn read(image: &MemImage, records: &[Record], file_count: usize) -> Log {
+        let start = journal_start(image);
         let mut log = Log {
             purposes: Vec::new(),
             commit_blocks: BTreeMap::new(),

@@ -64,22 +64,23 @@ fn options(kind: Kind, mode: Mode) -> MountOptions {
     }
 }
 
-/// Several groups, one flex group: a group commit takes all of them, so none is partial.
-static IMAGE: LazyLock<MemImage> = LazyLock::new(|| make_image(&[]));
+/// Several groups, one flex group.
+static IMAGE: LazyLock<MemImage> = LazyLock::new(|| make_image("40M", &[]));
 
-/// Directories of the root lie in different flex groups, so group commits are partial.
+/// Directories of the root lie in different flex groups, of which there are more than directories, so
+/// group commits are partial. In one flex group a group commit takes all.
 static SPREAD_IMAGE: LazyLock<MemImage> =
-    LazyLock::new(|| make_image(&["-G", "1", "-O", "orphan_file"]));
+    LazyLock::new(|| make_image("80M", &["-G", "1", "-O", "orphan_file"]));
 
 /// Directories, and a file with [`OLD`] in it.
-fn make_image(arguments: &[&str]) -> MemImage {
+fn make_image(size: &str, arguments: &[&str]) -> MemImage {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("image");
     let made = Command::new("mke2fs")
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-g", "2048", "-J", "size=4"])
         .args(arguments)
         .arg(&path)
-        .arg("40M")
+        .arg(size)
         .status()
         .expect("mke2fs runs (package e2fsprogs)");
     assert!(made.success());
@@ -88,13 +89,21 @@ fn make_image(arguments: &[&str]) -> MemImage {
     for number in 0..DIR_COUNT {
         fs.create_dir(format!("/d{number}")).expect("a directory");
     }
+    fs.create_dir("/aside").expect("a directory");
     fs.write("/old", OLD).expect("a file");
     fs.unmount().expect("unmount");
     device.snapshot()
 }
 
-pub(crate) fn image() -> &'static MemImage {
-    &IMAGE
+impl Mode {
+    pub(crate) fn commits_groups(self) -> bool {
+        self.fsync == FsyncPolicyKind::Group
+    }
+
+    /// What a device has in the beginning.
+    pub(crate) fn image(self) -> &'static MemImage {
+        if self.commits_groups() { &SPREAD_IMAGE } else { &IMAGE }
+    }
 }
 
 /// A mounted device.
@@ -108,21 +117,28 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(kind: Kind, mode: Mode) -> Rig {
-        Rig::on(image(), kind, mode)
-    }
-
-    /// Group commits of files in different directories are partial.
-    pub(crate) fn spread(kind: Kind, mode: Mode) -> Rig {
-        Rig::on(&SPREAD_IMAGE, kind, mode)
-    }
-
-    fn on(image: &MemImage, kind: Kind, mode: Mode) -> Rig {
-        let gate = Arc::new(GateDevice::new(image, kind.cache));
+        let gate = Arc::new(GateDevice::new(mode.image(), kind.cache));
         let fs = Fs::open_device(gate.clone(), &options(kind, mode)).expect("it mounts");
         let root = fs.root().expect("the root");
         let dir = |number| root.lookup(format!("d{number}").as_bytes()).expect("a directory");
         let dirs = (0..DIR_COUNT).map(dir).collect();
         Rig { kind, mode, gate, fs, dirs }
+    }
+
+    /// Changes a group that no other file needs, so that no group commit takes the whole transaction
+    /// until something else does.
+    pub(crate) fn change_aside(&self) {
+        self.fs.create_dir("/aside/changed").expect("a directory");
+    }
+
+    /// Commits of some of the changed groups so far.
+    pub(crate) fn partial_commits(&self) -> u64 {
+        self.fs.stats().journal.partial_commits
+    }
+
+    /// How often a call has waited for a commit.
+    pub(crate) fn commit_waits(&self) -> u64 {
+        self.fs.stats().journal.commit_waits
     }
 
     /// Creates file `number` and writes its content into the cache.

@@ -123,7 +123,7 @@ fn calls_after_the_unmount_say_closed() {
             ("read_at", file.read_at(&mut [0; 4], 0).map(drop)),
             ("write_at", if read_only { Err(Error::Closed) } else { write(&file) }),
             ("sync_all", file.sync_all()),
-            ("fbarrier", file.fbarrier()),
+            ("fbarrier", file.fbarrier().map(drop)),
             ("lookup", root.lookup(b"f").map(drop)),
             ("create", root.create(b"new", 0o644, &root_user).map(drop)),
             ("set_attr", inode.set_attr(&SetAttr::default(), &root_user).map(drop)),

@@ -111,7 +111,7 @@ fn record_runs(
             state.disk.size = state.disk.size.max(disk_size);
         }
         if !group.is_empty() || grows {
-            inode.touch_tid(handle.tid(), true);
+            inode.touch_tid(handle.changes(), true);
             state.carried.mapped_unflushed(handle.tid());
         }
         disk::store(fs, &handle, inode, state)?;
@@ -195,7 +195,7 @@ fn journal_run(
     }
     let end = (u64::from(run.lblk) + u64::from(run.len())) * u64::from(fs.geo.block_size);
     state.disk.size = state.disk.size.max(end.min(shown_size).min(state.size));
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     inode.pages.end_writeback(run.lblk, run.len());

@@ -255,7 +255,7 @@ pub(super) fn store_lazy(fs: &Arc<FsInner>, inode: &Arc<Inode>, mode: Mode) -> R
         if grows {
             settle_size(fs, inode, &mut state);
             note_growth(inode, &mut state, handle.tid());
-            inode.touch_tid(handle.tid(), true);
+            inode.touch_tid(handle.changes(), true);
         }
         disk::store(fs, &handle, inode, &mut state)?;
         handle.stop();

@@ -4,7 +4,7 @@
 //!
 //! 1. the metadata of new groups is written, behind the end of the file system, and flushed;
 //! 2. one transaction has the rest: superblock, descriptors, the last group's bitmap, the resize inode;
-//! 3. it commits and goes home, the superblock last;
+//! 3. it is committed and checkpointed, the superblock last;
 //! 4. the new groups come into use in memory.
 //!
 //! Invariants: a crash leaves the file system before or after a step; nothing refers to a new block
@@ -125,7 +125,7 @@ impl FsInner {
         self.check_last_group()?;
         self.write_groups(&next, &added)?;
         let handle = self.start(credits)?;
-        self.journal().write_home_last(Some(self.superblock_place().0));
+        self.journal().checkpoint_last(Some(self.superblock_place().0));
         let changed = self.change(&handle, next, &added, resize_inode, root_blocks);
         if let Err(error) = changed {
             // Half of it is in the transaction, which must not commit.
@@ -140,13 +140,13 @@ impl FsInner {
         });
         let tid = handle.stop();
         let committed = self.commit_step(tid);
-        self.journal().write_home_last(None);
+        self.journal().checkpoint_last(None);
         committed.map_err(|error| self.give_up(error.into()))?;
         self.end_growth(&added, root_blocks);
         Ok(())
     }
 
-    /// Makes a step durable, and brings it home: Linux and e2fsck look at the superblock and the
+    /// Makes a step durable, and checkpoints it: Linux and e2fsck look at the superblock and the
     /// descriptors before they replay a log, and must not find a size without its descriptors.
     fn commit_step(&self, tid: Tid) -> Result<(), JournalError> {
         self.journal().commit(tid)?;

@@ -377,7 +377,7 @@ fn store_lazy(
     if grows {
         settle_size(fs, inode, state);
         note_growth(inode, state, handle.tid());
-        inode.touch_tid(handle.tid(), true);
+        inode.touch_tid(handle.changes(), true);
     }
     disk::store(fs, &handle, inode, state)?;
     handle.stop();

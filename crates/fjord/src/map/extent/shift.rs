@@ -29,7 +29,7 @@ fn with_handle<T>(
 ) -> Result<T> {
     let handle: Handle = fs.start(credits_insert(fs, 2) + disk::STORE_CREDITS)?;
     let result = change(&mut Editor::new(fs, &handle, inode, state))?;
-    inode.touch_tid(handle.tid(), true);
+    inode.touch_tid(handle.changes(), true);
     state.changes.require_commit(handle.tid(), CommitReason::ShiftedRange);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();

@@ -8,8 +8,8 @@ use fjord_block::QuasiAsyncWrites;
 use fjord_block::lock::{Condvar, Mutex, Rank};
 use fjord_format::types::BlockNo;
 
-/// The home writes of a journal.
-pub(crate) struct HomeWrites {
+/// The checkpoint writes of a journal.
+pub(crate) struct CheckpointWrites {
     /// Those in flight.
     pub(crate) in_flight: QuasiAsyncWrites,
     /// Number of the block that a checkpoint writes last; `u64::MAX` for none.
@@ -20,18 +20,18 @@ pub(crate) struct HomeWrites {
     idle: Condvar,
 }
 
-impl Default for HomeWrites {
-    fn default() -> HomeWrites {
-        HomeWrites {
+impl Default for CheckpointWrites {
+    fn default() -> CheckpointWrites {
+        CheckpointWrites {
             in_flight: QuasiAsyncWrites::default(),
             last: AtomicU64::new(u64::MAX),
-            lock: Mutex::new(Rank::HomeWrites, ()),
+            lock: Mutex::new(Rank::CheckpointWrites, ()),
             idle: Condvar::new(),
         }
     }
 }
 
-impl HomeWrites {
+impl CheckpointWrites {
     /// The block that a checkpoint writes last.
     pub(crate) fn last(&self) -> Option<BlockNo> {
         let last = self.last.load(Ordering::Acquire);

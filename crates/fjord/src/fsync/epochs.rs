@@ -1,0 +1,262 @@
+//! Epochs: what a barrier call has ordered, so that its caller can learn later when it is durable.
+//!
+//! A barrier call ends an epoch: it has the next number. Epochs are durable in the order of their
+//! numbers. Over a device that keeps order nothing waits for them, so their state is derived: an epoch is
+//! durable when a transaction is, or when the device has been flushed since.
+//!
+//! Owns the epochs that are perhaps not durable. Invariants:
+//! - numbers ascend in `pending`, and so do the transactions that settle them: the flush of such a
+//!   transaction begins after all writes of the epoch were submitted as ordered ones;
+//! - a device with native barriers may complete a transaction while an earlier ordered write can still
+//!   fail. Only a flush, which fails then, settles data in place there;
+//! - of neighbours that the same transaction settles only the newest is kept, so there are few; an
+//!   older one counts as durable a little later than it is.
+
+use std::collections::VecDeque;
+
+use fjord_block::lock::{Mutex, Rank};
+use fjord_format::Tid;
+
+use crate::error::Result;
+use crate::fs::FsInner;
+
+/// What a barrier call ([`crate::File::fbarrier`]) has put in order: everything written to its file
+/// before, and all earlier epochs. A later epoch is greater, and durable no earlier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(u64);
+
+impl Epoch {
+    /// The epoch of this number. Numbers count from 1 and mean nothing after the mount has ended.
+    pub fn from_number(number: u64) -> Epoch {
+        Epoch(number)
+    }
+
+    /// Its number, for instance to pass it to another process.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// An epoch that is perhaps not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pending {
+    number: u64,
+    /// The newest transaction that its promise needs; `None` if a flush is enough.
+    needs: Option<Tid>,
+    /// The transaction whose end shows that it is durable; `None` if only a flush does.
+    settled_by: Option<Tid>,
+}
+
+/// Guarded by [`Epochs::state`].
+#[derive(Debug, Default)]
+struct State {
+    /// The last number given out.
+    last: u64,
+    /// The newest epoch that is known to be durable.
+    durable: u64,
+    /// Those behind it; oldest first.
+    pending: VecDeque<Pending>,
+}
+
+impl State {
+    /// Drops what is durable.
+    fn settle(&mut self, is_committed: impl Fn(Tid) -> bool) {
+        let is_durable = |pending: &Pending| pending.settled_by.is_some_and(&is_committed);
+        let durable = self.pending.iter().rposition(is_durable);
+        self.drop_first(durable.map_or(0, |index| index + 1));
+    }
+
+    /// The first `count` pending epochs are durable.
+    fn drop_first(&mut self, count: usize) {
+        if let Some(newest) = self.pending.drain(..count).next_back() {
+            self.durable = self.durable.max(newest.number);
+        }
+    }
+
+    /// The device has been flushed since epoch `flushed` ended, and what epoch `wanted` needs is durable.
+    fn flushed(&mut self, flushed: u64, wanted: u64, is_committed: impl Fn(Tid) -> bool) {
+        self.durable = self.durable.max(wanted);
+        let needs_more = |pending: &Pending| {
+            pending.number > flushed || pending.needs.is_some_and(|tid| !is_committed(tid))
+        };
+        let done = self.pending.iter().position(needs_more).unwrap_or(self.pending.len());
+        self.drop_first(done);
+    }
+
+    /// The oldest pending epoch that includes epoch `number`; `None` if that is durable.
+    fn pending_for(&self, number: u64) -> Option<Pending> {
+        let index = self.pending.partition_point(|pending| pending.number < number);
+        self.pending.get(index).filter(|_| number > self.durable).copied()
+    }
+
+    /// Ends an epoch of which nothing is left to make durable but what is older.
+    fn add_durable(&mut self) -> Epoch {
+        self.last += 1;
+        match self.pending.back_mut() {
+            Some(newest) => newest.number = self.last,
+            None => self.durable = self.last,
+        }
+        Epoch(self.last)
+    }
+
+    fn add(&mut self, needs: Option<Tid>, settled_by: Option<Tid>) -> Epoch {
+        self.last += 1;
+        let number = self.last;
+        let (mut needs, mut settled_by) = (needs, settled_by);
+        let newer = |one: Tid, other: Tid| if one.newer_than(other) { one } else { other };
+        if let Some(newest) = self.pending.back() {
+            // A transaction that was dispatched before an older epoch does not settle that one.
+            settled_by = settled_by.zip(newest.settled_by).map(|(own, older)| newer(own, older));
+            needs = match (needs, newest.needs) {
+                (Some(own), Some(older)) => Some(newer(own, older)),
+                (own, older) => own.or(older),
+            };
+            if newest.settled_by == settled_by {
+                self.pending.pop_back();
+            }
+        }
+        self.pending.push_back(Pending { number, needs, settled_by });
+        Epoch(number)
+    }
+}
+
+/// The epochs of a mount.
+pub(crate) struct Epochs {
+    state: Mutex<State>,
+    /// A transaction is durable only after all earlier ordered writes have succeeded.
+    commits_tell: bool,
+}
+
+impl Epochs {
+    /// `commits_tell`: a transaction is durable only after all earlier ordered writes have succeeded, as
+    /// over a device without native barriers.
+    pub(crate) fn new(commits_tell: bool) -> Epochs {
+        Epochs { state: Mutex::new(Rank::Epochs, State::default()), commits_tell }
+    }
+
+    /// Ends an epoch of which nothing is left to make durable but what is older.
+    pub(super) fn end_durable(&self) -> Epoch {
+        self.state.lock().add_durable()
+    }
+
+    /// Ends an epoch that transaction `tid` has.
+    pub(super) fn end(&self, fs: &FsInner, tid: Tid) -> Epoch {
+        self.add(fs, Some(tid), Some(tid))
+    }
+
+    /// Ends an epoch with data in place, which have been submitted as ordered writes. It also needs
+    /// transaction `needs`; the flush of `settled_by` begins after the writes.
+    pub(super) fn end_in_place(&self, fs: &FsInner, needs: Option<Tid>, settled_by: Tid) -> Epoch {
+        self.add(fs, needs, self.commits_tell.then_some(settled_by))
+    }
+
+    fn add(&self, fs: &FsInner, needs: Option<Tid>, settled_by: Option<Tid>) -> Epoch {
+        let mut state = self.state.lock();
+        state.settle(|tid| fs.journal().is_committed(tid));
+        state.add(needs, settled_by)
+    }
+}
+
+/// Whether an epoch is durable, as far as is known: `false` may be out of date.
+pub(crate) fn is_durable(fs: &FsInner, epoch: Epoch) -> bool {
+    let mut state = fs.epochs.state.lock();
+    state.settle(|tid| fs.journal().is_committed(tid));
+    epoch.0 <= state.durable
+}
+
+/// Makes an epoch durable.
+///
+/// # Errors
+/// `EINVAL` for an epoch that has not ended; errors of the journal and the device, of earlier epochs, too.
+pub(crate) fn wait_durable(fs: &FsInner, epoch: Epoch) -> Result<()> {
+    fs.check_alive()?;
+    if epoch.0 > fs.epochs.state.lock().last {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
+    if is_durable(fs, epoch) {
+        return Ok(());
+    }
+    let needs = fs.epochs.state.lock().pending_for(epoch.0).and_then(|pending| pending.needs);
+    if let Some(tid) = needs {
+        fs.journal().commit(tid)?;
+    }
+    if is_durable(fs, epoch) {
+        return Ok(());
+    }
+    // Its own data, or those of an older epoch, are in place.
+    let flushed = fs.epochs.state.lock().last;
+    fs.flush_device()?;
+    let is_committed = |tid| fs.journal().is_committed(tid);
+    fs.epochs.state.lock().flushed(flushed, epoch.0, is_committed);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(state: &State) -> Vec<u64> {
+        state.pending.iter().map(|pending| pending.number).collect()
+    }
+
+    #[test]
+    fn neighbours_that_end_together_are_one() {
+        let mut state = State::default();
+        assert_eq!(state.add(Some(Tid(5)), Some(Tid(5))), Epoch(1));
+        assert_eq!(state.add(None, Some(Tid(6))), Epoch(2));
+        assert_eq!(state.add(None, Some(Tid(6))), Epoch(3));
+        assert_eq!(numbers(&state), [1, 3]);
+        assert_eq!(state.pending_for(2).map(|pending| pending.number), Some(3));
+        state.settle(|tid| Tid(5).at_least(tid));
+        assert_eq!(numbers(&state), [3]);
+        assert_eq!((state.durable, state.pending_for(1)), (1, None));
+    }
+
+    #[test]
+    fn what_is_durable_stays_so() {
+        let mut state = State::default();
+        assert_eq!((state.add_durable(), state.durable), (Epoch(1), 1));
+        state.add(None, Some(Tid(6)));
+        assert_eq!((state.add_durable(), state.durable), (Epoch(3), 1), "behind the second");
+        state.settle(|tid| Tid(6).at_least(tid));
+        assert_eq!(state.durable, 3);
+        state.add(None, Some(Tid(7)));
+        assert_eq!((state.pending_for(3), state.durable), (None, 3));
+    }
+
+    #[test]
+    fn a_transaction_dispatched_before_an_older_epoch_settles_none() {
+        let mut state = State::default();
+        state.add(Some(Tid(5)), Some(Tid(5)));
+        state.add(None, Some(Tid(6)));
+        state.add(Some(Tid(5)), Some(Tid(5)));
+        state.settle(|tid| Tid(5).at_least(tid));
+        assert_eq!(numbers(&state), [3], "the second is in place, behind transaction 5");
+        state.settle(|tid| Tid(6).at_least(tid));
+        assert_eq!(numbers(&state), []);
+    }
+
+    #[test]
+    fn a_newer_epoch_needs_what_an_older_one_needs() {
+        let mut state = State::default();
+        state.add(Some(Tid(7)), Some(Tid(7)));
+        state.add(None, Some(Tid(8)));
+        assert_eq!(state.pending.back().and_then(|pending| pending.needs), Some(Tid(7)));
+    }
+
+    #[test]
+    fn only_a_flush_settles_what_no_transaction_tells() {
+        let mut state = State::default();
+        state.add(None, None);
+        state.add(Some(Tid(7)), Some(Tid(7)));
+        state.add(None, None);
+        state.settle(|_| true);
+        assert_eq!((numbers(&state), state.durable), (vec![3], 0));
+        assert_eq!(state.pending_for(2).and_then(|pending| pending.needs), Some(Tid(7)));
+        // The third ended after the flush had begun.
+        state.flushed(2, 2, |_| true);
+        assert_eq!((numbers(&state), state.durable), (vec![3], 2));
+        state.flushed(3, 3, |_| true);
+        assert_eq!((numbers(&state), state.durable), (vec![], 3));
+    }
+}
