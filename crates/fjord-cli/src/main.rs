@@ -35,6 +35,7 @@ use tracing_subscriber::{
 };
 
 fn main() -> ExitCode {
+    signals::keep_child_status();
     let args = helper::translate(std::env::args_os().collect());
     let usage_code = helper::usage_code(&args);
     let cli = match cli::Cli::try_parse_from(args) {

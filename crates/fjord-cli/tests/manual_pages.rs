@@ -127,8 +127,11 @@ for dir in usr/sbin usr/local/share etc; do
     mkdir -p "$1/$dir/up" "$1/$dir/work"
     mount -t overlay -o "lowerdir=/$dir,upperdir=$1/$dir/up,workdir=$1/$dir/work" o "/$dir"
 done
-for name in fjord mount.fuse.fjord fsck.fuse.fjord fsck.fjord mkfs.fjord; do
-    ln -s "$2" "/usr/sbin/$name"
+# The program may lie below a directory that is hidden below.
+touch /usr/sbin/fjord
+mount --bind "$2" /usr/sbin/fjord
+for name in mount.fuse.fjord fsck.fuse.fjord fsck.fjord mkfs.fjord; do
+    ln -s fjord "/usr/sbin/$name"
 done
 mkdir -p /etc/bash_completion.d
 while umount -l /mnt 2>/dev/null; do :; done

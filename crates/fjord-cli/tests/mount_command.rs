@@ -59,8 +59,9 @@ fn signal(child: &Child, number: i32) -> Result<()> {
 }
 
 fn serve(img: &Path, dir: &Path) -> Result<Child> {
-    let mut child =
-        Command::new(program()).arg("mount").arg(img).arg(dir).stderr(Stdio::null()).spawn()?;
+    let mut command = Command::new(program());
+    tools::hear_signals(&mut command).arg("mount").arg(img).arg(dir);
+    let mut child = command.stderr(Stdio::null()).spawn()?;
     while !is_mounted(dir)? {
         ensure!(child.try_wait()?.is_none(), "ended before the mount was complete");
         std::thread::sleep(Duration::from_millis(5));

@@ -52,7 +52,7 @@ impl FjordMount {
     /// The same with a given program.
     pub fn with_program(program: &Path, image: &Path, args: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("fjord-fuse-").tempdir()?;
-        let mut child = Command::new(program)
+        let mut child = tools::hear_signals(&mut Command::new(program))
             .arg("mount")
             .args(args)
             .arg(image)
@@ -140,5 +140,7 @@ impl Drop for FjordMount {
 pub fn is_mounted(dir: &Path) -> Result<bool> {
     let table = std::fs::read_to_string("/proc/self/mounts")?;
     let dir = dir.to_str().context("a mount point with a plain name")?;
-    Ok(table.lines().any(|line| line.split(' ').nth(1) == Some(dir)))
+    // fstab(5) has the escapes; names of tests have no tab or newline.
+    let dir = dir.replace('\\', "\\134").replace(' ', "\\040");
+    Ok(table.lines().any(|line| line.split(' ').nth(1) == Some(&dir)))
 }

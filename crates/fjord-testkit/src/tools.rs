@@ -6,6 +6,7 @@
 
 use std::{
     io::Write,
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, Stdio},
 };
@@ -62,6 +63,8 @@ pub const TOOLS: &[Tool] = &[
     tool("fuse2fs", "fuse2fs", "is measured in comparison"),
     tool("setpriv", "util-linux", "runs programs as another user"),
     tool("filefrag", "e2fsprogs", "asks where blocks of files are"),
+    tool("cc", "gcc", "compiles programs that use fjord.h"),
+    tool("python3", "python3", "runs the Python example"),
     tool("xfs_io", "xfsprogs", "direct, mapped and copied writes, fallocate"),
     tool("mkfs.xfs", "xfsprogs", "makes a file system that shares blocks"),
     tool("fsfreeze", "util-linux", "stops a disk that is written to"),
@@ -135,6 +138,22 @@ pub fn skipped(what: &str, why: &str) {
             panic!("cannot append to the skip log {}: {error}", log.display());
         }
     }
+}
+
+/// Has the program take SIGHUP, SIGINT, SIGQUIT and SIGTERM in the default way, though this process may
+/// have been started with them ignored (nohup(1), a shell's background job).
+pub fn hear_signals(command: &mut Command) -> &mut Command {
+    let reset = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+            // SAFETY: the default action is valid for each of these signals.
+            if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: signal(2) is async-signal-safe, and the closure does nothing else.
+    unsafe { command.pre_exec(reset) }
 }
 
 /// What a finished program said.
