@@ -11,10 +11,8 @@ use fjord_testkit::{
     features,
     programs::{self, Policy, SCHEDULERS},
     rng,
+    size::pick,
 };
-
-/// Kills for each policy and scheduler.
-const ROUNDS: u64 = 20;
 
 /// Two daemons under load would only slow each other down.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -25,9 +23,11 @@ fn kills(policy: &str) -> Result<()> {
         .iter()
         .find(|known| known.name == policy)
         .context("a policy of the table")?;
+    // For each policy and scheduler.
+    let rounds = pick(1, 5, 20);
     for scheduler in SCHEDULERS {
         let options = programs::Options {
-            rounds: ROUNDS,
+            rounds,
             seed: rng::seed_from_env("programs killed", 1),
             set: features::by_name(policy.set).context("a set of the table")?,
             program: env!("CARGO_BIN_EXE_fjord").into(),
@@ -40,7 +40,7 @@ fn kills(policy: &str) -> Result<()> {
         };
         let summary = programs::run(&options)?;
         println!("{} {scheduler}: {summary:?}", policy.name);
-        ensure!(summary.rounds == ROUNDS && summary.counts.acknowledged > 0, "{summary:?}");
+        ensure!(summary.rounds == rounds && summary.counts.acknowledged > 0, "{summary:?}");
     }
     Ok(())
 }

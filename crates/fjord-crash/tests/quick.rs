@@ -13,6 +13,7 @@ use fjord_crash::record::DeviceKind;
 use fjord_crash::recording::record;
 use fjord_crash::report::Report;
 use fjord_crash::workloads::Family;
+use fjord_testkit::size::pick;
 
 const DATA: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
 const PIPELINES: [CommitPipeline; 2] = [CommitPipeline::Serial, CommitPipeline::Dual];
@@ -54,7 +55,9 @@ fn without_flushes_promises_are_lost() {
 fn ace_of_length_1() {
     let config =
         Config { compare_every: 40, inner_every: 24, ..Config::new(MountOptions::default()) };
-    passes(&Plan::new(&[Family::Ace1], config));
+    let mut plan = Plan::new(&[Family::Ace1], config);
+    plan.sample_every = pick(16, 2, 1);
+    passes(&plan);
 }
 
 /// Two operations: a sample, each under another configuration.
@@ -67,7 +70,7 @@ fn sample_under_all_configurations() {
         config,
     );
     everywhere(&mut plan);
-    plan.sample_every = 157;
+    plan.sample_every = 157 * pick(16, 2, 1);
     passes(&plan);
 }
 
@@ -82,9 +85,9 @@ fn sample_over_the_scheduler() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
-    plan.sample_every = 331;
+    plan.sample_every = 331 * pick(16, 2, 1);
     passes(&plan);
-    (plan.families, plan.sample_every) = (vec![Family::Barriers], 2);
+    (plan.families, plan.sample_every) = (vec![Family::Barriers], pick(16, 4, 2));
     passes(&plan);
 }
 
@@ -101,7 +104,7 @@ fn fast_commits_are_replayed_alike() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
-    plan.sample_every = 613;
+    plan.sample_every = 613 * pick(8, 2, 1);
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Fsyncs], 1);
     plan.workloads_max = Some(6);
@@ -176,7 +179,7 @@ fn random_sequences() {
         let config = Config { compare_every: 100, inner_every: 300, ..Config::new(options) };
         let mut plan = Plan::new(&[Family::Random, Family::Threads], config);
         everywhere(&mut plan);
-        plan.workloads_max = Some(6);
+        plan.workloads_max = Some(pick(2, 4, 6));
         passes(&plan);
     }
 }
@@ -261,7 +264,7 @@ fn i_transactions() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
-    plan.sample_every = 3;
+    plan.sample_every = 3 * pick(16, 2, 1);
     let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
     assert!(report.findings.is_empty(), "{}", report.findings[0]);

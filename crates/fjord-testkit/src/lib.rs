@@ -6,6 +6,7 @@
 //! - [`image`]: scratch directories, sparse copies, kernel mounts, e2fsck and debugfs.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
+//! - [`size`]: how much of its matrices a test covers.
 //! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
 //! - [`fast_commits`]: images with fast commits, left by the kernel.
@@ -36,6 +37,7 @@ pub mod rng;
 pub mod script;
 pub mod shell;
 pub mod side_by_side;
+pub mod size;
 pub mod stress;
 pub mod tools;
 pub mod workloads;
