@@ -3,7 +3,16 @@
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
+/// Prints a line; that nobody reads it must not end the work.
+macro_rules! say {
+    ($($part:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout().lock(), $($part)*);
+    }};
+}
+
 mod bench;
+mod check;
 mod crash;
 mod deb;
 mod hostile;
@@ -13,7 +22,8 @@ mod mkfs_bench;
 mod mounted;
 mod namespace;
 mod packages;
-mod stages;
+mod supervise;
+mod testing;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -27,8 +37,13 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Format check, lints, unit and integration tests, with the time of each
-    Test(stages::TestArgs),
+    /// Format, lints, and the tests of the crates that a change touches: a few minutes
+    Check(check::CheckArgs),
+    /// Format check, lints, every kind of test once; with --long all of each kind
+    Test(testing::TestArgs),
+    /// Run one program and take down whatever it leaves (used by test and check)
+    #[command(hide = true)]
+    Supervise(supervise::SuperviseArgs),
     /// Make an image of each feature set, empty or filled by the kernel
     Images(images::ImagesArgs),
     /// Random operations on one file, compared with a model
@@ -58,7 +73,9 @@ fn main() -> Result<()> {
     let args = Args::parse();
     namespace::enter()?;
     match args.command {
-        Task::Test(args) => stages::run(&args),
+        Task::Check(args) => check::run(&args),
+        Task::Test(args) => testing::run(&args),
+        Task::Supervise(args) => supervise::run(&args),
         Task::Images(args) => images::run(&args),
         Task::Fsx(args) => mounted::fsx(&args),
         Task::Stress(args) => mounted::stress(&args),

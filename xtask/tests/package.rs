@@ -35,12 +35,15 @@ fn field(deb: &Path, name: &str) -> Result<String> {
     Ok(run(dpkg.arg("--field").arg(deb).arg(name))?.stdout.trim_end().to_owned())
 }
 
-const FILES: [&str; 14] = [
+const FILES: [&str; 17] = [
     "usr/bin/fjord",
+    "usr/include/fjord.h",
     "usr/lib/systemd/system/fjord-fsck@.service",
     "usr/share/bash-completion/completions/fjord",
     "usr/share/doc/fjord/changelog.gz",
     "usr/share/doc/fjord/copyright",
+    "usr/share/doc/fjord/examples/barrier.c",
+    "usr/share/doc/fjord/examples/barrier.py",
     "usr/share/doc/fjord/examples/srv-data.mount",
     "usr/share/fish/vendor_completions.d/fjord.fish",
     "usr/share/man/man1/fjord-fsck.1.gz",
@@ -207,7 +210,8 @@ grep ' /srv/user fuse.fjord rw,nosuid,nodev,noexec,noatime' /proc/mounts
 nobody touch /srv/user/file
 nobody fjord umount /srv/user
 e2fsck -fn /srv/user.img
-umount /dev/fuse
+# The daemon may still be on its way out.
+until umount /dev/fuse; do sleep 0.05; done
 "#;
 
 #[test]

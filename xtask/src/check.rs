@@ -1,0 +1,137 @@
+//! `cargo xtask check`: what a change needs before the next one.
+//!
+//! Format, lints, the tests of the crates that the change touches in their shortest form, and a short
+//! selection of power cuts. What it leaves out is in docs/testing.md.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use fjord_testkit::tools;
+
+use crate::testing::{Run, cargo, programs, run_limit::RunLimit};
+
+/// Limit of a whole check, builds included.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// The crash explorer, and which of its test programs looks at a few workloads of each kind.
+const CRASH: (&str, &str) = ("fjord-crash", "fjord-crash: quick");
+
+/// Arguments of `cargo xtask check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// What changed since this commit. If the files are those of HEAD: since its parent
+    #[arg(long, value_name = "REV", default_value = "HEAD")]
+    since: String,
+}
+
+/// Runs the check.
+pub(crate) fn run(args: &CheckArgs) -> Result<()> {
+    let root = crate::workspace();
+    let limit = RunLimit::start(LIMIT)?;
+    let started = Instant::now();
+    let packages = touched(&changed_files(&root, &args.since)?);
+    let mut run = Run::new(&root, "check")?;
+    run.totals.prepare("format", || cargo(&root, &["fmt", "--all", "--check"]));
+    if !packages.is_empty() {
+        println!("crates: {}", packages.iter().cloned().collect::<Vec<_>>().join(", "));
+        run.totals.prepare("lints", || {
+            let lints =
+                ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+            cargo(&root, &lints)
+        });
+        let mut built = Vec::new();
+        run.totals.prepare("build", || {
+            // The program that tests start.
+            cargo(&root, &["build", "--package", "fjord-cli", "--quiet"])?;
+            let names = packages.iter().map(|name| cargo_name(name)).chain([CRASH.0.to_owned()]);
+            let names: BTreeSet<String> = names.collect();
+            let which = names.iter().flat_map(|name| ["--package", name]).collect::<Vec<_>>();
+            built = programs::build(&root, &which)?;
+            Ok(())
+        });
+        let is_wanted = |program: &programs::TestProgram| {
+            packages.contains(&program.package) || program.name == CRASH.1
+        };
+        let jobs: Vec<_> = built
+            .iter()
+            .filter(|program| is_wanted(program))
+            .map(|program| program.job(""))
+            .collect();
+        run.pool(&jobs);
+        run.count_skipped();
+    }
+    drop(limit);
+    let whole = started.elapsed().as_secs_f64();
+    for stage in &run.totals.stages {
+        println!("{:8.1} s  {}", stage.time.as_secs_f64(), stage.name);
+    }
+    println!("{whole:8.1} s  in all");
+    run.end()
+}
+
+/// Files that differ from those of `since`, below `root`, those that git does not know yet included.
+fn changed_files(root: &Path, since: &str) -> Result<Vec<String>> {
+    let new = git(root, &["ls-files", "--others", "--exclude-standard"])?;
+    let changed = |rev: &str| git(root, &["diff", "--name-only", "--no-renames", rev]);
+    let mut files = changed(since)?;
+    if files.is_empty() && new.is_empty() && since == "HEAD" {
+        println!("nothing is changed since HEAD: what HEAD changed");
+        files = changed("HEAD~1")?;
+    }
+    files.extend(new);
+    Ok(files)
+}
+
+fn git(root: &Path, arguments: &[&str]) -> Result<Vec<String>> {
+    let mut git = tools::command("git")?;
+    let output =
+        git.args(["-c", "core.quotePath=false"]).args(arguments).current_dir(root).output()?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "git {}: {}", arguments.join(" "), error.trim_end());
+    let text = String::from_utf8(output.stdout).context("a file name that is not UTF-8")?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// The folders of the packages to which `files` belong.
+fn touched(files: &[String]) -> BTreeSet<String> {
+    let package = |file: &String| {
+        let mut parts = file.split('/');
+        match parts.next()? {
+            "crates" => parts.next().map(str::to_owned),
+            "xtask" => Some("xtask".to_owned()),
+            // Dependencies and profiles.
+            "Cargo.toml" | "Cargo.lock" => Some("fjord-cli".to_owned()),
+            _ => None,
+        }
+    };
+    files.iter().filter_map(package).collect()
+}
+
+/// Name of the package in a folder.
+fn cargo_name(folder: &str) -> String {
+    if folder == "fjord" { "fjord-fs".to_owned() } else { folder.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crates_are_found_by_their_files() {
+        let files = ["crates/fjord-journal/src/lib.rs", "docs/testing.md", "xtask/src/main.rs"];
+        let found = touched(&files.map(str::to_owned));
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["fjord-journal", "xtask"]);
+        assert!(touched(&["README.md".to_owned()]).is_empty());
+    }
+
+    #[test]
+    fn a_commit_that_does_not_exist_is_an_error() {
+        let error = changed_files(&crate::workspace(), "no-such-commit").unwrap_err();
+        assert!(format!("{error:#}").contains("no-such-commit"), "{error:#}");
+    }
+}

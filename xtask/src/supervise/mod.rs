@@ -1,0 +1,337 @@
+//! One program under supervision: it ends within a limit, and nothing that it started outlives it.
+//!
+//! A supervisor is a process of its own (`cargo xtask supervise`, hidden), for each program one, so that
+//! several run beside each other and each knows what is its own:
+//!
+//! - processes: it is a child subreaper (prctl(2)), so whatever the program starts stays below it;
+//! - mounts: it has a mount namespace of its own;
+//! - loop devices: those of images below its scratch folder;
+//! - FUSE connections: those of mounts that its namespace has had.
+//!
+//! The output of the program comes through a pipe of the supervisor and is passed on. The supervisor does
+//! not wait for the end of that pipe: a process that stays behind would hold it open.
+//!
+//! Invariant: a supervisor ends, whatever its program does; it makes no system call that waits for a FUSE
+//! server before that server is dead and its connection aborted.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::PathBuf,
+    process::{Command, ExitStatus, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, WaitStatus},
+};
+
+mod caller;
+mod processes;
+mod resources;
+
+pub(crate) use processes::{Process, descendants, descendants_outside, print_stacks};
+use resources::Resources;
+
+/// Exit status of the supervisor for a program that failed.
+pub(crate) const FAILED: i32 = 1;
+/// … for one that reached its limit.
+pub(crate) const HUNG: i32 = 124;
+/// … for one that passed and left something behind.
+pub(crate) const LEFT_BEHIND: i32 = 125;
+
+/// How long processes that the program started may take to end after it.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long a killed process may take until the FUSE connections of its mounts are aborted.
+const KILLED: Duration = Duration::from_secs(2);
+/// How long processes may take to end after that.
+const ABORTED: Duration = Duration::from_secs(5);
+/// How often the state of processes is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Arguments of `cargo xtask supervise`.
+#[derive(Debug, Args)]
+pub(crate) struct SuperviseArgs {
+    /// Seconds until the program is ended
+    #[arg(long)]
+    limit: u64,
+    /// Folder for the program's temporary files; removed at the end
+    #[arg(long)]
+    scratch: PathBuf,
+    /// Start the program as a careless caller would: see [`caller`]
+    #[arg(long)]
+    careless: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs the program and ends this process with its outcome.
+pub(crate) fn run(args: &SuperviseArgs) -> Result<()> {
+    let stop = listen()?;
+    let mut supervisor = Supervisor::start(args, stop)?;
+    let outcome = supervisor.wait().unwrap_or_else(Outcome::Lost);
+    let left = supervisor.clean_up(&outcome);
+    supervisor.forward();
+    if let Err(error) = fs::remove_dir_all(&args.scratch)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        say!("could not remove {}: {error}", args.scratch.display());
+    }
+    let code = match outcome {
+        Outcome::Hung => HUNG,
+        Outcome::Stopped => FAILED,
+        Outcome::Lost(error) => {
+            say!("the supervisor failed: {error:#}");
+            FAILED
+        }
+        Outcome::Ended(status) => {
+            if let Some(signal) = status.signal() {
+                say!("ended by signal {signal}");
+            }
+            match status.success() {
+                false => FAILED,
+                true if left => LEFT_BEHIND,
+                true => 0,
+            }
+        }
+    };
+    std::process::exit(code)
+}
+
+/// Notes SIGTERM, SIGINT, and the end of the parent.
+fn listen() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+    Ok(stop)
+}
+
+/// How the program came to its end.
+#[derive(Debug)]
+enum Outcome {
+    Ended(ExitStatus),
+    /// It reached its limit.
+    Hung,
+    /// The supervisor was told to end.
+    Stopped,
+    /// The supervisor could not wait for it.
+    Lost(anyhow::Error),
+}
+
+struct Supervisor {
+    pid: Pid,
+    output: File,
+    started: Instant,
+    limit: Duration,
+    stop: Arc<AtomicBool>,
+    before: Resources,
+    /// Grows while the program runs.
+    seen: resources::Connections,
+}
+
+impl Supervisor {
+    fn start(args: &SuperviseArgs, stop: Arc<AtomicBool>) -> Result<Supervisor> {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        resources::enter_namespace()?;
+        fs::create_dir_all(&args.scratch)
+            .with_context(|| format!("cannot make {}", args.scratch.display()))?;
+        let before = Resources::now(&args.scratch)?;
+        let (output, writer) = std::io::pipe()?;
+        let (program, arguments) = args.program.split_first().context("no program is named")?;
+        let mut command = Command::new(program);
+        if args.careless {
+            caller::careless(&mut command);
+        }
+        let child = command
+            .args(arguments)
+            .env("TMPDIR", &args.scratch)
+            .env("FJORD_SCRATCH", &args.scratch)
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let pid = Pid::from_raw(i32::try_from(child.id())?).context("a process ID")?;
+        let output = File::from(std::os::fd::OwnedFd::from(output));
+        rustix::io::ioctl_fionbio(&output, true)?;
+        Ok(Supervisor {
+            pid,
+            output,
+            started: Instant::now(),
+            limit: Duration::from_secs(args.limit),
+            stop,
+            before,
+            seen: resources::Connections::default(),
+        })
+    }
+
+    /// Waits until the program ends, or until it is to be ended.
+    fn wait(&mut self) -> Result<Outcome> {
+        let changes = resources::MountChanges::open()?;
+        loop {
+            self.pause(Some(&changes))?;
+            self.seen.note();
+            self.forward();
+            if let Some(status) = self.reap()? {
+                return Ok(Outcome::Ended(status));
+            }
+            if self.stop.load(Ordering::SeqCst) {
+                say!("told to end; what runs:");
+                print_stacks(&descendants());
+                return Ok(Outcome::Stopped);
+            }
+            if self.started.elapsed() >= self.limit {
+                say!("hung: it did not end within {} s; what runs:", self.limit.as_secs());
+                print_stacks(&descendants());
+                return Ok(Outcome::Hung);
+            }
+        }
+    }
+
+    /// Until something is printed or mounted, [`POLL`] at most.
+    fn pause(&self, changes: Option<&resources::MountChanges>) -> Result<()> {
+        let mut fds = vec![PollFd::new(&self.output, PollFlags::IN)];
+        fds.extend(changes.map(|changes| PollFd::new(changes, PollFlags::PRI)));
+        let timeout = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) | Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // At the end of the pipe poll(2) returns at once.
+        if fds[0].revents().contains(PollFlags::HUP) {
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Passes on what the pipe holds. Output that nobody reads is lost: the supervisor's work goes on.
+    fn forward(&mut self) {
+        let mut buffer = [0; 64 << 10];
+        loop {
+            match self.output.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(length) => {
+                    let mut stdout = std::io::stdout().lock();
+                    let _ = stdout.write_all(&buffer[..length]).and_then(|()| stdout.flush());
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    if error.kind() != std::io::ErrorKind::WouldBlock {
+                        say!("cannot read the program's output: {error}");
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the status of all children that have ended; returns that of the program.
+    fn reap(&self) -> Result<Option<ExitStatus>> {
+        let mut own = None;
+        loop {
+            let ended = match rustix::process::wait(WaitOptions::NOHANG) {
+                Err(rustix::io::Errno::CHILD) | Ok(None) => return Ok(own),
+                Err(rustix::io::Errno::INTR) => continue,
+                ended => ended?,
+            };
+            if let Some((pid, status)) = ended
+                && pid == self.pid
+            {
+                own = Some(exit_status(status));
+            }
+        }
+    }
+
+    /// Ends what is left, names it, and says whether there was something. After a failure, processes
+    /// are no fault of their own.
+    fn clean_up(&mut self, outcome: &Outcome) -> bool {
+        let grace = if matches!(outcome, Outcome::Ended(_)) { GRACE } else { Duration::ZERO };
+        let processes = self.await_end(grace);
+        let mut left = !processes.is_empty();
+        for process in &processes {
+            say!("left behind: process {process}");
+        }
+        if left {
+            self.end_processes();
+        }
+        left |= self.before.take_down_new();
+        left
+    }
+
+    /// Waits until no process is left, up to `patience`; returns those that are.
+    fn await_end(&mut self, patience: Duration) -> Vec<Process> {
+        let started = Instant::now();
+        loop {
+            // An error of the wait shows as processes that are left.
+            let _ = self.reap();
+            self.forward();
+            let left = descendants();
+            if left.is_empty() || started.elapsed() >= patience {
+                return left;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Kills all, and aborts the FUSE connections of those that do not end even so: a process in
+    /// umount(2) of a mount that it serves waits for itself.
+    fn end_processes(&mut self) {
+        self.seen.note();
+        let started = Instant::now();
+        let mut aborted = false;
+        loop {
+            let left = descendants();
+            if left.is_empty() {
+                return;
+            }
+            if started.elapsed() >= KILLED && !aborted {
+                say!("killed and still there:");
+                print_stacks(&descendants());
+                self.seen.abort(&self.before.scratch);
+                aborted = true;
+            }
+            if started.elapsed() >= KILLED + ABORTED {
+                for process in left {
+                    say!("cannot be ended: process {process}");
+                }
+                return;
+            }
+            for process in &left {
+                // It may have ended meanwhile.
+                let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            }
+            let _ = self.await_end(POLL);
+        }
+    }
+}
+
+fn exit_status(status: WaitStatus) -> ExitStatus {
+    ExitStatus::from_raw(status.as_raw())
+}
+
+/// A supervisor's command line; the program and its arguments follow.
+pub(crate) fn command(
+    limit: Duration,
+    scratch: &std::path::Path,
+    is_careless: bool,
+) -> Result<Command> {
+    ensure!(limit >= Duration::from_secs(1), "a limit below one second");
+    // Its name does not lead there any more once a build has replaced the file.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("supervise").arg("--limit").arg(limit.as_secs().to_string());
+    command.arg("--scratch").arg(scratch).args(is_careless.then_some("--careless")).arg("--");
+    Ok(command)
+}

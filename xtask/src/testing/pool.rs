@@ -1,0 +1,118 @@
+//! Runs supervised programs, several beside each other where they mostly wait.
+//!
+//! Owns the order of the programs. Invariant: a program whose [`Turn`] is `Alone` has no other beside it.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    budgets::Stage,
+    totals::{Counts, Totals},
+};
+use crate::supervise;
+
+/// Time limit of a program.
+pub(super) const LIMIT: Duration = Duration::from_secs(300);
+/// Programs that run beside each other.
+const BESIDE: usize = 3;
+
+/// Which programs may run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It uses all processors, or watches time.
+    Alone,
+    /// It mostly waits, for the kernel or for other processes.
+    Beside,
+}
+
+/// A program to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    /// Name of its stage.
+    pub(crate) name: String,
+    /// … without the settings of this run.
+    pub(crate) program_name: String,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) dir: PathBuf,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) turn: Turn,
+    pub(crate) limit: Duration,
+    /// Started as a careless caller would (`supervise --careless`).
+    pub(crate) is_careless: bool,
+}
+
+/// What came of a job.
+struct Ended {
+    stage: Stage,
+    outcome: Result<()>,
+    counts: Counts,
+    output: String,
+}
+
+/// Runs all `jobs`, those that may have others beside them first, and adds them to `totals`.
+/// Scratch folders are made below `scratch`.
+pub(super) fn run(jobs: &[Job], scratch: &Path, totals: &mut Totals) {
+    let (beside, alone): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| job.turn == Turn::Beside);
+    let (queue, totals) = (Mutex::new(beside.into_iter().enumerate()), Mutex::new(totals));
+    // Neither lock can be poisoned in a way that matters: what they guard is whole after each step.
+    let next = || queue.lock().unwrap_or_else(|poison| poison.into_inner()).next();
+    let add = |ended: Ended| {
+        let mut totals = totals.lock().unwrap_or_else(|poison| poison.into_inner());
+        println!("== {}\n{}", ended.stage.name, ended.output.trim_end());
+        totals.end(ended.stage, &ended.outcome, &ended.counts);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..BESIDE {
+            scope.spawn(|| {
+                while let Some((index, job)) = next() {
+                    add(run_one(job, &scratch.join(format!("run {index}"))));
+                }
+            });
+        }
+    });
+    for job in alone {
+        add(run_one(job, &scratch.join("run alone")));
+    }
+}
+
+fn run_one(job: &Job, scratch: &Path) -> Ended {
+    let started = Instant::now();
+    let (mut counts, mut output) = (Counts::default(), String::new());
+    let outcome = supervised(job, scratch, &mut counts, &mut output);
+    let stage = Stage::new(&job.name, started.elapsed(), outcome.is_ok(), true);
+    Ended { stage, outcome, counts, output }
+}
+
+fn supervised(job: &Job, scratch: &Path, counts: &mut Counts, output: &mut String) -> Result<()> {
+    let mut command: Command = supervise::command(job.limit, scratch, job.is_careless)?;
+    command.arg(&job.program).args(&job.arguments).current_dir(&job.dir);
+    command.envs(job.env.iter().map(|(name, value)| (name, value)));
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    // Only the supervisor has the other end, and it always ends.
+    let stdout = child.stdout.take().context("stdout is piped")?;
+    let mut reader = BufReader::new(stdout);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        counts.add(text.trim_end());
+        if !text.trim().is_empty() {
+            output.push_str(&text);
+        }
+        line.clear();
+    }
+    match child.wait()?.code() {
+        Some(0) => Ok(()),
+        Some(supervise::FAILED) => bail!("it failed"),
+        Some(supervise::HUNG) => bail!("it hung, and was ended after {} s", job.limit.as_secs()),
+        Some(supervise::LEFT_BEHIND) => bail!("it left something behind"),
+        _ => bail!("its supervisor was killed"),
+    }
+}

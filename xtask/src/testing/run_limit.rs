@@ -1,0 +1,88 @@
+//! The end of a whole run: by its limit, or by a signal.
+//!
+//! Owns the descendants of the run. Invariant: a run that ends leaves none of them, and says which were
+//! there.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use rustix::process::{Signal, kill_process};
+
+use crate::supervise::{Process, descendants, descendants_outside, print_stacks};
+
+/// Time that supervisors have to take down what is theirs.
+const PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(100);
+
+/// A thread that ends the run when its limit is reached or a signal asks for it. Dropped, the run has
+/// ended by itself.
+pub(crate) struct RunLimit {
+    _done: mpsc::Sender<()>,
+}
+
+impl RunLimit {
+    /// Begins to watch.
+    pub(crate) fn start(limit: Duration) -> Result<RunLimit> {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        }
+        let (done, ended) = mpsc::channel();
+        let started = Instant::now();
+        let watch = move || {
+            while ended.recv_timeout(POLL) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if stop.load(Ordering::SeqCst) {
+                    end("a signal told it to");
+                }
+                if started.elapsed() >= limit {
+                    end(&format!("it reached its limit of {} s", limit.as_secs()));
+                }
+            }
+        };
+        std::thread::Builder::new().name("run-limit".into()).spawn(watch)?;
+        Ok(RunLimit { _done: done })
+    }
+}
+
+/// Ends the run, with its supervisors first: they print and take down what is theirs.
+fn end(why: &str) -> ! {
+    say!("FAILED: the run ends: {why}; what runs:");
+    print_stacks(&descendants_outside(is_supervisor));
+    let supervisors = || descendants().into_iter().filter(is_supervisor).collect::<Vec<_>>();
+    kill(&supervisors(), Signal::TERM);
+    let started = Instant::now();
+    while !supervisors().is_empty() && started.elapsed() < PATIENCE {
+        std::thread::sleep(POLL);
+    }
+    kill(&descendants(), Signal::KILL);
+    std::process::exit(1)
+}
+
+fn is_supervisor(process: &Process) -> bool {
+    process.arguments().nth(1) == Some("supervise")
+}
+
+fn kill(processes: &[Process], signal: Signal) {
+    for process in processes {
+        // It may have ended meanwhile.
+        let _ = kill_process(process.pid, signal);
+    }
+}
+
+/// Kills what is left at the end of a run, names it, and says whether there was something.
+pub(crate) fn end_leftovers() -> bool {
+    let left = descendants();
+    for process in &left {
+        say!("left behind: process {process}");
+    }
+    kill(&left, Signal::KILL);
+    !left.is_empty()
+}
