@@ -123,6 +123,7 @@ chroot "$1/root" /bin/sh -e /srv/script
 /// What somebody does who installs it.
 const INSIDE: &str = r#"
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
+umask 022
 fails() { if "$@"; then echo "$* should fail"; exit 1; fi; }
 code() { want=$1; shift; got=0; "$@" || got=$?; [ $got = $want ] || { echo "$*: $got"; exit 1; }; }
 crash() {

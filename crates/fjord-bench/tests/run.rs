@@ -28,8 +28,8 @@ fn options(dir: &Path, targets: &[Target], workloads: &[Workload]) -> Options {
 /// Neither mounts, nor loop devices, nor files.
 fn assert_clean(dir: &Path) {
     let dir_name = dir.display().to_string();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(!mounts.contains(&dir_name), "{mounts}");
+    let mounts = fjord_block::mountinfo::mounts().unwrap();
+    assert!(!mounts.iter().any(|mount| mount.mountpoint.starts_with(dir)), "{mounts:?}");
     for entry in std::fs::read_dir("/sys/block").unwrap().flatten() {
         let backing =
             std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();

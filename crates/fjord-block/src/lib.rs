@@ -18,6 +18,7 @@ mod fault;
 mod file;
 pub mod lock;
 mod mem;
+pub mod mountinfo;
 pub mod plant;
 mod pool;
 mod quasi_async;

@@ -291,7 +291,7 @@ fn without_e2fsck_nothing_is_done() -> Result<()> {
     let img = dirty(&scratch, "ijournal")?;
     let before = fs::read(&img)?;
     let e2fsck = tools::find("e2fsck").context("a tool of the tests")?;
-    let script = "mount --bind /dev/null $0 && $1 fsck -p $2";
+    let script = r#"mount --bind /dev/null "$0" && "$1" fsck -p "$2""#;
     let told = tools::run(
         tools::command("unshare")?
             .args(["--mount", "--propagation", "private", "sh", "-c", script])

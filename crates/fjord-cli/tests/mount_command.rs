@@ -361,8 +361,8 @@ fn as_a_mount_helper() -> Result<()> {
 fn with_helper_installed(script: &str, img: &Path, dir: &Path) -> Result<Output> {
     let bin = Path::new("/usr/sbin/mount.fuse.fjord");
     ensure!(!bin.exists(), "the helper is installed on this machine");
-    let prelude = "set -e\nmount -t tmpfs none $1\nmkdir $1/up $1/work\nmount -t overlay -o \
-                   lowerdir=/usr/sbin,upperdir=$1/up,workdir=$1/work o /usr/sbin\nln -s $2 \
+    let prelude = "set -e\nmount -t tmpfs none \"$1\"\nmkdir \"$1/up\" \"$1/work\"\nmount -t overlay -o \
+                   \"lowerdir=/usr/sbin,upperdir=$1/up,workdir=$1/work\" o /usr/sbin\nln -s \"$2\" \
                    /usr/sbin/mount.fuse.fjord\n";
     let tmp = img.with_file_name("tmp");
     fs::create_dir(&tmp)?;
@@ -375,7 +375,7 @@ fn with_helper_installed(script: &str, img: &Path, dir: &Path) -> Result<Output>
 #[test]
 fn mount_8_by_type() -> Result<()> {
     let (_scratch, img, dir) = image_to_mount("mount8")?;
-    let script = "mount -t fuse.fjord $3 $4 -o noatime\ntouch $4/made\numount $4\n";
+    let script = "mount -t fuse.fjord \"$3\" \"$4\" -o noatime\ntouch \"$4/made\"\numount \"$4\"\n";
     with_helper_installed(script, &img, &dir)?;
     let ls = run(Command::new(program()).arg("ls").arg(&img))?;
     ensure!(ls.stdout.contains("made"), "{ls:?}");
@@ -389,14 +389,16 @@ fn mount_8_by_type() -> Result<()> {
 fn options_of_fstab_show_and_can_be_remounted() -> Result<()> {
     let (_scratch, img, dir) = image_to_mount("fstab")?;
     let script = r#"
-        shown() { grep " $1 fuseblk.fjord " /proc/mounts | cut -d" " -f4; }
+        # As fstab(5) and /proc/mounts have it.
+        escaped() { echo "$1" | sed 's/ /\\040/g'; }
+        shown() { grep -F " $(escaped "$4") fuseblk.fjord " /proc/mounts | cut -d" " -f4; }
         for options in noatime relatime strictatime nodiratime noatime,nodiratime; do
-            echo "$3 $4 fuse.fjord $options,nofail 0 0" >$1/fstab
-            mount -T $1/fstab $4; shown $4
-            mount -T $1/fstab -a; [ "$(shown $4 | wc -l)" = 1 ]
-            mount -T $1/fstab -o remount,ro $4; shown $4
-            mount -T $1/fstab -o remount,rw,nosuid $4; shown $4
-            umount $4
+            echo "$(escaped "$3") $(escaped "$4") fuse.fjord $options,nofail 0 0" >"$1/fstab"
+            mount -T "$1/fstab" "$4"; shown "$@"
+            mount -T "$1/fstab" -a; [ "$(shown "$@" | wc -l)" = 1 ]
+            mount -T "$1/fstab" -o remount,ro "$4"; shown "$@"
+            mount -T "$1/fstab" -o remount,rw,nosuid "$4"; shown "$@"
+            umount "$4"
         done
     "#;
     let done = with_helper_installed(script, &img, &dir)?;

@@ -192,6 +192,11 @@ fn partitions_and_parts_of_files_are_sources_too() -> Result<()> {
     Ok(())
 }
 
+/// A path as fstab(5) wants it.
+fn in_fstab(path: &Path) -> Result<String> {
+    Ok(path.to_str().context("a plain name")?.replace(' ', "\\040"))
+}
+
 #[test]
 fn fstab_with_a_device_a_label_and_a_uuid() -> Result<()> {
     let (scratch, img, dir) = place("fstab")?;
@@ -201,10 +206,10 @@ fn fstab_with_a_device_a_label_and_a_uuid() -> Result<()> {
     let shown = run(tools::command("blkid")?.args(["-p", "-s", "UUID", "-o", "value"]).arg(&img))?;
     let uuid = shown.stdout.trim();
     // In a mount namespace whose /usr/sbin has the helper: nothing of the system changes.
-    let script = "set -e\nmount -t tmpfs none $0\nmkdir $0/up $0/work\n\
-                  mount -t overlay -o lowerdir=/usr/sbin,upperdir=$0/up,workdir=$0/work o \
-                  /usr/sbin\nln -s $1 /usr/sbin/mount.fuse.fjord\n\
-                  mount -T $2 $3\nfindmnt -n -o SOURCE,OPTIONS $3\ntouch $3/made-$5\numount $4\n";
+    let script = "set -e\nmount -t tmpfs none \"$0\"\nmkdir \"$0/up\" \"$0/work\"\n\
+                  mount -t overlay -o \"lowerdir=/usr/sbin,upperdir=$0/up,workdir=$0/work\" o \
+                  /usr/sbin\nln -s \"$1\" /usr/sbin/mount.fuse.fjord\n\
+                  mount -T \"$2\" \"$3\"\nfindmnt -n -o SOURCE,OPTIONS \"$3\"\ntouch \"$3/made-$5\"\numount \"$4\"\n";
     let tmp = scratch.join("tmp");
     fs::create_dir(&tmp)?;
     let table = scratch.join("fstab");
@@ -213,7 +218,7 @@ fn fstab_with_a_device_a_label_and_a_uuid() -> Result<()> {
             .into_iter()
             .enumerate()
     {
-        let line = format!("{source} {} fuse.fjord noatime,nofail 0 0\n", dir.display());
+        let line = format!("{source} {} fuse.fjord noatime,nofail 0 0\n", in_fstab(&dir)?);
         fs::write(&table, line)?;
         let out = run(tools::command("unshare")?
             .args(["--mount", "--propagation", "private", "sh", "-c", script])

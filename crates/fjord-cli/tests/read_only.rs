@@ -54,7 +54,8 @@ fn has_orphans(img: &Path) -> Result<bool> {
 /// The options of the mount as the kernel shows them.
 fn shown_options(dir: &Path) -> Result<String> {
     let table = fs::read_to_string("/proc/self/mounts")?;
-    let dir = dir.to_str().context("a plain name")?;
+    // fstab(5) has the escapes.
+    let dir = &dir.to_str().context("a plain name")?.replace(' ', "\\040");
     let line = table.lines().find(|line| line.split(' ').nth(1) == Some(dir));
     Ok(line.and_then(|line| line.split(' ').nth(3)).context("no such mount")?.to_owned())
 }

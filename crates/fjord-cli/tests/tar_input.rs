@@ -121,7 +121,11 @@ fn a_pipe_needs_no_size() -> Result<()> {
         fs::remove_file(&img)?;
         // A pipe by a name that the shell gives it.
         let mut bash = Command::new("bash");
-        bash.args(["-c", "exec $0 mkfs --from-tar <(cat $1) $2", env!("CARGO_BIN_EXE_fjord")]);
+        bash.args([
+            "-c",
+            r#"exec "$0" mkfs --from-tar <(cat "$1") "$2""#,
+            env!("CARGO_BIN_EXE_fjord"),
+        ]);
         tools::run(bash.arg(&archive).arg(&img))?.ok().context(filter)?;
         same_for_linux(&tree, &img).context(filter)?;
         fs::remove_file(&img)?;

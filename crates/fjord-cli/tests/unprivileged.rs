@@ -22,6 +22,8 @@ set -e
 nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
 fjord() { nobody "$0.d/fjord" "$@"; }
 fails() { if "$@"; then echo "$* should fail"; exit 1; fi; }
+# A place that everybody reaches, wherever the scratch directory is.
+mount --bind "$PLACE" /srv
 mount -t tmpfs -o mode=755 none "$0.d/dev"
 mknod -m 666 "$0.d/dev/fuse" c 10 229
 mount --bind "$0.d/dev/fuse" /dev/fuse
@@ -53,13 +55,16 @@ fn as_nobody(script: &str) -> Result<Option<Output>> {
     fs::create_dir_all(scratch.join("x.d/dev"))?;
     // Where the tests are built others may not be let in.
     fs::copy(env!("CARGO_BIN_EXE_fjord"), scratch.join("x.d/fjord"))?;
-    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
+    for path in [scratch.path(), &scratch.join("x.d"), &scratch.join("x.d/fjord")] {
+        fs::set_permissions(path, Permissions::from_mode(0o755))?;
+    }
     for path in [&img, &dir] {
         chown(path, Some(NOBODY), Some(NOBODY))?;
     }
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-    command.arg(format!("{PRELUDE}{script}")).arg(scratch.join("x")).arg(&img).arg(&dir);
+    command.arg(format!("{PRELUDE}{script}")).args(["/srv/x", "/srv/image", "/srv/mnt"]);
+    command.env("PLACE", scratch.path());
     let done = tools::run(command.current_dir("/"))?.ok()?;
     image::e2fsck_clean(&img)?;
     Ok(Some(done))

@@ -328,7 +328,7 @@ fn write_journal(before: &Path, after: &Path, written: &Written, dir: &Path) -> 
             blocks.iter().flat_map(|block| &from[block * BLOCK..][..BLOCK]).copied().collect();
         std::fs::write(&file, content)?;
         let list: Vec<String> = blocks.iter().map(ToString::to_string).collect();
-        requests.push(format!("jw {extra} -b {} {}", list.join(","), file.display()));
+        requests.push(format!("jw {extra} -b {} \"{}\"", list.join(","), file.display()));
         Ok(())
     };
     let (first, second) = changed.split_at(changed.len() / 2);

@@ -26,6 +26,8 @@ impl Scratch {
     pub fn new(name: &str) -> Result<Self> {
         let base = std::env::var_os("FJORD_SCRATCH").map_or_else(std::env::temp_dir, PathBuf::from);
         std::fs::create_dir_all(&base)?;
+        // As the mount table has it, where the checkout lies below a symbolic link.
+        let base = base.canonicalize()?;
         let dir = tempfile::Builder::new()
             .prefix(&format!("fjord-{name}-"))
             .tempdir_in(&base)
@@ -243,7 +245,7 @@ pub fn debugfs_write(image: &Path, requests: &[String]) -> Result<String> {
 /// times, for block sizes that the kernel here cannot mount.
 pub fn extract_with_debugfs(image: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to)?;
-    let request = format!("rdump / {}", to.display());
+    let request = format!("rdump / \"{}\"", to.display());
     run(tools::command("debugfs")?.args(["-R", &request]).arg(image))?.ok()?;
     Ok(())
 }

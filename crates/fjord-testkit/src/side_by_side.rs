@@ -52,7 +52,7 @@ pub fn same(
 /// Runs a shell script in the mount and gives all it said. `as UID GROUPS COMMAND...` runs a
 /// command as somebody else, `tell COMMAND...` shows how it ended.
 pub fn shell(dir: &Path, script: &str) -> Result<String> {
-    const PRELUDE: &str = "as() { u=$1; g=$2; shift 2; setpriv --reuid=$u --regid=$u --groups=$g \
+    const PRELUDE: &str = "umask 022; as() { u=$1; g=$2; shift 2; setpriv --reuid=$u --regid=$u --groups=$g \
                            \"$@\"; }\ntell() { echo \"$ $*\"; \"$@\" 2>&1; echo \"= $?\"; }\n";
     tools::require(&["setfacl", "getfacl", "setfattr", "getfattr", "chattr", "setpriv", "xfs_io"])?;
     let mut command = Command::new("sh");

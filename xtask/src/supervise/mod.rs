@@ -148,6 +148,7 @@ impl Supervisor {
         fs::create_dir_all(&args.scratch)
             .with_context(|| format!("cannot make {}", args.scratch.display()))?;
         let before = Resources::now(&args.scratch)?;
+        let scratch = &before.scratch;
         let (output, writer) = std::io::pipe()?;
         let (program, arguments) = args.program.split_first().context("no program is named")?;
         let mut command = Command::new(program);
@@ -156,8 +157,8 @@ impl Supervisor {
         }
         let child = command
             .args(arguments)
-            .env("TMPDIR", &args.scratch)
-            .env("FJORD_SCRATCH", &args.scratch)
+            .env("TMPDIR", scratch)
+            .env("FJORD_SCRATCH", scratch)
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer)

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{
     budgets::Stage,
+    run_limit,
     totals::{Counts, Totals},
 };
 use crate::supervise;
@@ -72,13 +73,13 @@ pub(super) fn run(jobs: &[Job], scratch: &Path, totals: &mut Totals) {
     std::thread::scope(|scope| {
         for _ in 0..BESIDE {
             scope.spawn(|| {
-                while let Some((index, job)) = next() {
+                while let Some((index, job)) = next().filter(|_| !run_limit::ends()) {
                     add(run_one(job, &scratch.join(format!("run {index}"))));
                 }
             });
         }
     });
-    for job in alone {
+    for job in alone.into_iter().take_while(|_| !run_limit::ends()) {
         add(run_one(job, &scratch.join("run alone")));
     }
 }

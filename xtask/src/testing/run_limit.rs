@@ -52,14 +52,24 @@ impl RunLimit {
     }
 }
 
+/// Set when the run ends before its time: nothing new is started.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the run ends before its time.
+pub(crate) fn ends() -> bool {
+    ENDS.load(Ordering::SeqCst)
+}
+
 /// Ends the run, with its supervisors first: they print and take down what is theirs.
 fn end(why: &str) -> ! {
+    ENDS.store(true, Ordering::SeqCst);
     say!("FAILED: the run ends: {why}; what runs:");
     print_stacks(&descendants_outside(is_supervisor));
     let supervisors = || descendants().into_iter().filter(is_supervisor).collect::<Vec<_>>();
-    kill(&supervisors(), Signal::TERM);
     let started = Instant::now();
     while !supervisors().is_empty() && started.elapsed() < PATIENCE {
+        // Also to one that was started just before.
+        kill(&supervisors(), Signal::TERM);
         std::thread::sleep(POLL);
     }
     kill(&descendants(), Signal::KILL);

@@ -280,7 +280,6 @@ fn wait_for(server: &mut Child, dir: &Path) -> Result<()> {
 
 /// Whether another file system is mounted at `dir`.
 fn is_mount_point(dir: &Path) -> bool {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let Ok(dir) = dir.canonicalize() else { return false };
-    mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == dir))
+    let dir = dir.canonicalize();
+    dir.and_then(|dir| fjord_block::mountinfo::mount_at(&dir)).is_ok_and(|mount| mount.is_some())
 }

@@ -244,17 +244,13 @@ fn lock_holder(metadata: &fs::Metadata) -> String {
 
 /// Description of the mount that holds a block device.
 fn mount_of(path: &Path, metadata: &fs::Metadata) -> Option<String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let rdev = metadata.rdev();
-    let wanted = format!("{}:{}", libc::major(rdev), libc::minor(rdev));
-    let source = path.to_string_lossy();
-    let mount = mounts.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let by_source = line.split(" - ").nth(1)?.split_ascii_whitespace().nth(1) == Some(&*source);
-        (fields.get(2) == Some(&wanted.as_str()) || by_source)
-            .then(|| fields.get(4).map(|dir| (*dir).to_owned()))?
-    });
-    mount.map(|dir| format!("the mount at {dir}"))
+    let number = (libc::major(rdev), libc::minor(rdev));
+    let mounts = crate::mountinfo::mounts().unwrap_or_default();
+    let mount = mounts
+        .into_iter()
+        .find(|mount| (mount.dev_major, mount.dev_minor) == number || mount.source == path)?;
+    Some(format!("the mount at {}", mount.mountpoint.display()))
 }
 
 /// A loop device over a part of this file that overlaps `range` and is in use (mounted): the kernel

@@ -128,12 +128,9 @@ fn trusts_dsync(file: &OwnedFd, metadata: &fs::Metadata) -> bool {
 
 /// Whether the device number is that of a mount of `fjord sim`, which honours O_DSYNC.
 fn is_model(dev: u64) -> bool {
-    let device = format!("{}:{}", libc::major(dev), libc::minor(dev));
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts.lines().any(|line| {
-        let is_on_it = line.split(' ').nth(2) == Some(&device);
-        is_on_it && line.contains(" - fuse.fjord-sim ")
-    })
+    let number = (libc::major(dev), libc::minor(dev));
+    let mounts = crate::mountinfo::mounts().unwrap_or_default();
+    mounts.iter().any(|mount| (mount.dev_major, mount.dev_minor) == number && mount.is_sim())
 }
 
 /// Why a path could not be opened for writing: distinguishes write-protected from unreadable ones.

@@ -9,9 +9,12 @@ use fjord_block::sim::{Contention, Medium, Probe, Profile, Waits, Writer};
 const FACTOR_MAX: u64 = 3;
 const CLASSES: [Class; 2] = [Class::Background, Class::Async];
 
-/// The profiles with a queue.
+/// The profiles with a queue in a long run (`FJORD_TEST_SIZE`), else the two that differ most:
+/// fjord-bench's `figures` has a row for each anyway.
 fn queued() -> impl Iterator<Item = &'static Profile> {
-    Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1)
+    let is_long = std::env::var("FJORD_TEST_SIZE").is_ok_and(|size| size == "long");
+    let is_wanted = move |profile: &&Profile| is_long || ["ufs", "nvme"].contains(&profile.name);
+    Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1).filter(is_wanted)
 }
 
 fn tuning(profile: &Profile) -> Tuning {

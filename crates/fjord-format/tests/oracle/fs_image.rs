@@ -15,10 +15,22 @@ use fjord_testkit::tools::{command, run};
 
 /// Makes an image with mke2fs; `options` are split at spaces.
 pub(crate) fn mke2fs(path: &Path, size_bytes: u64, options: &str) -> Result<()> {
+    mke2fs_with(path, size_bytes, options, None)
+}
+
+/// The same with the contents of `tree`.
+pub(crate) fn mke2fs_of(path: &Path, size_bytes: u64, options: &str, tree: &Path) -> Result<()> {
+    mke2fs_with(path, size_bytes, options, Some(tree))
+}
+
+fn mke2fs_with(path: &Path, size_bytes: u64, options: &str, tree: Option<&Path>) -> Result<()> {
     make_sparse(path, size_bytes)?;
     let mut mke2fs = command("mke2fs")?;
-    mke2fs.args(["-q", "-F", "-t", "ext4"]).args(options.split_whitespace()).arg(path);
-    run(&mut mke2fs)?.ok()?;
+    mke2fs.args(["-q", "-F", "-t", "ext4"]).args(options.split_whitespace());
+    if let Some(tree) = tree {
+        mke2fs.arg("-d").arg(tree);
+    }
+    run(mke2fs.arg(path))?.ok()?;
     Ok(())
 }
 

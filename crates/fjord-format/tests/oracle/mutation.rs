@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 
 use crate::exercise::{Env, directory, ijournal, journal, metadata, xattrs};
-use crate::fs_image::{FsImage, mke2fs};
+use crate::fs_image::{FsImage, mke2fs_of};
 
 /// Mutated inputs per parser; each takes microseconds.
 const CASES: u32 = 3000;
@@ -90,12 +90,12 @@ fn acl_value() -> Result<Vec<u8>> {
 fn make_image(scratch: &Scratch, number: usize, options: &str) -> Result<FsImage> {
     let path = scratch.join(&format!("image{number}"));
     let tree = scratch.join("tree");
-    mke2fs(&path, 48 << 20, &format!("{options} -d {}", tree.display()))?;
+    mke2fs_of(&path, 48 << 20, options, &tree)?;
     let acl = scratch.join("acl");
     fs::write(&acl, acl_value()?)?;
     let mut requests = vec![
-        format!("ea_set -f {} f system.posix_acl_access", acl.display()),
-        format!("ea_set -f {} big system.posix_acl_default", acl.display()),
+        format!("ea_set -f \"{}\" f system.posix_acl_access", acl.display()),
+        format!("ea_set -f \"{}\" big system.posix_acl_default", acl.display()),
     ];
     for number in 0..6 {
         requests.push(format!("ea_set f user.name{number} {}", "v".repeat(number * 11 + 1)));
@@ -108,7 +108,7 @@ fn make_image(scratch: &Scratch, number: usize, options: &str) -> Result<FsImage
     let data = scratch.join("log");
     fs::write(&data, [0xc0, 0x3b, 0x39, 0x98].repeat(41 * 1024))?;
     let journal: Vec<String> =
-        ["jo", &format!("jw -b {blocks} {}", data.display()), "jw -r 1-99", "jc"]
+        ["jo", &format!("jw -b {blocks} \"{}\"", data.display()), "jw -r 1-99", "jc"]
             .map(str::to_owned)
             .into();
     debugfs_write(&path, &journal)?;

@@ -15,7 +15,7 @@ use fjord_testkit::rng::Rng;
 use rustix::fs::{XattrFlags, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
-use crate::fs_image::{FsImage, mke2fs};
+use crate::fs_image::{FsImage, mke2fs, mke2fs_of};
 
 /// The attributes of one file, placed by the rules of Linux.
 #[derive(Default)]
@@ -225,7 +225,7 @@ fn attributes_of_e2fsprogs_decode_and_encode() -> Result<()> {
     fs::create_dir(&tree)?;
     fs::write(tree.join("f"), b"")?;
     fs::write(tree.join("g"), b"")?;
-    mke2fs(&path, 16 << 20, &format!("-b 1024 -d {}", tree.display()))?;
+    mke2fs_of(&path, 16 << 20, "-b 1024", &tree)?;
     let mut requests = vec![];
     for number in 0..8 {
         requests.push(format!("ea_set f user.name{number} {}", "v".repeat(number * 9 + 1)));

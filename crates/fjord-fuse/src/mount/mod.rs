@@ -28,13 +28,12 @@ use crate::transport::DevFuse;
 mod child;
 mod fusermount;
 mod loopdev;
-mod mountinfo;
 mod options;
 mod unmount;
 
+pub use fjord_block::mountinfo::{MountEntry, mount_at, mounts};
 use loopdev::same_device;
 pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
-pub use mountinfo::{MountEntry, mount_at, mounts};
 pub use options::{FuseOptions, MountKind, OptionError, Unclaimed};
 pub use unmount::{MountHandle, unmount_dir};
 

@@ -13,7 +13,8 @@ use std::{
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use super::mountinfo::{MountEntry, mount_at};
+use fjord_block::mountinfo::{MountEntry, mount_at};
+
 use super::{MountError, child, fusermount};
 use crate::transport::{DevFuse, Transport};
 

@@ -24,7 +24,7 @@ use crate::session::{Session, SessionConfig};
 use handler::SimHandler;
 
 /// The mount's subtype, in `fuse.SUBTYPE`.
-pub const SUBTYPE: &str = "fjord-sim";
+pub const SUBTYPE: &str = fjord_block::mountinfo::SIM_SUBTYPE;
 /// The file that is the device.
 pub const DISK: &str = "disk";
 /// The file with the counters of the model.

@@ -13,9 +13,9 @@ use fjord_tree::TarOptions;
 use crate::support::{fill, view};
 
 /// Everything that a tree on Linux's ext4 can have.
-const MAKE_TREE: &str = r"
+const MAKE_TREE: &str = r#"
 set -e
-cd $1
+cd "$1"
 mkdir -p a/b/c many empty-dir default
 printf text > a/file; : > empty; seq 1 300000 > a/large
 ln a/large a/b/hard; ln a/file a/b/c/hard2; ln -s ../file a/link; ln -s nowhere dangling; ln dangling dangling2
@@ -41,7 +41,7 @@ END
 touch -h -d '1999-12-31 23:59:59.123456789 UTC' a/link a/file default
 touch -d '1930-01-01 00:00:00 UTC' many/3; touch -d '2200-01-01 00:00:00.5 UTC' many/4
 touch -d '2001-02-03 04:05:06 UTC' a a/b .
-";
+"#;
 
 fn shell(script: &str, dir: &Path) {
     let mut command = Command::new("sh");
@@ -142,7 +142,7 @@ fn every_kind_of_entry_goes_through_each_program() {
         read.args(way.read).arg("-f").arg(&archive).arg("-C").arg(target.path());
         tools::run(&mut read).and_then(tools::Output::ok).expect("extracted");
         // bsdtar leaves the directory that it extracts to as it was.
-        shell("touch -d '2001-02-03 04:05:06 UTC' $1", target.path());
+        shell("touch -d '2001-02-03 04:05:06 UTC' \"$1\"", target.path());
         let expected = Manifest::from_directory(target.path()).expect("readable");
         target.unmount().expect("unmounts");
         let image = scratch.join("image");

@@ -1,4 +1,6 @@
-//! The mount table, from `/proc/self/mountinfo`.
+//! The mount table, from `/proc/self/mountinfo` (proc(5)).
+//!
+//! Owns no state. Invariant: names have no escapes: the kernel writes a blank as `\040`.
 
 use std::{
     ffi::OsString,
@@ -6,6 +8,9 @@ use std::{
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
+
+/// Subtype of the mounts that modelled devices are files of.
+pub const SIM_SUBTYPE: &str = "fjord-sim";
 
 /// One mount of this namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +33,9 @@ impl MountEntry {
         matches!(self.fs_type.as_str(), "fuseblk.fjord" | "fuse.fjord")
     }
 
-    /// Whether it is a modelled device ([`crate::sim`]).
+    /// Whether it is a modelled device (`fjord sim`).
     pub fn is_sim(&self) -> bool {
-        self.fs_type.strip_prefix("fuse.") == Some(crate::sim::SUBTYPE)
+        self.fs_type.strip_prefix("fuse.") == Some(SIM_SUBTYPE)
     }
 }
 
