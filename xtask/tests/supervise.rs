@@ -153,6 +153,20 @@ fn a_run_goes_on_after_a_hang() {
 }
 
 #[test]
+fn a_run_that_reaches_its_limit_ends_and_shows_what_hung() {
+    let dir = tempfile::tempdir().unwrap();
+    let hangs = script(dir.path(), "hangs", "sleep 1039 & exec sleep 1049");
+    let mut command = xtask();
+    command.args(["test", "--run-limit", "2", "--program"]).arg(&hangs);
+    let output = ends(&mut command);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("the run ends: it reached its limit of 2 s"), "{text}");
+    assert!(text.contains("sleep 1039") && text.contains("sleep 1049"), "{text}");
+    assert!(text.contains("nanosleep"), "no stacks: {text}");
+}
+
+#[test]
 fn a_run_that_is_told_to_end_ends_what_it_has_started() {
     let dir = tempfile::tempdir().unwrap();
     let pid_file = dir.path().join("pid");
