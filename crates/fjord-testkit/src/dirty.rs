@@ -6,7 +6,7 @@
 //! loop device wrote meanwhile.
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
@@ -15,9 +15,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use fjord::{Cred, Fs, MountOptions};
+use fjord_format::jbd2::{HEADER_BYTES, Incompat, Superblock};
 
 use crate::{
     image::{self, KernelMount, Scratch},
+    kernel_log::KernelLog,
     rng::{Rng, mix},
     script::{Executor, KernelExecutor, Op, Script, Shape},
     tools,
@@ -225,6 +227,71 @@ pub fn damage_log(from: &Path, to: &Path, seed: u64) -> Result<()> {
     Ok(())
 }
 
+/// Changes `N` bytes at `offset` of a block of the journal.
+pub fn change_log<const N: usize>(
+    image: &Path,
+    journal_block: usize,
+    offset: u64,
+    change: impl FnOnce(&mut [u8; N]),
+) -> Result<()> {
+    let (block_bytes, blocks) = journal_blocks(image)?;
+    let block = blocks.get(journal_block).context("the journal has no such block")?;
+    let file = OpenOptions::new().read(true).write(true).open(image)?;
+    let mut bytes = [0; N];
+    file.read_exact_at(&mut bytes, block * block_bytes + offset)?;
+    change(&mut bytes);
+    file.write_all_at(&bytes, block * block_bytes + offset)?;
+    Ok(())
+}
+
+/// The journal's superblock.
+fn journal_superblock(image: &Path) -> Result<Superblock> {
+    let (block_bytes, blocks) = journal_blocks(image)?;
+    let mut bytes = [0; 1024];
+    File::open(image)?.read_exact_at(&mut bytes, blocks[0] * block_bytes)?;
+    Ok(Superblock::decode(&bytes)?)
+}
+
+/// Marks the log as one of asynchronous commits.
+pub fn make_async(image: &Path) -> Result<()> {
+    let mut superblock = journal_superblock(image)?;
+    superblock.s_feature_incompat |= Incompat::ASYNC_COMMIT;
+    change_log(image, 0, 0, |bytes| *bytes = superblock.encode())
+}
+
+/// A header that debugfs finds on its walk along the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogHeader {
+    /// Whether it is of a commit block.
+    pub commit: bool,
+    /// Its place in the journal.
+    pub journal_block: usize,
+}
+
+/// The headers that the walk along the log meets, as debugfs walks it.
+pub fn log_headers(image: &Path) -> Result<Vec<LogHeader>> {
+    let said = image::debugfs(image, "logdump -S")?;
+    let found = said.lines().filter(|line| line.starts_with("Found expected sequence"));
+    found
+        .map(|line| {
+            let (_, place) = line.rsplit_once(" at block ").context("debugfs tells no place")?;
+            let journal_block = place.trim().parse().context("the place of a header")?;
+            Ok(LogHeader { commit: line.contains("(commit block)"), journal_block })
+        })
+        .collect()
+}
+
+/// A copy of an image with a log of asynchronous commits, without the log's last transaction: its
+/// commit block has no header.
+pub fn without_last_async(from: &Path, to: &Path) -> Result<()> {
+    let features = journal_superblock(from)?.s_feature_incompat;
+    ensure!(features.contains(Incompat::ASYNC_COMMIT), "the log has no asynchronous commits");
+    image::copy_sparse(from, to)?;
+    let headers = log_headers(from)?;
+    let last = headers.iter().rfind(|header| header.commit).context("nothing is committed")?;
+    change_log(to, last.journal_block, 0, |header: &mut [u8; HEADER_BYTES]| header.fill(0))
+}
+
 /// The transaction IDs of all commit blocks in the log, those of earlier laps included.
 pub fn committed(image: &Path) -> Result<Vec<u32>> {
     const COMMIT_BLOCK: [u8; 8] = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2];
@@ -349,14 +416,55 @@ fn write_journal(before: &Path, after: &Path, written: &Written, dir: &Path) -> 
     Ok(())
 }
 
+/// What Linux does with a dirty image.
+#[derive(Debug)]
+pub enum ByLinux {
+    /// It has recovered this copy.
+    Recovered(PathBuf),
+    /// It refuses the image as damaged; what mount and the kernel's log say.
+    Refused(String),
+}
+
+impl ByLinux {
+    /// The recovered copy.
+    ///
+    /// # Errors
+    /// Linux refuses, with its reason.
+    pub fn image(self) -> Result<PathBuf> {
+        match self {
+            ByLinux::Recovered(copy) => Ok(copy),
+            ByLinux::Refused(reason) => bail!("Linux refuses the image: {reason}"),
+        }
+    }
+}
+
 /// The outcome of Linux on a copy of a dirty image.
-pub fn recovered_by_linux(dirty: &Path, scratch: &Scratch) -> Result<Option<PathBuf>> {
+///
+/// # Errors
+/// The mount fails for another reason than damage in the image, such as a lack of loop devices.
+pub fn recovered_by_linux(dirty: &Path, scratch: &Scratch) -> Result<ByLinux> {
     let copy = scratch.join("by-linux.img");
     image::copy_sparse(dirty, &copy)?;
+    let mut log = KernelLog::from_now();
     match KernelMount::new(&copy, "rw,noinit_itable") {
-        Ok(mount) => mount.unmount().map(|()| Some(copy)),
-        Err(_) => Ok(None),
+        Ok(mount) => mount.unmount().map(|()| ByLinux::Recovered(copy)),
+        Err(error) => {
+            let lines = log.lines_with(&["JBD2", "EXT4-fs", "I/O error"]).join("; ");
+            let reason = format!("{error:#} ({lines})");
+            ensure!(is_refusal(&reason), "Linux does not mount, but not for damage: {reason}");
+            Ok(ByLinux::Refused(reason))
+        }
     }
+}
+
+/// Whether a mount failed because of what the image holds.
+fn is_refusal(reason: &str) -> bool {
+    // mount(8) on EBADMSG and EUCLEAN, in its versions.
+    const DAMAGE: [&str; 3] =
+        ["probably corrupted filesystem", "Structure needs cleaning", "Bad message"];
+    // EINVAL and EIO say nothing by themselves: an impossible revoke count gives the first.
+    let by_journal = reason.contains("error loading journal") && !reason.contains("I/O error");
+    by_journal || DAMAGE.iter().any(|damage| reason.contains(damage))
 }
 
 /// The outcome of `e2fsck -fy` on a copy of a dirty image.

@@ -4,6 +4,7 @@
 //! - [`shell`]: the same for tests that panic.
 //! - [`features`]: the mke2fs feature sets that interoperation is shown for.
 //! - [`image`]: scratch directories, sparse copies, kernel mounts, e2fsck and debugfs.
+//! - [`kernel_log`]: why the kernel refuses an image.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
 //! - [`size`]: how much of its matrices a test covers.
@@ -27,6 +28,7 @@ pub mod fsx;
 pub mod gate_device;
 pub mod hostile;
 pub mod image;
+pub mod kernel_log;
 pub mod kill9;
 pub mod manifest;
 pub mod model;

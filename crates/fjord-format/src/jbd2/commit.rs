@@ -13,7 +13,7 @@ const CHKSUM_SIZE: usize = 13;
 const CHKSUM: usize = 16;
 const COMMIT_SEC: usize = 48;
 const COMMIT_NSEC: usize = 56;
-/// Bytes that have a meaning; the rest of the block is zero.
+/// Bytes of the fields; the rest of the block is zero.
 const COMMIT_BYTES: usize = 60;
 
 /// `JBD2_CRC32_CHKSUM`: the only type that checksum v1 was ever written with.
@@ -33,6 +33,10 @@ pub struct CommitBlock {
 }
 
 impl CommitBlock {
+    /// Bytes of the kernel's structure: the fields and four bytes of padding, which are zero. What
+    /// follows them is no part of it.
+    pub const HEAD_BYTES: usize = 64;
+
     /// Writes the whole block; `block` must have the log's block size.
     pub fn encode(&self, format: &LogFormat, block: &mut [u8]) -> Result<()> {
         FormatError::check_len("commit block", block, COMMIT_BYTES)?;
@@ -68,10 +72,11 @@ impl CommitBlock {
     /// Verifies the block's checksum. `transaction_crc` is what the reader computed over the
     /// transaction, for checksum v1.
     ///
-    /// Under v2 and v3 a block is also good when only its first 60 bytes reached the disk and
-    /// the rest is still what was there before: that part is all zero by definition.
+    /// Under v2 and v3 a block is also good when only its first [`Self::HEAD_BYTES`] reached the disk
+    /// and the rest is still what was there before: that part is all zero by definition. The padding
+    /// among them counts, as in Linux: fields that arrived came with it, in one sector.
     pub fn verify(format: &LogFormat, block: &[u8], transaction_crc: u32) -> Result<()> {
-        FormatError::check_len("commit block", block, COMMIT_BYTES)?;
+        FormatError::check_len("commit block", block, Self::HEAD_BYTES)?;
         let stored = be32(block, CHKSUM);
         match format.checksum {
             ChecksumVersion::None => Ok(()),
@@ -93,7 +98,7 @@ impl CommitBlock {
                     return Ok(());
                 }
                 let mut head = block.to_vec();
-                head[COMMIT_BYTES..].fill(0);
+                head[Self::HEAD_BYTES..].fill(0);
                 if stored == format.hole_checksum(&head, CHKSUM) {
                     return Ok(());
                 }

@@ -117,6 +117,15 @@ fn commit_blocks_verify_whole_and_with_a_stale_rest() {
         assert_eq!((read.sequence, read.commit_sec, read.commit_nsec), (Tid(3), 1 << 33, 5));
         block[format.block_size - 1] = 0x55;
         CommitBlock::verify(&format, &block, crc).unwrap();
+        // Padding of the structure in the kernel: it counts for the checksum, as the fields do.
+        for padding in 60..64 {
+            let mut block = block.clone();
+            block[padding] = 0x55;
+            let bad = CommitBlock::verify(&format, &block, crc);
+            assert_eq!(bad.is_err(), format.has_block_checksums(), "byte {padding}");
+        }
+        block[64] = 0x55;
+        CommitBlock::verify(&format, &block, crc).unwrap();
         block[50] ^= 1;
         let bad = CommitBlock::verify(&format, &block, crc);
         assert_eq!(bad.is_err(), format.has_block_checksums());

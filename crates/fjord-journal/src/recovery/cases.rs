@@ -94,7 +94,7 @@ cases! {
     17 BadDescriptorCommitted Refuse
     "Wrong checksum of a descriptor or revoke block of a committed transaction: the flush before the commit excludes a crash.";
     18 PartialCommitBlock Continue
-    "The commit block's checksum holds if all after its fields is zero: only its first sector arrived, which is all of it.";
+    "The commit block's checksum holds if all after its first 64 bytes is zero: only its first sector arrived, which is all of it.";
     19 CommitWithoutChecksum Continue
     "Checksum v1 with type and size 0: written before the feature was switched on.";
     20 BadCommitStale End
@@ -102,7 +102,7 @@ cases! {
     21 BadCommit Refuse
     "Wrong commit checksum without async commit: the block is written alone after a flush. Linux replays the transactions before, then refuses.";
     22 AsyncCommitTorn End
-    "Async commit, a wrong checksum anywhere in the last transaction: its commit block overtook its blocks.";
+    "Async commit, a wrong checksum anywhere in the last transaction: its commit block overtook its blocks. Linux refuses, unless v1 or the commit block's own checksum tells.";
     23 AsyncCommitCorrupt Refuse
     "Async commit, a wrong checksum, and a later transaction is committed: that one's flush covered this one.";
     24 BadDataChecksum Refuse

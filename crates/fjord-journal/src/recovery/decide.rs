@@ -189,7 +189,7 @@ question! {
         checksum: ChecksumVersion,
         /// The checksum's type is 0.
         no_checksum: bool,
-        /// There is something after the fields.
+        /// There is something after the structure.
         rest_used: bool,
     }
     legal: |_| true;

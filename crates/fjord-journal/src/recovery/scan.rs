@@ -321,8 +321,7 @@ impl<'a> Scan<'a> {
 
     /// Records the row if the commit block was valid only by a special rule.
     fn note_commit_form(&mut self, block: &[u8]) {
-        const FIELDS_END: usize = 60;
-        let rest = block.get(FIELDS_END..).unwrap_or_default();
+        let rest = block.get(CommitBlock::HEAD_BYTES..).unwrap_or_default();
         let form = CommitForm {
             checksum: self.format.checksum,
             no_checksum: block.get(HEADER_BYTES) == Some(&0),

@@ -464,6 +464,29 @@ fn a_wrong_tag_does_not_hide_a_commit() {
     }
 }
 
+/// Bytes 60 to 63 of a commit block are padding of the kernel's structure. They came with the fields,
+/// in one sector: what stands there is damage, not the rest of an older block.
+#[test]
+fn damaged_padding_of_a_commit_block_is_no_partial_block() {
+    for padding in 60..64 {
+        for is_async in [false, true] {
+            let mut forge = forged(ChecksumVersion::V3, |forge| {
+                if is_async {
+                    with_async(forge);
+                }
+                forge.good(&[(3, 1)]);
+                forge.spoil(forge.other_at, padding);
+                forge.good(&[(4, 2)]);
+            });
+            forge.seal();
+            let device: Arc<dyn Device> = Arc::new(forge.device());
+            let refusal = scan_cases(&device, &map(), BLOCK_SIZE).expect_err("it is damaged");
+            let row = if is_async { Case::AsyncCommitCorrupt } else { Case::BadCommit };
+            assert_eq!(refusal.case, row, "byte {padding}: {}", refusal.error);
+        }
+    }
+}
+
 /// The end of a descriptor with as many tags as it can hold.
 fn full_descriptor(format: &LogFormat) -> Vec<u8> {
     let mut block = vec![0; BLOCK_SIZE];
