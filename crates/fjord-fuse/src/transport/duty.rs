@@ -182,7 +182,9 @@ impl Duty {
                 (is_lookout, bench.has_lookout) = (true, true);
             }
             #[cfg(test)]
-            (bench.look_count += 1);
+            {
+                bench.look_count += 1;
+            }
             match self.found_ns.load(Ordering::SeqCst) {
                 0 => quiet_looks += 1,
                 found_ns => {
@@ -299,9 +301,9 @@ mod tests {
         duty.clock.advance(LOOK);
         assert_eq!(parked.recv_timeout(LONG), Ok(Turn::OnDuty));
         let relieved = asks(&duty, first);
-        wait_for_a_look(&duty);
         duty.clock.advance(LOOK * 5);
-        wait_for_a_look(&duty);
+        // It looks until then, at one who only waits.
+        wait_until("the lookout sleeps", sleeps);
         assert!(relieved.try_recv().is_err());
         duty.end();
         assert_eq!(relieved.recv_timeout(LONG), Ok(Turn::Crowd));
