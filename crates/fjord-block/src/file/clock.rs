@@ -31,11 +31,7 @@ impl Clock {
 }
 
 /// Waits until `changed` is signalled, or until `deadline` by the clock.
-pub(super) fn wait_until(
-    changed: &Condvar,
-    guard: &mut MutexGuard<'_, Guard>,
-    deadline: Instant,
-) {
+pub(super) fn wait_until(changed: &Condvar, guard: &mut MutexGuard<'_, Guard>, deadline: Instant) {
     #[cfg(test)]
     if let Some(stopped) = &mut guard.clock.stopped {
         stopped.seen = Some(stopped.now);

@@ -160,7 +160,9 @@ fn a_closed_gate_has_nothing_in_flight() {
                     completed.iter().map(|count| count.load(Ordering::SeqCst)).collect()
                 };
                 let before = rounds();
-                wait_until("all write", || rounds().iter().zip(&before).all(|(now, old)| now > old));
+                wait_until("all write", || {
+                    rounds().iter().zip(&before).all(|(now, old)| now > old)
+                });
                 let gate = &device.shared.gate;
                 gate.begin().unwrap();
                 let promised = rounds();
@@ -175,7 +177,10 @@ fn a_closed_gate_has_nothing_in_flight() {
                     for part in 0..4 {
                         let found = &before[(thread << 20) + part * 65536..][..8];
                         let found = u64::from_le_bytes(found.try_into().unwrap());
-                        assert!(found >= promised, "{engine:?}: {promised} promised, {found} found");
+                        assert!(
+                            found >= promised,
+                            "{engine:?}: {promised} promised, {found} found"
+                        );
                     }
                 }
             }
