@@ -117,7 +117,7 @@ fn image_is_a_pipe_or_a_socket_or_a_character_device() -> Result<()> {
     ] {
         for (before, after) in commands {
             let mut command = tools::command("timeout")?;
-            command.arg("20").arg(program()).args(*before);
+            command.arg("300").arg(program()).args(*before);
             command.arg(path);
             for arg in *after {
                 match *arg {
@@ -224,7 +224,7 @@ fn a_detached_mount_is_waited_for() -> Result<()> {
         while !next_to_a_detached_mount(&img, &dir, next, is_left, code)
             .with_context(|| format!("{next}, left: {is_left}"))?
         {
-            ensure!(began.elapsed() < Duration::from_secs(300), "too slow each time");
+            ensure!(began.elapsed() < Duration::from_secs(120), "too slow each time");
         }
     }
     ensure!(fjord().arg("recover").arg(&img).status()?.success());

@@ -556,7 +556,7 @@ fn an_interrupt_unmounts_and_cleans_up() -> Result<()> {
         .spawn()?;
     // In the middle of it: with a mount.
     let place = scratch.path().to_str().context("a plain name")?;
-    let deadline = Instant::now() + Duration::from_secs(300);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !fs::read_to_string("/proc/self/mounts")?.contains(place) {
         ensure!(child.try_wait()?.is_none() && Instant::now() < deadline, "it does not mount");
         std::thread::sleep(Duration::from_millis(5));

@@ -31,7 +31,7 @@ fn make(image: &Path, size_bytes: u64) -> Result<()> {
 }
 
 /// Ends a test that would hang.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Takes a snapshot, which must succeed; what it told. Another one where the machine is so slow that the
 /// limits of time end it.

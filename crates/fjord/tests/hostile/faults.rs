@@ -18,7 +18,7 @@ use fjord_testkit::tools;
 
 use crate::workload::{self, Promises, Run};
 
-const RUN_TIME_MAX: Duration = Duration::from_secs(300);
+const RUN_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// What a file system stands on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
