@@ -342,6 +342,7 @@ mod tests {
                 tickets[1].start();
                 back.send(()).unwrap();
             });
+            // One that comes back without having waited, but later than this, goes unnoticed.
             let early = is_back.recv_timeout(Duration::from_millis(100));
             go.send(()).unwrap();
             assert!(early.is_err(), "it came back before the write was submitted");

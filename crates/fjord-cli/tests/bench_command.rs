@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Output, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -554,7 +554,13 @@ fn an_interrupt_unmounts_and_cleans_up() -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    std::thread::sleep(Duration::from_millis(1500));
+    // In the middle of it: with a mount.
+    let place = scratch.path().to_str().context("a plain name")?;
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !fs::read_to_string("/proc/self/mounts")?.contains(place) {
+        ensure!(child.try_wait()?.is_none() && Instant::now() < deadline, "it does not mount");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     // SAFETY: plain system call on a child of ours that has not been waited for.
     let sent = unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
     if sent != 0 {

@@ -44,7 +44,7 @@ struct Syslog {
 impl Syslog {
     fn new(path: PathBuf) -> Result<Syslog> {
         let socket = UnixDatagram::bind(&path)?;
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(120)))?;
         Ok(Syslog { socket, path })
     }
 
@@ -102,7 +102,7 @@ impl Below {
 
     /// Waits until the mount table shows the mount read-only.
     fn wait_for_ro(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while !mount::flags_of(&self.dir)?.contains(MountFlags::RDONLY) {
             ensure!(Instant::now() < deadline, "/proc/mounts still shows rw");
             std::thread::sleep(Duration::from_millis(50));

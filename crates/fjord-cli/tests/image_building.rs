@@ -130,7 +130,7 @@ fn a_failed_rebuild_leaves_the_old_image() -> Result<()> {
     let mut build = Command::new(env!("CARGO_BIN_EXE_fjord"));
     build.args(["mkfs", "-f", "-s", "200M", "--from-tar", "-"]).arg(&img);
     let mut build = build.stdin(File::options().read(true).write(true).open(&fifo)?).spawn()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    image::wait_for_lock(build.id(), &img)?;
     let said = fjord(&["put", text(&img), "/etc/hostname", "/x"])?.expect_code(&[3])?;
     ensure!(said.stderr.contains("in use"), "{said:?}");
     build.kill()?;

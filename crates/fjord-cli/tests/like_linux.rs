@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::Path,
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +19,9 @@ use fjord_testkit::{
     tools,
 };
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom};
+
+/// How long a state that must come is waited for.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs `steps` on both; what they tell must be equal.
 fn same(
@@ -393,10 +396,8 @@ fn free_space() -> Result<()> {
         rustix::fs::syncfs(File::open(fjord.path())?)?;
         // The kernel lets go of a removed file a moment after the call.
         let mut empty = numbers(fjord.path())?;
-        for _ in 0..100 {
-            if empty != full {
-                break;
-            }
+        let deadline = Instant::now() + PATIENCE;
+        while empty == full && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
             empty = numbers(fjord.path())?;
         }
@@ -461,9 +462,9 @@ fn what_was_removed_is_free_after_sync() -> Result<()> {
                 rustix::fs::syncfs(File::open(dir)?)?;
             }
             // Without a sync, the kernel may tell a busy server a little later.
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(3);
-            while round % 2 == 1 && free()? != before && std::time::Instant::now() < deadline {
-                std::thread::sleep(std::time::Duration::from_millis(20));
+            let deadline = Instant::now() + PATIENCE;
+            while round % 2 == 1 && free()? != before && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
             }
             writeln!(told, "round {round}: {} blocks less", before - free()?)?;
         }

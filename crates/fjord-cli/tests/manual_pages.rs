@@ -204,7 +204,7 @@ fn script(page: &str, example: &str) -> String {
 /// Runs an example; what went wrong, if anything did.
 fn try_example(page: &str, example: &str, world: &Path) -> Result<Option<String>> {
     let mut shell = tools::command("timeout")?;
-    shell.args(["60", "unshare", "--mount", "--propagation", "private", "--pid", "--fork"]);
+    shell.args(["600", "unshare", "--mount", "--propagation", "private", "--pid", "--fork"]);
     shell.args(["--kill-child", "--mount-proc", "sh", "-c", &script(page, example), "sh"]);
     let done = tools::run(shell.arg(world).arg(program()))?;
     let failed = || format!("{page}: {example}: {:?}\n{}{}", done.code, done.stdout, done.stderr);

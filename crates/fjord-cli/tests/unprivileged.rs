@@ -80,8 +80,11 @@ fn nobody_mounts_works_and_unmounts() -> Result<()> {
             ln -s d/7 link; cat link; stat -c "%u %h" same; sync -f .; rm big' sh "$2"
         # The mount is its owner's alone: not even root looks in.
         fails ls "$2" 2>/dev/null
-        nobody sh -c 'cd "$1" && sleep 2' sh "$2" & sleep 0.5
+        mkfifo -m 666 "$0.d/there" "$0.d/go"
+        nobody sh -c 'cd "$1"; echo >"$2"; read line <"$3"' sh "$2" "$0.d/there" "$0.d/go" &
+        read line <"$0.d/there"
         fails fjord umount "$2" 2>/dev/null
+        echo >"$0.d/go"
         wait
         fjord umount "$2"
         fails grep " $2 " /proc/self/mounts

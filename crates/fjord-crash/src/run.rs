@@ -258,6 +258,7 @@ mod tests {
             fs.root().expect("a root").mkdir(b"d", 0o755, &Cred::root()).expect("a directory");
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                // The step waits by then; if it comes later, the model knows the directory already.
                 std::thread::sleep(Duration::from_millis(50));
                 model.lock().made(start, "d", &made(&dir), None);
             });

@@ -26,7 +26,8 @@ const WORKERS_MAX: usize = 8;
 /// Workers that are left of any number when nothing but commits goes on: those that commit, those
 /// that may stay idle, and one more.
 const WORKERS_AT_REST: usize = 3 + 4 + 1;
-const LONG: Duration = Duration::from_secs(30);
+/// Ends a test that would hang.
+const LONG: Duration = Duration::from_secs(120);
 
 /// Workers are counted by their name, so one mount at a time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -65,19 +66,48 @@ fn worker_count() -> usize {
     workers().len()
 }
 
-/// The number of workers without those that are ending: they are gone in one of the next readings.
-fn staying_worker_count() -> usize {
-    const READINGS: usize = 5;
-    let mut staying = workers();
-    for _ in 0..READINGS {
-        if staying.len() <= WORKERS_MAX {
-            break;
+/// How often a thread has gone to sleep.
+fn sleep_count(worker: &OsString) -> Option<u64> {
+    let path = Path::new("/proc/self/task").join(worker).join("status");
+    let status = fs::read_to_string(path).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line?.trim().parse().ok()
+}
+
+/// The number of workers without those that are ending. If there are too many, they are watched until
+/// some are gone, or all have slept so often that they do not only wait for a processor to end on. So
+/// many have when `done` says that the others no longer will.
+fn staying_worker_count(done: impl Fn() -> bool) -> usize {
+    const SLEEPS: u64 = 20;
+    let first: Vec<_> =
+        workers().into_iter().filter_map(|id| Some((sleep_count(&id)?, id))).collect();
+    loop {
+        let there = workers();
+        let staying = || first.iter().filter(|(_, id)| there.contains(id));
+        let has_served = |(before, id): &&(u64, OsString)| {
+            sleep_count(id).is_some_and(|now| now >= before + SLEEPS)
+        };
+        let served = staying().filter(has_served).count();
+        if staying().count() <= WORKERS_MAX || served == staying().count() {
+            return staying().count();
+        }
+        if done() {
+            return served;
         }
         thread::sleep(Duration::from_millis(2));
-        let there = workers();
-        staying.retain(|worker| there.contains(worker));
     }
-    staying.len()
+}
+
+/// How many threads of a process, else of this one, sleep in fsync(2).
+fn in_fsync(process: Option<u32>) -> usize {
+    let process = process.map_or_else(|| "self".to_owned(), |process| process.to_string());
+    let fsync = format!("{} ", libc::SYS_fsync);
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return 0 };
+    let sleeps = |task: &fs::DirEntry| {
+        let call = fs::read_to_string(task.path().join("syscall"));
+        call.is_ok_and(|call| call.starts_with(&fsync))
+    };
+    tasks.filter_map(Result::ok).filter(sleeps).count()
 }
 
 /// In what mounts differ.
@@ -228,7 +258,7 @@ fn eight_workers_serve_hundreds_of_callers() {
                 let watch = scope.spawn(|| {
                     let mut most = 0;
                     while !done.load(Ordering::Relaxed) {
-                        most = most.max(staying_worker_count());
+                        most = most.max(staying_worker_count(|| done.load(Ordering::Relaxed)));
                         thread::sleep(Duration::from_millis(1));
                     }
                     most
@@ -280,9 +310,11 @@ fn suspended(mounted: &Mounted, files: &[File], then: impl FnOnce()) -> Vec<std:
             .collect();
         wait_until("all callers are there", || begun.load(Ordering::SeqCst) == files.len());
         mounted.gate.wait_until_held();
+        wait_until("all callers are in their fsync", || in_fsync(None) == files.len());
         wait_until("the workers come to rest", || worker_count() <= WORKERS_AT_REST);
-        // They do not only seem to.
+        // They do not only seem to; a worker that comes back later than this goes unnoticed.
         thread::sleep(Duration::from_millis(100));
+        wait_until("the workers are at rest", || worker_count() <= WORKERS_AT_REST);
         assert!(callers.iter().all(|caller| !caller.is_finished()));
         then();
         callers.into_iter().map(|caller| caller.join().unwrap()).collect()
@@ -297,8 +329,6 @@ fn suspended_fsyncs_hold_no_workers() {
         let files = mounted.files();
         let other = File::create(mounted.path("other")).unwrap();
         let outcomes = suspended(&mounted, &files, || {
-            let count = worker_count();
-            assert!(count <= WORKERS_AT_REST, "{setup:?}: {count} workers");
             // There is always a worker for other requests.
             assert!(fs::metadata(mounted.path("absent")).is_err());
             other.write_all_at(b"written", 0).unwrap();
@@ -366,9 +396,9 @@ fn a_killed_caller_leaves_the_others_alone() {
                 .stderr(Stdio::null())
                 .spawn()
                 .unwrap();
-            thread::sleep(Duration::from_millis(100));
-            assert!(victim.try_wait().unwrap().is_none(), "it waits for its fsync");
+            wait_until("it waits for its fsync", || in_fsync(Some(victim.id())) == 1);
             victim.kill().unwrap();
+            // So that the kernel interrupts the request; if it does so later, that goes untested.
             thread::sleep(Duration::from_millis(20));
             mounted.gate.release_all();
             assert_eq!(victim.wait().unwrap().signal(), Some(libc::SIGKILL));

@@ -19,7 +19,7 @@ use fjord_testkit::gate_device::{Cache, GateDevice};
 /// The directory of the image and the mount point, for the process that serves.
 const DIR: &str = "FJORD_KILLED_SERVER_DIR";
 const IN_UMOUNT: &str = "the umount waits for the device";
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(120);
 
 /// Serves a mount and unmounts it while the device does not answer.
 fn serve(dir: &Path) {

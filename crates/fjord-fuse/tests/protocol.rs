@@ -10,7 +10,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -25,9 +25,23 @@ use fjord_fuse::{
 };
 use parking_lot::Mutex;
 
+/// Ends a test that would hang.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn wait_until(what: &str, reached: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[derive(Default)]
 struct Seen {
     counts: Mutex<HashMap<u32, u32>>,
+    /// Calls of fsync do not return until this is reset.
+    holds_fsyncs: AtomicBool,
+    held_count: AtomicU32,
     destroyed: AtomicBool,
 }
 
@@ -41,7 +55,6 @@ impl Seen {
 struct Null {
     seen: Arc<Seen>,
     destroy_takes: Duration,
-    fsync_takes: Duration,
 }
 
 fn attr(nodeid: u64) -> FuseAttr {
@@ -79,7 +92,11 @@ impl Handler for Null {
                 reply.value(&WriteOut { size: args.size, padding: 0 });
             }
             Op::Fsync(_) => {
-                thread::sleep(self.fsync_takes);
+                self.seen.held_count.fetch_add(1, Ordering::SeqCst);
+                while self.seen.holds_fsyncs.load(Ordering::SeqCst) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                self.seen.held_count.fetch_sub(1, Ordering::SeqCst);
                 reply.empty();
             }
             Op::Statfs => reply.value(&StatfsOut { bsize: 4096, ..Default::default() }),
@@ -106,7 +123,7 @@ struct Served {
 }
 
 impl Served {
-    fn new(kind: MountKind, destroy_takes: Duration, fsync_takes: Duration) -> Served {
+    fn new(kind: MountKind, destroy_takes: Duration) -> Served {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         File::create(&image).unwrap().set_len(1 << 20).unwrap();
@@ -115,7 +132,7 @@ impl Served {
         let options = FuseOptions { kind, ..Default::default() };
         let mounted = mount::mount(&image, &mountpoint, &options, 4096, None).unwrap();
         let seen = Arc::new(Seen::default());
-        let null = Null { seen: Arc::clone(&seen), destroy_takes, fsync_takes };
+        let null = Null { seen: Arc::clone(&seen), destroy_takes };
         let session = Session::new(mounted.transport(), null, SessionConfig::default());
         session.init().unwrap();
         mounted.set_readahead(1 << 20);
@@ -140,28 +157,27 @@ impl Drop for Served {
 
 #[test]
 fn fuseblk_waits_for_destroy_and_passes_syncfs_on() {
-    let s = Served::new(MountKind::Fuseblk, Duration::from_millis(300), Duration::ZERO);
+    let s = Served::new(MountKind::Fuseblk, Duration::from_millis(300));
     let entry = mount::mount_at(&s.mountpoint).unwrap().unwrap();
     assert_eq!(entry.fs_type, "fuseblk.fjord");
     assert!(entry.is_fjord() && entry.source.starts_with("/dev"));
     rustix::fs::syncfs(File::open(&s.mountpoint).unwrap()).unwrap();
     assert_eq!(s.seen.count(Opcode::Syncfs), 1);
     s.handle.unmount().unwrap();
+    // An umount that does not wait goes unnoticed if it takes longer than DESTROY.
     assert!(s.seen.destroyed.load(Ordering::SeqCst), "umount returned before DESTROY was served");
     s.handle.unmount().unwrap();
     // The loop device goes with the mount.
     let device = entry.source;
     let backing = || mount::loop_backings().into_iter().find(|b| b.device == device);
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while backing().is_some_and(|b| b.file.starts_with(s._dir.path())) {
-        assert!(Instant::now() < deadline, "the loop device stayed");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the loop device goes", || {
+        backing().is_none_or(|backing| !backing.file.starts_with(s._dir.path()))
+    });
 }
 
 #[test]
 fn plain_fuse_ends_with_destroy_too() {
-    let mut s = Served::new(MountKind::Fuse, Duration::from_millis(50), Duration::ZERO);
+    let mut s = Served::new(MountKind::Fuse, Duration::from_millis(50));
     assert_eq!(mount::mount_at(&s.mountpoint).unwrap().unwrap().fs_type, "fuse.fjord");
     s.handle.unmount().unwrap();
     s.server.take().unwrap().join().unwrap();
@@ -170,7 +186,7 @@ fn plain_fuse_ends_with_destroy_too() {
 
 #[test]
 fn requests_are_served_and_refused_with_the_right_errno() {
-    let s = Served::new(MountKind::Auto, Duration::ZERO, Duration::ZERO);
+    let s = Served::new(MountKind::Auto, Duration::ZERO);
     let errno = |r: std::io::Result<()>| r.unwrap_err().raw_os_error();
     let at = |name: &str| s.mountpoint.join(name);
     assert_eq!(errno(fs::metadata(at("absent")).map(drop)), Some(libc::ENOENT));
@@ -191,37 +207,48 @@ fn requests_are_served_and_refused_with_the_right_errno() {
 
 #[test]
 fn sleeping_workers_hold_nobody_up() {
-    let s = Served::new(MountKind::Auto, Duration::ZERO, Duration::from_millis(400));
-    let start = Instant::now();
+    const COUNT: usize = 16;
+    let s = Served::new(MountKind::Auto, Duration::ZERO);
+    s.seen.holds_fsyncs.store(true, Ordering::SeqCst);
     thread::scope(|scope| {
+        let _opens = Opens(&s.seen);
         // Files of their own: the kernel lets only one fsync per file through at a time.
-        for n in 1..=16 {
+        for n in 1..=COUNT {
             let path = s.mountpoint.join("f".repeat(n));
             scope.spawn(|| File::open(path).unwrap().sync_all().unwrap());
         }
-        thread::sleep(Duration::from_millis(100));
-        assert!(fs::metadata(s.mountpoint.join("other")).is_err());
+        let held = || s.seen.held_count.load(Ordering::SeqCst) as usize;
+        wait_until("all fsyncs are served at a time", || held() == COUNT);
+        let path = s.mountpoint.join("other");
+        let other = scope.spawn(|| fs::metadata(path).is_err());
+        wait_until("a lookup beside them", || other.is_finished());
+        assert!(other.join().unwrap());
+        assert_eq!(held(), COUNT);
     });
-    assert!(start.elapsed() < Duration::from_millis(2000), "fsyncs waited for each other");
 }
 
-#[test]
-fn a_busy_mount_is_told_and_can_be_cut() {
-    let s = Served::new(MountKind::Auto, Duration::ZERO, Duration::ZERO);
-    let f = s.file();
-    assert!(matches!(s.handle.unmount(), Err(MountError::Busy(_))));
-    s.handle.unmount_or_cut(Duration::from_millis(100)).unwrap();
-    assert!(f.sync_all().is_err());
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while !s.seen.destroyed.load(Ordering::SeqCst) {
-        assert!(Instant::now() < deadline, "the session did not end");
-        thread::sleep(Duration::from_millis(5));
+/// Lets the fsyncs return when dropped.
+struct Opens<'a>(&'a Seen);
+
+impl Drop for Opens<'_> {
+    fn drop(&mut self) {
+        self.0.holds_fsyncs.store(false, Ordering::SeqCst);
     }
 }
 
 #[test]
+fn a_busy_mount_is_told_and_can_be_cut() {
+    let s = Served::new(MountKind::Auto, Duration::ZERO);
+    let f = s.file();
+    assert!(matches!(s.handle.unmount(), Err(MountError::Busy(_))));
+    s.handle.unmount_or_cut(Duration::from_millis(100)).unwrap();
+    assert!(f.sync_all().is_err());
+    wait_until("the session ends", || s.seen.destroyed.load(Ordering::SeqCst));
+}
+
+#[test]
 fn bad_mountpoints_are_told_apart() {
-    let s = Served::new(MountKind::Auto, Duration::ZERO, Duration::ZERO);
+    let s = Served::new(MountKind::Auto, Duration::ZERO);
     assert!(matches!(
         mount::check_mountpoint(&s.mountpoint),
         Err(MountError::AlreadyMounted { .. })

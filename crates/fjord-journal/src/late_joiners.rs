@@ -12,7 +12,11 @@
 
 use std::time::{Duration, Instant};
 
+#[cfg(not(test))]
 use fjord_block::lock::now;
+
+#[cfg(test)]
+use tests::now;
 
 /// Weight of a commit in the mean time, as a shift.
 const MEAN_SHIFT: u32 = 3;
@@ -124,13 +128,30 @@ impl LateJoiners {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     const COMMIT: Duration = Duration::from_secs(1);
 
+    thread_local! {
+        /// What time it is for this thread, if its test has stopped the clock.
+        static STOPPED: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn now() -> Instant {
+        STOPPED.get().unwrap_or_else(Instant::now)
+    }
+
+    /// New ones, with the time standing still.
+    fn joiners() -> LateJoiners {
+        STOPPED.set(Some(Instant::now()));
+        LateJoiners::new()
+    }
+
     #[test]
     fn a_lone_caller_is_not_waited_for() {
-        let mut joiners = LateJoiners::new();
+        let mut joiners = joiners();
         joiners.commit_ended(1, COMMIT);
         assert!(joiners.arrived());
         assert_eq!(joiners.awaited_until(), None);
@@ -138,24 +159,23 @@ mod tests {
 
     #[test]
     fn all_callers_of_a_commit_are_waited_for() {
-        let mut joiners = LateJoiners::new();
+        let mut joiners = joiners();
         joiners.commit_ended(2, COMMIT);
         joiners.commit_ended(1, COMMIT);
         assert!(!joiners.arrived() && !joiners.arrived());
-        // Within the longest wait unless the test's thread sleeps.
-        if let Some(until) = joiners.awaited_until() {
-            assert!(until <= Instant::now() + LateJoiners::WAIT_MAX);
-            assert_eq!(joiners.watch(), Some(until));
-            assert!(joiners.watch().is_none(), "one watcher");
-        }
+        let until = now() + LateJoiners::WAIT_MAX;
+        assert_eq!(joiners.awaited_until(), Some(until));
+        assert_eq!(joiners.watch(), Some(until));
+        assert!(joiners.watch().is_none(), "one watcher");
+        STOPPED.set(Some(until));
+        assert_eq!(joiners.awaited_until(), None);
     }
 
     #[test]
     fn callers_that_do_not_come_back_end_the_waits() {
-        let mut joiners = LateJoiners::new();
+        let mut joiners = joiners();
         for failed in 1..10_u32 {
             joiners.commit_ended(2, COMMIT);
-            joiners.until = Instant::now() + COMMIT;
             assert!(joiners.watch().is_some());
             joiners.watch_ended(true);
             let skipped = (1 << failed.min(FAILED_WAITS_MAX)) - 1;
@@ -165,16 +185,15 @@ mod tests {
             }
         }
         joiners.commit_ended(1, COMMIT);
-        joiners.until = Instant::now() + COMMIT;
         assert!(joiners.arrived());
         assert_eq!(joiners.failed_waits, 0);
     }
 
     #[test]
     fn callers_that_come_late_are_not_waited_for() {
-        let mut joiners = LateJoiners::new();
+        let mut joiners = joiners();
         joiners.commit_ended(3, COMMIT);
-        joiners.until = Instant::now();
+        STOPPED.set(Some(joiners.until));
         assert!(!joiners.arrived());
         assert_eq!((joiners.expected, joiners.skipped_commits), (0, 0));
     }
@@ -184,10 +203,9 @@ mod tests {
         for (time, wait) in
             [(Duration::ZERO, LateJoiners::WAIT_MIN), (COMMIT, LateJoiners::WAIT_MAX)]
         {
-            let mut joiners = LateJoiners::new();
-            let before = Instant::now();
+            let mut joiners = joiners();
             joiners.commit_ended(2, time);
-            assert!(joiners.until >= before + wait && joiners.until <= Instant::now() + wait);
+            assert_eq!(joiners.until, now() + wait);
         }
     }
 }

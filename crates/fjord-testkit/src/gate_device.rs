@@ -22,7 +22,7 @@ use fjord_block::{
 use crate::rng::Rng;
 
 /// Time within which a request that must come has come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a device keeps in a power cut, and in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,12 @@
 
 use std::{
     fs::{File, OpenOptions},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use fjord_block::MemImage;
 use rustix::fs::SeekFrom;
 
@@ -182,7 +182,7 @@ impl Drop for KernelMount {
 /// Unmounts a directory; retries while it is busy, then detaches it.
 pub fn unmount(dir: &Path) -> Result<()> {
     let mut last = None;
-    for wait_ms in [0, 20, 100, 300, 1000, 2000] {
+    for wait_ms in [0, 20, 100, 300, 1000, 2000, 5000, 10_000, 20_000, 30_000] {
         std::thread::sleep(Duration::from_millis(wait_ms));
         let out = run(tools::command("umount")?.arg(dir))?;
         if out.code == Some(0) {
@@ -192,6 +192,23 @@ pub fn unmount(dir: &Path) -> Result<()> {
     }
     let _ = run(tools::command("umount")?.arg("-l").arg(dir))?;
     bail!("{} stayed busy and was detached: {:?}", dir.display(), last.map(|out| out.stderr));
+}
+
+/// Waits until a process has locked a file (flock).
+pub fn wait_for_lock(pid: u32, path: &Path) -> Result<()> {
+    let (pid, file) = (pid.to_string(), format!(":{}", std::fs::metadata(path)?.ino()));
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let is_it = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.contains(&"FLOCK")
+            && words.contains(&pid.as_str())
+            && words.iter().any(|word| word.ends_with(&file))
+    };
+    while !std::fs::read_to_string("/proc/locks")?.lines().any(is_it) {
+        ensure!(Instant::now() < deadline, "{} is not locked", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Runs `e2fsck -fn` and fails unless it finds nothing at all; returns what it said.

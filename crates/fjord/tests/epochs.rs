@@ -208,6 +208,7 @@ fn a_commit_does_not_hide_a_failed_write_before_it() {
         let behind = new.barrier(false).expect("a barrier call");
         let waited = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| rig.fs.wait_durable(behind));
+            // It waits by then; if it is slower, it finds the failure when it asks.
             std::thread::sleep(Duration::from_millis(20));
             rig.gate.fail_next_write();
             rig.gate.release_all();

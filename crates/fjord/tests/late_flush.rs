@@ -42,6 +42,7 @@ fn data_written_behind_the_flush_of_a_commit_gets_its_own() {
             device.wait_until_held();
             file.write(0, &[77; 4096]).expect("written");
             let second = scope.spawn(|| file.fsync(true));
+            // It comes to wait for the commit; if it is slower, it comes after the commit.
             std::thread::sleep(Duration::from_millis(30));
             device.release_all();
             first.join().expect("no panic").expect("on the device");

@@ -24,33 +24,47 @@ fn mounted() -> Fs {
     Fs::open_device(device, &options).expect("it mounts")
 }
 
-/// Whether the file's blocks are allocated, as writeback does, within `time_max`.
-fn is_written_within(time_max: Duration, file: &InodeRef) -> bool {
-    let deadline = Instant::now() + time_max;
-    while Instant::now() < deadline {
-        let extents = file.fiemap(0, u64::MAX).expect("a map");
-        if !extents.is_empty() && extents.iter().all(|extent| !extent.delalloc) {
-            return true;
-        }
+/// Whether the file's blocks are allocated, as writeback does.
+fn is_written(file: &InodeRef) -> bool {
+    let extents = file.fiemap(0, u64::MAX).expect("a map");
+    !extents.is_empty() && extents.iter().all(|extent| !extent.delalloc)
+}
+
+fn wait_until_written(file: &InodeRef) {
+    let began = Instant::now();
+    while !is_written(file) {
+        assert!(began.elapsed() < Duration::from_secs(120), "it is not written");
         std::thread::sleep(Duration::from_millis(10));
     }
-    false
+}
+
+fn written_and_closed(file: &InodeRef, value: u8) {
+    let open = file.open();
+    file.write(0, &[value; FILE_BYTES]).unwrap();
+    drop(open);
+}
+
+fn replaced(file: &InodeRef, value: u8) {
+    let open = file.open();
+    let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+    file.set_attr(&empty, &Cred::root()).unwrap();
+    file.write(0, &[value; FILE_BYTES]).unwrap();
+    drop(open);
 }
 
 #[test]
 fn content_that_replaces_other_content_is_written_at_close() {
     let fs = mounted();
-    let file = fs.root().unwrap().create(b"config", 0o644, &Cred::root()).unwrap();
-    let open = file.open();
-    file.write(0, &[1; FILE_BYTES]).unwrap();
-    drop(open);
-    let moment = Duration::from_millis(300);
-    assert!(!is_written_within(moment, &file), "a new file is written when it is old");
-    let open = file.open();
-    let empty = SetAttr { size: Some(0), ..SetAttr::default() };
-    file.set_attr(&empty, &Cred::root()).unwrap();
-    file.write(0, &[2; FILE_BYTES]).unwrap();
-    drop(open);
-    assert!(is_written_within(Duration::from_secs(5), &file));
+    let root = fs.root().unwrap();
+    let create = |name: &[u8]| root.create(name, 0o644, &Cred::root()).unwrap();
+    let (new, other) = (create(b"new"), create(b"config"));
+    written_and_closed(&new, 1);
+    written_and_closed(&other, 1);
+    replaced(&other, 2);
+    wait_until_written(&other);
+    // It was closed before, so it would have been written before.
+    assert!(!is_written(&new), "a new file is written when it is old");
+    replaced(&new, 2);
+    wait_until_written(&new);
     fs.unmount().unwrap();
 }

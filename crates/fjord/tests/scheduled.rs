@@ -17,7 +17,7 @@ use fjord_block::{
 use fjord_testkit::gate_device::{Cache, GateDevice};
 
 /// How long something that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn gate(image: &MemImage) -> Arc<GateDevice> {
     Arc::new(GateDevice::new(image, Cache::Volatile))
@@ -190,7 +190,7 @@ fn memory_under_way_is_bounded() {
             }
             stuck.store(true, Ordering::SeqCst);
         });
-        // It goes as far as its share and stays there.
+        // It goes as far as its share and stays there. A writer that is only slow goes unnoticed.
         let queued = || fs.stats().scheduler.expect("a scheduler").queued_count;
         let mut last = (queued(), Instant::now());
         while last.1.elapsed() < Duration::from_secs(1) {
@@ -240,10 +240,7 @@ fn a_commit_sends_carried_data_ahead_of_its_log() {
     });
     let place = |start: &[u8]| gate.held().iter().position(|request| writes_block(request, start));
     // Another thread may be the one that dispatches.
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while place(&DESCRIPTOR).is_none() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("log blocks", || place(&DESCRIPTOR).is_some());
     let (data, log) = (place(&[0xa5; 64]), place(&DESCRIPTOR));
     assert!(data.is_some() && data < log, "data {data:?}, log {log:?}");
     assert_eq!(place(&COMMIT), None, "the next epoch is on its way");
@@ -304,14 +301,15 @@ fn fdatasync_beside_a_commit_under_way() {
         let grow = SetAttr { size: Some(8192), ..SetAttr::default() };
         file.set_attr(&grow, &Cred::root()).expect("truncate");
         other.write(0, &[9; 4096]).expect("write");
-        // Its commit writes data, log, flushes, and is slow with the commit block.
+        // Its commit writes data, log, flushes, and is slow with the commit block; if this thread is
+        // slower, what it does comes after the commit.
         let action = FaultAction::Delay(Duration::from_millis(300));
         let matches = FaultMatch { op: Some(IoOp::Write), range: None };
         device.start_recording();
         device.faults().add(FaultRule { matches, skip_count: 2, hit_count_max: 1, action });
         std::thread::scope(|scope| {
             let commit = scope.spawn(|| other.fsync(false));
-            wait_until("the commit block", || device.record_count() == 4);
+            wait_until("the commit block", || device.record_count() >= 4);
             file.write(0, &[4; 4096]).expect("write");
             file.fsync(true).expect("fdatasync");
             commit.join().expect("no panic").expect("fsync");

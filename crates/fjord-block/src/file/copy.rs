@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
@@ -31,13 +31,13 @@ use crate::lock::MutexGuard;
 use crate::snapshot::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 
 /// The longest pause. A clone of a file with many extents takes a while.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The longest time that a change waits for its chunks.
-const HOLD_MAX: Duration = Duration::from_secs(5);
+pub(super) const HOLD_MAX: Duration = Duration::from_secs(5);
 /// Bytes that the sweep reads at a time.
 const SWEEP_BYTES: u64 = 1 << 20;
 /// Most bytes in memory that are not written to the copy yet.
-const PIECES_BYTES_MAX: usize = 32 << 20;
+pub(super) const PIECES_BYTES_MAX: usize = 32 << 20;
 /// Bytes written to the copy between starts of writeback.
 const WRITEBACK_BYTES: u64 = 8 << 20;
 /// Zeroes of this many bytes, at multiples of it, become holes.
@@ -264,7 +264,7 @@ impl PreReader<'_> {
                 gate.wait(&mut guard, None);
                 continue;
             };
-            if Instant::now() < deadline {
+            if guard.clock.now() < deadline {
                 gate.wait(&mut guard, Some(deadline));
             } else {
                 drop(guard);

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::chunks::Chunks;
+use super::clock::{self, Clock};
 use super::shared::{Job, Shared, Work};
 use crate::buf::AlignedBuf;
 use crate::device::Class;
@@ -67,6 +68,8 @@ pub(super) struct Piece {
 #[derive(Default)]
 pub(super) struct Guard {
     pub(super) mode: Mode,
+    /// Of pauses and holds.
+    pub(super) clock: Clock,
     held: Vec<Held>,
     /// Changes held so far, of this snapshot.
     pub(super) held_count: u64,
@@ -196,7 +199,8 @@ impl Gate {
             work.finish(shared, Ok(()));
             return None;
         }
-        guard.held.push(Held { work, class, since: Instant::now() });
+        let since = guard.clock.now();
+        guard.held.push(Held { work, class, since });
         guard.held_count += 1;
         self.changed.notify_all();
         None
@@ -212,18 +216,11 @@ impl Gate {
         self.guard.lock()
     }
 
-    /// Waits until something changes, at most until `deadline`; `false` when that is over.
-    pub(super) fn wait(
-        &self,
-        guard: &mut MutexGuard<'_, Guard>,
-        deadline: Option<Instant>,
-    ) -> bool {
+    /// Waits until something changes, at most until `deadline` by the clock.
+    pub(super) fn wait(&self, guard: &mut MutexGuard<'_, Guard>, deadline: Option<Instant>) {
         match deadline {
-            Some(deadline) => !self.changed.wait_until(guard, deadline).timed_out(),
-            None => {
-                self.changed.wait(guard);
-                true
-            }
+            Some(deadline) => clock::wait_until(&self.changed, guard, deadline),
+            None => self.changed.wait(guard),
         }
     }
 
@@ -241,7 +238,8 @@ impl Gate {
         if guard.taken {
             return Err(SnapshotError::Busy);
         }
-        *guard = Guard { taken: true, ..Guard::default() };
+        let clock = std::mem::take(&mut guard.clock);
+        *guard = Guard { taken: true, clock, ..Guard::default() };
         Ok(())
     }
 
@@ -254,7 +252,7 @@ impl Gate {
         if let Some(failure) = guard.failure.take() {
             return Err(failure);
         }
-        guard.mode = Mode::Closed(Instant::now());
+        guard.mode = Mode::Closed(guard.clock.now());
         self.word.fetch_or(GUARDED, Ordering::SeqCst);
         self.wake();
         while self.changes_in_flight() > 0 {
@@ -264,7 +262,7 @@ impl Gate {
             // Threads that wait for held changes do not reap other requests.
             let reaped = MutexGuard::unlocked(&mut guard, || shared.reap_for_all(DRAIN_POLL));
             if !reaped {
-                self.wait(&mut guard, Some(Instant::now() + DRAIN_POLL));
+                self.changed.wait_for(&mut guard, DRAIN_POLL);
             }
         }
         guard.failure.take().map_or(Ok(()), Err)
@@ -285,7 +283,7 @@ impl Gate {
             return Err(failure);
         }
         let closed = match &guard.mode {
-            Mode::Closed(since) => since.elapsed(),
+            Mode::Closed(since) => guard.clock.now().saturating_duration_since(*since),
             Mode::Open | Mode::Copying(_) => Duration::ZERO,
         };
         guard.mode = mode;

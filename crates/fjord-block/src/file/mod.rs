@@ -10,6 +10,7 @@
 //! a flush are system calls of the waiter, without a thread switch.
 
 mod chunks;
+mod clock;
 mod copy;
 mod flush;
 mod gate;

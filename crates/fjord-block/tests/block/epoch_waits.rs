@@ -17,8 +17,8 @@ use fjord_block::{
 
 const PAGE: u64 = 4096;
 /// How long something that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a thread is given to do what it must not do.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a thread is given to do what it must not do. One that is slower does it unnoticed.
 const A_WHILE: Duration = Duration::from_millis(100);
 
 /// What threads have done with requests that do not end by themselves.

@@ -197,7 +197,7 @@ fn callbacks_run_without_a_waiter() {
                 .submit_one(Request::flush())
                 .on_complete(move |result| sender.send(result.clone()).unwrap());
         });
-        receiver.recv_timeout(std::time::Duration::from_secs(10)).unwrap().unwrap();
+        receiver.recv_timeout(std::time::Duration::from_secs(120)).unwrap().unwrap();
     }
 }
 

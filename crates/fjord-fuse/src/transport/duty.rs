@@ -15,9 +15,11 @@
 //! relieved within about [`LOOK`]. Two on duty at a time for a moment is harmless.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fjord_block::lock::{Condvar, Mutex, Rank};
+
+use super::clock::Clock;
 
 /// How long requests may wait while another one is being served.
 const LOOK: Duration = Duration::from_millis(1);
@@ -35,7 +37,7 @@ pub(super) struct Duty {
     next_worker: AtomicU64,
     /// The worker on duty; 0 for none.
     holder: AtomicU64,
-    /// When it found the request that it serves, in nanoseconds since `start`; 0 while it waits.
+    /// When it found the request that it serves, in nanoseconds by the clock; 0 while it waits.
     found_ns: AtomicU64,
     /// Requests to go in a crowd.
     crowd_left: AtomicU32,
@@ -45,7 +47,7 @@ pub(super) struct Duty {
     score: AtomicU32,
     /// The lookout sleeps until [`Duty::found`] wakes it. Written under `bench`.
     lookout_sleeps: AtomicBool,
-    start: Instant,
+    clock: Clock,
     bench: Mutex<Bench>,
     /// Signalled when a parked worker may have something to do.
     changed: Condvar,
@@ -61,7 +63,7 @@ impl Default for Duty {
             last_caller: AtomicU32::new(0),
             score: AtomicU32::new(0),
             lookout_sleeps: AtomicBool::new(false),
-            start: Instant::now(),
+            clock: Clock::new(),
             bench: Mutex::new(Rank::FuseDuty, Bench::default()),
             changed: Condvar::new(),
         }
@@ -74,6 +76,9 @@ struct Bench {
     has_lookout: bool,
     /// The connection has ended: no worker parks any more.
     ended: bool,
+    /// Looks of lookouts.
+    #[cfg(test)]
+    look_count: u64,
 }
 
 /// How a worker may wait.
@@ -176,6 +181,10 @@ impl Duty {
                 }
                 (is_lookout, bench.has_lookout) = (true, true);
             }
+            #[cfg(test)]
+            {
+                bench.look_count += 1;
+            }
             match self.found_ns.load(Ordering::SeqCst) {
                 0 => quiet_looks += 1,
                 found_ns => {
@@ -211,7 +220,7 @@ impl Duty {
 
     fn now_ns(&self) -> u64 {
         // Never 0, which stands for nothing.
-        self.start.elapsed().as_nanos() as u64 | 1
+        self.clock.now_ns() | 1
     }
 
     fn is_long_ago(&self, found_ns: u64) -> bool {
@@ -224,10 +233,12 @@ mod tests {
     use std::sync::Arc;
     use std::sync::mpsc;
     use std::thread;
+    use std::time::Instant;
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    /// Ends a test that would hang.
+    const LONG: Duration = Duration::from_secs(120);
 
     /// Asks for the worker's turn on a thread of its own.
     fn asks(duty: &Arc<Duty>, worker: u64) -> mpsc::Receiver<Turn> {
@@ -237,11 +248,27 @@ mod tests {
         receiver
     }
 
+    /// The clock stands still.
     fn rig() -> (Arc<Duty>, u64, u64) {
-        let duty = Arc::new(Duty::default());
+        let duty = Arc::new(Duty { clock: Clock::stopped(), ..Duty::default() });
         let (first, second) = (duty.worker(), duty.worker());
         assert_eq!(duty.turn(first), Turn::OnDuty);
         (duty, first, second)
+    }
+
+    fn wait_until(what: &str, reached: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !reached() {
+            assert!(began.elapsed() < LONG, "{what}: not within {LONG:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until a lookout has looked, from begin to end.
+    fn wait_for_a_look(duty: &Duty) {
+        let looks = || duty.bench.lock().look_count;
+        let before = looks();
+        wait_until("a look", || looks() > before);
     }
 
     #[test]
@@ -250,10 +277,12 @@ mod tests {
         let parked = asks(&duty, second);
         for _ in 0..50 {
             duty.found(Turn::OnDuty, 7, true);
+            duty.clock.advance(LOOK / 2);
+            wait_for_a_look(&duty);
+            assert!(parked.try_recv().is_err());
             assert_eq!(duty.turn(first), Turn::OnDuty);
-            thread::sleep(Duration::from_millis(1));
+            duty.clock.advance(LOOK);
         }
-        assert!(parked.try_recv().is_err());
         duty.leave(first);
         assert_eq!(parked.recv_timeout(LONG), Ok(Turn::OnDuty));
     }
@@ -262,13 +291,19 @@ mod tests {
     fn who_is_busy_for_long_is_relieved() {
         let (duty, first, second) = rig();
         let parked = asks(&duty, second);
-        // The lookout has gone to sleep by then.
-        thread::sleep(LOOK * (QUIET_LOOKS + 20));
+        let sleeps = || duty.lookout_sleeps.load(Ordering::SeqCst);
+        wait_until("the lookout sleeps", sleeps);
+        duty.clock.advance(LOOK * 20);
         assert!(parked.try_recv().is_err());
         duty.found(Turn::OnDuty, 7, true);
+        wait_for_a_look(&duty);
+        assert!(parked.try_recv().is_err());
+        duty.clock.advance(LOOK);
         assert_eq!(parked.recv_timeout(LONG), Ok(Turn::OnDuty));
         let relieved = asks(&duty, first);
-        thread::sleep(LOOK * 5);
+        duty.clock.advance(LOOK * 5);
+        // It looks until then, at one who only waits.
+        wait_until("the lookout sleeps", sleeps);
         assert!(relieved.try_recv().is_err());
         duty.end();
         assert_eq!(relieved.recv_timeout(LONG), Ok(Turn::Crowd));

@@ -15,6 +15,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 mod buffer;
+mod clock;
 mod dev;
 mod duty;
 mod polling;

@@ -9,8 +9,10 @@ use std::{
     num::NonZero,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use super::clock::Clock;
 
 /// The longest that one worker polls before it sleeps. Some three times what waking a sleeper on
 /// another processor takes.
@@ -33,8 +35,8 @@ pub(super) struct Polling {
     busy: AtomicBool,
     /// Grows with each request that came soon, shrinks with each that did not. A hint.
     credit: AtomicU32,
-    start: Instant,
-    /// When some worker began to wait last, in nanoseconds since `start`. Workers take turns, so
+    clock: Clock,
+    /// When some worker began to wait last, in nanoseconds by the clock. Workers take turns, so
     /// the time that one of them has waited itself says little. A hint.
     last_wait_ns: AtomicU64,
 }
@@ -52,13 +54,9 @@ impl Polling {
             possible,
             busy: AtomicBool::new(false),
             credit: AtomicU32::new(credit),
-            start: Instant::now(),
+            clock: Clock::new(),
             last_wait_ns: AtomicU64::new(0),
         }
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
     }
 
     /// Whether this machine has the processors for it.
@@ -71,7 +69,7 @@ impl Polling {
         let polls = self.possible
             && self.credit.load(Ordering::Relaxed) >= CREDIT_ENOUGH
             && !self.busy.swap(true, Ordering::Acquire);
-        let since_ns = self.now_ns();
+        let since_ns = self.clock.now_ns();
         self.last_wait_ns.store(since_ns, Ordering::Relaxed);
         Wait { polling: self, polls, polled_in_vain: false, since_ns }
     }
@@ -114,7 +112,7 @@ impl Wait<'_> {
 
     /// Whether less than the longest poll has passed since then.
     fn is_within(&self, since_ns: u64) -> bool {
-        u128::from(self.polling.now_ns().saturating_sub(since_ns)) < POLL_MAX.as_nanos()
+        u128::from(self.polling.clock.now_ns().saturating_sub(since_ns)) < POLL_MAX.as_nanos()
     }
 
     fn stop_polling(&mut self) {
@@ -135,9 +133,13 @@ impl Drop for Wait<'_> {
 mod tests {
     use super::*;
 
+    fn polling(credit: u32) -> Polling {
+        Polling { clock: Clock::stopped(), ..Polling::new(true, credit) }
+    }
+
     #[test]
     fn requests_in_quick_succession_are_polled_for() {
-        let polling = Polling::new(true, 0);
+        let polling = polling(0);
         for _ in 0..CREDIT_ENOUGH {
             let mut wait = polling.begin();
             assert!(!wait.poll_on());
@@ -149,10 +151,10 @@ mod tests {
 
     #[test]
     fn rare_requests_are_slept_for() {
-        let polling = Polling::new(true, CREDIT_MAX);
+        let polling = polling(CREDIT_MAX);
         for _ in 0..=CREDIT_MAX / CREDIT_LOSS {
             let mut wait = polling.begin();
-            thread::sleep(POLL_MAX);
+            polling.clock.advance(POLL_MAX);
             assert!(!wait.poll_on());
             wait.sleep();
             wait.found();
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn one_worker_polls_at_a_time() {
-        let polling = Polling::new(true, CREDIT_MAX);
+        let polling = polling(CREDIT_MAX);
         let first = polling.begin();
         assert!(first.polls && !polling.begin().polls);
         drop(first);

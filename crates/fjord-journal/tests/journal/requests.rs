@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
 
 use fjord_block::Device;
 use fjord_block::epoch::EpochDevice;
@@ -15,20 +14,11 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::parts::ByNumber;
-use crate::rig::{Rig, set_value};
+use crate::rig::{Rig, set_value, wait_until};
 
-const LONG: Duration = Duration::from_secs(20);
 const REQUEST_COUNT: usize = 200;
 /// Threads that may stay in a call.
 const SERVERS_MAX: usize = 3;
-
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// A journal with parts over a gate.
 struct Bench {
@@ -199,7 +189,14 @@ fn a_request_that_makes_callers_enough_begins_their_commit() {
                 });
                 let begun = || bench.journal.stats().overlapped_commits;
                 wait_until("its commit begins", || begun() >= overlapped);
-                std::thread::sleep(Duration::from_millis(10));
+                // One of the callers sees to the oldest commit, the others wait.
+                let waiting = || {
+                    bench.journal.stats().commit_waits as usize + bench.journal.waiting_requests()
+                };
+                match number {
+                    0 => bench.gate.wait_until_held(),
+                    _ => wait_until("it waits", || waiting() >= number),
+                }
                 assert_eq!(begun(), overlapped, "threads: {with_threads}, caller {number}");
             }
         });

@@ -5,11 +5,13 @@
 //! of the others may be there, also in parts of a sector's size.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use fjord_block::epoch::EpochDevice;
 use fjord_block::{
-    AlignedBuf, Buf, Capabilities, Class, Device, DeviceExt, MemDevice, MemImage, ReadTicket,
-    Request, Ticket,
+    AlignedBuf, Buf, Capabilities, Class, Completer, Device, DeviceExt, Driver, MemDevice,
+    MemImage, ReadTicket, Request, Ticket, TicketCore,
 };
 use fjord_format::jbd2::{ChecksumVersion, Incompat, Superblock};
 use fjord_format::types::BlockNo;
@@ -19,6 +21,43 @@ use fjord_journal::{
 use parking_lot::Mutex;
 use rand::Rng;
 use rand::rngs::StdRng;
+
+/// Ends a test that would hang.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Tells that a thread has come to wait for data that is not there.
+#[derive(Default)]
+pub(crate) struct Awaited(AtomicBool);
+
+impl Awaited {
+    /// Data, what completes it, and this.
+    pub(crate) fn pending() -> (Ticket, Completer, Arc<Awaited>) {
+        let (ticket, completer) = Ticket::pending(None);
+        let awaited = Arc::new(Awaited::default());
+        completer.set_driver(awaited.clone());
+        (ticket, completer, awaited)
+    }
+
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Driver for Awaited {
+    fn drive(&self, _: &Arc<TicketCore>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn start(&self, _: &Arc<TicketCore>) {}
+}
 
 /// One request as it was submitted.
 #[derive(Clone, Debug)]

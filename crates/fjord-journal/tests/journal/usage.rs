@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use fjord_block::{Buf, DeviceExt, IoError, IoOp, Request, Ticket};
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::{BlockNo, Tid};
 use fjord_journal::{Buffer, BufferKind, Journal, JournalError, Phase};
 
-use crate::rig::{Event, JOURNAL_START, Recorder, Rig, set_value};
+use crate::rig::{Awaited, Event, JOURNAL_START, Recorder, Rig, set_value, wait_until};
 
 const EIO: i32 = 5;
 
@@ -168,17 +167,15 @@ fn data_is_waited_for_before_the_flush() {
     // Its ticket is no write of the device, as order would need.
     let journal = rig.open_direct();
     let buffer = rig.buffer(1);
-    let (ticket, completer) = Ticket::pending(None);
+    let (ticket, completer, awaited) = Awaited::pending();
     let handle = journal.start(1).unwrap();
     set_value(&mut handle.get_write(&buffer).unwrap(), 1);
     handle.attach_data(ticket);
     let tid = handle.stop();
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| journal.commit(tid));
-        while journal.phase(tid) != Some(Phase::Flushing) {
-            std::thread::yield_now();
-        }
-        std::thread::sleep(Duration::from_millis(20));
+        wait_until("a wait for the data", || awaited.is_awaited() || commit.is_finished());
+        assert_eq!(journal.phase(tid), Some(Phase::Flushing));
         assert!(!rig.device.events().iter().any(|event| matches!(event, Event::Flush)));
         // The next transaction runs meanwhile, and modifies the same block.
         let handle = journal.start(1).unwrap();

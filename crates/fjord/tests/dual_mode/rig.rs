@@ -18,7 +18,7 @@ pub(crate) const OLD: &[u8] = &[9; 3 * BLOCK_BYTES];
 /// Every page of a file begins with this and the file's number.
 const LABEL: u64 = 0xF1D0_DA7A_0000_0000;
 /// How long something that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A kind of device, and who keeps its order.
 #[derive(Clone, Copy, Debug)]

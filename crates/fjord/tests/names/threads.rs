@@ -10,7 +10,7 @@ use crate::support::{Image, Watchdog, finish, names, root_cred};
 
 #[test]
 fn one_creator_wins() {
-    let _watchdog = Watchdog::new("creators", 120);
+    let _watchdog = Watchdog::new("creators", 300);
     let image = Image::new(64, &["-t", "ext4"]);
     let fs = image.open();
     let root = fs.root().expect("root");
