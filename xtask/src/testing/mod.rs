@@ -106,7 +106,7 @@ fn run_given(args: &TestArgs, root: &Path) -> Result<()> {
         arguments: Vec::new(),
         dir: dir.clone(),
         env: Vec::new(),
-        turn: Turn::Beside,
+        turn: Turn::Waits,
         limit: Duration::from_secs(args.limit),
         is_careless: true,
     };
@@ -228,7 +228,7 @@ fn examples(root: &Path) -> Job {
         arguments: ["test", "--workspace", "--doc", "--quiet"].map(str::to_owned).into(),
         dir: root.to_owned(),
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        turn: Turn::Alone,
+        turn: Turn::Busy,
         // Cold, it builds.
         limit: LIMIT * 2,
         // Cargo needs HOME.

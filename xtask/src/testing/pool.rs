@@ -1,8 +1,9 @@
 //! Runs supervised programs, several beside each other where they mostly wait.
 //!
-//! Owns the order of the programs. Invariant: a program whose [`Turn`] is `Alone` has no other beside it.
+//! Owns the order of the programs. Invariant: of the programs whose [`Turn`] is `Busy` one runs at a time.
 
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -21,16 +22,16 @@ use crate::supervise;
 
 /// Time limit of a program.
 pub(super) const LIMIT: Duration = Duration::from_secs(300);
-/// Programs that run beside each other.
-const BESIDE: usize = 3;
+/// Programs that run at the same time.
+const WORKERS: usize = 3;
 
 /// Which programs may run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It uses all processors, or watches time.
-    Alone,
+    /// It keeps all processors busy.
+    Busy,
     /// It mostly waits, for the kernel or for other processes.
-    Beside,
+    Waits,
 }
 
 /// A program to run.
@@ -58,30 +59,34 @@ struct Ended {
     output: String,
 }
 
-/// Runs all `jobs`, those that may have others beside them first, and adds them to `totals`.
-/// Scratch folders are made below `scratch`.
+/// Runs all `jobs` and adds them to `totals`. Scratch folders are made below `scratch`.
 pub(super) fn run(jobs: &[Job], scratch: &Path, totals: &mut Totals) {
-    let (beside, alone): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| job.turn == Turn::Beside);
-    let (queue, totals) = (Mutex::new(beside.into_iter().enumerate()), Mutex::new(totals));
+    let numbered = jobs.iter().enumerate();
+    let (busy, waiting): (VecDeque<_>, VecDeque<_>) =
+        numbered.partition(|(_, job)| job.turn == Turn::Busy);
+    let (queues, totals) = (Mutex::new([busy, waiting]), Mutex::new(totals));
     // Neither lock can be poisoned in a way that matters: what they guard is whole after each step.
-    let next = || queue.lock().unwrap_or_else(|poison| poison.into_inner()).next();
+    let next = |may_be_busy: bool| {
+        let mut queues = queues.lock().unwrap_or_else(|poison| poison.into_inner());
+        let [busy, waiting] = &mut *queues;
+        let first = may_be_busy.then(|| busy.pop_front()).flatten();
+        first.or_else(|| waiting.pop_front()).filter(|_| !run_limit::ends())
+    };
     let add = |ended: Ended| {
         let mut totals = totals.lock().unwrap_or_else(|poison| poison.into_inner());
         println!("== {}\n{}", ended.stage.name, ended.output.trim_end());
         totals.end(ended.stage, &ended.outcome, &ended.counts);
     };
+    let (next, add) = (&next, &add);
     std::thread::scope(|scope| {
-        for _ in 0..BESIDE {
-            scope.spawn(|| {
-                while let Some((index, job)) = next().filter(|_| !run_limit::ends()) {
+        for worker in 0..WORKERS {
+            scope.spawn(move || {
+                while let Some((index, job)) = next(worker == 0) {
                     add(run_one(job, &scratch.join(format!("run {index}"))));
                 }
             });
         }
     });
-    for job in alone.into_iter().take_while(|_| !run_limit::ends()) {
-        add(run_one(job, &scratch.join("run alone")));
-    }
 }
 
 fn run_one(job: &Job, scratch: &Path) -> Ended {

@@ -57,8 +57,20 @@ const ANY_PIPELINE: [(&str, &str); 5] = [
 const PIPELINES: [(&str, &str); 4] =
     [("direct", "serial"), ("epoch", "dual"), ("direct", "dual"), ("epoch", "serial")];
 
-/// Test programs that need the machine for themselves: they keep all processors busy, or compare times.
-const ALONE: [&str; 0] = [];
+/// Test programs that keep all processors busy.
+const BUSY: [&str; 11] = [
+    "fjord: hostile",
+    "fjord-bench: figures",
+    "fjord-block: proof",
+    "fjord-block: sim",
+    "fjord-crash: findings",
+    "fjord-crash: growth",
+    "fjord-crash: planted",
+    "fjord-crash: quick",
+    "fjord-journal: oracle",
+    "fjord-journal: pipeline_model",
+    "fjord-testkit: engine_models",
+];
 
 /// Name of a build of its own.
 pub(crate) fn own_build_name(package: &str, features: &str) -> String {
@@ -128,7 +140,7 @@ pub(crate) fn build(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
 impl TestProgram {
     /// The program with the tests whose names contain `tests`.
     pub(crate) fn job(&self, tests: &str) -> Job {
-        let turn = if ALONE.contains(&&*self.name) { Turn::Alone } else { Turn::Beside };
+        let turn = if BUSY.contains(&&*self.name) { Turn::Busy } else { Turn::Waits };
         Job {
             name: self.name.clone(),
             program_name: self.name.clone(),

@@ -14,7 +14,7 @@ use fjord_testkit::size::pick;
 #[test]
 fn sound_images_stay_sound() -> Result<()> {
     let seed = seed_from_env("sound images", 1);
-    for round in 0..pick(1, 2, 4) * base::COUNT {
+    for round in 0..pick(1, 1, 4) * base::COUNT {
         let base = base::get(round)?;
         let device = Arc::new(MemDevice::from_image(&base.image));
         let mut rng = Rng::new(seed.wrapping_add(round as u64));
@@ -35,7 +35,7 @@ fn damaged_images() -> Result<()> {
         rounds: std::env::var("FJORD_ROUNDS")
             .ok()
             .and_then(|n| n.parse().ok())
-            .unwrap_or_else(|| pick(60, 300, 1200)),
+            .unwrap_or_else(|| pick(60, 240, 1200)),
         threads: 2,
         time_max: Some(Duration::from_secs(60)),
         keep_failed_in: std::env::var_os("FJORD_KEEP_FAILED").map(Into::into),
