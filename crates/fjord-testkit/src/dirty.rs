@@ -449,22 +449,32 @@ pub fn recovered_by_linux(dirty: &Path, scratch: &Scratch) -> Result<ByLinux> {
     match KernelMount::new(&copy, "rw,noinit_itable") {
         Ok(mount) => mount.unmount().map(|()| ByLinux::Recovered(copy)),
         Err(error) => {
-            let lines = log.lines_with(&["JBD2", "EXT4-fs", "I/O error"]).join("; ");
-            let reason = format!("{error:#} ({lines})");
-            ensure!(is_refusal(&reason), "Linux does not mount, but not for damage: {reason}");
+            let error = format!("{error:#}");
+            let lines = log.lines_with(&["JBD2", "EXT4-fs", "I/O error"]);
+            let is_refusal = is_refusal(&error, &lines);
+            let reason = format!("{error} ({})", lines.join("; "));
+            ensure!(is_refusal, "Linux does not mount, but not for damage: {reason}");
             Ok(ByLinux::Refused(reason))
         }
     }
 }
 
-/// Whether a mount failed because of what the image holds.
-fn is_refusal(reason: &str) -> bool {
-    // mount(8) on EBADMSG and EUCLEAN, in its versions.
+/// Whether a mount failed because of what the image holds, by what mount(8) and the kernel say.
+fn is_refusal(error: &str, lines: &[String]) -> bool {
+    // EBADMSG and EUCLEAN, in the versions of mount(8).
     const DAMAGE: [&str; 3] =
         ["probably corrupted filesystem", "Structure needs cleaning", "Bad message"];
-    // EINVAL and EIO say nothing by themselves: an impossible revoke count gives the first.
-    let by_journal = reason.contains("error loading journal") && !reason.contains("I/O error");
-    by_journal || DAMAGE.iter().any(|damage| reason.contains(damage))
+    if DAMAGE.iter().any(|damage| error.contains(damage)) {
+        return true;
+    }
+    // EINVAL and EIO say nothing by themselves: an impossible revoke count gives the first. Other
+    // tests mount at the same time: lines count that name the device, which mount(8) then tells.
+    let Some((_, rest)) = error.split_once("/dev/loop") else { return false };
+    let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    let by_journal = format!("EXT4-fs (loop{number}): error loading journal");
+    let by_device = format!("I/O error, dev loop{number},");
+    let says = |what: &str| lines.iter().any(|line| line.contains(what));
+    says(&by_journal) && !says(&by_device)
 }
 
 /// The outcome of `e2fsck -fy` on a copy of a dirty image.
