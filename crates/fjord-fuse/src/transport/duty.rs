@@ -281,6 +281,8 @@ mod tests {
             wait_for_a_look(&duty);
             assert!(parked.try_recv().is_err());
             assert_eq!(duty.turn(first), Turn::OnDuty);
+            // Ends a look that has seen the request.
+            drop(duty.bench.lock());
             duty.clock.advance(LOOK);
         }
         duty.leave(first);
