@@ -109,6 +109,7 @@ fn it_holds_what_it_should_and_is_reproducible() -> Result<()> {
 /// the package is in /srv.
 const ROOT: &str = r#"
 set -e
+umask 022
 mount -t tmpfs none "$1"
 mkdir "$1/up" "$1/work" "$1/root"
 mount -t overlay -o "lowerdir=/,upperdir=$1/up,workdir=$1/work" o "$1/root"

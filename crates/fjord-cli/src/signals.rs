@@ -10,7 +10,10 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -25,6 +28,8 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 /// The signals that unmount, taken by a thread of their own.
 pub(crate) struct Signals {
     state: Arc<Mutex<State>>,
+    /// Whether the thread is in an unmount.
+    takes_down: Arc<AtomicBool>,
 }
 
 /// State that the signal thread works on.
@@ -41,9 +46,20 @@ impl Signals {
     pub(crate) fn listen() -> Result<Signals> {
         block()?;
         let state = Arc::new(Mutex::new(Rank::Signals, State::default()));
-        let watched = Arc::clone(&state);
-        std::thread::Builder::new().name("fjord-signals".into()).spawn(move || serve(&watched))?;
-        Ok(Signals { state })
+        let takes_down = Arc::new(AtomicBool::new(false));
+        let (watched, tells) = (Arc::clone(&state), Arc::clone(&takes_down));
+        let thread = std::thread::Builder::new().name("fjord-signals".into());
+        thread.spawn(move || serve(&watched, &tells))?;
+        Ok(Signals { state, takes_down })
+    }
+
+    /// Call it when the session has ended: waits until the unmount that a signal asked for has returned,
+    /// so that the process leaves no mount. Not for ever, since the kernel may hold it up.
+    pub(crate) fn settle(&self) {
+        let until = Instant::now() + BUSY_PATIENCE;
+        while self.takes_down.load(Ordering::SeqCst) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Mounts; from then on a signal takes the mount down. A signal during the call is delayed, so
@@ -150,7 +166,7 @@ fn wait_for_signal(patience: Option<Duration>) -> bool {
     unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), timeout) > 0 }
 }
 
-fn serve(state: &Mutex<State>) {
+fn serve(state: &Mutex<State>, takes_down: &AtomicBool) {
     loop {
         if !wait_for_signal(None) {
             continue;
@@ -164,8 +180,11 @@ fn serve(state: &Mutex<State>) {
             // Nothing is served yet, and changes in flight are journaled.
             std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
         };
+        takes_down.store(true, Ordering::SeqCst);
         drop(found);
-        if let Err(e) = take_down(&handle).and_then(|()| end_elsewhere(&handle)) {
+        let taken_down = take_down(&handle);
+        takes_down.store(false, Ordering::SeqCst);
+        if let Err(e) = taken_down.and_then(|()| end_elsewhere(&handle)) {
             tracing::error!("{}", Failure::from(e));
         }
     }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use fjord_block::mountinfo::{self, MountEntry};
 use fjord_testkit::{image::Scratch, size::pick};
 
 fn bench(dir: &Path, args: &[&str]) -> Command {
@@ -36,7 +37,7 @@ fn ended(output: &Output, code: i32) -> Result<(String, String)> {
 fn ensure_empty(dir: &Path) -> Result<()> {
     let left: Vec<_> = fs::read_dir(dir)?.flatten().map(|entry| entry.path()).collect();
     ensure!(left.is_empty(), "{left:?}");
-    let mounts = fjord_block::mountinfo::mounts()?;
+    let mounts = mountinfo::mounts()?;
     ensure!(!mounts.iter().any(|mount| mount.mountpoint.starts_with(dir)), "{mounts:?}");
     Ok(())
 }
@@ -555,9 +556,9 @@ fn an_interrupt_unmounts_and_cleans_up() -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()?;
     // In the middle of it: with a mount.
-    let place = scratch.path().to_str().context("a plain name")?;
     let deadline = Instant::now() + Duration::from_secs(120);
-    while !fs::read_to_string("/proc/self/mounts")?.contains(place) {
+    let is_below = |mount: &MountEntry| mount.mountpoint.starts_with(scratch.path());
+    while !mountinfo::mounts()?.iter().any(is_below) {
         ensure!(child.try_wait()?.is_none() && Instant::now() < deadline, "it does not mount");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
     features,
-    fjord_mount::FjordMount,
+    fjord_mount::{FjordMount, table_line},
     fsx::{self, KernelFile},
     image::{self, KernelMount, Scratch},
     manifest::{Compare, Manifest},
@@ -212,9 +212,8 @@ fn told_each(below: &Path, policy: &str) -> Result<()> {
     let stats = || run(Command::new(program()).arg("stats").arg(fuse.path()));
     let said = stats()?.stdout;
     ensure!(said.contains("host disk full") && said.contains("waiting for space"), "{said}");
-    let mounts = fs::read_to_string("/proc/mounts")?;
-    let line = mounts.lines().find(|line| line.contains(&*fuse.path().to_string_lossy()));
-    ensure!(line.is_some_and(|line| line.contains(" rw,")), "{line:?}");
+    let line = table_line(fuse.path())?;
+    ensure!(line.contains(" rw,"), "{line}");
     drop(fill);
     fs::remove_file(&ballast)?;
     wait_for_room(below)?;

@@ -352,7 +352,9 @@ fn as_fsck_runs_it() -> Result<()> {
     }
     // fsck(8) runs fsck.TYPE of its PATH, here for the type in an fstab.
     let fstab = scratch.join("fstab");
-    let line = format!("{} /nowhere fuse.fjord noatime 0 2\n", img.display());
+    // As fstab(5) wants it.
+    let source = img.display().to_string().replace(' ', "\\040");
+    let line = format!("{source} /nowhere fuse.fjord noatime 0 2\n");
     fs::write(&fstab, line)?;
     let path = format!("{}:{}", scratch.path().display(), std::env::var("PATH")?);
     let mut command = tools::command("fsck")?;

@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
     features::image_to_mount,
-    fjord_mount::{FjordMount, is_mounted},
+    fjord_mount::{FjordMount, is_mounted, table_line},
     image::{self, Scratch},
     tools::{self, Output},
 };
@@ -431,10 +431,11 @@ fn options_of_fstab_show_and_can_be_remounted() -> Result<()> {
     let (_scratch, img, dir) = image_to_mount("fstab")?;
     let script = r#"
         # As fstab(5) and /proc/mounts have it.
-        escaped() { echo "$1" | sed 's/ /\\040/g'; }
+        escaped() { printf '%s\n' "$1" | sed 's/ /\\040/g'; }
         shown() { grep -F " $(escaped "$4") fuseblk.fjord " /proc/mounts | cut -d" " -f4; }
         for options in noatime relatime strictatime nodiratime noatime,nodiratime; do
-            echo "$(escaped "$3") $(escaped "$4") fuse.fjord $options,nofail 0 0" >"$1/fstab"
+            printf '%s %s fuse.fjord %s,nofail 0 0\n' "$(escaped "$3")" "$(escaped "$4")" \
+                "$options" >"$1/fstab"
             mount -T "$1/fstab" "$4"; shown "$@"
             mount -T "$1/fstab" -a; [ "$(shown "$@" | wc -l)" = 1 ]
             mount -T "$1/fstab" -o remount,ro "$4"; shown "$@"
@@ -522,10 +523,8 @@ fn relatime_also_when_the_kernel_has_the_pages() -> Result<()> {
 
 /// The options of a mount in /proc/mounts.
 fn shown_options(dir: &Path) -> Result<Vec<String>> {
-    let table = fs::read_to_string("/proc/self/mounts")?;
-    let dir = dir.to_str().context("a plain name")?;
-    let line = table.lines().find(|line| line.split(' ').nth(1) == Some(dir));
-    let options = line.context("not mounted")?.split(' ').nth(3).context("no options")?;
+    let line = table_line(dir)?;
+    let options = line.split(' ').nth(3).context("no options")?;
     Ok(options.split(',').map(str::to_owned).collect())
 }
 
@@ -664,7 +663,7 @@ fn privileges_go_on_write_truncate_and_chown() -> Result<()> {
         std::os::unix::fs::chown(&path, Some(65534), Some(65534))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o6777))?;
         fs::set_permissions(dir, fs::Permissions::from_mode(0o777))?;
-        let script = format!("printf y >> {}", path.display());
+        let script = format!("printf y >> '{}'", path.display());
         let mut shell = Command::new("setpriv");
         shell.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", &script]);
         // The scratch directory is root's own.

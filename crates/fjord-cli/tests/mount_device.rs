@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +16,7 @@ use fjord_block::OpenError;
 use fjord_fuse::{Server, mount::FuseOptions};
 use fjord_testkit::{
     features,
-    fjord_mount::is_mounted,
+    fjord_mount::{is_mounted, table_line},
     image::{self, Scratch},
     tools::{self, Output},
 };
@@ -83,14 +84,6 @@ fn place(name: &str) -> Result<(Scratch, PathBuf, MountDir)> {
     let dir = scratch.join("mnt");
     fs::create_dir(&dir)?;
     Ok((scratch, img, MountDir(dir)))
-}
-
-/// The line of /proc/mounts for a directory.
-fn table_line(dir: &Path) -> Result<String> {
-    let table = fs::read_to_string("/proc/self/mounts")?;
-    let dir = dir.to_str().context("a plain name")?;
-    let line = table.lines().find(|line| line.split(' ').nth(1) == Some(dir));
-    Ok(line.context("not mounted")?.to_owned())
 }
 
 /// Whether somebody has the device for himself alone.
@@ -180,7 +173,12 @@ fn partitions_and_parts_of_files_are_sources_too() -> Result<()> {
     tools::run(tools::command("delpart")?.args([whole.name()?, "1"]))?;
     run(tools::command("addpart")?.args([whole.name()?, "1", &start, &sectors]))?;
     let shown = shown_and_unmounted(&format!("{}p1", whole.name()?), &dir);
-    run(tools::command("delpart")?.args([whole.name()?, "1"]))?;
+    // Others look at a new device, too, and have it open for a moment.
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = run(tools::command("delpart")?.args([whole.name()?, "1"])) {
+        ensure!(Instant::now() < until, "{error:#}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     shown?;
     drop(whole);
     let part = Loop::new(&["--offset", "1048576"], &disk)?;

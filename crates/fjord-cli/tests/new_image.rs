@@ -157,7 +157,8 @@ fn what_is_left_out_is_told() -> Result<()> {
 /// Without root, from a directory and a tar file of the caller's own.
 #[test]
 fn nobody_makes_images() -> Result<()> {
-    let scratch = Scratch::new("contents")?;
+    // Where others may not be let in, the checkout may be.
+    let scratch = Scratch::in_memory("contents")?;
     let (tree, archive) = (scratch.join("tree"), scratch.join("tree.tar"));
     let theirs: PathBuf = scratch.join("theirs");
     fs::create_dir(&theirs)?;
@@ -166,9 +167,9 @@ fn nobody_makes_images() -> Result<()> {
     make_tree(&tree)?;
     fs::set_permissions(tree.join("deep/er"), Permissions::from_mode(0o755))?;
     tar(&tree, &archive)?;
-    // Where the tests are built others may not be let in.
     let fjord = scratch.join("fjord");
     fs::copy(program(), &fjord)?;
+    tools::run(tools::command("chmod")?.args(["-R", "a+rX"]).arg(scratch.path()))?.ok()?;
     let as_nobody = |args: &[&str]| {
         let mut command = Command::new("setpriv");
         let id = NOBODY.to_string();

@@ -14,7 +14,7 @@ use fjord_format::{
     superblock::RawSuperblock,
 };
 use fjord_testkit::{
-    fjord_mount::FjordMount,
+    fjord_mount::{FjordMount, table_line},
     image::{self, KernelMount, Scratch},
     manifest::{Compare, Manifest},
     tools::{self, Output},
@@ -53,11 +53,7 @@ fn has_orphans(img: &Path) -> Result<bool> {
 
 /// The options of the mount as the kernel shows them.
 fn shown_options(dir: &Path) -> Result<String> {
-    let table = fs::read_to_string("/proc/self/mounts")?;
-    // fstab(5) has the escapes.
-    let dir = &dir.to_str().context("a plain name")?.replace(' ', "\\040");
-    let line = table.lines().find(|line| line.split(' ').nth(1) == Some(dir));
-    Ok(line.and_then(|line| line.split(' ').nth(3)).context("no such mount")?.to_owned())
+    Ok(table_line(dir)?.split(' ').nth(3).context("no options")?.to_owned())
 }
 
 fn make(img: &Path, features: &str) -> Result<()> {

@@ -143,3 +143,15 @@ pub fn is_mounted(dir: &Path) -> Result<bool> {
     let dir = parent.canonicalize()?.join(name);
     Ok(fjord_block::mountinfo::mount_at(&dir)?.is_some())
 }
+
+/// The line of /proc/self/mounts for a directory on which one thing is mounted.
+///
+/// # Errors
+/// Nothing is mounted on it.
+pub fn table_line(dir: &Path) -> Result<String> {
+    let table = std::fs::read_to_string("/proc/self/mounts")?;
+    // fstab(5) has the escapes.
+    let dir = dir.to_str().context("a plain name")?.replace(' ', "\\040");
+    let line = table.lines().find(|line| line.split(' ').nth(1) == Some(&dir));
+    Ok(line.context("not mounted")?.to_owned())
+}

@@ -78,6 +78,7 @@ pub const TOOLS: &[Tool] = &[
     tool("gzip", "gzip", "compresses tar streams"),
     tool("zstd", "zstd", "compresses tar streams"),
     tool("xz", "xz-utils", "compresses tar streams"),
+    tool("chmod", "coreutils", "lets others read"),
     tool("id", "coreutils", "tells the numbers of users"),
     tool("dpkg-deb", "dpkg", "builds the package"),
     tool("dpkg", "dpkg", "installs it"),

@@ -175,6 +175,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     outcome?;
     let (Some(fs), Some(server)) = (fs, server) else { return Ok(()) };
     let served = server.run().context("unmounting");
+    signals.settle();
     // Nothing else may open the image before it is closed.
     drop(fs);
     served

@@ -129,7 +129,9 @@ fn serve(args: &Args, dir: &Path, profile: &Profile) -> Result<()> {
     }
     outcome?;
     let Some(Started { server, device, kept }) = started else { return Ok(()) };
-    server.run()?;
+    let served = server.run();
+    signals.settle();
+    served?;
     match kept {
         Some(kept) if device.is_powered() => kept.save(&device.contents()),
         _ => Ok(()),

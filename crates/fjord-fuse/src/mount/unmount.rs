@@ -80,11 +80,12 @@ impl MountHandle {
     /// and without `/sys/fs/fuse/connections`).
     pub fn cut(&self) -> Result<(), MountError> {
         if rustix::process::geteuid().is_root() {
-            // The force cuts the connection; the call itself fails where the mount is busy.
-            match child::unmount(&self.mountpoint, UnmountFlags::FORCE) {
-                Ok(()) => return Ok(()),
-                Err(_) => return unmount_dir(&self.mountpoint, true),
-            }
+            // In one call: the force cuts the connection, and then this process may end.
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+            return match child::unmount(&self.mountpoint, flags) {
+                Ok(()) => Ok(()),
+                Err(_) => unmount_dir(&self.mountpoint, true),
+            };
         }
         let cut = self.transport.abort();
         unmount_dir(&self.mountpoint, true)?;
