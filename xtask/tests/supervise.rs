@@ -171,7 +171,7 @@ fn a_run_that_is_told_to_end_ends_what_it_has_started() {
     let dir = tempfile::tempdir().unwrap();
     let pid_file = dir.path().join("pid");
     let waits =
-        script(dir.path(), "waits", &format!("echo $$ >{}; exec sleep 1033", pid_file.display()));
+        script(dir.path(), "waits", &format!("echo $$ >'{}'; exec sleep 1033", pid_file.display()));
     let mut command = xtask();
     let mut run =
         command.arg("test").arg("--program").arg(&waits).stdout(Stdio::piped()).spawn().unwrap();

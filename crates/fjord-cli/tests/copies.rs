@@ -538,6 +538,7 @@ fn as_nobody(fjord: &Path, args: &[&str]) -> Result<Output> {
 
 #[test]
 fn what_cannot_be_kept_is_told() -> Result<()> {
+    tools::usual_umask();
     let (scratch, img, tree, _) = place("unkept")?;
     fjord(&["put", "-r"], &img, &[text(&tree), "/srv"])?.ok()?;
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o755))?;
@@ -579,6 +580,7 @@ fn what_cannot_be_kept_is_told() -> Result<()> {
 /// On a file system without access control lists nobody gets rights that the list did not give.
 #[test]
 fn a_list_that_is_lost_widens_nothing() -> Result<()> {
+    tools::usual_umask();
     let (scratch, img, tree, _) = place("widened")?;
     fjord(&["put", "-r"], &img, &[text(&tree), "/srv"])?.ok()?;
     let below = scratch.join("below");

@@ -57,6 +57,7 @@ const IN_FAKEROOT: &str = r#"
 
 #[test]
 fn fakeroot_is_obeyed() -> Result<()> {
+    tools::usual_umask();
     tools::require(&["fakeroot", "setcap"])?;
     let scratch = Scratch::new("fakeroot")?;
     fs::set_permissions(scratch.path(), Permissions::from_mode(0o777))?;

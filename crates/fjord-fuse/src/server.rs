@@ -27,6 +27,11 @@ pub enum ServeError {
 }
 
 /// A file system that is mounted and ready to be served.
+///
+/// The process that serves it should not use it by its own threads. A thread whose request has been read
+/// waits for the answer and ends at no signal; if the process is killed then, the connection stays open
+/// with that thread until somebody writes to `/sys/fs/fuse/connections/N/abort`. What this crate itself
+/// asks of the mount (umount(2), syncfs(2)) a child process asks.
 pub struct Server {
     mounted: Mounted,
     session: Session<EngineHandler>,

@@ -15,9 +15,12 @@ use fjord_block::MemDevice;
 use fjord_fuse::Server;
 use fjord_fuse::mount::{FuseOptions, MountKind, mount_at};
 use fjord_testkit::gate_device::{Cache, GateDevice};
+use fjord_testkit::size::pick;
 
 /// The directory of the image and the mount point, for the process that serves.
 const DIR: &str = "FJORD_KILLED_SERVER_DIR";
+/// Set if it is a `fuseblk` mount.
+const IS_FUSEBLK: &str = "FJORD_KILLED_SERVER_FUSEBLK";
 const IN_UMOUNT: &str = "the umount waits for the device";
 const LONG: Duration = Duration::from_secs(120);
 
@@ -28,7 +31,9 @@ fn serve(dir: &Path) {
     let gate = Arc::new(GateDevice::new(&memory.snapshot(), Cache::Volatile));
     let options = MountOptions { background_threads: false, ..MountOptions::default() };
     let fs = Fs::open_device(gate.clone(), &options).unwrap();
-    let fuse = FuseOptions { kind: MountKind::Fuseblk, ..FuseOptions::default() };
+    let is_fuseblk = std::env::var_os(IS_FUSEBLK).is_some();
+    let kind = if is_fuseblk { MountKind::Fuseblk } else { MountKind::Fuse };
+    let fuse = FuseOptions { kind, ..FuseOptions::default() };
     let server = Server::mount(&fs, &image, &mountpoint, &fuse).unwrap();
     let handle = server.handle();
     thread::spawn(move || server.run());
@@ -52,12 +57,8 @@ fn ends(server: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// Runs twice: the test, which kills the process that it starts, and that process.
-#[test]
-fn a_server_killed_in_its_umount_ends() {
-    if let Some(dir) = std::env::var_os(DIR) {
-        return serve(Path::new(&dir));
-    }
+/// Starts `test` again as the process that serves, kills it, and looks at what it leaves.
+fn kill(test: &str, is_fuseblk: bool) {
     let dir = tempfile::tempdir().unwrap();
     let (image, mountpoint) = (dir.path().join("image"), dir.path().join("mnt"));
     fs::create_dir(&mountpoint).unwrap();
@@ -65,8 +66,9 @@ fn a_server_killed_in_its_umount_ends() {
     let made = mke2fs.args(["-q", "-F", "-t", "ext4"]).arg(&image).arg("64M").status();
     assert!(made.expect("e2fsprogs").success());
     let mut server = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_server_killed_in_its_umount_ends", "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env(DIR, dir.path())
+        .envs(is_fuseblk.then_some((IS_FUSEBLK, "1")))
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -82,4 +84,24 @@ fn a_server_killed_in_its_umount_ends() {
         assert!(began.elapsed() < LONG, "the umount of the child does not end");
         thread::sleep(Duration::from_millis(5));
     }
+    // The lock of the image is free.
+    Fs::open(&image, &MountOptions::default()).unwrap().unmount().unwrap();
+}
+
+/// Runs as the test and, with [`DIR`], as the process that it kills.
+fn killed(test: &str, is_fuseblk: bool) {
+    match std::env::var_os(DIR) {
+        Some(dir) => serve(Path::new(&dir)),
+        None => (0..pick(1, 4, 25)).for_each(|_| kill(test, is_fuseblk)),
+    }
+}
+
+#[test]
+fn a_server_killed_in_its_umount_ends() {
+    killed("a_server_killed_in_its_umount_ends", true);
+}
+
+#[test]
+fn a_server_killed_after_the_umount_of_plain_fuse_ends() {
+    killed("a_server_killed_after_the_umount_of_plain_fuse_ends", false);
 }

@@ -142,7 +142,7 @@ pub fn skipped(what: &str, why: &str) {
 }
 
 /// Has the program take SIGHUP, SIGINT, SIGQUIT and SIGTERM in the default way, though this process may
-/// have been started with them ignored (nohup(1), a shell's background job).
+/// have been started with them ignored (nohup(1), a shell's background job) or blocked.
 pub fn hear_signals(command: &mut Command) -> &mut Command {
     let reset = || {
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
@@ -151,10 +151,22 @@ pub fn hear_signals(command: &mut Command) -> &mut Command {
                 return Err(std::io::Error::last_os_error());
             }
         }
+        // SAFETY: a signal set is plain data, and the pointers are valid.
+        unsafe {
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&raw mut none);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        }
         Ok(())
     };
-    // SAFETY: signal(2) is async-signal-safe, and the closure does nothing else.
+    // SAFETY: signal(2) and sigprocmask(2) are async-signal-safe, and the closure does nothing else.
     unsafe { command.pre_exec(reset) }
+}
+
+/// Gives this process, and what it starts, the usual umask of 022: for tests whose outcome has the modes of
+/// files that they make.
+pub fn usual_umask() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
 }
 
 /// What a finished program said.

@@ -17,6 +17,16 @@ pub(super) fn careless(command: &mut Command) {
     unsafe { command.pre_exec(in_child) };
 }
 
+/// Undoes what such a caller has blocked.
+pub(super) fn unblock_signals() {
+    // SAFETY: a signal set is plain data, and the pointers are valid.
+    unsafe {
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+}
+
 fn in_child() -> io::Result<()> {
     // SAFETY: a signal set is plain data, and all pointers are valid; the child uses descriptor 0 no more.
     unsafe {

@@ -108,12 +108,20 @@ pub(crate) fn run(args: &SuperviseArgs) -> Result<()> {
     std::process::exit(code)
 }
 
-/// Notes SIGTERM, SIGINT, and the end of the parent.
-fn listen() -> Result<Arc<AtomicBool>> {
+/// Notes SIGTERM and SIGINT, also where the caller has them blocked or ignored. Call it before any other
+/// thread is started: they inherit the mask.
+pub(crate) fn hear_signals() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
+    caller::unblock_signals();
+    Ok(stop)
+}
+
+/// Notes signals, and the end of the parent as one.
+fn listen() -> Result<Arc<AtomicBool>> {
+    let stop = hear_signals()?;
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     Ok(stop)
 }

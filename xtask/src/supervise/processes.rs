@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn children_of_children_are_found_and_zombies_are_not() {
         let mut shell = Command::new("sh")
-            .args(["-c", "sleep 97 & echo; read line; kill $!"])
+            .args(["-c", "sleep 97 & echo; read line; kill -KILL $!"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -5,7 +5,6 @@
 
 use std::{
     sync::{
-        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -15,7 +14,7 @@ use std::{
 use anyhow::Result;
 use rustix::process::{Signal, kill_process};
 
-use crate::supervise::{Process, descendants, descendants_outside, print_stacks};
+use crate::supervise::{self, Process, descendants, descendants_outside, print_stacks};
 
 /// Time that supervisors have to take down what is theirs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -31,10 +30,7 @@ impl RunLimit {
     /// Begins to watch.
     pub(crate) fn start(limit: Duration) -> Result<RunLimit> {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-            signal_hook::flag::register(signal, Arc::clone(&stop))?;
-        }
+        let stop = supervise::hear_signals()?;
         let (done, ended) = mpsc::channel();
         let started = Instant::now();
         let watch = move || {
