@@ -36,13 +36,15 @@ fn serve(dir: &Path) {
     let fuse = FuseOptions { kind, ..FuseOptions::default() };
     let server = Server::mount(&fs, &image, &mountpoint, &fuse).unwrap();
     let handle = server.handle();
-    thread::spawn(move || server.run());
+    let serving = thread::spawn(move || server.run());
     fs::write(mountpoint.join("file"), b"content").unwrap();
     gate.hold(|_| true);
     let unmounting = thread::spawn(move || handle.unmount());
     gate.wait_until_held();
     println!("\n{IN_UMOUNT}");
     unmounting.join().unwrap().unwrap();
+    // An umount of plain `fuse` returns before the image is written.
+    let _ = serving.join().unwrap();
 }
 
 /// Waits for the end of the process, for a while.
