@@ -156,6 +156,8 @@ chmod +x /usr/sbin/docker
 fjord mkfs --size 96M -J 32M --from-dir rootfs /srv/disk.img >/dev/null
 ln -s /srv/disk.img disk.img
 mount -t tmpfs none /tmp
+# That of the test may lie below /tmp.
+export TMPDIR=/tmp
 mkdir /tmp/ufs
 clean_up() {
     losetup -n -O NAME -j /tmp/ufs/disk | xargs -r losetup -d
