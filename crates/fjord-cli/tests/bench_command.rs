@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use fjord_block::mountinfo::{self, MountEntry};
-use fjord_testkit::{image::Scratch, size::pick};
+use fjord_testkit::{image::Scratch, size::pick, tools};
 
 fn bench(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fjord"));
@@ -551,10 +551,9 @@ fn a_long_figure_is_announced() -> Result<()> {
 #[test]
 fn an_interrupt_unmounts_and_cleans_up() -> Result<()> {
     let scratch = Scratch::new("bench-interrupt")?;
-    let mut child = bench(scratch.path(), &["--rounds=1000", "--targets=raw,fjord-fuse"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()?;
+    let mut command = bench(scratch.path(), &["--rounds=1000", "--targets=raw,fjord-fuse"]);
+    let mut child =
+        tools::hear_signals(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     // In the middle of it: with a mount.
     let deadline = Instant::now() + Duration::from_secs(120);
     let is_below = |mount: &MountEntry| mount.mountpoint.starts_with(scratch.path());

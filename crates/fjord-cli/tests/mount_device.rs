@@ -203,11 +203,13 @@ fn fstab_with_a_device_a_label_and_a_uuid() -> Result<()> {
     let device = Loop::new(&[], &img)?;
     let shown = run(tools::command("blkid")?.args(["-p", "-s", "UUID", "-o", "value"]).arg(&img))?;
     let uuid = shown.stdout.trim();
-    // In a mount namespace whose /usr/sbin has the helper: nothing of the system changes.
+    // In a mount namespace whose /usr/sbin has the helper: nothing of the system changes. With nofail,
+    // mount(8) says nothing where it finds no such label, which may happen while other tests' devices come
+    // and go: it is asked again.
     let script = "set -e\nmount -t tmpfs none \"$0\"\nmkdir \"$0/up\" \"$0/work\"\n\
                   mount -t overlay -o \"lowerdir=/usr/sbin,upperdir=$0/up,workdir=$0/work\" o \
                   /usr/sbin\nln -s \"$1\" /usr/sbin/mount.fuse.fjord\n\
-                  mount -T \"$2\" \"$3\"\nfindmnt -n -o SOURCE,OPTIONS \"$3\"\ntouch \"$3/made-$5\"\numount \"$4\"\n";
+                  until findmnt -n -o SOURCE,OPTIONS \"$3\"; do mount -T \"$2\" \"$3\"; done\ntouch \"$3/made-$5\"\numount \"$4\"\n";
     let tmp = scratch.join("tmp");
     fs::create_dir(&tmp)?;
     let table = scratch.join("fstab");
@@ -306,6 +308,7 @@ fn a_rival_at_the_handing_over_is_left_alone() -> Result<()> {
     let taken = fs.hand_over(|| {
         // Another instance of fjord is kept off even now.
         second = Some(Fs::open(&device.0, &options).map(drop));
+        ensure_free(&device.0)?;
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
         rival = rustix::fs::open(&device.0, flags, Mode::empty()).ok();
         Err::<(), _>("no mount")
@@ -330,8 +333,16 @@ fn is_in_use(error: Option<&Error>) -> bool {
     matches!(error, Some(Error::Open(e)) if matches!(**e, OpenError::InUse { .. }))
 }
 
+/// Others look at a device, too, and have a claim for a moment: blkid(8) of another test.
 fn ensure_free(device: &Path) -> Result<(), &'static str> {
-    if is_claimed(device) { Err("still claimed") } else { Ok(()) }
+    let until = Instant::now() + Duration::from_secs(60);
+    while is_claimed(device) {
+        if Instant::now() >= until {
+            return Err("still claimed");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// To a second mount(2) of one device the kernel shows the mount there is: nobody would serve the
