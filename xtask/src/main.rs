@@ -1,4 +1,4 @@
-//! The developer's commands: `cargo xtask test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
+//! The developer's commands: `cargo xtask check`, `test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
 //! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `packages`, `deb`.
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.

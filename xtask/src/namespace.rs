@@ -3,12 +3,12 @@
 //! Invariant: a run has no copy of other processes' mounts of loop devices, RAM devices and FUSE: a
 //! copy keeps the device busy after their unmount.
 
-use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use fjord_block::mountinfo::{self, MountEntry};
 use rustix::mount::{UnmountFlags, unmount};
 
 /// Set in the environment of everything that runs inside, to the number of its first process.
@@ -35,9 +35,8 @@ pub(crate) fn enter() -> Result<()> {
 
 fn drop_copies() -> Result<()> {
     let needed = [std::env::current_dir()?, std::env::current_exe()?, std::env::temp_dir()];
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     // Later ones may lie on earlier ones.
-    for dir in copies(&mounts).into_iter().rev() {
+    for dir in copies(mountinfo::mounts()?).into_iter().rev() {
         if !needed.iter().any(|path| path.starts_with(&dir)) {
             // It may have gone with what it lay on.
             let _ = unmount(&dir, UnmountFlags::DETACH);
@@ -46,19 +45,14 @@ fn drop_copies() -> Result<()> {
     Ok(())
 }
 
-/// Where loop devices, RAM devices and FUSE are mounted, by the text of mountinfo (proc(5)).
-fn copies(mountinfo: &str) -> Vec<PathBuf> {
-    let of_line = |line: &str| {
-        let (front, back) = line.split_once(" - ")?;
-        let dir = front.split(' ').nth(4)?;
-        let mut back = back.split(' ');
-        let (kind, source) = (back.next()?, back.next()?);
-        let is_copy = kind.starts_with("fuse")
-            || source.starts_with("/dev/loop")
-            || source.starts_with("/dev/zram");
-        (is_copy && kind != "fusectl").then(|| Path::new(&dir.replace("\\040", " ")).to_owned())
+/// Where loop devices, RAM devices and FUSE are mounted.
+fn copies(mounts: Vec<MountEntry>) -> Vec<PathBuf> {
+    let is_copy = |mount: &MountEntry| {
+        let is_device = |prefix: &str| mount.source.to_string_lossy().starts_with(prefix);
+        let is_fuse = mount.fs_type.starts_with("fuse") && mount.fs_type != "fusectl";
+        is_fuse || is_device("/dev/loop") || is_device("/dev/zram")
     };
-    mountinfo.lines().filter_map(of_line).collect()
+    mounts.into_iter().filter(is_copy).map(|mount| mount.mountpoint).collect()
 }
 
 #[cfg(test)]
@@ -67,14 +61,14 @@ mod tests {
 
     #[test]
     fn only_devices_that_come_and_go_are_dropped() {
-        let mountinfo = "\
+        let mountinfo = b"\
             22 27 0:21 / /proc rw,relatime - proc proc rw\n\
             27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
             30 27 0:30 / /sys/fs/fuse/connections rw - fusectl fusectl rw\n\
             40 27 7:0 / /tmp/a\\040b rw - ext4 /dev/loop0 rw\n\
             41 27 253:1 / /tmp/z rw - ext2 /dev/zram1 rw\n\
             42 27 253:1 / /tmp/f rw - fuseblk.fjord /dev/sdb1 rw\n";
-        let dirs = copies(mountinfo);
+        let dirs = copies(mountinfo::parse(mountinfo));
         assert_eq!(dirs, ["/tmp/a b", "/tmp/z", "/tmp/f"].map(PathBuf::from));
     }
 }

@@ -15,6 +15,8 @@ pub const SIM_SUBTYPE: &str = "fjord-sim";
 /// One mount of this namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
+    /// Unique while the mount exists.
+    pub mount_id: u64,
     /// Device number of the mounted file system.
     pub dev_major: u32,
     /// See `dev_major`.
@@ -44,8 +46,12 @@ impl MountEntry {
 /// # Errors
 /// /proc is not mounted.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
-    let text = fs::read("/proc/self/mountinfo")?;
-    Ok(text.split(|&b| b == b'\n').filter_map(parse_line).collect())
+    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+}
+
+/// The mounts in the text of a mountinfo file. Lines that cannot be read are left out.
+pub fn parse(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 
 /// The uppermost mount on exactly this directory, an absolute path without symbolic links.
@@ -59,12 +65,15 @@ pub fn mount_at(dir: &Path) -> io::Result<Option<MountEntry>> {
 /// `id parent major:minor root mountpoint options [fields] - type source super-options`
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
-    let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let number = |field| std::str::from_utf8(field).ok();
+    let mount_id = number(fields.next()?)?.parse().ok()?;
+    let (major, minor) = number(fields.nth(1)?)?.split_once(':')?;
     let mountpoint = fields.nth(1)?;
     fields.by_ref().find(|f| *f == b"-")?;
     let fs_type = fields.next()?;
     let source = fields.next()?;
     Some(MountEntry {
+        mount_id,
         dev_major: major.parse().ok()?,
         dev_minor: minor.parse().ok()?,
         mountpoint: unescape(mountpoint),
@@ -101,7 +110,7 @@ mod tests {
                      /dev/loop0 rw,user_id=0";
         let m = parse_line(line).unwrap();
         assert_eq!(m.mountpoint, Path::new("/mnt/a b"));
-        assert_eq!((m.dev_major, m.dev_minor), (0, 57));
+        assert_eq!((m.mount_id, m.dev_major, m.dev_minor), (36, 0, 57));
         assert_eq!(m.source, Path::new("/dev/loop0"));
         assert!(m.is_fjord());
         assert_eq!(parse_line(b""), None);

@@ -191,8 +191,9 @@ impl Supervisor {
     fn wait(&mut self) -> Result<Outcome> {
         let changes = resources::MountChanges::open()?;
         loop {
-            self.pause(Some(&changes))?;
-            self.seen.note();
+            if self.pause(&changes)? {
+                self.seen.note();
+            }
             self.forward();
             if let Some(status) = self.reap()? {
                 return Ok(Outcome::Ended(status));
@@ -210,10 +211,10 @@ impl Supervisor {
         }
     }
 
-    /// Until something is printed or mounted, [`POLL`] at most.
-    fn pause(&self, changes: Option<&resources::MountChanges>) -> Result<()> {
-        let mut fds = vec![PollFd::new(&self.output, PollFlags::IN)];
-        fds.extend(changes.map(|changes| PollFd::new(changes, PollFlags::PRI)));
+    /// Until something is printed or mounted, [`POLL`] at most; whether a mount came or went.
+    fn pause(&self, changes: &resources::MountChanges) -> Result<bool> {
+        let mut fds =
+            [PollFd::new(&self.output, PollFlags::IN), PollFd::new(changes, PollFlags::PRI)];
         let timeout = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
         match poll(&mut fds, Some(&timeout)) {
             Err(rustix::io::Errno::INTR) | Ok(_) => {}
@@ -223,7 +224,7 @@ impl Supervisor {
         if fds[0].revents().contains(PollFlags::HUP) {
             std::thread::sleep(POLL);
         }
-        Ok(())
+        Ok(fds[1].revents().intersects(PollFlags::PRI | PollFlags::ERR))
     }
 
     /// Passes on what the pipe holds. Output that nobody reads is lost: the supervisor's work goes on.

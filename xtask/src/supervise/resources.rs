@@ -7,13 +7,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io::{Read, Seek},
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result};
+use fjord_block::mountinfo::{self, MountEntry};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
 /// Where the kernel lists FUSE connections.
@@ -37,38 +37,9 @@ pub(super) fn enter_namespace() -> Result<()> {
     Ok(())
 }
 
-/// A line of mountinfo (proc(5)).
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    id: u64,
-    major: u64,
-    minor: u64,
-    dir: PathBuf,
-    kind: String,
-}
-
-fn parse(mountinfo: &str) -> Vec<Mount> {
-    let of_line = |line: &str| {
-        let (front, back) = line.split_once(" - ")?;
-        let mut front = front.split(' ');
-        let id = front.next()?.parse().ok()?;
-        let (major, minor) = front.nth(1)?.split_once(':')?;
-        let dir = PathBuf::from(unescape(front.nth(1)?));
-        let kind = back.split(' ').next()?.to_owned();
-        Some(Mount { id, major: major.parse().ok()?, minor: minor.parse().ok()?, dir, kind })
-    };
-    mountinfo.lines().filter_map(of_line).collect()
-}
-
-/// Blanks, tabs, newlines and backslashes of names are octal in mountinfo.
-fn unescape(name: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(name.to_owned(), |name, (code, character)| name.replace(code, character))
-}
-
-fn mounts() -> Vec<Mount> {
-    parse(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+fn mounts() -> Vec<MountEntry> {
+    // Without /proc no process is seen either.
+    mountinfo::mounts().unwrap_or_default()
 }
 
 /// Becomes readable, with priority, when a mount of this namespace comes or goes.
@@ -93,8 +64,8 @@ pub(super) struct Connections(BTreeSet<String>);
 impl Connections {
     /// Adds those of today's mounts.
     pub(super) fn note(&mut self) {
-        let fuse = mounts().into_iter().filter(|mount| mount.kind.starts_with("fuse"));
-        self.0.extend(fuse.map(|mount| connection(mount.major, mount.minor)));
+        let fuse = mounts().into_iter().filter(|mount| mount.fs_type.starts_with("fuse"));
+        self.0.extend(fuse.map(|mount| connection(mount.dev_major, mount.dev_minor)));
     }
 
     /// Ends those that are still there: whoever waits for one gets an error. Also those of `fuseblk`
@@ -120,7 +91,7 @@ impl Connections {
 }
 
 /// Name of the connection of a mount: its device number, as one number of 12 + 20 bits.
-fn connection(major: u64, minor: u64) -> String {
+fn connection(major: u32, minor: u32) -> String {
     ((major << 20) | minor).to_string()
 }
 
@@ -137,19 +108,23 @@ impl Resources {
     pub(super) fn now(scratch: &Path) -> Result<Resources> {
         let scratch = scratch.canonicalize()?;
         let loops = loops_below(&scratch);
-        Ok(Resources { mounts: mounts().iter().map(|mount| mount.id).collect(), scratch, loops })
+        Ok(Resources {
+            mounts: mounts().iter().map(|mount| mount.mount_id).collect(),
+            scratch,
+            loops,
+        })
     }
 
     /// Takes down what has come since, names it, and says whether there was something.
     pub(super) fn take_down_new(&self) -> bool {
         let mut left = false;
-        let new = mounts().into_iter().filter(|mount| !self.mounts.contains(&mount.id));
+        let new = mounts().into_iter().filter(|mount| !self.mounts.contains(&mount.mount_id));
         // Later ones may lie on earlier ones.
         for mount in new.collect::<Vec<_>>().into_iter().rev() {
             left = true;
-            say!("left behind: mount of {} on {}", mount.kind, mount.dir.display());
-            if let Err(error) = rustix::mount::unmount(&mount.dir, UnmountFlags::DETACH) {
-                say!("cannot unmount {}: {error}", mount.dir.display());
+            say!("left behind: mount of {} on {}", mount.fs_type, mount.mountpoint.display());
+            if let Err(error) = rustix::mount::unmount(&mount.mountpoint, UnmountFlags::DETACH) {
+                say!("cannot unmount {}: {error}", mount.mountpoint.display());
             }
         }
         for (device, image) in loops_below(&self.scratch) {
@@ -171,32 +146,11 @@ impl Resources {
 fn loops_below(dir: &Path) -> BTreeMap<String, PathBuf> {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let of_device = |entry: fs::DirEntry| {
-        let mut image = String::new();
-        let mut file = File::open(entry.path().join("loop/backing_file")).ok()?;
-        file.rewind().ok()?;
-        file.read_to_string(&mut image).ok()?;
+        let image = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
         // The kernel adds this to the name of a file that is removed.
         let image = image.trim_end_matches('\n').trim_end_matches(" (deleted)");
         let name = entry.file_name().into_string().ok()?;
         Path::new(image).starts_with(dir).then(|| (name, PathBuf::from(image)))
     };
     devices.filter_map(of_device).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_mountinfo_are_read() {
-        let mountinfo = "\
-            22 27 0:21 / /proc rw,relatime - proc proc rw\n\
-            42 27 7:3 / /tmp/a\\040b rw shared:1 - fuseblk.fjord /dev/loop3 rw\n\
-            nonsense\n";
-        let mounts = parse(mountinfo);
-        assert_eq!(mounts.len(), 2);
-        assert_eq!(mounts[1].dir, Path::new("/tmp/a b"));
-        assert_eq!((mounts[1].id, mounts[1].major, mounts[1].minor), (42, 7, 3));
-        assert_eq!(mounts[1].kind, "fuseblk.fjord");
-    }
 }
