@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use fjord_testkit::{
     fjord_mount::is_mounted,
     image::{self, Scratch},
@@ -45,13 +45,17 @@ struct Served {
 struct Way {
     options: &'static str,
     daemon: bool,
+    /// It is the only process of its mount namespace, whose mounts go with it.
+    is_alone: bool,
 }
 
-const WAYS: [Way; 4] = [
-    Way { options: "rw", daemon: true },
-    Way { options: "nofuseblk", daemon: true },
-    Way { options: "rw", daemon: false },
-    Way { options: "nofuseblk", daemon: false },
+const WAYS: [Way; 6] = [
+    Way { options: "rw", daemon: true, is_alone: false },
+    Way { options: "nofuseblk", daemon: true, is_alone: false },
+    Way { options: "rw", daemon: true, is_alone: true },
+    Way { options: "rw", daemon: false, is_alone: false },
+    Way { options: "nofuseblk", daemon: false, is_alone: false },
+    Way { options: "rw", daemon: false, is_alone: true },
 ];
 
 /// When the daemon is killed.
@@ -68,7 +72,13 @@ enum Moment {
 impl Way {
     /// Starts a mount; it may not be there yet.
     fn start(self, image: &Path, dir: &Path) -> Result<Child> {
-        let mut command = Command::new(program());
+        let mut command = if self.is_alone {
+            let mut command = tools::command("unshare")?;
+            command.args(["--mount", "--propagation", "private", "--"]).arg(program());
+            command
+        } else {
+            Command::new(program())
+        };
         tools::hear_signals(&mut command).args(["mount", "-o", self.options]);
         if self.daemon {
             command.arg("--daemon");
@@ -79,22 +89,42 @@ impl Way {
 
     fn serve(self, image: &Path, dir: &Path) -> Result<Served> {
         let mut child = self.start(image, dir)?;
-        let until = Instant::now() + PATIENCE;
-        while !is_mounted(dir)? {
-            if let Some(status) = child.try_wait()? {
-                ensure!(status.success() && is_mounted(dir)?, "no mount: {status}");
-            }
-            ensure!(Instant::now() < until, "no mount");
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let pid = if self.daemon {
             ensure!(child.wait()?.success(), "the start of the daemon failed");
             *servers(image)?.first().context("no daemon")?
         } else {
             i32::try_from(child.id())?
         };
-        Ok(Served { image: image.to_owned(), dir: dir.to_owned(), child, pid })
+        let until = Instant::now() + PATIENCE;
+        while !is_mounted_for(pid, dir)? {
+            if !self.daemon
+                && let Some(status) = child.try_wait()?
+            {
+                bail!("no mount: {status}");
+            }
+            ensure!(Instant::now() < until, "no mount");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // As the server sees it, whatever its mount namespace is.
+        let dir = format!("/proc/{pid}/root{}", dir.display()).into();
+        Ok(Served { image: image.to_owned(), dir, child, pid })
     }
+}
+
+/// Whether something is mounted on `dir` in the mount namespace of a process.
+fn is_mounted_for(pid: i32, dir: &Path) -> Result<bool> {
+    let table = fs::read(format!("/proc/{pid}/mountinfo"))?;
+    Ok(fjord_block::mountinfo::parse(&table).iter().any(|entry| entry.mountpoint == dir))
+}
+
+/// Whether nothing is left of a process but what its parent has not asked for. One whose first thread has
+/// ended and another cannot is not among [`servers`] any more.
+fn has_ended(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| fs::read_to_string(thread.path().join("stat"))).all(|stat| match stat {
+        Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])),
+        Err(_) => true,
+    })
 }
 
 /// Processes of the program with `image` among their arguments.
@@ -186,10 +216,10 @@ impl Served {
         }
         loop {
             let left = servers(&self.image)?;
-            if left.is_empty() {
+            if left.is_empty() && has_ended(self.pid) {
                 return Ok(killed.elapsed());
             }
-            ensure!(Instant::now() < until, "processes that cannot be killed: {left:?}");
+            ensure!(Instant::now() < until, "{} or {left:?} cannot be killed", self.pid);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -250,7 +280,7 @@ fn killed(moment: Moment, rounds: usize) -> Result<()> {
         for round in 0..rounds {
             let what = || format!("{way:?}, round {round}");
             let mut served = way.serve(&image, &dir).with_context(what)?;
-            write(&dir, round).with_context(what)?;
+            write(&served.dir, round).with_context(what)?;
             seen_count += usize::from(served.kill_at(moment, &mut rng).with_context(what)?);
             longest = longest.max(served.ends().with_context(what)?);
             free_mount_point(&dir, &image, round).with_context(what)?;

@@ -420,7 +420,7 @@ fn mount_unprivileged(
         io::ErrorKind::NotFound => MountError::NoFusermount,
         _ => MountError::Fusermount(e.to_string()),
     })?;
-    Ok(DevFuse::new(fd))
+    DevFuse::new(fd).map_err(|e| MountError::io("take over /dev/fuse", e))
 }
 
 /// The `-o` list for fusermount3.

@@ -6,9 +6,9 @@
 
 use std::{
     fs::File,
-    io::{self, IoSlice, Read, Write},
+    io::{self, Write},
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::OpenOptionsExt,
     },
     path::Path,
@@ -17,9 +17,11 @@ use std::{
 
 use fjord_block::lock::{Mutex, Rank};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use super::duty::{Duty, Turn};
+use super::fuse_fd::FuseFd;
 use super::polling::Polling;
 use super::{Channel, ReplyPath, RequestBuf, Transport};
 use crate::abi::FUSE_DEV_IOC_CLONE;
@@ -32,7 +34,7 @@ pub const DEV_FUSE: &str = "/dev/fuse";
 #[derive(Debug)]
 pub struct DevFuse {
     /// The descriptor that was given to mount(2). Gone once the connection was aborted.
-    fd: Mutex<Option<Arc<OwnedFd>>>,
+    fd: Mutex<Option<Arc<FuseFd>>>,
     /// The kernel's number of the connection, once the mount is known.
     connection: Mutex<Option<u64>>,
     polling: Arc<Polling>,
@@ -41,13 +43,16 @@ pub struct DevFuse {
 
 impl DevFuse {
     /// Takes over a descriptor of /dev/fuse that is, or will be, mounted.
-    pub fn new(fd: OwnedFd) -> DevFuse {
-        DevFuse {
-            fd: Mutex::new(Rank::FuseFd, Some(Arc::new(fd))),
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn new(fd: OwnedFd) -> io::Result<DevFuse> {
+        Ok(DevFuse {
+            fd: Mutex::new(Rank::FuseFd, Some(Arc::new(FuseFd::new(fd)?))),
             connection: Mutex::new(Rank::FuseConnection, None),
             polling: Arc::default(),
             duty: Arc::default(),
-        }
+        })
     }
 
     /// Opens /dev/fuse, not yet mounted.
@@ -55,15 +60,14 @@ impl DevFuse {
     /// # Errors
     /// As open(2): the module is not loaded, or permission is missing.
     pub fn open() -> io::Result<DevFuse> {
-        let file = File::options().read(true).write(true).open(DEV_FUSE)?;
-        Ok(DevFuse::new(file.into()))
+        DevFuse::new(File::options().read(true).write(true).open(DEV_FUSE)?.into())
     }
 
     /// The descriptor to hand to mount(2).
     ///
     /// # Errors
     /// ENOTCONN after [`Transport::abort`].
-    pub fn fd(&self) -> io::Result<Arc<OwnedFd>> {
+    pub fn fd(&self) -> io::Result<Arc<FuseFd>> {
         self.fd.lock().clone().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTCONN))
     }
 
@@ -79,13 +83,13 @@ impl DevFuse {
 impl Transport for DevFuse {
     fn channel(&self) -> io::Result<Box<dyn Channel>> {
         let session = self.fd()?;
-        let sleeping = match clone_device(session.as_fd(), 0)? {
-            Some(file) => file,
+        let sleeping = match clone_device(&session, 0)? {
+            Some(cloned) => cloned,
             // Sandboxes may forbid the ioctl: share the descriptor then, which is only slower.
-            None => session.try_clone()?.into(),
+            None => session.further(session.as_fd().try_clone_to_owned()?)?,
         };
         let polled = match self.polling.is_possible() {
-            true => clone_device(session.as_fd(), libc::O_NONBLOCK)?,
+            true => clone_device(&session, libc::O_NONBLOCK)?,
             false => None,
         };
         let worker = self.duty.worker();
@@ -130,23 +134,24 @@ fn open_abort(connection: u64) -> io::Result<File> {
 
 /// A further way into the same connection, with a list of pending requests of its own; `None`
 /// where that is forbidden.
-fn clone_device(session: BorrowedFd<'_>, flags: i32) -> io::Result<Option<File>> {
+fn clone_device(session: &FuseFd, flags: i32) -> io::Result<Option<FuseFd>> {
     let file = File::options().read(true).write(true).custom_flags(flags).open(DEV_FUSE)?;
+    let further = session.further(file.into())?;
     let session_fd = session.as_raw_fd() as u32;
     // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call.
     let rc = unsafe {
-        libc::ioctl(file.as_raw_fd(), FUSE_DEV_IOC_CLONE as libc::Ioctl, &raw const session_fd)
+        libc::ioctl(further.as_raw_fd(), FUSE_DEV_IOC_CLONE as libc::Ioctl, &raw const session_fd)
     };
-    Ok((rc == 0).then_some(file))
+    Ok((rc == 0).then_some(further))
 }
 
 /// One worker's descriptors of /dev/fuse.
 #[derive(Debug)]
 pub struct DevFuseChannel {
     /// Waits for requests.
-    sleeping: Arc<File>,
+    sleeping: Arc<FuseFd>,
     /// Only looks whether there is one. None where polling is of no use or not allowed.
-    polled: Option<Arc<File>>,
+    polled: Option<Arc<FuseFd>>,
     /// Which of the two the last request came through: its reply must leave there.
     received_polled: bool,
     polling: Arc<Polling>,
@@ -154,7 +159,7 @@ pub struct DevFuseChannel {
     /// What `duty` knows this one as.
     worker: u64,
     /// Keeps the connection alive while this worker serves it.
-    _session: Arc<OwnedFd>,
+    _session: Arc<FuseFd>,
 }
 
 impl Drop for DevFuseChannel {
@@ -171,15 +176,13 @@ enum Found {
 }
 
 /// Reads once.
-fn read_once(mut file: &File, room: &mut [u8]) -> io::Result<Found> {
-    match file.read(room) {
+fn read_once(fd: &FuseFd, room: &mut [u8]) -> io::Result<Found> {
+    match rustix::io::read(fd, room) {
         Ok(len) => Ok(Found::Request(len)),
-        Err(e) => match e.raw_os_error() {
-            // ENOENT: the request was interrupted before it could be read.
-            Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Ok(Found::Nothing),
-            Some(libc::ENODEV | libc::ECONNABORTED) => Ok(Found::End),
-            _ => Err(e),
-        },
+        // NOENT: the request was interrupted before it could be read.
+        Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(Found::Nothing),
+        Err(Errno::NODEV | Errno::CONNABORTED) => Ok(Found::End),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -228,19 +231,6 @@ impl Channel for DevFuseChannel {
         match &self.polled {
             Some(polled) if self.received_polled => polled.clone(),
             _ => self.sleeping.clone(),
-        }
-    }
-}
-
-impl ReplyPath for File {
-    fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        let mut file = self;
-        match file.write_vectored(parts) {
-            Ok(_) => Ok(()),
-            // The request was interrupted, or the connection has ended: no caller waits for this
-            // reply.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
-            Err(e) => Err(e),
         }
     }
 }

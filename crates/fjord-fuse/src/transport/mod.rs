@@ -18,10 +18,12 @@ mod buffer;
 mod clock;
 mod dev;
 mod duty;
+mod fuse_fd;
 mod polling;
 
 pub use buffer::RequestBuf;
 pub use dev::{DEV_FUSE, DevFuse, DevFuseChannel};
+pub use fuse_fd::FuseFd;
 
 /// One connection.
 pub trait Transport: Send + Sync {
