@@ -183,19 +183,20 @@ fn tables(root: &Path, number: usize, run: &mut KernelExecutor) -> std::io::Resu
     file.sync_all()
 }
 
-/// Copies a live image; again when the device wrote meanwhile.
+/// Copies a live image; again when the device wrote meanwhile, or had not finished a write.
 pub(crate) fn copy_quiet(live: &Path, copy: &Path, device: &str) -> Result<()> {
     let stat = format!("/sys/block/{device}/stat");
-    let writes = || -> Result<String> {
+    let writes = || -> Result<(String, String)> {
         let text = std::fs::read_to_string(&stat).with_context(|| format!("reading {stat}"))?;
         let fields: Vec<&str> = text.split_whitespace().collect();
         // Writes completed, and requests in flight.
-        Ok(format!("{:?} {:?}", fields.get(4), fields.get(8)))
+        let field = |at: usize| fields.get(at).copied().unwrap_or_default().to_owned();
+        Ok((field(4), field(8)))
     };
     for _ in 0..200 {
         let before = writes()?;
         image::copy_sparse(live, copy)?;
-        if writes()? == before {
+        if before.1 == "0" && writes()? == before {
             return Ok(());
         }
     }

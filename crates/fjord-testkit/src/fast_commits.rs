@@ -43,16 +43,41 @@ pub const RECIPES: &[Recipe] = &[
     Recipe { name: "directories", mke2fs: &["-b", "4096"], directories: true, many: true },
 ];
 
-/// Lets Linux work on an image and copies it after some of the fsyncs.
-pub fn make(recipe: &Recipe, seed: u64, rounds: u64, dir: &Path) -> Result<Vec<PathBuf>> {
-    let live = dir.join(format!("{}-live.img", recipe.name));
-    image::make_sparse(&live, SIZE)?;
+/// An image, mounted by Linux so that only fsyncs commit: the timers are kept out.
+fn mounted(live: &Path, recipe: &Recipe) -> Result<KernelMount> {
+    image::make_sparse(live, SIZE)?;
     let mut mke2fs = tools::command("mke2fs")?;
     mke2fs.args(["-q", "-F", "-t", "ext4", "-O", "fast_commit", "-J", "size=8"]);
     mke2fs.args(["-E", "lazy_itable_init=0"]).args(recipe.mke2fs);
-    tools::run(mke2fs.arg(&live))?.ok()?;
-    // The timers are kept out, so that only fsyncs commit.
-    let mount = KernelMount::new(&live, "commit=300,noinit_itable")?;
+    tools::run(mke2fs.arg(live))?.ok()?;
+    KernelMount::new(live, "commit=300,noinit_itable")
+}
+
+/// An image with a fast commit of Linux in which a file without a name is: unlinked while it was open.
+pub fn make_with_nameless_inode(dir: &Path) -> Result<PathBuf> {
+    let (live, copy) = (dir.join("live.img"), dir.join("nameless.img"));
+    let mount = mounted(&live, &RECIPES[0])?;
+    let device = mount.loop_name()?;
+    for name in ["unlinked", "other"] {
+        std::fs::write(mount.path().join(name), [1; 5000])?;
+    }
+    rustix::fs::syncfs(File::open(mount.path())?)?;
+    let unlinked = OpenOptions::new().write(true).open(mount.path().join("unlinked"))?;
+    unlinked.write_all_at(&[2; 9000], 0)?;
+    std::fs::remove_file(mount.path().join("unlinked"))?;
+    let other = OpenOptions::new().append(true).open(mount.path().join("other"))?;
+    other.write_all_at(&[3; 4000], 5000)?;
+    other.sync_all()?;
+    copy_quiet(&live, &copy, &device)?;
+    drop((unlinked, other));
+    mount.unmount()?;
+    Ok(copy)
+}
+
+/// Lets Linux work on an image and copies it after some of the fsyncs.
+pub fn make(recipe: &Recipe, seed: u64, rounds: u64, dir: &Path) -> Result<Vec<PathBuf>> {
+    let live = dir.join(format!("{}-live.img", recipe.name));
+    let mount = mounted(&live, recipe)?;
     let device = mount.loop_name()?;
     let mut worker = Worker { root: mount.path().to_owned(), rng: Rng::new(seed), round: 0 };
     worker.begin()?;
@@ -150,7 +175,9 @@ impl Worker {
             10 if path.exists() => std::fs::remove_file(&path)?,
             11 if path.exists() => {
                 let to = self.root.join("b").join(format!("link{}", self.round));
-                std::fs::hard_link(&path, &to)?;
+                if !to.exists() {
+                    std::fs::hard_link(&path, &to)?;
+                }
                 return Ok(to);
             }
             _ => self.write(&path)?,

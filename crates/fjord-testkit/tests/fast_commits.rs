@@ -7,10 +7,11 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, ensure};
 use fjord::{Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, XattrFlags};
 use fjord_format::jbd2::fast_commit::Record;
+use fjord_testkit::dirty::{self, ByLinux};
 use fjord_testkit::fast_commits::{self, RECIPES, without_directory_times};
 use fjord_testkit::image::{self, KernelMount, Scratch};
 use fjord_testkit::manifest::{Compare, Manifest};
-use fjord_testkit::{dirty, rng, tools};
+use fjord_testkit::{rng, tools};
 
 /// Times of change differ where the replay of one recoverer counts as a change.
 const ALIKE: Compare = Compare { ctime: false, ..Compare::SAME_IMAGE };
@@ -28,6 +29,20 @@ struct Checked {
     commits: u32,
     /// e2fsck recovered it too.
     by_e2fsck: bool,
+    /// So did Linux, which refuses an inode without a name: [`has_nameless_inode`].
+    by_linux: bool,
+}
+
+/// Whether an inode without a name is recorded: one that was unlinked while it was open, or while the
+/// writeback of another process had it. Linux 6.18 refuses an image with such a fast commit, of its own
+/// making: the replay reads the inode as one that must have a name.
+fn has_nameless_inode(records: &[Record]) -> bool {
+    // i_links_count.
+    let links = |bytes: &[u8]| bytes.get(0x1a..0x1c).map(|links| links == [0, 0]);
+    records.iter().any(|record| match record {
+        Record::Inode { bytes, .. } => links(bytes) == Some(true),
+        _ => false,
+    })
 }
 
 /// Whether a file is deleted: e2fsck 1.47.0 removes its name and leaves the inode to lost+found,
@@ -61,29 +76,36 @@ fn check_all(dirty: &Path, is_for_e2fsck: impl Fn(&[Record]) -> bool) -> Result<
     image::e2fsck_clean(&ours).context("after fjord's recovery")?;
     let ours = tree(&ours)?;
     let began = SystemTime::now();
-    let linux = dirty::recovered_by_linux(dirty, &scratch)?.image()?;
-    // Its replay leaves link counts of directories to e2fsck.
-    image::e2fsck_repair(&linux)?;
-    let mut linux = tree(&linux)?;
-    linux.take_back_truncation_times(&ours, began);
-    linux.diff(&ours, &ALIKE).ok("Linux", "fjord")?;
+    let records = &plan.report().fast_commit_records;
+    let by_linux = match dirty::recovered_by_linux(dirty, &scratch)? {
+        ByLinux::Refused(_) if has_nameless_inode(records) => false,
+        recovered => {
+            let linux = recovered.image()?;
+            // Its replay leaves link counts of directories to e2fsck.
+            image::e2fsck_repair(&linux)?;
+            let mut linux = tree(&linux)?;
+            linux.take_back_truncation_times(&ours, began);
+            linux.diff(&ours, &ALIKE).ok("Linux", "fjord")?;
+            true
+        }
+    };
     let copy = scratch.join("by-e2fsck.img");
     image::copy_sparse(dirty, &copy)?;
     let said = image::e2fsck_repair(&copy)?;
     // 1.47.0 gives the whole log up where the area begins with an older transaction's head.
     let gives_up = said.stderr.contains("while recovering journal");
-    if gives_up || !is_for_e2fsck(&plan.report().fast_commit_records) {
-        return Ok(Checked { commits, by_e2fsck: false });
+    if gives_up || !is_for_e2fsck(records) {
+        return Ok(Checked { commits, by_e2fsck: false, by_linux });
     }
     tree(&copy)?.diff(&ours, &ALIKE).ok("e2fsck", "fjord")?;
-    Ok(Checked { commits, by_e2fsck: true })
+    Ok(Checked { commits, by_e2fsck: true, by_linux })
 }
 
 #[test]
 fn fast_commits_of_linux_recover_alike() -> Result<()> {
     let seed = rng::seed_from_env("fast_commits_of_linux_recover_alike", 1);
     let mut all_by_e2fsck = 0;
-    let (mut bad, mut images, mut all) = (Vec::new(), 0, 0);
+    let (mut bad, mut images, mut all, mut refused_by_linux) = (Vec::new(), 0, 0, 0);
     for (number, recipe) in RECIPES.iter().enumerate() {
         let scratch = Scratch::in_memory("fast-commits")?;
         let (mut commits, mut by_e2fsck) = (0, 0);
@@ -93,6 +115,7 @@ fn fast_commits_of_linux_recover_alike() -> Result<()> {
             match check(&dirty) {
                 Ok(checked) => {
                     commits += checked.commits;
+                    refused_by_linux += u32::from(!checked.by_linux);
                     by_e2fsck += u32::from(checked.by_e2fsck);
                 }
                 Err(error) => bad.push(format!("{}: {error:#}", dirty.display())),
@@ -102,8 +125,54 @@ fn fast_commits_of_linux_recover_alike() -> Result<()> {
         all += commits;
         all_by_e2fsck += by_e2fsck;
     }
+    println!("{refused_by_linux} images with an inode without a name, which Linux refuses");
+    ensure!(refused_by_linux * 10 < images, "Linux refuses {refused_by_linux} of {images}");
     ensure!(all > 40 && all_by_e2fsck > 10, "only {all} fast commits, {all_by_e2fsck} by e2fsck");
     ensure!(bad.is_empty(), "{} of {images} images:\n{}", bad.len(), bad.join("\n"));
+    Ok(())
+}
+
+/// Linux records the inode of a file that was unlinked while it was open, and then refuses the image.
+/// fjord takes it.
+#[test]
+fn a_nameless_inode_of_linux_is_recovered() -> Result<()> {
+    let scratch = Scratch::in_memory("fast-commits")?;
+    let dirty = fast_commits::make_with_nameless_inode(scratch.path())?;
+    let plan = fjord::inspect::log(&dirty)?.context("the image has a journal")?;
+    ensure!(has_nameless_inode(&plan.report().fast_commit_records), "Linux records no such inode");
+    let checked = check(&dirty)?;
+    println!("recovered by Linux: {}, by e2fsck: {}", checked.by_linux, checked.by_e2fsck);
+    Ok(())
+}
+
+/// fjord writes nothing that Linux refuses so: files that are unlinked while they are open are fsynced, and
+/// others beside them.
+#[test]
+fn a_nameless_inode_of_fjord_is_recovered_by_all() -> Result<()> {
+    let scratch = Scratch::in_memory("fast-commits")?;
+    let image = made(&scratch, "fast_commit")?;
+    let fs = Fs::open(&image, &MountOptions { background_threads: false, ..with_policy() })?;
+    let (root, cred) = (fs.root()?, Cred::root());
+    let [old, other] = [root.create(b"old", 0o644, &cred)?, root.create(b"other", 0o644, &cred)?];
+    fs.sync()?;
+    let new = root.create(b"new", 0o644, &cred)?;
+    new.write(0, &[1; 5000])?;
+    new.fsync(false)?;
+    for file in [&old, &new] {
+        file.write(0, &[2; 9000])?;
+    }
+    root.unlink(b"old")?;
+    root.unlink(b"new")?;
+    for (step, file) in [&other, &old, &new, &other].into_iter().enumerate() {
+        file.write(9000 * step as u64, &[3; 9000])?;
+        file.fsync(false)?;
+    }
+    drop(root);
+    fs.shutdown(fjord::ShutdownMode::NoLogFlush)?;
+    drop((old, new, other, fs));
+    let checked = check_all(&image, |_| true)?;
+    ensure!(checked.by_linux && checked.by_e2fsck, "it is not recovered by all");
+    ensure!(checked.commits > 0, "no fast commit");
     Ok(())
 }
 
