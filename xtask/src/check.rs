@@ -21,6 +21,13 @@ const LIMIT: Duration = Duration::from_secs(20 * 60);
 /// The crash explorer, and which of its test programs looks at a few workloads of each kind.
 const CRASH: (&str, &str) = ("fjord-crash", "fjord-crash: quick");
 
+/// Pages that a test compares with the code: page, folder of the package, program.
+const READ_PAGES: [(&str, &str, &str); 3] = [
+    ("docs/fast-commit-compatibility.md", "fjord", "fjord: modules"),
+    ("docs/locking.md", "fjord-block", "fjord-block: lock_ranks"),
+    ("docs/images.md", "fjord-cli", "fjord-cli: manual_pages"),
+];
+
 /// Arguments of `cargo xtask check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
@@ -34,10 +41,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     let root = crate::workspace();
     let limit = RunLimit::start(LIMIT)?;
     let started = Instant::now();
-    let packages = touched(&changed_files(&root, &args.since)?);
+    let files = changed_files(&root, &args.since)?;
+    let packages = touched(&files);
+    let pages = READ_PAGES.iter().filter(|(page, ..)| files.iter().any(|file| file == page));
+    let pages: Vec<_> = pages.filter(|(_, package, _)| !packages.contains(*package)).collect();
     let mut run = Run::new(&root, "check")?;
     run.totals.prepare("format", || cargo(&root, &["fmt", "--all", "--check"]));
-    if !packages.is_empty() {
+    if !packages.is_empty() || !pages.is_empty() {
         println!("crates: {}", packages.iter().cloned().collect::<Vec<_>>().join(", "));
         run.totals.prepare("lints", || {
             let lints =
@@ -48,14 +58,17 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
         run.totals.prepare("build", || {
             // The program that tests start.
             cargo(&root, &["build", "--package", "fjord-cli", "--quiet"])?;
-            let names = packages.iter().map(|name| cargo_name(name)).chain([CRASH.0.to_owned()]);
-            let names: BTreeSet<String> = names.collect();
+            let names = packages.iter().map(String::as_str);
+            let names = names.chain(pages.iter().map(|(_, package, _)| *package)).chain([CRASH.0]);
+            let names: BTreeSet<String> = names.map(cargo_name).collect();
             let which = names.iter().flat_map(|name| ["--package", name]).collect::<Vec<_>>();
             built = programs::build(&root, &which)?;
             Ok(())
         });
         let is_wanted = |program: &programs::TestProgram| {
-            packages.contains(&program.package) || program.name == CRASH.1
+            packages.contains(&program.package)
+                || (program.name == CRASH.1 && !packages.is_empty())
+                || pages.iter().any(|(.., name)| *name == program.name)
         };
         let jobs: Vec<_> = built
             .iter()
