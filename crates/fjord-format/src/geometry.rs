@@ -7,7 +7,7 @@
 
 use crate::error::{FormatError, Result};
 use crate::features::{Compat, Features, Incompat, RoCompat};
-use crate::superblock::{OS_HURD, RawSuperblock};
+use crate::superblock::{OS_HURD, OS_LINUX, RawSuperblock};
 use crate::types::{BlockNo, GroupNo, InodeNo};
 
 const STRUCTURE: &str = "superblock";
@@ -75,8 +75,11 @@ pub struct Geometry {
     pub uuid: [u8; 16],
     /// Feature bits.
     pub features: Features,
-    /// Made by the Hurd, which uses some inode fields otherwise.
+    /// Made by the Hurd, which has a translator's block where Linux has the inode's version.
     pub is_hurd: bool,
+    /// Inode checksums can be relied on: Linux neither checks nor writes those of images that another
+    /// system made.
+    pub has_checked_inodes: bool,
 }
 
 /// Where an inode lies.
@@ -155,6 +158,7 @@ impl Geometry {
             uuid: sb.s_uuid,
             features,
             is_hurd: sb.s_creator_os.get() == OS_HURD,
+            has_checked_inodes: features.has_metadata_csum() && sb.s_creator_os.get() == OS_LINUX,
         };
         geometry.check_fixed_metadata_fits()?;
         Ok(geometry)

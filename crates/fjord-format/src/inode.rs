@@ -284,11 +284,9 @@ impl DiskInode {
         let has = |offset: usize| fits(offset, extra_isize);
         let mode = raw.i_mode.get();
         let flags = InodeFlags::from_bits_retain(raw.i_flags.get());
-        let (uid_high, gid_high) = if geometry.is_hurd {
-            (0, 0)
-        } else {
-            (u32::from(raw.l_i_uid_high.get()) << 16, u32::from(raw.l_i_gid_high.get()) << 16)
-        };
+        let uid_high = u32::from(raw.l_i_uid_high.get()) << 16;
+        let gid_high = u32::from(raw.l_i_gid_high.get()) << 16;
+        let version_lo = if geometry.is_hurd { 0 } else { raw.l_i_version.get() };
         let size_high = if size_is_wide(mode, geometry) { raw.i_size_high.get() } else { 0 };
         let version_hi =
             if has(offset_of!(RawInode, i_version_hi)) { raw.i_version_hi.get() } else { 0 };
@@ -324,7 +322,7 @@ impl DiskInode {
             links_count: raw.i_links_count.get(),
             blocks_512: decode_blocks(&raw, flags, geometry)?,
             flags,
-            version: u64::from(version_hi) << 32 | u64::from(raw.l_i_version.get()),
+            version: u64::from(version_hi) << 32 | u64::from(version_lo),
             i_block: raw.i_block,
             generation: raw.i_generation.get(),
             file_acl: BlockNo(acl_high | u64::from(raw.i_file_acl_lo.get())),
@@ -380,10 +378,8 @@ impl DiskInode {
         raw.i_mode.set(self.mode);
         raw.i_uid.set(self.uid as u16);
         raw.i_gid.set(self.gid as u16);
-        if !geometry.is_hurd {
-            raw.l_i_uid_high.set((self.uid >> 16) as u16);
-            raw.l_i_gid_high.set((self.gid >> 16) as u16);
-        }
+        raw.l_i_uid_high.set((self.uid >> 16) as u16);
+        raw.l_i_gid_high.set((self.gid >> 16) as u16);
         raw.i_size_lo.set(self.size as u32);
         if size_is_wide(self.mode, geometry) {
             raw.i_size_high.set((self.size >> 32) as u32);
@@ -396,7 +392,9 @@ impl DiskInode {
         let mut flags = self.flags;
         encode_blocks(self.blocks_512, raw, &mut flags, geometry)?;
         raw.i_flags.set(flags.bits());
-        raw.l_i_version.set(self.version as u32);
+        if !geometry.is_hurd {
+            raw.l_i_version.set(self.version as u32);
+        }
         raw.i_block = self.i_block;
         raw.i_generation.set(self.generation);
         raw.i_file_acl_lo.set(self.file_acl.0 as u32);
@@ -562,7 +560,7 @@ fn encode_blocks(
 /// # Errors
 /// [`FormatError::Checksum`], [`FormatError::Truncated`].
 pub fn verify_checksum(bytes: &[u8], geometry: &Geometry, ino: InodeNo) -> Result<()> {
-    if !geometry.features.has_metadata_csum() {
+    if !geometry.has_checked_inodes {
         return Ok(());
     }
     let raw = read_raw(bytes, geometry)?;

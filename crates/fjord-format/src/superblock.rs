@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::checksum::{self, SEED_START};
 use crate::error::{FormatError, Result};
 use crate::features::{Compat, Features, Incompat, RoCompat};
+use crate::geometry::GOOD_OLD_INODE_BYTES;
 use crate::types::InodeNo;
 
 /// Where the primary superblock starts, in bytes from the start of the device.
@@ -23,6 +24,10 @@ pub const SUPERBLOCK_BYTES: usize = 1024;
 pub const MAGIC: u16 = 0xef53;
 /// Value of `s_checksum_type` for CRC-32C, the only one there is.
 pub const CHECKSUM_TYPE_CRC32C: u8 = 1;
+/// Value of `s_rev_level` of the first ext2: fixed sizes, no features.
+const REVISION_WITHOUT_FEATURES: u32 = 0;
+/// Value of `s_rev_level` of all others.
+const REVISION_WITH_FEATURES: u32 = 1;
 /// Value of `s_creator_os` for Linux.
 pub const OS_LINUX: u32 = 0;
 /// Value of `s_creator_os` for the Hurd, whose inodes are laid out otherwise.
@@ -370,6 +375,22 @@ impl RawSuperblock {
         self.s_feature_compat.set(features.compat.bits());
         self.s_feature_incompat.set(features.incompat.bits());
         self.s_feature_ro_compat.set(features.ro_compat.bits());
+    }
+
+    /// Whether the revision has features. Those of revision 0 count all the same, as they do for Linux.
+    pub fn has_features(&self) -> bool {
+        self.s_rev_level.get() != REVISION_WITHOUT_FEATURES
+    }
+
+    /// Adds features, as their first use on a mounted file system does: a revision without them is
+    /// raised to one that has them.
+    pub fn add_features(&mut self, more: &Features) {
+        if !self.has_features() {
+            self.s_rev_level.set(REVISION_WITH_FEATURES);
+            self.s_first_ino.set(InodeNo::GOOD_OLD_FIRST.0);
+            self.s_inode_size.set(GOOD_OLD_INODE_BYTES);
+        }
+        self.set_features(&self.features().with(more));
     }
 
     /// The checksum that these bytes call for.

@@ -17,6 +17,12 @@ pub(super) fn entry_hash_signed(name: &[u8], value: &[u8]) -> u32 {
     hash_with(name, value, |byte| i32::from(byte.cast_signed()).cast_unsigned())
 }
 
+/// Whether an entry with this `e_hash` has a value in an inode of its own with this [`value_hash`].
+pub fn names_value(name: &[u8], e_hash: u32, value_hash: u32) -> bool {
+    let value = value_hash.to_le_bytes();
+    entry_hash(name, &value) == e_hash || entry_hash_signed(name, &value) == e_hash
+}
+
 fn hash_with(name: &[u8], value: &[u8], widen: fn(u8) -> u32) -> u32 {
     let hash = name.iter().fold(0u32, |hash, &byte| hash.rotate_left(5) ^ widen(byte));
     value.chunks(4).fold(hash, |hash, chunk| {

@@ -16,7 +16,7 @@ mod hash;
 mod set;
 mod view;
 
-pub use hash::{entry_hash, value_hash};
+pub use hash::{entry_hash, names_value, value_hash};
 pub use set::{Xattr, XattrSet, XattrValue};
 pub use view::{
     Entries, ValueRef, XattrHeader, XattrRef, XattrRules, XattrView, parse_block, parse_ibody,

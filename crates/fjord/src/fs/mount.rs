@@ -17,7 +17,9 @@ use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::jbd2::fast_commit::Record;
-use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
+use fjord_format::superblock::{
+    FsState, OS_HURD, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES,
+};
 use fjord_format::{BlockNo, FormatError, InodeNo};
 use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
 
@@ -316,6 +318,24 @@ fn check_size(device: &dyn Device, geo: &Geometry) -> Result<()> {
     Ok(())
 }
 
+/// Refuses features whose fields in the inode mean something else to the Hurd.
+fn check_hurd(features: &Features) -> Result<()> {
+    let no_room = Features {
+        incompat: Incompat::BIT64 | Incompat::EA_INODE,
+        ro_compat: RoCompat::METADATA_CSUM | RoCompat::HUGE_FILE,
+        ..Features::default()
+    };
+    let named = features.without(&features.without(&no_room)).names();
+    if named.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Incompatible {
+        feature: format!("{} in an image for the Hurd", named.join(", ")),
+        hint: "the inodes of the Hurd have other fields in its place: mount the image read-only (-o ro)"
+            .into(),
+    })
+}
+
 /// Refuses features by name and turns options into what this image allows.
 fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOptions> {
     let features = raw.features();
@@ -334,6 +354,9 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
             feature: only.names().join(", "),
             hint: "mount the image read-only (-o ro), or with Linux".into(),
         });
+    }
+    if raw.s_creator_os.get() == OS_HURD && !options.read_only {
+        check_hurd(&features)?;
     }
     options.cache_size_bytes = options.cache_size_bytes.max(MountOptions::CACHE_SIZE_MIN_BYTES);
     options.fsync = options.fsync.or_from_environment()?;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, Order, Request};
-use fjord_format::features::{Compat, Incompat, RoCompat};
+use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::{Buffer, Handle};
@@ -111,8 +111,10 @@ impl SuperState {
         self.has(RoCompat::ORPHAN_PRESENT)
     }
 
+    /// Whether the superblock tells of the feature, in a revision that has features.
     fn has(&self, flag: RoCompat) -> bool {
-        self.raw.lock().features().ro_compat.contains(flag)
+        let raw = self.raw.lock();
+        raw.features().ro_compat.contains(flag) && raw.has_features()
     }
 
     /// The inode of the orphan file, where the features name one.
@@ -177,11 +179,25 @@ impl FsInner {
         self.mark(h, RoCompat::LARGE_FILE)
     }
 
+    /// Says that there are extended attributes: without it e2fsck deletes them.
+    pub(crate) fn mark_ext_attr(&self, h: &Handle) -> Result<()> {
+        let has = {
+            let raw = self.sb.raw.lock();
+            raw.features().compat.contains(Compat::EXT_ATTR) && raw.has_features()
+        };
+        if has {
+            return Ok(());
+        }
+        let more = Features { compat: Compat::EXT_ATTR, ..Features::default() };
+        self.change_superblock(h, |raw| raw.add_features(&more))
+    }
+
     fn mark(&self, h: &Handle, flag: RoCompat) -> Result<()> {
         if self.sb.has(flag) {
             return Ok(());
         }
-        self.change_superblock(h, |raw| set_ro_compat(raw, flag, true))
+        let more = Features { ro_compat: flag, ..Features::default() };
+        self.change_superblock(h, |raw| raw.add_features(&more))
     }
 
     /// Writes the superblock straight to the device and flushes.

@@ -12,6 +12,7 @@ use fjord_format::time::Timestamp;
 use fjord_format::{BlockNo, InodeNo};
 use fjord_journal::Handle;
 
+use super::extra::{self, Grown};
 use super::{Inode, InodeState, Orphan};
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
@@ -106,7 +107,19 @@ pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeSt
     if state.is_file() && state.disk.size > SMALL_FILE_BYTES_MAX {
         fs.mark_large_file(h)?;
     }
-    change_bytes(fs, h, inode.ino, |bytes| Ok(state.disk.encode(bytes, &fs.geo)?))?;
+    let mut grown = Grown::No;
+    change_bytes(fs, h, inode.ino, |bytes| {
+        if state.disk.extra_isize < fs.geo.want_extra_isize {
+            grown = extra::grow(bytes, &fs.geo, state.disk.extra_isize);
+            if grown != Grown::No {
+                state.disk.extra_isize = fs.geo.want_extra_isize;
+            }
+        }
+        Ok(state.disk.encode(bytes, &fs.geo)?)
+    })?;
+    if grown == Grown::AttributesToo {
+        state.changes.attributes_changed(h.tid());
+    }
     state.dirty = false;
     inode.touch_tid(h.changes(), false);
     Ok(())

@@ -20,6 +20,7 @@ pub(crate) mod carried;
 pub(crate) mod changes;
 pub(crate) mod disk;
 pub(crate) mod evict;
+mod extra;
 pub(crate) mod flags;
 pub(crate) mod table;
 

@@ -132,29 +132,40 @@ pub(crate) fn read(
     taken.map(|taken| taken.value(fs, inode)).transpose()
 }
 
-/// A value or its place, copied.
+/// A value, or its place and what the attribute says of it, copied.
 enum Taken {
     Bytes(Vec<u8>),
-    Inode(value_inode::Place),
+    Inode { place: value_inode::Place, name: Vec<u8>, e_hash: u32 },
 }
 
 impl From<XattrRef<'_>> for Taken {
     fn from(found: XattrRef<'_>) -> Taken {
         match found.value {
             ValueRef::Bytes(bytes) => Taken::Bytes(bytes.to_vec()),
-            ValueRef::EaInode { inode, size_bytes } => {
-                Taken::Inode(value_inode::Place { ino: inode, size_bytes })
-            }
+            ValueRef::EaInode { inode, size_bytes } => Taken::Inode {
+                place: value_inode::Place { ino: inode, size_bytes },
+                name: found.name.to_vec(),
+                e_hash: found.e_hash,
+            },
         }
     }
 }
 
 impl Taken {
     fn value(self, fs: &FsInner, inode: &Inode) -> Result<Vec<u8>> {
-        match self {
-            Taken::Bytes(bytes) => Ok(bytes),
-            Taken::Inode(place) => value_inode::read(fs, inode, place),
+        let (place, name, e_hash) = match self {
+            Taken::Bytes(bytes) => return Ok(bytes),
+            Taken::Inode { place, name, e_hash } => (place, name, e_hash),
+        };
+        let (value, hash) = value_inode::read(fs, inode, place)?;
+        if !format::names_value(&name, e_hash, hash) {
+            let what = format_args!(
+                "the hash of its attribute with value inode {} does not fit",
+                place.ino
+            );
+            return Err(damaged(inode, what));
         }
+        Ok(value)
     }
 }
 

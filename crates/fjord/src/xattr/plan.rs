@@ -194,6 +194,9 @@ pub(crate) fn update(
         state.changes.attributes_changed(h.tid());
         store_ibody(fs, h, inode, state, &after.ibody)?;
     }
+    if value.is_some() {
+        fs.mark_ext_attr(h)?;
+    }
     if let Some(place) = dropped.as_ref().and_then(value_inode::place_of) {
         state.changes.require_commit(h.tid(), CommitReason::Attributes);
         value_inode::drop_ref(fs, h, inode, place, &mut garbage)?;

@@ -83,8 +83,8 @@ fn open(fs: &FsInner, owner: &Inode, place: Place) -> Result<Arc<Inode>> {
     if good { Ok(inode) } else { Err(bad()) }
 }
 
-/// Reads a value and checks its hash.
-pub(super) fn read(fs: &FsInner, owner: &Inode, place: Place) -> Result<Vec<u8>> {
+/// Reads a value, and checks and returns its hash.
+pub(super) fn read(fs: &FsInner, owner: &Inode, place: Place) -> Result<(Vec<u8>, u32)> {
     let inode = open(fs, owner, place)?;
     let state = inode.state.read();
     let bad = |detail: &str| damaged(owner, format_args!("value inode {}: {detail}", place.ino));
@@ -102,10 +102,11 @@ pub(super) fn read(fs: &FsInner, owner: &Inode, place: Place) -> Result<Vec<u8>>
         let wanted = bytes.len().min(size.saturating_sub(value.len()));
         value.extend_from_slice(bytes.get(..wanted).unwrap_or_default());
     }
-    if format::value_hash(fs.geo.csum_seed, &value) != state.disk.atime.sec as u32 {
+    let hash = format::value_hash(fs.geo.csum_seed, &value);
+    if hash != state.disk.atime.sec as u32 {
         return Err(bad("its hash does not fit"));
     }
-    Ok(value)
+    Ok((value, hash))
 }
 
 /// Makes a value inode for an attribute of `owner`.
