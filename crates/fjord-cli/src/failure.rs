@@ -53,6 +53,11 @@ impl Failure {
         Failure { code: EXIT_INCOMPLETE, message: message.into() }
     }
 
+    /// The same; the cause is damage in the image.
+    pub(crate) fn of_damage(self) -> Failure {
+        Failure { code: EXIT_DAMAGED, ..self }
+    }
+
     pub(crate) fn in_use(message: impl Into<String>) -> Failure {
         Failure { code: EXIT_IN_USE, message: message.into() }
     }

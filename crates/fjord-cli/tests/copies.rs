@@ -670,3 +670,44 @@ fn a_mode_limits_the_access_list() -> Result<()> {
     image::e2fsck_clean(&img)?;
     Ok(())
 }
+
+/// One damaged file, and attributes that no program can read: the rest is copied, and what is not is listed.
+#[test]
+fn a_copy_goes_on_beside_damage() -> Result<()> {
+    let scratch = Scratch::in_memory("get")?;
+    let image = scratch.join("image");
+    image::make_sparse(&image, 16 << 20)?;
+    tools::run(tools::command("mke2fs")?.args(["-q", "-F", "-t", "ext4"]).arg(&image))?.ok()?;
+    let tree = scratch.join("tree");
+    fs::create_dir_all(tree.join("dir/below"))?;
+    for name in ["dir/a", "dir/bad", "dir/below/bad", "dir/below/c", "dir/z"] {
+        fs::write(tree.join(name), name)?;
+    }
+    symlink("a", tree.join("dir/link"))?;
+    fjord(&["put", "-r"], &image, &[text(&tree.join("dir")), "/"])?.ok()?;
+    let set = image::debugfs_write(&image, &["ea_set /dir/link user.x value".into()])?;
+    ensure!(!set.contains("ea_set:"), "{set}");
+
+    let out = scratch.join("out");
+    fs::create_dir(&out)?;
+    let said = fjord(&["get", "-r"], &image, &["/dir", text(&out)])?;
+    let said = said.expect_code(&[INCOMPLETE])?.stderr;
+    ensure!(said.contains("link: attribute user.x"), "{said}");
+    ensure!(fs::read_link(out.join("dir/link"))? == Path::new("a"));
+    fs::remove_dir_all(out.join("dir"))?;
+
+    // The head of the extent tree.
+    let requests = ["dir/bad", "dir/below/bad"].map(|name| format!("sif /{name} block[0] 0x5555"));
+    image::debugfs_write(&image, &requests)?;
+    let said = fjord(&["get", "-r"], &image, &["/dir", text(&out)])?;
+    let said = said.expect_code(&[4])?.stderr;
+    for told in ["dir/bad", "dir/below/bad", "2 entries were not copied"] {
+        ensure!(said.contains(told), "{told}: {said}");
+    }
+    for name in ["dir/a", "dir/below/c", "dir/z"] {
+        ensure!(fs::read_to_string(out.join(name))? == name, "{name}");
+    }
+    ensure!(fs::read_link(out.join("dir/link"))? == Path::new("a"));
+    ensure!(!out.join("dir/bad").exists() && !out.join("dir/below/bad").exists());
+    Ok(())
+}

@@ -18,6 +18,7 @@ use fjord::{
 use fjord_block::Device;
 use fjord_format::acl::{Acl, AclEntry, AclTag};
 use fjord_format::features::Incompat;
+use fjord_format::htree::LINK_COUNT_MAX;
 use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
@@ -32,6 +33,10 @@ use crate::tar::input::{TarInput, TarOptions};
 pub(crate) const COPY_BYTES: usize = 1 << 20;
 /// Blocks of so many bytes are no larger on most machines, so larger ones are not proposed.
 const LARGE_BLOCK_BYTES: u32 = 4096;
+/// The ID that is none.
+const NO_ID: u32 = u32::MAX;
+/// What Linux shows in place of IDs that it cannot show.
+const OVERFLOW_ID: u32 = 65_534;
 /// Inodes of this size have no room for years after 2038 and fractions of a second.
 const SMALL_INODE_BYTES: u16 = 128;
 /// Bytes of the longest name.
@@ -214,7 +219,9 @@ impl ChangedTimes {
     fn note(&mut self, times: [(Timespec, Timespec); 2]) {
         let is_other = times.iter().any(|(wanted, set)| wanted.sec != set.sec);
         self.entries += u64::from(is_other);
-        self.fractions |= times.iter().any(|(wanted, set)| wanted.nsec != set.nsec);
+        let is_cut =
+            |(wanted, set): &(Timespec, Timespec)| wanted.sec == set.sec && wanted.nsec != set.nsec;
+        self.fractions |= times.iter().any(is_cut);
     }
 }
 
@@ -387,21 +394,41 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Gives `first` one more name, in place of what has it.
-    pub(crate) fn link(&mut self, spot: Spot<'_>, first: &InodeRef) -> Result<()> {
+    /// Gives `first` one more name, in place of what has it. False, with a line in the list, if ext4 allows it
+    /// no more names: the caller makes a copy, which gets those that follow.
+    pub(crate) fn link(&mut self, spot: Spot<'_>, first: &InodeRef) -> Result<bool> {
         let Spot { parent, name, path } = spot;
         match parent.link(first, name) {
+            Err(error) if error.is(Errno::MLINK) => {
+                self.tell_copy(path);
+                return Ok(false);
+            }
             Err(error) if error.is(Errno::EXIST) => {}
-            done => return self.at(path, done),
+            done => return self.at(path, done).map(|()| true),
         }
         let there = self.at(path, parent.lookup(name))?.ino();
         if there == first.ino() {
-            return Ok(());
+            return Ok(true);
         }
         self.check_replaceable(spot)?;
         let beside = self.free_name(spot)?;
-        self.at(path, parent.link(first, &beside))?;
-        self.take_name(spot, &beside)
+        if let Err(error) = parent.link(first, &beside) {
+            if error.is(Errno::MLINK) {
+                self.tell_copy(path);
+                return Ok(false);
+            }
+            return Err(self.failed(path, error));
+        }
+        self.take_name(spot, &beside).map(|()| true)
+    }
+
+    /// Lists that a name is one of a copy.
+    pub(crate) fn tell_copy(&mut self, path: &[u8]) {
+        self.not_kept(format!(
+            "{}: a hard link to a file that has {LINK_COUNT_MAX} names, as many as ext4 allows: the further \
+             names are those of a copy",
+            shown(path)
+        ));
     }
 
     /// Sets attributes now or, for a directory, at the end; counts the entry.
@@ -469,6 +496,8 @@ impl<'a> Builder<'a> {
         let owner = self.rules.owners.map(meta.uid, meta.gid);
         let is_root = inode.ino() == InodeNo::ROOT;
         let (uid, gid) = self.rules.root_owner.filter(|_| is_root).unwrap_or(owner);
+        let [uid, gid] =
+            [("user", uid), ("group", gid)].map(|(what, id)| self.valid_id(what, id, path));
         let kept_mode = self.rules.kept_mode(meta.mode.into(), &meta.xattrs);
         // Only permission bits went in.
         let mode = self.file_mode(kind).unwrap_or(kept_mode as u16);
@@ -490,6 +519,18 @@ impl<'a> Builder<'a> {
         }
         self.unwritten.entries += 1;
         self.write_out(path)
+    }
+
+    /// An ID that Linux knows: the largest number means "unchanged" to chown(2), and no mount shows it.
+    fn valid_id(&mut self, what: &str, id: u32, path: &[u8]) -> u32 {
+        if id != NO_ID {
+            return id;
+        }
+        self.not_kept(format!(
+            "{}: {what} {NO_ID} is none that Linux knows: it became {OVERFLOW_ID}",
+            shown(path)
+        ));
+        OVERFLOW_ID
     }
 
     /// Writes to the device what a new image has in memory, if that is much.

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fjord::Timespec;
+use fjord_format::htree::LINK_COUNT_MAX;
 use rustix::fs::{FileType, OFlags};
 
 use crate::builder::{COPY_BYTES, shown};
@@ -176,6 +177,10 @@ struct TarCount<'r> {
     directories: HashSet<u64>,
     digest: Option<Digest>,
     excluded: ExcludedMembers,
+    /// Hard links so far.
+    hard_links: u64,
+    /// Size of the largest file so far.
+    largest_bytes: u64,
 }
 
 impl<'r> TarCount<'r> {
@@ -186,6 +191,8 @@ impl<'r> TarCount<'r> {
             directories: HashSet::new(),
             digest: rules.digest.then(Digest::default),
             excluded: ExcludedMembers::default(),
+            hard_links: 0,
+            largest_bytes: 0,
         }
     }
 
@@ -204,7 +211,14 @@ impl<'r> TarCount<'r> {
             self.digest(&entry, reader)?;
             if entry.kind == TarKind::HardLink {
                 self.link_to_excluded(&entry.link);
+                self.hard_links += 1;
+                if self.hard_links.is_multiple_of(u64::from(LINK_COUNT_MAX) - 1) {
+                    // Perhaps all of one file, which then needs a copy.
+                    self.contents.inodes += 1;
+                    self.contents.add_data(0, self.largest_bytes);
+                }
             }
+            self.largest_bytes = self.largest_bytes.max(entry.size);
         }
         // One stream is not as two.
         if let Some(digest) = &mut self.digest {
@@ -300,11 +314,19 @@ impl<'r> TarCount<'r> {
     }
 }
 
+/// A file with several names.
+struct Linked {
+    /// Its number in the order of the look.
+    number: u64,
+    /// Names so far, of it or of the last copy that it needs.
+    names: u32,
+}
+
 /// State of measuring a directory tree.
 struct Walk<'r> {
     contents: Contents,
-    /// Device and inode of what has several names, with their numbers in the order of the look.
-    linked: HashMap<(u64, u64), u64>,
+    /// What has several names, by device and inode.
+    linked: HashMap<(u64, u64), Linked>,
     rules: &'r Rules,
     /// Bytes of a path before the part that begins at the top of the tree.
     top_bytes: usize,
@@ -332,14 +354,18 @@ impl Walk<'_> {
                 self.contents.add_directory();
                 self.attributes(&path, &status, Place::Open(below.as_fd()))?;
                 self.directory(&below, &path, depth + 1)?;
-            } else if let Some(number) = self.linked.get(&status.key()) {
+            } else if let Some(linked) = self.linked.get_mut(&status.key())
+                && linked.names < LINK_COUNT_MAX
+            {
+                linked.names += 1;
                 if let Some(digest) = &mut self.digest {
-                    digest.number(*number);
+                    digest.number(linked.number);
                 }
             } else {
                 self.entry(dir, &name, &path, &status)?;
                 if status.links > 1 {
-                    self.linked.insert(status.key(), self.contents.entries);
+                    let linked = Linked { number: self.contents.entries, names: 1 };
+                    self.linked.insert(status.key(), linked);
                 }
             }
         }

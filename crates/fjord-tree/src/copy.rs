@@ -130,9 +130,10 @@ impl Copy<'_, '_> {
             && let Some(first) = self.linked.get(&file.ino())
         {
             let first = self.builder.at(spot.path, self.builder.fs.inode(*first, None))?;
-            self.builder.link(spot, &first)?;
-            self.builder.count_entry();
-            return Ok(());
+            if self.builder.link(spot, &first)? {
+                self.builder.count_entry();
+                return Ok(());
+            }
         }
         let copied = self.other(file, &attr, there, spot)?;
         self.builder.count_entry();
@@ -258,6 +259,35 @@ impl Copy<'_, '_> {
 }
 
 impl Builder<'_> {
+    /// A further file like one that cannot have more names.
+    pub(crate) fn copy_of(
+        &mut self,
+        file: &InodeRef,
+        spot: Spot<'_>,
+        buffer: &mut [u8],
+    ) -> Result<InodeRef> {
+        let (attr, path) = (file.attr(), spot.path);
+        let target = match attr.kind() {
+            FileKind::Symlink => self.at(path, file.read_link())?,
+            _ => Vec::new(),
+        };
+        let new = match attr.kind() {
+            FileKind::Regular => New::File,
+            FileKind::Symlink => New::Symlink(&target),
+            kind => New::Node {
+                mode: kind.mode_bits() | 0o600,
+                device: DeviceNumber::from_u32(attr.rdev),
+            },
+        };
+        self.place(spot, new, &mut |builder, made| {
+            if attr.kind() == FileKind::Regular {
+                data(builder, file, made, path, buffer)?;
+            }
+            let meta = meta(builder, file, true, path)?;
+            builder.apply(made, path, &meta)
+        })
+    }
+
     /// Gives a new file what stays of the one that it replaces, as if only the content were new:
     /// owner, mode, attributes and lists, but not capabilities.
     fn keep_of_replaced(&mut self, there: &InodeRef, made: &InodeRef, path: &[u8]) -> Result<()> {

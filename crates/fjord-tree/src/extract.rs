@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use fjord::{FileKind, InodeNo, InodeRef};
+use fjord::{Error, FileKind, InodeNo, InodeRef};
 use fjord_format::inode::DeviceNumber;
 use rustix::io::Errno;
 
 use crate::builder::{COPY_BYTES, shown};
-use crate::error::{Result, TreeError, list_or_end};
+use crate::error::{Result, TreeError, list, list_or_end};
 use crate::host::DEPTH_MAX;
 use crate::host::sys::{self, Place};
 use crate::host::write::{Attributes, Setter, Spot, failed, open_dir};
@@ -39,6 +39,8 @@ pub struct Extracted {
     pub unkept: Vec<String>,
     /// Entries that could not be copied, with reasons.
     pub failed: Vec<String>,
+    /// Some of them because the image is damaged there.
+    pub is_damaged: bool,
 }
 
 /// Copies a file, or a directory with all that is in it, to the path `target`, which the caller of
@@ -48,7 +50,7 @@ pub struct Extracted {
 ///
 /// # Errors
 /// [`TreeError::Engine`] when the image cannot be read, [`TreeError::Target`] when the copy cannot be
-/// written, [`TreeError::InTheWay`].
+/// written, [`TreeError::InTheWay`]. Below a directory, damage is listed, and the others are copied.
 pub fn extract(
     file: &InodeRef,
     target: &Path,
@@ -158,8 +160,8 @@ fn checked_name(name: &[u8], path: &Path) -> Result<CString> {
     }
 }
 
-/// The names in a directory of the image, sorted.
-fn names(dir: &InodeRef, path: &Path) -> Result<Vec<Vec<u8>>> {
+/// The names in a directory of the image, sorted: those that could be read before an error, and that.
+fn names(dir: &InodeRef, path: &Path) -> (Vec<Vec<u8>>, Result<()>) {
     let mut names = Vec::new();
     let read = dir.read_dir(0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
@@ -167,9 +169,8 @@ fn names(dir: &InodeRef, path: &Path) -> Result<Vec<Vec<u8>>> {
         }
         true
     });
-    at(path, read)?;
     names.sort();
-    Ok(names)
+    (names, at(path, read))
 }
 
 impl<'e> Extraction<'e> {
@@ -239,7 +240,7 @@ impl<'e> Extraction<'e> {
         }
         let filled = self.fill(from, to, path, depth);
         // Also of one that is not complete: nobody may enter it yet.
-        let wanted = self.attributes(from, path)?;
+        let wanted = self.attributes(from, path);
         self.set(Place::Open(to.as_fd()), path, &wanted);
         self.count();
         filled
@@ -247,18 +248,28 @@ impl<'e> Extraction<'e> {
 
     /// Copies what is in a directory. Entries that fail on their own do not stop the others.
     fn fill(&mut self, from: &InodeRef, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
-        for name in names(from, path)? {
+        let (names, read) = names(from, path);
+        for name in names {
             let path = path.join(OsStr::from_bytes(&name));
-            let file = at(&path, from.lookup(&name))?;
-            if let Err(error) = self.entry(&file, to, &name, &path, depth + 1) {
-                list_or_end(error, &mut self.done.unkept, &mut self.done.failed)?;
-            }
+            let copied = at(&path, from.lookup(&name))
+                .and_then(|file| self.entry(&file, to, &name, &path, depth + 1));
+            copied.or_else(|error| self.go_on(error))?;
         }
-        Ok(())
+        read.or_else(|error| self.go_on(error))
+    }
+
+    /// Lists an error that concerns one entry; also damage, beside which the rest can be read.
+    fn go_on(&mut self, error: TreeError) -> Result<()> {
+        if let TreeError::Engine { source: Error::Corrupt { .. } | Error::Io(_), .. } = &error {
+            self.done.is_damaged = true;
+            list(&mut self.done.failed, error.to_string());
+            return Ok(());
+        }
+        list_or_end(error, &mut self.done.unkept, &mut self.done.failed)
     }
 
     fn file(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
-        let wanted = self.attributes(file, spot.path)?;
+        let wanted = self.attributes(file, spot.path);
         spot.place_file(&mut |made| {
             self.data(file, made, spot.path)?;
             self.set(Place::Open(made.as_fd()), spot.path, &wanted);
@@ -267,7 +278,7 @@ impl<'e> Extraction<'e> {
     }
 
     fn symlink(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
-        let wanted = self.attributes(file, spot.path)?;
+        let wanted = self.attributes(file, spot.path);
         let target = CString::new(at(spot.path, file.read_link())?);
         let target = failed(spot.path, target.map_err(|_| Errno::INVAL))?;
         let dir = spot.dir.as_fd();
@@ -279,7 +290,7 @@ impl<'e> Extraction<'e> {
 
     /// A device, pipe or socket.
     fn node(&mut self, file: &InodeRef, spot: Spot<'_>) -> Result<()> {
-        let wanted = self.attributes(file, spot.path)?;
+        let wanted = self.attributes(file, spot.path);
         let DeviceNumber { major, minor } = DeviceNumber::from_u32(wanted.attr.rdev);
         let device = rustix::fs::makedev(major, minor);
         // Its own permissions come when it has its owner.
@@ -291,13 +302,25 @@ impl<'e> Extraction<'e> {
         })
     }
 
-    fn attributes(&self, file: &InodeRef, path: &Path) -> Result<Attributes> {
+    /// What cannot be read of them is listed: the rest of the entry is worth a copy.
+    fn attributes(&mut self, file: &InodeRef, path: &Path) -> Attributes {
         let mut xattrs = Vec::new();
-        for name in at(path, file.list_xattr())? {
-            let value = at(path, file.get_xattr(&name))?;
-            xattrs.push((name, value));
+        let names = file.list_xattr().unwrap_or_else(|error| {
+            self.lose(path, "extended attributes", &error);
+            Vec::new()
+        });
+        for name in names {
+            match file.get_xattr(&name) {
+                Ok(value) => xattrs.push((name, value)),
+                Err(error) => self.lose(path, &format!("attribute {}", shown(&name)), &error),
+            }
         }
-        Ok(Attributes { attr: file.attr(), xattrs, owners: self.rules.owners })
+        Attributes { attr: file.attr(), xattrs, owners: self.rules.owners }
+    }
+
+    fn lose(&mut self, path: &Path, what: &str, error: &Error) {
+        self.done.is_damaged |= matches!(error, Error::Corrupt { .. } | Error::Io(_));
+        list(&mut self.done.unkept, format!("{}: {what}: {error}", path.display()));
     }
 
     fn set(&mut self, place: Place<'_>, path: &Path, wanted: &Attributes) {

@@ -16,7 +16,8 @@ use crate::{
 #[command(
     after_help = "Kept as cp -a keeps it: modes, times, hard links, holes, extended attributes, \
 access control lists, capabilities, pipes and sockets; for root also owners and devices. What \
-cannot be kept is listed, and the exit code is 6. Without root, files belong to the caller unless \
+cannot be kept is listed, and the exit code is 6; what is damaged is listed, the rest is copied, and the \
+exit code is 4. Without root, files belong to the caller unless \
 --same-owner is given. An existing file is replaced when its copy is complete; directories are \
 merged.\n\nExamples:\n  fjord get disk.img /etc/fstab\n  fjord get -r disk.img /var/log ./logs\n  \
 fjord get disk.img /backup.tar - | tar t"
@@ -69,5 +70,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     bar.finish_and_clear();
     let copied = copied?;
-    output::copied(&copied.failed, &copied.unkept)
+    let listed = output::copied(&copied.failed, &copied.unkept);
+    match listed {
+        Err(failure) if copied.is_damaged => Err(failure.of_damage()),
+        listed => listed,
+    }
 }

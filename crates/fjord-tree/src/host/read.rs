@@ -182,9 +182,10 @@ impl<'b, 'a> Walk<'b, 'a> {
         }
         if let Some(ino) = self.linked.get(&status.key()) {
             let first = self.builder.at(path, self.builder.fs.inode(*ino, None))?;
-            self.builder.link(spot, &first)?;
-            self.builder.count_entry();
-            return Ok(());
+            if self.builder.link(spot, &first)? {
+                self.builder.count_entry();
+                return Ok(());
+            }
         }
         let inode = match kind {
             FileType::RegularFile => self.file(found, spot)?,

@@ -144,29 +144,9 @@ pub enum EntryError {
     /// A link without a target.
     #[error("a link to nothing")]
     NoTarget,
-    /// It lies below a symbolic link.
-    #[error(
-        "is below {link}, which an earlier entry made a symbolic link to {target}; it is neither \
-         followed nor replaced: remove one of the two, or, if these are layers, give --oci"
-    )]
-    BelowLink {
-        /// The link.
-        link: String,
-        /// What it points to.
-        target: String,
-    },
     /// It lies below something that is no directory.
     #[error("is below {0}, which an earlier entry made a non-directory")]
     BelowFile(String),
-    /// A directory where a symbolic link is.
-    #[error(
-        "a directory here, but a symbolic link to {0} in an earlier entry; it is not replaced: \
-         remove one of the two, or, if these are layers, give --oci"
-    )]
-    DirectoryOverLink(String),
-    /// Something else where a directory is that has entries.
-    #[error("not a directory here, but a directory with entries earlier; remove one of the two")]
-    OverDirectory,
     /// Something else than a directory where the image needs lost+found.
     #[error("lost+found of the root must be a directory; exclude this entry")]
     LostFound,

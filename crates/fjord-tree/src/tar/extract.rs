@@ -2,13 +2,13 @@
 //!
 //! Owns the replacement of earlier entries of the same name. Invariant: a later entry replaces an
 //! earlier one as a whole, attributes included, except that a directory keeps its entries; in a
-//! plain stream, a replacement that loses entries is an error.
+//! plain stream, a replacement that loses entries is listed.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 
-use fjord::{InodeRef, Timespec};
+use fjord::{InodeNo, InodeRef, Timespec};
 use fjord_format::inode::{DeviceNumber, S_IFBLK, S_IFCHR, S_IFIFO};
 use rustix::io::Errno;
 
@@ -17,7 +17,7 @@ use super::excluded::plain_name;
 use super::input::{TarInput, TarOptions};
 use super::place::{Place, Places, parts};
 use super::stream::{TarEntry, TarKind, TarReader};
-use crate::builder::{Builder, COPY_BYTES, Meta, New, shown};
+use crate::builder::{Builder, COPY_BYTES, Meta, New, Spot, shown};
 use crate::error::{Result, TreeError};
 
 /// Prefix of names that remove a name of lower layers.
@@ -72,6 +72,8 @@ struct Extractor<'b, 'a> {
     excluded_targets: Arc<HashSet<Vec<u8>>>,
     /// Those of them that were there, by name.
     held: HashMap<Vec<u8>, Held>,
+    /// Files that have as many names as they can, and the copy that gets the next ones.
+    copies: HashMap<InodeNo, InodeNo>,
 }
 
 impl<'b, 'a> Extractor<'b, 'a> {
@@ -81,6 +83,7 @@ impl<'b, 'a> Extractor<'b, 'a> {
             buffer: vec![0; COPY_BYTES],
             excluded_targets: Arc::default(),
             held: HashMap::new(),
+            copies: HashMap::new(),
         })
     }
 
@@ -253,7 +256,7 @@ impl<'b, 'a> Extractor<'b, 'a> {
         let (path, name) = (place.path, plain_name(link));
         let inode = match self.held.remove(&name) {
             Some(Held::Inode(inode)) => {
-                self.link_to(&inode, place)?;
+                self.link_to(&inode, link, place)?;
                 inode
             }
             Some(Held::Entry(mut entry)) => {
@@ -280,6 +283,11 @@ impl<'b, 'a> Extractor<'b, 'a> {
         let Some(target_parent) = self.places.find_parent(way, path)? else {
             return self.link_to_excluded(link, place);
         };
+        if self.places.layers() && target_name.starts_with(WHITEOUT) {
+            let what = format!("{}: a hard link to the whiteout {}", shown(path), short(link));
+            self.places.builder.not_kept(what);
+            return Ok(());
+        }
         let target = match target_parent.lookup(target_name) {
             Err(error) if error.is(Errno::NOENT) => return self.link_to_excluded(link, place),
             result => self.places.builder.at(path, result)?,
@@ -287,21 +295,37 @@ impl<'b, 'a> Extractor<'b, 'a> {
         if target.attr().kind() == fjord::FileKind::Directory {
             return Err(self.places.refuse(path, EntryError::LinkToDirectory(short(link))));
         }
-        self.link_to(&target, place)
+        self.link_to(&target, link, place)
     }
 
-    /// Gives `target` one more name, in place of what has it.
-    fn link_to(&mut self, target: &InodeRef, place: &Place<'_>) -> Result<()> {
+    /// Gives `target` one more name, in place of what has it; or its newest copy, where it has as many as it
+    /// can.
+    fn link_to(&mut self, target: &InodeRef, link: &[u8], place: &Place<'_>) -> Result<()> {
         let path = place.path;
-        match place.parent.link(target, place.name) {
-            Err(error) if error.is(Errno::EXIST) => {
-                let there = self.places.builder.at(path, place.parent.lookup(place.name))?;
-                if there.ino() != target.ino() {
-                    drop(there);
-                    self.places.clear(place)?;
-                    let linked = place.parent.link(target, place.name);
-                    self.places.builder.at(path, linked)?;
-                }
+        let newest = self.copies.get(&target.ino());
+        let newest = newest.map(|ino| self.places.builder.fs.inode(*ino, None)).transpose();
+        let newest = self.places.builder.at(path, newest)?;
+        let file = newest.as_ref().unwrap_or(target);
+        let mut linked = place.parent.link(file, place.name);
+        if linked.as_ref().is_err_and(|error| error.is(Errno::EXIST)) {
+            let there = self.places.builder.at(path, place.parent.lookup(place.name))?.ino();
+            if there == target.ino() || there == file.ino() {
+                self.places.builder.count_entry();
+                return Ok(());
+            }
+            self.places.clear(place)?;
+            linked = place.parent.link(file, place.name);
+        }
+        match linked {
+            Err(error) if error.is(Errno::MLINK) => {
+                self.places.builder.tell_copy(path);
+                let spot = Spot { parent: &place.parent, name: place.name, path };
+                let copy = self.places.builder.copy_of(file, spot, &mut self.buffer)?;
+                self.copies.insert(target.ino(), copy.ino());
+            }
+            // It was in the directory that the link has replaced.
+            Err(error) if error.is(Errno::NOENT) => {
+                return Err(self.places.refuse(path, EntryError::MissingTarget(short(link))));
             }
             result => self.places.builder.at(path, result)?,
         }

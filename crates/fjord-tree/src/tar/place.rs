@@ -1,7 +1,7 @@
 //! Paths of entries in the image: directories on the path, links, whiteouts of layers.
 //!
-//! Invariants: a path never leaves the image. In a plain stream it consists of directories only; in
-//! layers, links are followed as in a chroot (`..` of the root is the root). A whiteout removes
+//! Invariants: a path never leaves the image: links are followed as in a chroot (`..` of the root is the
+//! root). The last entry of a name counts; what a plain stream loses by that is listed. A whiteout removes
 //! entries of lower layers, never those of its own layer, in any order. The root's `lost+found`
 //! stays a directory, which e2fsck requires.
 
@@ -198,7 +198,7 @@ impl<'b, 'a> Places<'b, 'a> {
                 }
                 Ok(Some(next))
             }
-            FileKind::Symlink => self.follow(here, &next, name, way).map(Some),
+            FileKind::Symlink => self.follow(here, &next, way).map(Some),
             // Names of files that lie below one cannot be there.
             _ if way.make.is_none() => Ok(None),
             _ => Err(self.refuse(way.path, EntryError::BelowFile(way.so_far(name)))),
@@ -206,18 +206,8 @@ impl<'b, 'a> Places<'b, 'a> {
     }
 
     /// Gives the directory that a link is relative to, its target put before the rest of the way.
-    fn follow(
-        &mut self,
-        here: &InodeRef,
-        link: &InodeRef,
-        name: &[u8],
-        way: &mut Way<'_>,
-    ) -> Result<InodeRef> {
+    fn follow(&mut self, here: &InodeRef, link: &InodeRef, way: &mut Way<'_>) -> Result<InodeRef> {
         let target = self.builder.at(way.path, link.read_link())?;
-        if !self.layers {
-            let (link, target) = (way.so_far(name), short(&target));
-            return Err(self.refuse(way.path, EntryError::BelowLink { link, target }));
-        }
         way.links += 1;
         if way.links > LINKS_MAX {
             return Err(self.refuse(way.path, EntryError::LinkLoop));
@@ -262,8 +252,11 @@ impl<'b, 'a> Places<'b, 'a> {
             FileKind::Directory => return Ok(there),
             FileKind::Symlink if !self.layers => {
                 let target = self.builder.at(place.path, there.read_link())?;
-                let reason = EntryError::DirectoryOverLink(short(&target));
-                return Err(self.refuse(place.path, reason));
+                self.builder.not_kept(format!(
+                    "{}: a symbolic link to {} earlier, which this directory replaces",
+                    shown(place.path),
+                    short(&target)
+                ));
             }
             _ => {}
         }
@@ -284,20 +277,15 @@ impl<'b, 'a> Places<'b, 'a> {
         if place.is_lost_found(self) {
             return Err(self.refuse(place.path, EntryError::LostFound));
         }
-        if self.layers {
-            return self.remove_tree(&place.parent, place.name, there, place.path);
+        let is_empty =
+            Listing::default().next(&there).map_err(|source| engine(place.path, source))?.is_none();
+        if !self.layers && !is_empty {
+            self.builder.not_kept(format!(
+                "{}: a directory with entries earlier, which this entry replaces",
+                shown(place.path)
+            ));
         }
-        let ino = there.ino();
-        drop(there);
-        match place.parent.rmdir(place.name) {
-            Err(error) if error.is(Errno::NOTEMPTY) => {
-                Err(self.refuse(place.path, EntryError::OverDirectory))
-            }
-            result => {
-                self.builder.forget(ino);
-                self.builder.at(place.path, result)
-            }
-        }
+        self.remove_tree(&place.parent, place.name, there, place.path)
     }
 
     /// Removes a name of lower layers, and what it holds of them.

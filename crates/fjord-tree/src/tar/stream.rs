@@ -110,8 +110,8 @@ pub(crate) struct TarReader<'a> {
 /// What comes before the header of an entry.
 #[derive(Default)]
 struct Extensions {
-    /// Extended headers, as they are.
-    records: Vec<Vec<u8>>,
+    /// The last extended header, as it is: GNU tar and Go take no other one.
+    records: Option<Vec<u8>>,
     long_path: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
     bytes: u64,
@@ -119,7 +119,7 @@ struct Extensions {
 
 impl Extensions {
     fn is_empty(&self) -> bool {
-        self.records.is_empty() && self.long_path.is_none() && self.long_link.is_none()
+        self.records.is_none() && self.long_path.is_none() && self.long_link.is_none()
     }
 }
 
@@ -224,6 +224,8 @@ impl<'a> TarReader<'a> {
         match self.fill(&mut block)? {
             0 => Ok(None),
             BLOCK => Ok(Some(block)),
+            // Some programs pad to other sizes behind the end mark.
+            _ if self.end_marked && block == [0; BLOCK] => Ok(None),
             _ if self.at < BLOCK as u64 => Err(not_tar(&block)),
             _ => Err(self.cut()),
         }
@@ -297,7 +299,7 @@ impl<'a> TarReader<'a> {
                 b'x' | b'X' => {
                     extensions.bytes = extensions.bytes.saturating_add(size);
                     let left = EXTENDED_BYTES_MAX.saturating_sub(extensions.bytes - size);
-                    extensions.records.push(self.extension(size, left)?);
+                    extensions.records = Some(self.extension(size, left)?);
                     self.is_pax = true;
                 }
                 b'g' => self.global_records(size)?,
@@ -336,7 +338,7 @@ impl<'a> TarReader<'a> {
         if let Some(link) = extensions.long_link {
             entry.link = link;
         }
-        self.apply_records(&mut entry, &mut applied, &extensions.records)
+        self.apply_records(&mut entry, &mut applied, extensions.records.as_deref())
             .map_err(|reason| self.bad(reason))?;
         if let Some(path) = applied.sparse_name.take() {
             entry.path = path;
@@ -363,26 +365,22 @@ impl<'a> TarReader<'a> {
         &self,
         entry: &mut TarEntry,
         applied: &mut Applied,
-        own: &[Vec<u8>],
+        own: Option<&[u8]>,
     ) -> Result<(), HeaderError> {
         if !self.global.is_empty() {
             // In an order of its own, so that the same stream gives the same image.
             let mut global: BTreeMap<&[u8], &[u8]> =
                 self.global.iter().map(|(key, value)| (&key[..], &value[..])).collect();
-            for data in own {
-                for record in Records(data) {
-                    global.remove(record?.0);
-                }
+            for record in Records(own.unwrap_or_default()) {
+                global.remove(record?.0);
             }
             for (key, value) in global {
                 apply_record(entry, applied, key, value)?;
             }
         }
-        for data in own {
-            for record in Records(data) {
-                let (key, value) = record?;
-                apply_record(entry, applied, key, value)?;
-            }
+        for record in Records(own.unwrap_or_default()) {
+            let (key, value) = record?;
+            apply_record(entry, applied, key, value)?;
         }
         Ok(())
     }
@@ -424,7 +422,7 @@ impl<'a> TarReader<'a> {
 
     /// Finds out where the data of the entry goes.
     fn data(&mut self, header: &Header, entry: &mut TarEntry, applied: Applied) -> Result<()> {
-        let stored = self.stored(header, applied.stored)?;
+        let stored = self.stored(header, entry, applied.stored)?;
         entry.size = stored;
         if header.type_flag() == b'S' {
             let map = header_map(header).map_err(|reason| self.bad(reason))?;
@@ -457,35 +455,46 @@ impl<'a> TarReader<'a> {
         Ok(())
     }
 
-    /// Bytes of data that follow the header and are still to be read. Those of other things than files have none, whatever
-    /// they state; only lists of directories and, in pax streams, hard links do.
-    fn stored(&mut self, header: &Header, stated: u64) -> Result<u64> {
-        match kind(header.type_flag()) {
+    /// Bytes of data that follow the header and are still to be read. Only files have any, and lists of
+    /// directories and, in pax streams, hard links. Where another entry states a size, what follows tells.
+    fn stored(&mut self, header: &Header, entry: &mut TarEntry, stated: u64) -> Result<u64> {
+        match entry.kind {
             TarKind::File | TarKind::Other(_) => Ok(stated),
             TarKind::Directory if header.type_flag() == b'D' => Ok(stated),
-            TarKind::HardLink if stated == 0 || header.format() == Format::Gnu => Ok(0),
             TarKind::HardLink if self.is_pax => Ok(stated),
-            // ustar has no data here, pax without extended headers looks the same.
-            TarKind::HardLink => {
-                let next = self.block()?;
-                self.peeked = next;
-                let no_data = next.is_none_or(|block| {
-                    let next = Header(block);
-                    next.is_zero() || next.check_sum().is_ok()
-                });
-                if no_data {
-                    return Ok(0);
+            TarKind::HardLink if header.format() == Format::Gnu => Ok(0),
+            _ => {
+                if self.skip_stray_data(stated)? && entry.kind != TarKind::HardLink {
+                    // Those of a hard link are its target's.
+                    entry.ignore(format!(
+                        "{stated} bytes of data, which this type of file cannot have"
+                    ));
                 }
-                // They are those of the target: nobody reads them.
-                self.peeked = None;
-                self.begin_data(stated);
-                self.data_left = 0;
-                self.padding = stated.saturating_add(self.padding) - BLOCK as u64;
-                self.skip_rest()?;
                 Ok(0)
             }
-            _ => Ok(0),
         }
+    }
+
+    /// After an entry that has no data of its own but states a size: some programs write that much, others
+    /// nothing. A header whose checksum fits, or the end, is what it is; anything else is data. Whether
+    /// there were any but zeros.
+    fn skip_stray_data(&mut self, stated: u64) -> Result<bool> {
+        let blocks = stated.div_ceil(BLOCK as u64);
+        for number in 1..=blocks {
+            let Some(block) = self.block()? else { return Ok(false) };
+            let next = Header(block);
+            if next.is_zero() {
+                continue;
+            }
+            if next.check_sum().is_ok() {
+                self.peeked = Some(block);
+                return Ok(false);
+            }
+            self.padding = (blocks - number).saturating_mul(BLOCK as u64);
+            self.skip_rest()?;
+            return Ok(true);
+        }
+        Ok(false)
     }
 
     /// The map that a pax sparse file of version 1.0 begins with.

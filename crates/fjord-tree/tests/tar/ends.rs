@@ -18,6 +18,19 @@ fn end_marks_may_be_missing() {
     assert!(Outcome::plain(&[0; 10_240]).paths().is_empty());
 }
 
+/// Some programs pad to a size that is no number of blocks, or with a single byte.
+#[test]
+fn zeros_behind_the_end_mark_are_part_of_it() {
+    let whole = stream(&[file("a")]);
+    for count in [1, 2, 511, 513, 1000, 10_000] {
+        let padded = [&whole[..], &vec![0; count]].concat();
+        assert_eq!(Outcome::plain(&padded).paths(), ["a"], "{count}");
+    }
+    // In place of an end mark they are a cut.
+    let cut = [&without_end(&[file("a")])[..], &[0; 100]].concat();
+    assert!(refused(&cut).contains("ends early"), "{}", refused(&cut));
+}
+
 #[test]
 fn concatenated_streams_are_read_to_their_end() {
     let padded = [&stream(&[file("a")])[..], &[0; 8192]].concat();

@@ -1,6 +1,7 @@
 //! Headers and records of several programs, and those that no program writes.
 
 use fjord_testkit::manifest::{Kind, Stamp};
+use fjord_tree::{Contents, Rules};
 
 use crate::maker::{BLOCK, Member, Style, number, stream};
 use crate::support::{Outcome, refused};
@@ -342,4 +343,68 @@ fn hostile_headers_are_refused() {
     let extended = Member { data: vec![b'x'; 9 << 20], ..Member::new(b'x', "x") };
     let said = refused(&stream(&[extended.clone(), extended]));
     assert!(said.contains("extended"), "{said}");
+}
+
+/// Directories and others that state a size: some programs write as many bytes, others none. No entry is lost
+/// either way.
+#[test]
+fn sizes_of_what_has_no_data() {
+    let plain =
+        |flag: u8, path: &str, style| Member { flag, ..Member::new(flag, path).style(style) };
+    for style in [Style::Old, Style::Ustar, Style::Gnu, Style::Star] {
+        for (flag, path) in
+            [(0, "dir/"), (b'0', "dir/"), (b'5', "dir"), (b'2', "dir"), (b'6', "dir")]
+        {
+            for size in [1u64, 100, 511, 512, 513, 5000] {
+                for data in [None, Some(b'#'), Some(0)] {
+                    let what = format!("{style:?} {flag} {size} {data:?}");
+                    let first = Member {
+                        stated: Some(size),
+                        data: data.map(|byte| vec![byte; size as usize]).unwrap_or_default(),
+                        link: if flag == b'2' { b"target".to_vec() } else { Vec::new() },
+                        ..plain(flag, path, style)
+                    };
+                    let members = [first, Member::file("next", b"next"), Member::file("last", b"")];
+                    let mut stream = &stream(&members)[..];
+                    let counted = Contents::of_tar(&mut stream, &Rules::default());
+                    let found = counted.map(|found| found.entries);
+                    assert_eq!(found.expect(&what), 3, "{what}");
+                }
+            }
+        }
+    }
+    let data = |flag: u8, path: &str| Member { data: vec![b'#'; 700], ..Member::new(flag, path) };
+    let outcome = Outcome::members(&[data(b'0', "a/"), data(b'5', "b"), Member::file("c", b"c")]);
+    assert_eq!(outcome.paths(), ["a", "b", "c"]);
+    assert_eq!(outcome.done.skipped.len(), 2, "{:?}", outcome.done.skipped);
+    assert!(outcome.done.skipped[0].contains("700 bytes of data"), "{:?}", outcome.done.skipped);
+}
+
+/// Of several extended headers before an entry the last one counts, as for GNU tar.
+#[test]
+fn the_last_extended_header_counts() {
+    let outcome = Outcome::members(&[
+        Member::extended(b'x', &[("path", b"first"), ("SCHILY.xattr.user.x", b"1")]),
+        Member::extended(b'x', &[("path", b"second")]),
+        Member::file("plain", b"x"),
+    ]);
+    assert_eq!(outcome.paths(), ["second"]);
+    assert!(outcome.entry("second").xattrs.is_empty());
+}
+
+/// Times and owners beyond what an inode holds become others, and only that is said.
+#[test]
+fn what_was_clamped_is_called_so() {
+    let outcome = Outcome::members(&[
+        Member::file("late", b"").record("mtime", "253402300799.5"),
+        Member::file("early", b"").record("mtime", "-5000000000.25"),
+        Member::file("owner", b"").record("uid", "4294967295").record("gid", "4294967295"),
+    ]);
+    assert!(outcome.done.skipped.is_empty(), "{:?}", outcome.done.skipped);
+    let [user, group, times] = &outcome.done.unkept[..] else {
+        panic!("{:?}", outcome.done.unkept)
+    };
+    assert!(times.contains("times of 2 entries"), "{times}");
+    assert!(user.contains("owner: user 4294967295") && group.contains("group"), "{user}, {group}");
+    assert_eq!((outcome.entry("owner").uid, outcome.entry("owner").gid), (65_534, 65_534));
 }

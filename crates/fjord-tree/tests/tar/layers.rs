@@ -115,7 +115,12 @@ fn hard_links_across_layers() {
     // A link in place of a directory that has the target.
     let above = [Member::hard_link("d", "d/x")];
     let error = layered(&[&[file("d/x")], &above]).err().expect("cannot be");
-    assert!(matches!(error, TreeError::Engine { .. }), "{error}");
+    assert!(error.to_string().contains("not earlier in the stream"), "{error}");
+    // One that names a whiteout is listed.
+    let above = [file(".wh.a"), Member::hard_link("b", ".wh.a"), file("c")];
+    let outcome = layered(&[&base, &above]).expect("fits");
+    assert_eq!(outcome.paths(), ["c", "d"]);
+    assert!(outcome.done.unkept[0].contains("b: a hard link to the whiteout .wh.a"));
     // What a whiteout has removed is no target.
     let above = [file(".wh.a"), Member::hard_link("b", "a")];
     let error = layered(&[&base, &above]).err().expect("the target is gone");

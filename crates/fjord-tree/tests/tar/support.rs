@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use fjord_block::{FileDevice, FileOptions};
 use fjord_mkfs::{MkfsOptions, format};
@@ -34,7 +34,20 @@ pub(crate) fn fill(
     streams: &[&[u8]],
     options: &TarOptions,
 ) -> Result<Populated, TreeError> {
-    let _memory = MEMORY.read().unwrap_or_else(PoisonError::into_inner);
+    let _memory = filling();
+    fill_held(image, streams, options)
+}
+
+/// Has those wait that look at the memory in use.
+fn filling() -> RwLockReadGuard<'static, ()> {
+    MEMORY.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn fill_held(
+    image: &Path,
+    streams: &[&[u8]],
+    options: &TarOptions,
+) -> Result<Populated, TreeError> {
     let dir = image.parent().expect("an image in a directory");
     let inputs: Vec<TarInput> = streams
         .iter()
@@ -89,6 +102,16 @@ impl Outcome {
     /// Of one plain stream.
     pub(crate) fn plain(bytes: &[u8]) -> Outcome {
         Outcome::of(&[bytes], &PLAIN).expect("a stream that can be put in")
+    }
+
+    /// Of one plain stream of so many entries that they take much memory.
+    pub(crate) fn many(members: impl Iterator<Item = Member>) -> Outcome {
+        let _memory = filling();
+        let scratch = Scratch::in_memory("tar").expect("a directory");
+        let image = scratch.join("image");
+        let bytes = stream(&members.collect::<Vec<_>>());
+        let done = fill_held(&image, &[&bytes], &PLAIN).expect("a stream that can be put in");
+        Outcome { done, seen: view(&image) }
     }
 
     /// Of one plain stream of these entries.
