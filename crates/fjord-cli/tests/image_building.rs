@@ -790,30 +790,3 @@ fn a_full_disk_is_told_in_one_line() -> Result<()> {
     ensure!(!left, "an image is left behind");
     Ok(())
 }
-
-/// A file with more names than ext4 allows: the further ones are those of a copy. The size has room for it.
-#[test]
-fn a_file_with_too_many_names_is_copied() -> Result<()> {
-    const NAMES: u32 = 65_003;
-    let scratch = Scratch::in_memory("links")?;
-    let (tree, image) = (scratch.join("tree"), scratch.join("image"));
-    fs::create_dir(&tree)?;
-    fs::write(tree.join("n0"), vec![7; 3_000_000])?;
-    for number in 1..NAMES {
-        fs::hard_link(tree.join("n0"), tree.join(format!("n{number}")))?;
-    }
-    let mut mkfs = Command::new(env!("CARGO_BIN_EXE_fjord"));
-    let said = tools::run(mkfs.arg("mkfs").arg("--from-dir").arg(&tree).arg(&image))?;
-    let said = said.expect_code(&[6])?.stderr;
-    ensure!(said.contains("65000 names"), "{said}");
-    image::e2fsck_clean(&image)?;
-    let mount = KernelMount::new(&image, "ro")?;
-    let mut links = [0, 0];
-    for number in 0..NAMES {
-        let found = fs::metadata(mount.path().join(format!("n{number}")))?;
-        ensure!(found.len() == 3_000_000, "n{number}: {found:?}");
-        links[usize::from(found.nlink() == 3)] += 1;
-    }
-    ensure!(links == [65_000, 3], "{links:?}");
-    mount.unmount()
-}
