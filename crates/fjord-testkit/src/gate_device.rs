@@ -80,7 +80,8 @@ enum Fails {
     Never,
     /// That of this number in the workload.
     Number(u64),
-    NextWrite,
+    /// The first write with this number or a later one.
+    NextWrite(usize),
     Always,
 }
 
@@ -161,9 +162,15 @@ impl GateDevice {
         state.records.clear();
     }
 
-    /// The next write that runs fails.
+    /// The next write that runs fails: one that is held back, say.
     pub fn fail_next_write(&self) {
-        self.shared.lock().fails = Fails::NextWrite;
+        self.shared.lock().fails = Fails::NextWrite(0);
+    }
+
+    /// The next write that is submitted fails, whatever is under way.
+    pub fn fail_next_submitted_write(&self) {
+        let mut state = self.shared.lock();
+        state.fails = Fails::NextWrite(state.records.len());
     }
 
     /// Every request fails that has not run, and every later one.
@@ -172,9 +179,10 @@ impl GateDevice {
     }
 
     /// Holds back the requests that `hold` selects, queued ones among them, until
-    /// [`GateDevice::release_all`].
+    /// [`GateDevice::release_all`]. Those that it does not select run.
     pub fn hold(&self, hold: impl Fn(&Request) -> bool + Send + 'static) {
         self.shared.lock().hold = Some(Box::new(hold));
+        self.shared.moved.notify_all();
     }
 
     /// Lets all requests run. (Not `release`: of an `Arc` that is [`Device::release`].)
@@ -330,8 +338,9 @@ impl State {
         match self.fails {
             Fails::Never => false,
             Fails::Number(number) => number == queued.index as u64,
-            Fails::NextWrite => {
-                let is_write = matches!(queued.request, Request::Write { .. });
+            Fails::NextWrite(first) => {
+                let is_write =
+                    queued.index >= first && matches!(queued.request, Request::Write { .. });
                 if is_write {
                     self.fails = Fails::Never;
                 }

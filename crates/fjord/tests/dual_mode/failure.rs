@@ -302,7 +302,7 @@ fn failure_beside_a_commit(mode: Mode, beside: bool) {
             third
         });
         old.write(0, OLD).expect("write");
-        rig.gate.fail_next_write();
+        rig.gate.fail_next_submitted_write();
         let failing = scope.spawn(|| old.fsync(true));
         wait_until("the failure is known", || {
             rig.fs.is_read_only() && rig.fs.stats().fsync.failed >= u64::from(beside)
