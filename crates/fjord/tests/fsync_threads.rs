@@ -337,3 +337,63 @@ fn fast_commit_keeps_promises() {
 fn ijournal_keeps_promises() {
     keeps_promises(FsyncPolicyKind::Ijournal);
 }
+
+/// A shutdown in the middle of writes, fsyncs and commits is no error of the image: later mounts have
+/// nothing to warn of, and e2fsck nothing to check.
+#[test]
+fn a_shutdown_that_was_asked_for_is_no_error() {
+    let seed = seed_from_env("a_shutdown_that_was_asked_for_is_no_error", 1);
+    let mut rng = Rng::new(seed);
+    for &policy in FsyncPolicyKind::ALL {
+        let image = image(policy);
+        for round in 0..fjord_testkit::size::pick(4, 12, 60) {
+            let device = Arc::new(MemDevice::from_image(&image));
+            let options = MountOptions {
+                fsync: policy,
+                commit_interval: Duration::from_millis(1),
+                writeback_interval: Duration::from_millis(1),
+                ..MountOptions::default()
+            };
+            let fs = Fs::open_device(device.clone(), &options).expect("it mounts");
+            let mode = *rng.pick(&[
+                fjord::ShutdownMode::Default,
+                fjord::ShutdownMode::LogFlush,
+                fjord::ShutdownMode::NoLogFlush,
+            ]);
+            let delay = Duration::from_micros(rng.below(4000));
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (fs, path) = (&fs, format!("/own{thread}/file"));
+                    scope.spawn(move || while keep_busy(fs, &path, thread).is_ok() {});
+                }
+                std::thread::sleep(delay);
+                fs.shutdown(mode).expect("what was written before is on the device");
+            });
+            assert!(
+                fs.first_error().is_none(),
+                "{policy:?}, round {round}: {:?}",
+                fs.first_error()
+            );
+            // As umount(2) does; there is nothing left to write.
+            fs.unmount().expect("no error");
+            drop(fs);
+            let fs = Fs::open_device(device, &MountOptions::default()).expect("it mounts");
+            let superblock = fs.superblock();
+            let errors = superblock.s_error_count.get();
+            let has_error = superblock.state().contains(fjord_format::superblock::FsState::ERROR);
+            assert!(!has_error && errors == 0, "{policy:?}, round {round}: {errors} errors");
+        }
+    }
+}
+
+/// Makes, writes, syncs, cuts and removes a file until the file system is shut down.
+fn keep_busy(fs: &Fs, path: &str, thread: usize) -> Result<()> {
+    let file = fs.create_file(path)?;
+    file.write_all_at(&[thread as u8; 20_000], 0)?;
+    file.sync_all()?;
+    file.write_all_at(&[thread as u8; 9_000], 30_000)?;
+    file.sync_data()?;
+    file.set_len(5_000)?;
+    fs.remove_file(path)?;
+    if thread == 0 { fs.sync() } else { Ok(()) }
+}

@@ -106,11 +106,22 @@ fn is_truncated(error: &Error) -> bool {
     cause.is_some_and(IoError::is_truncated)
 }
 
+/// Whether a call failed because the file system was shut down or unmounted, which somebody asked for.
+fn was_asked_for(error: &Error) -> bool {
+    matches!(error, Error::Closed | Error::Journal(JournalError::Shutdown | JournalError::Closed))
+}
+
 impl FsInner {
+    /// Whether an error says nothing of the image: what was under way when it was shut down or unmounted
+    /// fails, and nothing is written any more.
+    fn is_no_failure(&self, error: &Error) -> bool {
+        was_asked_for(error) || self.status.is_shut_down()
+    }
+
     /// Records that a write, flush or commit failed: the file system turns read-only and
     /// the journal stops, so that nothing half-written ever commits.
     pub(crate) fn note_write_error(&self, error: &Error) {
-        if matches!(error, Error::Posix(_)) {
+        if matches!(error, Error::Posix(_)) || self.is_no_failure(error) {
             return;
         }
         // Whatever failed: that is why, if so, and what is said.
@@ -161,6 +172,9 @@ impl FsInner {
     /// changing something: then its transaction must not commit. The same holds when the
     /// journal refused a part of a change.
     pub(crate) fn note_damage(&self, error: &Error, changing: bool) {
+        if self.is_no_failure(error) {
+            return;
+        }
         if is_truncated(error) {
             return self.stop_at_once(error);
         }
