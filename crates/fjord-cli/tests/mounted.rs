@@ -1,4 +1,4 @@
-//! The fjord program mounted, under models, ordinary programs and kill -9.
+//! The fjord program mounted, under models and ordinary programs.
 //!
 //! One test at a time holds the machine: they measure nothing, but with two cores two daemons under
 //! load only slow each other down and blur which one failed.
@@ -11,7 +11,6 @@ use fjord_testkit::{
     fjord_mount::FjordMount,
     fsx::{self, KernelFile},
     image::{self, KernelMount, Scratch},
-    kill9,
     manifest::{Compare, Manifest},
     rng,
     script::{Executor, KernelExecutor, Op, Script},
@@ -163,37 +162,6 @@ fn a_large_directory() -> Result<()> {
     linux.unmount()
 }
 
-fn fill(mke2fs: &[&str]) -> Result<()> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
-    let scratch = Scratch::in_memory("mounted")?;
-    let img = scratch.join("image");
-    workloads::make_small(&img, mke2fs)?;
-    let fuse = mount(&img, &[])?;
-    // At once.
-    let survivors = workloads::fill_up(fuse.path(), || Ok(()))?;
-    let old = fuse.path().to_owned();
-    fuse.unmount()?;
-    image::e2fsck_clean(&img)?;
-    let linux = KernelMount::new(&img, "ro")?;
-    survivors.check_at(&old, linux.path()).context("seen by Linux")?;
-    linux.unmount()
-}
-
-#[test]
-fn a_full_image_loses_nothing() -> Result<()> {
-    fill(&[])
-}
-
-#[test]
-fn a_full_image_with_block_maps_loses_nothing() -> Result<()> {
-    fill(&["-O", "^extents,^64bit"])
-}
-
-#[test]
-fn a_full_image_with_inline_data_loses_nothing() -> Result<()> {
-    fill(&["-O", "inline_data"])
-}
-
 #[test]
 fn attribute_programs_work() -> Result<()> {
     mounted(&[], |dir, _| {
@@ -213,59 +181,4 @@ fn attribute_programs_work() -> Result<()> {
         tool("chattr", &["-i"])?;
         Ok(())
     })
-}
-
-fn kills(set_name: &str, rounds: u64, mount_args: &[&str]) -> Result<()> {
-    kills_of(set_name, &[], rounds, mount_args)
-}
-
-fn kills_of(set_name: &str, tune_args: &[&str], rounds: u64, mount_args: &[&str]) -> Result<()> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
-    let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect();
-    let options = kill9::Options {
-        rounds,
-        seed: rng::seed_from_env("kill9", 1),
-        workers: 4,
-        set: set(set_name),
-        program: env!("CARGO_BIN_EXE_fjord").into(),
-        mount_args: owned(mount_args),
-        tune_args: owned(tune_args),
-        linux_recovers: !mount_args.iter().any(|arg| arg.contains("ijournal")),
-        keep_failed_in: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kill9-failed")),
-    };
-    let summary = kill9::run(&options)?;
-    println!("{set_name} {mount_args:?}: {summary:?}");
-    ensure!(summary.fsyncs > 0, "nothing was promised");
-    Ok(())
-}
-
-#[test]
-fn kill_9_keeps_every_promise() -> Result<()> {
-    kills("default", pick(2, 8, 36), &[])
-}
-
-#[test]
-fn kill_9_keeps_every_promise_on_1k_blocks() -> Result<()> {
-    kills("block-1k", pick(1, 3, 12), &[])
-}
-
-#[test]
-fn kill_9_keeps_every_promise_on_ext3() -> Result<()> {
-    kills("ext3", pick(1, 3, 12), &[])
-}
-
-/// The policies other than the default one, with both keepers of order.
-#[test]
-fn each_fsync_policy_keeps_its_promises_when_killed() -> Result<()> {
-    for (set, tune_args, policy) in [
-        ("default", &[][..], "fsync=group"),
-        ("fast_commit", &[], "fsync=fast-commit"),
-        ("default", &["--ijournal", "4x1M"], "fsync=ijournal"),
-    ] {
-        for scheduler in ["direct", "epoch"] {
-            let options = format!("{policy},scheduler={scheduler}");
-            kills_of(set, tune_args, pick(1, 2, 5), &["-o", &options])?;
-        }
-    }
-    Ok(())
 }

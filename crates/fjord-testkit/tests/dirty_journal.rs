@@ -138,7 +138,7 @@ fn damaged_journals() -> Result<()> {
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("a recipe")?;
         let scratch = Scratch::in_memory("dirty")?;
         let images = dirty::make(recipe, seed, scratch.path())?;
-        for number in 0..20 {
+        for number in 0..fjord_testkit::size::pick(3, 10, 20) {
             let damaged = scratch.join("damaged.img");
             let from = &images[number as usize % images.len()];
             dirty::damage_log(from, &damaged, rng::mix(seed ^ number))?;

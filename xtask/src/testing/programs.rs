@@ -49,7 +49,7 @@ const ANY_PIPELINE: [(&str, &str); 5] = [
     ("fjord: unit tests", ""),
     ("fjord: names", ""),
     ("fjord-testkit: engine_models", ""),
-    ("fjord-cli: mounted", "kill_9_keeps_every_promise_on"),
+    ("fjord-cli: mounted_killed", "kill_9_keeps_every_promise_on"),
 ];
 
 /// Values of `FJORD_SCHEDULER` and `FJORD_PIPELINE` (docs/ordering.md, docs/commit-pipeline.md); the first
