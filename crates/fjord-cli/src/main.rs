@@ -8,6 +8,7 @@ mod accounts;
 mod cli;
 mod commands;
 mod daemon;
+mod ext4_options;
 mod failure;
 mod helper;
 mod image;

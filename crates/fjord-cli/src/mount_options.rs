@@ -8,6 +8,7 @@ use fjord_fuse::mount::{FuseOptions, Unclaimed};
 use rustix::mount::MountFlags;
 
 use crate::{
+    ext4_options::{self, Verdict},
     failure::{Failure, Result},
     size,
 };
@@ -77,6 +78,18 @@ fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()
         Some(value) => format!("{name}={value}"),
         None => name.to_owned(),
     };
+    match ext4_options::verdict(name, option.value.as_deref()) {
+        Some(Verdict::Nothing(why)) => {
+            tracing::info!("mount option {shown} changes nothing: {why}");
+            return Ok(());
+        }
+        Some(Verdict::Refused(what)) => {
+            return Err(Failure::usage(format!(
+                "mount option {shown} promises {what}: not supported; leave it out"
+            )));
+        }
+        None => {}
+    }
     Err(Failure::usage(format!(
         "unknown mount option {shown:?}; `fjord mount --help` lists all options"
     )))
@@ -91,6 +104,8 @@ fn set_engine_flag(engine: &mut MountOptions, name: &str) -> bool {
         "nobarrier" => engine.barrier = false,
         "delalloc" => engine.delalloc = true,
         "nodelalloc" => engine.delalloc = false,
+        "minixdf" => engine.minix_df = true,
+        "bsddf" => engine.minix_df = false,
         "grpid" | "bsdgroups" => engine.grpid = true,
         "nogrpid" | "sysvgroups" => engine.grpid = false,
         _ => return false,
@@ -169,6 +184,16 @@ mod tests {
         assert_eq!(o.engine.inline_data_max_bytes, 8 << 10);
     }
 
+    /// As fstab files of ext4 have them.
+    #[test]
+    fn options_of_ext4_that_change_nothing_are_taken() {
+        let list = "minixdf,auto_da_alloc,noauto_da_alloc,journal_checksum,init_itable=10,noinit_itable,\
+                    i_version,stripe=256,delalloc,journal_ioprio=3,min_batch_time=0,max_batch_time=15000,\
+                    data_err=abort,block_validity,inode_readahead_blks=32,dioread_nolock,nobh,orlov";
+        assert!(parsed(list).unwrap().engine.minix_df);
+        assert!(!parsed(&format!("{list},bsddf")).unwrap().engine.minix_df);
+    }
+
     #[test]
     fn unknown_options_and_bad_values_are_named() {
         for (list, word) in [
@@ -177,6 +202,9 @@ mod tests {
             ("data=fast", "data=fast"),
             ("fsync=magic", "magic"),
             ("errors=panic", "remount-ro"),
+            ("usrquota", "quotas"),
+            ("nouid32", "16 bits"),
+            ("journal_path=/dev/sdb", "another device"),
             ("cache_size=1", "at least 8M"),
             ("blksize=7", "blksize=7"),
         ] {

@@ -709,6 +709,14 @@ fn a_copy_goes_on_beside_damage() -> Result<()> {
     }
     ensure!(fs::read_link(out.join("dir/link"))? == Path::new("a"));
     ensure!(!out.join("dir/bad").exists() && !out.join("dir/below/bad").exists());
+
+    // A listing shows the others too: an inode of no type.
+    image::debugfs_write(&image, &["sif /dir/z mode 0170000".into()])?;
+    let said = fjord(&["ls", "-la"], &image, &["/dir"])?.expect_code(&[4])?;
+    ensure!(said.stderr.contains("1 damaged entries are not listed"), "{}", said.stderr);
+    let names: Vec<&str> =
+        said.stdout.lines().filter_map(|line| line.split(' ').next_back()).collect();
+    ensure!(names == [".", "..", "a", "bad", "below", "a"], "{names:?}");
     Ok(())
 }
 
@@ -736,5 +744,28 @@ fn a_file_with_too_many_names_is_copied() -> Result<()> {
         links[usize::from(found.nlink() == 3)] += 1;
     }
     ensure!(links == [65_000, 3], "{links:?}");
+    mount.unmount()
+}
+
+/// Values that lie in inodes of their own are counted for the default size.
+#[test]
+fn attributes_in_inodes_of_their_own_fit_the_default_size() -> Result<()> {
+    let scratch = Scratch::new("values")?;
+    let (tree, image) = (scratch.join("tree"), scratch.join("image"));
+    fs::create_dir(&tree)?;
+    for number in 0..3000u32 {
+        let (path, mut value) = (tree.join(format!("f{number}")), vec![7; 2900]);
+        value[..4].copy_from_slice(&number.to_le_bytes());
+        File::create(&path)?;
+        rustix::fs::setxattr(&path, "user.large", &value, rustix::fs::XattrFlags::CREATE)?;
+    }
+    let mut mkfs = Command::new(env!("CARGO_BIN_EXE_fjord"));
+    mkfs.args(["mkfs", "-q", "-b", "1024", "-O", "ea_inode", "--from-dir"]).arg(&tree);
+    tools::run(mkfs.arg(&image))?.ok()?;
+    image::e2fsck_clean(&image)?;
+    let mount = KernelMount::new(&image, "ro")?;
+    let linux = Manifest::from_directory(mount.path())?.without_lost_found();
+    ensure!(linux.entries.len() == 3001, "{} entries", linux.entries.len());
+    ensure!(linux.entries.values().filter(|entry| entry.xattrs.len() == 1).count() == 3000);
     mount.unmount()
 }

@@ -739,6 +739,37 @@ fn unnamed_files_flags_and_ioctls() -> Result<()> {
     })
 }
 
+/// `FS_IOC_SETFSLABEL` and `FS_IOC_GETFSLABEL`, as xfs_io and e2label(8) make them.
+#[test]
+fn the_label_is_read_and_set() -> Result<()> {
+    let (_scratch, img, dir) = image_to_mount("label")?;
+    let mut child = serve(&img, &dir)?;
+    let top = File::open(&dir)?;
+    let call = |number: libc::c_ulong, label: &mut [u8; 256]| {
+        // SAFETY: both ioctls read or write 256 bytes through a pointer that is valid for the call.
+        let rc = unsafe { libc::ioctl(top.as_raw_fd(), number as _, label.as_mut_ptr()) };
+        if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    let named = |name: &str| {
+        let mut label = [0; 256];
+        label[..name.len()].copy_from_slice(name.as_bytes());
+        label
+    };
+    call(0x4100_9432, &mut named("sixteen bytes ok"))?;
+    let too_long = call(0x4100_9432, &mut named("seventeen bytes !")).unwrap_err();
+    ensure!(too_long.raw_os_error() == Some(libc::EINVAL), "{too_long}");
+    let mut found = [0xff; 256];
+    call(0x8100_9431, &mut found)?;
+    ensure!(found == named("sixteen bytes ok"), "{found:?}");
+    drop(top);
+    umount(&dir)?;
+    ends(&mut child)?;
+    image::e2fsck_clean(&img)?;
+    let told = run(tools::command("dumpe2fs")?.arg("-h").arg(&img))?.stdout;
+    ensure!(told.contains("sixteen bytes ok"), "{told}");
+    Ok(())
+}
+
 #[test]
 fn shutdown_keeps_what_was_fsynced() -> Result<()> {
     let (_scratch, img, dir) = image_to_mount("shutdown")?;

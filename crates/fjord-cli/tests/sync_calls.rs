@@ -203,3 +203,43 @@ fn every_fsync_policy() -> Result<()> {
     }
     Ok(())
 }
+
+/// `EXT4_IOC_CHECKPOINT`: afterwards there is nothing to replay.
+#[test]
+fn a_checkpoint_leaves_nothing_to_replay() -> Result<()> {
+    use std::os::fd::AsRawFd;
+    let scratch = Scratch::new("checkpoint")?;
+    let (img, copy, dir) = (scratch.join("image"), scratch.join("copy"), scratch.join("mnt"));
+    image::make_sparse(&img, 64 << 20)?;
+    tools::run(tools::command("mke2fs")?.args(["-q", "-F", "-t", "ext4"]).arg(&img))?.ok()?;
+    std::fs::create_dir(&dir)?;
+    let program = env!("CARGO_BIN_EXE_fjord");
+    let mut mount = Command::new(program);
+    mount.args(["mount", "--daemon", "-o", "commit=300"]);
+    tools::run(mount.arg(&img).arg(&dir))?.ok()?;
+    let file = File::create(dir.join("file"))?;
+    file.sync_all()?;
+    let call = |flags: u32| {
+        // SAFETY: the ioctl reads one u32 through a pointer that is valid for the call.
+        let rc = unsafe { libc::ioctl(file.as_raw_fd(), 0x4004_662b, &raw const flags) };
+        if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    let recovered = || -> Result<String> {
+        image::copy_sparse(&img, &copy)?;
+        Ok(tools::run(Command::new(program).arg("recover").arg(&copy))?.ok()?.stdout)
+    };
+    call(4)?;
+    let before = recovered()?;
+    ensure!(before.contains("1 transaction"), "{before}");
+    call(0)?;
+    let after = recovered()?;
+    ensure!(after.contains("0 transactions"), "{after}");
+    for (flags, errno) in [(8, libc::EINVAL), (3, libc::EINVAL), (1, libc::EOPNOTSUPP)] {
+        let refused = call(flags).unwrap_err();
+        ensure!(refused.raw_os_error() == Some(errno), "{flags}: {refused}");
+    }
+    drop(file);
+    // It waits where the kernel still lets go of the file.
+    tools::run(Command::new(program).arg("umount").arg(&dir))?.ok()?;
+    image::e2fsck_clean(&img).map(drop)
+}

@@ -123,3 +123,31 @@ fn a_killed_process_is_named_as_the_cause() -> Result<()> {
     }
     Ok(())
 }
+
+/// A monitor that asks for free space all the time holds the mount for moments; `fjord umount` waits for them.
+#[test]
+fn who_only_looks_at_the_mount_does_not_keep_it() -> Result<()> {
+    let scratch = Scratch::new("umount-polled")?;
+    let (img, dir) = (scratch.join("image"), scratch.join("mnt"));
+    fjord(&["mkfs", "--size", "32M"], &[&img])?.ok()?;
+    for round in 0..10 {
+        mount(&img, &dir, "rw")?;
+        fs::write(dir.join("file"), vec![round; 100_000])?;
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let said = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    // It answers from the directory below, once the mount has gone.
+                    let _ = rustix::fs::statvfs(&dir);
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                }
+            });
+            let said = fjord(&["umount"], &[&dir]);
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            said
+        });
+        said?.ok().with_context(|| format!("round {round}"))?;
+        image::e2fsck_clean(&img)?;
+    }
+    Ok(())
+}

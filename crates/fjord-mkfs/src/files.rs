@@ -27,6 +27,8 @@ use crate::space::{BlockRun, Space};
 const LOST_FOUND: InodeNo = InodeNo::GOOD_OLD_FIRST;
 const ORPHAN_FILE: InodeNo = InodeNo(LOST_FOUND.0 + 1);
 const LOST_FOUND_BYTES: u64 = 16 * 1024;
+/// Linux refuses longer ones in some versions.
+const ORPHAN_FILE_BYTES_MAX: u64 = 8 << 20;
 const FAST_COMMIT_SHARE: u32 = 64;
 /// Most areas that a new image gets by default.
 const AUTO_AREAS_MAX: u32 = 16;
@@ -332,6 +334,7 @@ impl<'a> Files<'a> {
             blocks @ 0x2_0000..0x20_0000 => blocks / 4096,
             _ => 512,
         };
+        let count = count.min(ORPHAN_FILE_BYTES_MAX / u64::from(self.geometry.block_size));
         let size = count * u64::from(self.geometry.block_size);
         let mut inode = self.new_inode(S_IFREG | 0o600, size);
         let runs = space.allocate(self.geometry.first_data_block, count)?;

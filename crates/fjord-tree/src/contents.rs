@@ -31,6 +31,10 @@ use crate::tar::stream::{TarEntry, TarKind, TarReader};
 const BLOCK_SHIFTS: std::ops::RangeInclusive<u32> = 10..=16;
 /// Targets of symbolic links that are shorter lie in the inode.
 const FAST_LINK_BYTES: u64 = 60;
+/// Bytes of an attribute's entry without name and value, the name's padding among them.
+const ATTRIBUTE_ENTRY_BYTES: usize = 16 + 3;
+/// Bytes of a block of attributes that hold none: its header and the end of the list.
+const ATTRIBUTE_HEAD_BYTES: usize = 36;
 /// Attributes up to so many bytes of names and values lie in the inode.
 const INODE_ATTRIBUTE_BYTES: usize = 64;
 
@@ -45,6 +49,9 @@ pub struct Contents {
     pub inodes: u64,
     /// Blocks that they need, for each of [`BLOCK_SHIFTS`].
     blocks: [u64; 7],
+    /// Values of attributes that need inodes of their own in an image with `ea_inode`, likewise. Equal ones
+    /// share one, which is not counted on.
+    value_inodes: [u64; 7],
     /// Bytes of directory entries; directory blocks may be half empty.
     name_bytes: u64,
     /// The latest time of a change of content among them.
@@ -106,9 +113,8 @@ impl Contents {
     /// Blocks of `block_size` bytes that they need: data, attributes, directories that may be half
     /// empty.
     pub(crate) fn blocks(&self, block_size: u32) -> u64 {
-        let shift = block_size.trailing_zeros().clamp(*BLOCK_SHIFTS.start(), *BLOCK_SHIFTS.end());
-        let names = self.name_bytes.saturating_mul(2) >> shift;
-        self.blocks[(shift - BLOCK_SHIFTS.start()) as usize] + names
+        let names = self.name_bytes.saturating_mul(2) / u64::from(block_size.max(1));
+        self.blocks[shift_index(block_size)] + names
     }
 
     /// Counts blocks from `offset` on, as long as `len` bytes.
@@ -130,6 +136,15 @@ impl Contents {
         for (blocks, more) in self.blocks.iter_mut().zip(other.blocks) {
             *blocks = blocks.saturating_add(more);
         }
+        for (inodes, more) in self.value_inodes.iter_mut().zip(other.value_inodes) {
+            *inodes = inodes.saturating_add(more);
+        }
+    }
+
+    /// Inodes that values of attributes need in an image with `ea_inode` and blocks of `block_size`
+    /// bytes. Each also takes a block more than values that lie one behind the other.
+    pub(crate) fn value_inodes(&self, block_size: u32) -> u64 {
+        self.value_inodes[shift_index(block_size)]
     }
 
     fn add_time(&mut self, time: Timespec) {
@@ -163,7 +178,31 @@ impl Contents {
         if bytes > INODE_ATTRIBUTE_BYTES {
             self.add_blocks(0, bytes as u64);
         }
+        let entry = |(name, value): &(Vec<u8>, Vec<u8>)| {
+            ATTRIBUTE_ENTRY_BYTES + name.len() + value.len().next_multiple_of(4)
+        };
+        let needed: usize = attributes.iter().map(entry).sum();
+        let mut sizes: Vec<usize> = attributes.iter().map(|(_, value)| value.len()).collect();
+        sizes.sort_unstable();
+        for (inodes, shift) in self.value_inodes.iter_mut().zip(BLOCK_SHIFTS) {
+            let mut left = needed;
+            let room = (1 << shift) - ATTRIBUTE_HEAD_BYTES;
+            // The largest first.
+            for size in sizes.iter().rev() {
+                if left <= room {
+                    break;
+                }
+                left -= size.next_multiple_of(4);
+                *inodes += 1;
+            }
+        }
     }
+}
+
+/// Where counts for blocks of this size are.
+fn shift_index(block_size: u32) -> usize {
+    let shift = block_size.trailing_zeros().clamp(*BLOCK_SHIFTS.start(), *BLOCK_SHIFTS.end());
+    (shift - BLOCK_SHIFTS.start()) as usize
 }
 
 /// Directories of tar streams that are remembered, so that they are counted once.

@@ -65,9 +65,6 @@ impl Contents {
     /// As [`format`](fjord_mkfs::format), for options that cannot be had.
     pub fn fit(&self, options: &MkfsOptions, room: Room) -> Result<MkfsOptions> {
         let mut fitted = options.clone();
-        let inodes_wanted = self.inodes + self.inodes / 20 + USED_INODES + 16;
-        let inodes_wanted = inodes_wanted.saturating_add(room.extra_inodes());
-        let inodes_wanted = u32::try_from(inodes_wanted).unwrap_or(u32::MAX);
         let inodes_open = options.inode_count.is_none() && options.inode_ratio.is_none();
         let smallest = match room {
             Room::Usual => SIZE_MIN_BYTES,
@@ -81,12 +78,17 @@ impl Contents {
                 size_bytes = size_bytes.saturating_add(size_bytes / 4).next_multiple_of(MIB);
                 continue;
             };
+            let values = match report.features.iter().any(|name| name == "ea_inode") {
+                true => self.value_inodes(report.block_size),
+                false => 0,
+            };
+            let inodes_wanted = self.inodes_wanted(values, room);
             let is_short = inodes_open && report.inode_count < inodes_wanted;
             if is_short && fitted.inode_count != Some(inodes_wanted) {
                 fitted.inode_count = Some(inodes_wanted);
                 continue;
             }
-            let contents = self.blocks(report.block_size);
+            let contents = self.blocks(report.block_size).saturating_add(values);
             let wanted = room.with_contents(contents, report.block_size);
             let offered = report.free_blocks.saturating_sub(report.reserved_blocks);
             if options.size_bytes.is_some() || offered >= wanted {
@@ -99,6 +101,14 @@ impl Contents {
         Err(TreeError::Usage(
             "no size was found that holds the contents with these options; give a size".to_owned(),
         ))
+    }
+}
+
+impl Contents {
+    fn inodes_wanted(&self, values: u64, room: Room) -> u32 {
+        let inodes = self.inodes.saturating_add(values);
+        let inodes = inodes.saturating_add(inodes / 20 + USED_INODES + 16);
+        u32::try_from(inodes.saturating_add(room.extra_inodes())).unwrap_or(u32::MAX)
     }
 }
 

@@ -53,6 +53,7 @@ mod fsync;
 mod inode;
 mod inode_ref;
 pub mod inspect;
+mod label;
 mod map;
 mod namei;
 mod options;
@@ -79,6 +80,7 @@ pub use fs::events::{Event, Severity};
 pub use fs::status::{Failure, ShutdownMode};
 pub use fsync::Epoch;
 pub use fsync::stats::{Fallback, FsyncStats, LatencyHistogram};
+pub use label::LABEL_BYTES_MAX;
 pub use options::{AtimeMode, CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
 pub use vfs::{DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags};
 

@@ -313,6 +313,8 @@ pub struct MountOptions {
     pub acl: bool,
     /// Take the group of a new file from its directory always (`grpid`).
     pub grpid: bool,
+    /// statfs(2) counts the blocks of the file system's own metadata among those that there are (`minixdf`).
+    pub minix_df: bool,
     /// Who may use the reserved blocks besides root.
     pub resuid: Option<u32>,
     /// Which group may use the reserved blocks.
@@ -360,6 +362,7 @@ impl Default for MountOptions {
             barrier: true,
             acl: true,
             grpid: false,
+            minix_df: false,
             resuid: None,
             resgid: None,
             delalloc: true,

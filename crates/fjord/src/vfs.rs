@@ -276,6 +276,19 @@ impl Fs {
         self.0.sync()
     }
 
+    /// Commits, and writes what is in the log to its place, so that recovery has nothing to do for it.
+    ///
+    /// # Errors
+    /// `ENODEV` for an image without a journal; `EROFS`; journal and I/O errors.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.0.check_writable()?;
+        if !self.0.has_log() {
+            return Err(Errno::NODEV.into());
+        }
+        self.0.commit()?;
+        self.0.journal().checkpoint_all().map_err(Error::from)
+    }
+
     /// Whether everything before the end of this epoch is durable ([`crate::File::fbarrier`]). Without
     /// a wait; `false` may be out of date.
     pub fn is_durable(&self, epoch: Epoch) -> bool {

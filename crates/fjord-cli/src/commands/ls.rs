@@ -6,7 +6,7 @@ use fjord::{Attr, FileKind, InodeRef};
 use serde::Serialize;
 
 use crate::{
-    failure::{Context, Result},
+    failure::{Context, EXIT_DAMAGED, Failure, Result},
     image, output,
     paths::{self, Last},
 };
@@ -23,6 +23,9 @@ pub(crate) struct Args {
     /// Also show mode, owner, size and time
     #[arg(short, long)]
     long: bool,
+    /// Also show . and .. (names that begin with a dot are always shown)
+    #[arg(short, long)]
+    all: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -84,19 +87,39 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let file = paths::find(&fs, &args.path, Last::Follow)?;
     let attr = file.attr();
     let mut entries = Vec::new();
+    let mut damaged = 0;
     if attr.kind() == FileKind::Directory {
+        if args.all {
+            entries.push(Entry::new(b".", &file, &attr)?);
+            let parent = file.lookup(b"..").context(&args.path)?;
+            entries.push(Entry::new(b"..", &parent, &parent.attr())?);
+        }
         for name in names(&file).context(&args.path)? {
-            let child = file.lookup(&name).context(output::name(&name))?;
-            entries.push(Entry::new(&name, &child, &child.attr())?);
+            let child = file.lookup(&name).context(output::name(&name));
+            match child.and_then(|child| Entry::new(&name, &child, &child.attr())) {
+                Ok(entry) => entries.push(entry),
+                // As ls(1) on Linux's mount, which shows the others.
+                Err(failure) if failure.code == EXIT_DAMAGED => {
+                    output::complain(&failure.message);
+                    damaged += 1;
+                }
+                Err(failure) => return Err(failure),
+            }
         }
     } else {
         entries.push(Entry::new(args.path.as_bytes(), &file, &attr)?);
     }
     if args.json {
-        return output::json(&entries);
+        output::json(&entries)?;
+    } else {
+        let lines =
+            entries.iter().map(|e| if args.long { long(e) } else { format!("{}\n", e.name) });
+        output::print(lines.collect())?;
     }
-    let lines = entries.iter().map(|e| if args.long { long(e) } else { format!("{}\n", e.name) });
-    output::print(lines.collect())
+    match damaged {
+        0 => Ok(()),
+        count => Err(Failure::new(format!("{count} damaged entries are not listed")).of_damage()),
+    }
 }
 
 fn long(e: &Entry) -> String {

@@ -70,9 +70,13 @@ Mount options of ext4:
   delalloc, nodelalloc
                      delayed allocation (default: delalloc)
   grpid, nogrpid     new files get the group of their directory (default: nogrpid)
+  bsddf, minixdf     df leaves out what metadata takes, or not (default: bsddf)
   resuid=N, resgid=N
                      who may use the reserved blocks besides root
   errors=remount-ro  the only mode: an error makes the mount read-only
+  auto_da_alloc, init_itable, stripe=N, journal_checksum
+                     and others of ext4(5): accepted, for fstab; -v says why they change
+                     nothing
 
 Mount options of fjord:
   fsync=POLICY       the same as --fsync

@@ -29,6 +29,9 @@ const EXT4_IOC32_GETVERSION: u32 = 0x8004_6603;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
+const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
+const EXT4_IOC_CHECKPOINT: u32 = 0x4004_662b;
+const FS_IOC_GETFSUUID: u32 = 0x8011_1500;
 const FITRIM: u32 = 0xc018_5879;
 const XFS_IOC_GOINGDOWN: u32 = 0x8004_587d;
 
@@ -57,6 +60,14 @@ struct FsXattr {
     fsx_projid: u32,
     fsx_cowextsize: u32,
     fsx_pad: [u8; 8],
+}
+
+/// `struct fsuuid2`.
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[repr(C)]
+struct FsUuid {
+    len: u8,
+    uuid: [u8; 16],
 }
 
 /// `struct fstrim_range`.
@@ -180,20 +191,39 @@ impl EngineHandler {
                 Ok(Vec::new())
             }
             FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),
-            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_GETFSLABEL | FJORD_IOC_SNAPSHOT
-            | FJORD_IOC_RESIZE => self.ioctl_on_fs(request, args, input),
+            FS_IOC_GETFSLABEL => {
+                let mut label = [0u8; 256];
+                let name = self.fs.superblock().s_volume_name;
+                label[..name.len()].copy_from_slice(&name);
+                Ok(label.to_vec())
+            }
+            FS_IOC_GETFSUUID => {
+                let uuid = self.fs.superblock().s_uuid;
+                let out = FsUuid { len: uuid.len() as u8, uuid };
+                Ok(out.as_bytes().to_vec())
+            }
+            FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_SETFSLABEL | EXT4_IOC_CHECKPOINT
+            | FJORD_IOC_SNAPSHOT | FJORD_IOC_RESIZE => self.ioctl_on_fs(request, args, input),
             _ => Err(Errno(libc::ENOTTY)),
+        }
+    }
+
+    /// `EXT4_IOC_CHECKPOINT` with these flags. Erasing what the log had (by discard or zeros) is not supported.
+    fn checkpoint(&self, flags: u32) -> Outcome<()> {
+        const DISCARD: u32 = 1;
+        const ZEROOUT: u32 = 2;
+        const DRY_RUN: u32 = 4;
+        match flags {
+            0 => Ok(self.fs.checkpoint()?),
+            DRY_RUN => Ok(()),
+            _ if flags & !(DISCARD | ZEROOUT | DRY_RUN) != 0 => Err(Errno(libc::EINVAL)),
+            _ if flags & (DISCARD | ZEROOUT) == DISCARD | ZEROOUT => Err(Errno(libc::EINVAL)),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
         }
     }
 
     /// Ioctls that concern the file system and not the file they are made on.
     fn ioctl_on_fs(&self, request: &Request<'_>, args: &IoctlIn, input: &[u8]) -> Outcome<Vec<u8>> {
-        if args.cmd == FS_IOC_GETFSLABEL {
-            let mut label = [0u8; 256];
-            let name = self.fs.superblock().s_volume_name;
-            label[..name.len()].copy_from_slice(&name);
-            return Ok(label.to_vec());
-        }
         if matches!(args.cmd, FJORD_IOC_SNAPSHOT | FJORD_IOC_RESIZE) {
             if !caller::is_owner(request.header) && !caller::is_admin(request.header) {
                 return Err(Errno(libc::EPERM));
@@ -209,6 +239,15 @@ impl EngineHandler {
         }
         if !caller::is_admin(request.header) {
             return Err(Errno(libc::EPERM));
+        }
+        if args.cmd == FS_IOC_SETFSLABEL {
+            let end = input.iter().position(|byte| *byte == 0).unwrap_or(input.len());
+            self.fs.set_label(&input[..end])?;
+            return Ok(Vec::new());
+        }
+        if args.cmd == EXT4_IOC_CHECKPOINT {
+            self.checkpoint(parse(input)?)?;
+            return Ok(Vec::new());
         }
         if args.cmd == FITRIM {
             let mut range: FstrimRange = parse(input)?;

@@ -68,3 +68,19 @@ fn linux_mounts_and_writes() {
         MkfsOptions { size_bytes: Some(64 << 20), inode_size: Some(128), ..MkfsOptions::default() };
     mount_and_write(&small_inodes);
 }
+
+/// Some versions of Linux refuse an orphan file of more than 8 MiB.
+#[test]
+fn orphan_files_are_not_too_long() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let options = MkfsOptions {
+        size_bytes: Some(130 << 30),
+        block_size: Some(65_536),
+        features: "orphan_file".into(),
+        ..MkfsOptions::default()
+    };
+    let (image, _) = make(dir.path(), "image", &options);
+    let told = fjord_testkit::image::debugfs(&image, "stat <12>").expect("debugfs reads it");
+    assert!(told.contains("Size: 8388608"), "{told}");
+    check(&image);
+}

@@ -36,7 +36,8 @@ impl FsInner {
         let groups = &self.groups;
         let account = &groups.account;
         let ratio = u64::from(self.geo.cluster_ratio);
-        let overhead = groups.fixed_blocks().saturating_add(groups.zones.journal_blocks());
+        let fixed = groups.fixed_blocks().saturating_add(groups.zones.journal_blocks());
+        let overhead = if self.options.minix_df { 0 } else { fixed };
         let free = account.free_blocks().saturating_sub(account.reserved_blocks());
         // Linux folds the UUID in the same way.
         let half =

@@ -345,7 +345,7 @@ fn settle_options(raw: &RawSuperblock, options: &MountOptions) -> Result<MountOp
         let only = Features { incompat: unknown.incompat, ..Features::default() };
         return Err(Error::Incompatible {
             feature: only.names().join(", "),
-            hint: "mount the image with Linux, or remove the feature with tune2fs".into(),
+            hint: "mount the image with Linux".into(),
         });
     }
     if !unknown.ro_compat.is_empty() && !options.read_only {

@@ -1,0 +1,118 @@
+//! Options of Linux's ext4 that change nothing here: an fstab file that has them mounts all the same.
+//!
+//! Invariant: none is taken that promises what fjord does not keep. Those are refused, with the reason.
+//! Source of the list: `Documentation/admin-guide/ext4.rst` and ext4(5).
+
+/// What becomes of an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Taken; `-v` says why it changes nothing.
+    Nothing(&'static str),
+    /// It would promise this, which fjord does not keep.
+    Refused(&'static str),
+}
+
+use Verdict::{Nothing, Refused};
+
+const ALLOCATOR: &str = "fjord's allocator decides for itself";
+const ALWAYS: &str = "fjord always does";
+const NO_QUOTA: &str = "fjord keeps no quotas";
+const NO_SUCH_PATH: &str = "fjord has no such choice";
+
+/// Options without a value.
+const FLAGS: &[(&str, Verdict)] = &[
+    ("auto_da_alloc", Nothing(ALWAYS)),
+    ("noauto_da_alloc", Nothing("fjord writes replaced content at close in any case")),
+    ("bh", Nothing(NO_SUCH_PATH)),
+    ("nobh", Nothing(NO_SUCH_PATH)),
+    ("block_validity", Nothing(ALWAYS)),
+    ("noblock_validity", Nothing("fjord checks block numbers in any case")),
+    ("debug", Nothing("fjord mount -v tells what it does")),
+    ("nodebug", Nothing(NO_SUCH_PATH)),
+    ("dioread_lock", Nothing(NO_SUCH_PATH)),
+    ("dioread_nolock", Nothing(NO_SUCH_PATH)),
+    ("nodioread_nolock", Nothing(NO_SUCH_PATH)),
+    ("i_version", Nothing(ALWAYS)),
+    ("init_itable", Nothing("fjord initializes inode tables when they are used")),
+    ("noinit_itable", Nothing("fjord initializes inode tables when they are used")),
+    ("inlinecrypt", Nothing("fjord mounts no encrypted images")),
+    (
+        "journal_checksum",
+        Nothing("an image with metadata_csum has it in any case, another one never"),
+    ),
+    ("nojournal_checksum", Nothing("an image with metadata_csum has checksums in any case")),
+    ("mblk_io_submit", Nothing(NO_SUCH_PATH)),
+    ("nomblk_io_submit", Nothing(NO_SUCH_PATH)),
+    ("no_mbcache", Nothing(NO_SUCH_PATH)),
+    ("nombcache", Nothing(NO_SUCH_PATH)),
+    ("no_prefetch_block_bitmaps", Nothing(ALLOCATOR)),
+    ("prefetch_block_bitmaps", Nothing(ALLOCATOR)),
+    ("noquota", Nothing(NO_QUOTA)),
+    ("noreservation", Nothing(ALLOCATOR)),
+    ("reservation", Nothing(ALLOCATOR)),
+    ("nouser_xattr", Nothing("Linux does not obey it any more either")),
+    ("nowarn_on_error", Nothing(NO_SUCH_PATH)),
+    ("warn_on_error", Nothing(NO_SUCH_PATH)),
+    ("oldalloc", Nothing(ALLOCATOR)),
+    ("orlov", Nothing(ALLOCATOR)),
+    ("dax", Refused("the mapping of the device into programs")),
+    ("grpquota", Refused("quotas")),
+    ("journal_async_commit", Refused("commits of that form; it is no faster than what fjord does")),
+    ("nouid32", Refused("owners of 16 bits on disk")),
+    ("prjquota", Refused("quotas")),
+    ("quota", Refused("quotas")),
+    ("usrquota", Refused("quotas")),
+];
+
+/// Options with a value, whatever it is.
+const VALUES: &[(&str, Verdict)] = &[
+    ("auto_da_alloc", Nothing("fjord writes replaced content at close in any case")),
+    ("init_itable", Nothing("fjord initializes inode tables when they are used")),
+    ("inode_readahead_blks", Nothing(ALLOCATOR)),
+    ("journal_ioprio", Nothing("the device orders requests by their class")),
+    ("max_batch_time", Nothing("commits that wait for another one share it")),
+    ("min_batch_time", Nothing("commits that wait for another one share it")),
+    ("mb_optimize_scan", Nothing(ALLOCATOR)),
+    ("stripe", Nothing(ALLOCATOR)),
+    ("grpjquota", Refused("quotas")),
+    ("journal_dev", Refused("a journal on another device")),
+    ("journal_path", Refused("a journal on another device")),
+    ("jqfmt", Refused("quotas")),
+    ("max_dir_size_kb", Refused("a limit of the size of directories")),
+    ("sb", Refused("another superblock than the first; e2fsck -b repairs the image with it")),
+    ("usrjquota", Refused("quotas")),
+];
+
+/// Options of which only some values change nothing.
+const CHOICES: &[(&str, &str, Verdict)] = &[
+    ("data_err", "abort", Nothing(ALWAYS)),
+    ("data_err", "ignore", Nothing("fjord turns read-only when a write fails in any case")),
+    ("dax", "never", Nothing(ALWAYS)),
+    ("dax", "inode", Nothing("no file of an image has the flag in effect")),
+    ("dax", "always", Refused("the mapping of the device into programs")),
+];
+
+/// What Linux's option means here; `None` for one that is not in the list.
+pub(crate) fn verdict(name: &str, value: Option<&str>) -> Option<Verdict> {
+    let Some(value) = value else {
+        return FLAGS.iter().find(|(flag, _)| *flag == name).map(|(_, verdict)| *verdict);
+    };
+    let choice = CHOICES.iter().find(|(option, of, _)| *option == name && *of == value);
+    let any = || VALUES.iter().find(|(option, _)| *option == name).map(|(_, verdict)| *verdict);
+    choice.map(|(.., verdict)| *verdict).or_else(any)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_count_where_they_make_the_difference() {
+        assert_eq!(verdict("dax", Some("never")), Some(Nothing(ALWAYS)));
+        assert!(matches!(verdict("dax", Some("always")), Some(Refused(_))));
+        assert!(matches!(verdict("dax", None), Some(Refused(_))));
+        assert_eq!(verdict("dax", Some("maybe")), None);
+        assert!(matches!(verdict("stripe", Some("16")), Some(Nothing(_))));
+        assert_eq!(verdict("stripe", None), None);
+    }
+}
