@@ -476,7 +476,7 @@ fn inode_sizes(
     features: &Features,
     block_size: u32,
 ) -> Result<(u16, InodeNo, u16)> {
-    if sb.s_rev_level.get() == 0 {
+    if !sb.has_features() {
         return Ok((GOOD_OLD_INODE_BYTES, InodeNo::GOOD_OLD_FIRST, 0));
     }
     let size = sb.s_inode_size.get();
@@ -544,7 +544,7 @@ fn inodes_per_group(
         format!("s_inodes_count is {count} with {group_count} groups of {per_group}")
     })?;
     let first = sb.s_first_ino.get();
-    ensure(sb.s_rev_level.get() == 0 || first <= count, || {
+    ensure(!sb.has_features() || first <= count, || {
         format!("s_first_ino is {first} of {count} inodes")
     })?;
     Ok(per_group)

@@ -399,12 +399,8 @@ impl<'a> Builder<'a> {
     pub(crate) fn link(&mut self, spot: Spot<'_>, first: &InodeRef) -> Result<bool> {
         let Spot { parent, name, path } = spot;
         match parent.link(first, name) {
-            Err(error) if error.is(Errno::MLINK) => {
-                self.tell_copy(path);
-                return Ok(false);
-            }
             Err(error) if error.is(Errno::EXIST) => {}
-            done => return self.at(path, done).map(|()| true),
+            done => return self.linked(path, done),
         }
         let there = self.at(path, parent.lookup(name))?.ino();
         if there == first.ino() {
@@ -412,14 +408,22 @@ impl<'a> Builder<'a> {
         }
         self.check_replaceable(spot)?;
         let beside = self.free_name(spot)?;
-        if let Err(error) = parent.link(first, &beside) {
-            if error.is(Errno::MLINK) {
-                self.tell_copy(path);
-                return Ok(false);
-            }
-            return Err(self.failed(path, error));
+        let linked = self.linked(path, parent.link(first, &beside))?;
+        if linked {
+            self.take_name(spot, &beside)?;
         }
-        self.take_name(spot, &beside).map(|()| true)
+        Ok(linked)
+    }
+
+    /// Whether there was room for one more name; if not, it is listed.
+    fn linked(&mut self, path: &[u8], done: fjord::Result<()>) -> Result<bool> {
+        match done {
+            Err(error) if error.is(Errno::MLINK) => {
+                self.tell_copy(path);
+                Ok(false)
+            }
+            done => self.at(path, done).map(|()| true),
+        }
     }
 
     /// Lists that a name is one of a copy.

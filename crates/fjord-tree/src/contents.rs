@@ -175,9 +175,10 @@ impl Contents {
 
     fn add_attributes(&mut self, attributes: &[(Vec<u8>, Vec<u8>)]) {
         let bytes: usize = attributes.iter().map(|(name, value)| name.len() + value.len()).sum();
-        if bytes > INODE_ATTRIBUTE_BYTES {
-            self.add_blocks(0, bytes as u64);
+        if bytes <= INODE_ATTRIBUTE_BYTES {
+            return;
         }
+        self.add_blocks(0, bytes as u64);
         let entry = |(name, value): &(Vec<u8>, Vec<u8>)| {
             ATTRIBUTE_ENTRY_BYTES + name.len() + value.len().next_multiple_of(4)
         };

@@ -215,18 +215,8 @@ impl Copy<'_, '_> {
     ) -> Result<InodeRef> {
         let path = spot.path;
         let mode = attr.mode & PERMISSIONS;
-        let mut target = Vec::new();
-        let new = match attr.kind() {
-            FileKind::Regular => New::FileWith { mode },
-            FileKind::Symlink => {
-                target = self.builder.at(path, file.read_link())?;
-                New::Symlink(&target)
-            }
-            kind => New::Node {
-                mode: kind.mode_bits() | mode,
-                device: DeviceNumber::from_u32(attr.rdev),
-            },
-        };
+        let target = self.builder.target_of(file, path)?;
+        let new = like(attr, mode, &target);
         let (rules, buffer) = (self.rules, &mut self.buffer);
         let made = self.builder.place(spot, new, &mut |builder, made| {
             if attr.kind() == FileKind::Regular {
@@ -258,7 +248,26 @@ impl Copy<'_, '_> {
     }
 }
 
+/// A new entry of the same kind; `target` is that of a symbolic link.
+fn like<'t>(attr: &Attr, mode: u16, target: &'t [u8]) -> New<'t> {
+    match attr.kind() {
+        FileKind::Regular => New::FileWith { mode },
+        FileKind::Symlink => New::Symlink(target),
+        kind => {
+            New::Node { mode: kind.mode_bits() | mode, device: DeviceNumber::from_u32(attr.rdev) }
+        }
+    }
+}
+
 impl Builder<'_> {
+    /// Where a symbolic link leads; empty for anything else.
+    fn target_of(&self, file: &InodeRef, path: &[u8]) -> Result<Vec<u8>> {
+        match file.attr().kind() {
+            FileKind::Symlink => self.at(path, file.read_link()),
+            _ => Ok(Vec::new()),
+        }
+    }
+
     /// A further file like one that cannot have more names.
     pub(crate) fn copy_of(
         &mut self,
@@ -267,18 +276,9 @@ impl Builder<'_> {
         buffer: &mut [u8],
     ) -> Result<InodeRef> {
         let (attr, path) = (file.attr(), spot.path);
-        let target = match attr.kind() {
-            FileKind::Symlink => self.at(path, file.read_link())?,
-            _ => Vec::new(),
-        };
-        let new = match attr.kind() {
-            FileKind::Regular => New::File,
-            FileKind::Symlink => New::Symlink(&target),
-            kind => New::Node {
-                mode: kind.mode_bits() | 0o600,
-                device: DeviceNumber::from_u32(attr.rdev),
-            },
-        };
+        let target = self.target_of(file, path)?;
+        let new =
+            if attr.kind() == FileKind::Regular { New::File } else { like(&attr, 0o600, &target) };
         self.place(spot, new, &mut |builder, made| {
             if attr.kind() == FileKind::Regular {
                 data(builder, file, made, path, buffer)?;

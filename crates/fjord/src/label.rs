@@ -11,9 +11,7 @@ pub const LABEL_BYTES_MAX: usize = 16;
 impl Fs {
     /// The label, without the zeros that fill its field; empty if there is none.
     pub fn label(&self) -> Vec<u8> {
-        let field = self.0.sb.snapshot().s_volume_name;
-        let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-        field[..end].to_vec()
+        self.superblock().volume_name().to_vec()
     }
 
     /// Sets the label, durably.

@@ -70,9 +70,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     bar.finish_and_clear();
     let copied = copied?;
-    let listed = output::copied(&copied.failed, &copied.unkept);
-    match listed {
-        Err(failure) if copied.is_damaged => Err(failure.of_damage()),
-        listed => listed,
-    }
+    output::copied(&copied.failed, &copied.unkept)
+        .map_err(|failure| if copied.is_damaged { failure.of_damage() } else { failure })
 }

@@ -29,9 +29,10 @@ const EXT4_IOC32_GETVERSION: u32 = 0x8004_6603;
 const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
+/// Bytes that it gives.
+const FSLABEL_MAX: usize = 256;
 const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
 const EXT4_IOC_CHECKPOINT: u32 = 0x4004_662b;
-const FS_IOC_GETFSUUID: u32 = 0x8011_1500;
 const FITRIM: u32 = 0xc018_5879;
 const XFS_IOC_GOINGDOWN: u32 = 0x8004_587d;
 
@@ -60,14 +61,6 @@ struct FsXattr {
     fsx_projid: u32,
     fsx_cowextsize: u32,
     fsx_pad: [u8; 8],
-}
-
-/// `struct fsuuid2`.
-#[derive(Clone, Copy, IntoBytes, Immutable)]
-#[repr(C)]
-struct FsUuid {
-    len: u8,
-    uuid: [u8; 16],
 }
 
 /// `struct fstrim_range`.
@@ -192,15 +185,9 @@ impl EngineHandler {
             }
             FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),
             FS_IOC_GETFSLABEL => {
-                let mut label = [0u8; 256];
-                let name = self.fs.superblock().s_volume_name;
-                label[..name.len()].copy_from_slice(&name);
-                Ok(label.to_vec())
-            }
-            FS_IOC_GETFSUUID => {
-                let uuid = self.fs.superblock().s_uuid;
-                let out = FsUuid { len: uuid.len() as u8, uuid };
-                Ok(out.as_bytes().to_vec())
+                let mut label = self.fs.label();
+                label.resize(FSLABEL_MAX, 0);
+                Ok(label)
             }
             FITRIM | XFS_IOC_GOINGDOWN | FS_IOC_SETFSLABEL | EXT4_IOC_CHECKPOINT
             | FJORD_IOC_SNAPSHOT | FJORD_IOC_RESIZE => self.ioctl_on_fs(request, args, input),

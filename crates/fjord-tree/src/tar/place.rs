@@ -277,9 +277,10 @@ impl<'b, 'a> Places<'b, 'a> {
         if place.is_lost_found(self) {
             return Err(self.refuse(place.path, EntryError::LostFound));
         }
-        let is_empty =
-            Listing::default().next(&there).map_err(|source| engine(place.path, source))?.is_none();
-        if !self.layers && !is_empty {
+        let mut listing = Listing::default();
+        let has_entries = !self.layers
+            && listing.next(&there).map_err(|source| engine(place.path, source))?.is_some();
+        if has_entries {
             self.builder.not_kept(format!(
                 "{}: a directory with entries earlier, which this entry replaces",
                 shown(place.path)

@@ -108,13 +108,7 @@ impl SuperState {
 
     /// Whether the orphan file may hold something.
     pub(crate) fn may_have_filed_orphans(&self) -> bool {
-        self.has(RoCompat::ORPHAN_PRESENT)
-    }
-
-    /// Whether the superblock tells of the feature, in a revision that has features.
-    fn has(&self, flag: RoCompat) -> bool {
-        let raw = self.raw.lock();
-        raw.features().ro_compat.contains(flag) && raw.has_features()
+        self.raw.lock().features().ro_compat.contains(RoCompat::ORPHAN_PRESENT)
     }
 
     /// The inode of the orphan file, where the features name one.
@@ -171,33 +165,26 @@ impl FsInner {
 
     /// Says that the orphan file may hold something, as recovery must know.
     pub(crate) fn mark_orphan_present(&self, h: &Handle) -> Result<()> {
-        self.mark(h, RoCompat::ORPHAN_PRESENT)
+        self.mark(h, Features { ro_compat: RoCompat::ORPHAN_PRESENT, ..Features::default() })
     }
 
     /// Says that there are files of 2 GiB and more, as e2fsck wants to be told.
     pub(crate) fn mark_large_file(&self, h: &Handle) -> Result<()> {
-        self.mark(h, RoCompat::LARGE_FILE)
+        self.mark(h, Features { ro_compat: RoCompat::LARGE_FILE, ..Features::default() })
     }
 
     /// Says that there are extended attributes: without it e2fsck deletes them.
     pub(crate) fn mark_ext_attr(&self, h: &Handle) -> Result<()> {
-        let has = {
-            let raw = self.sb.raw.lock();
-            raw.features().compat.contains(Compat::EXT_ATTR) && raw.has_features()
-        };
-        if has {
-            return Ok(());
-        }
-        let more = Features { compat: Compat::EXT_ATTR, ..Features::default() };
-        self.change_superblock(h, |raw| raw.add_features(&more))
+        self.mark(h, Features { compat: Compat::EXT_ATTR, ..Features::default() })
     }
 
-    fn mark(&self, h: &Handle, flag: RoCompat) -> Result<()> {
-        if self.sb.has(flag) {
-            return Ok(());
-        }
-        let more = Features { ro_compat: flag, ..Features::default() };
-        self.change_superblock(h, |raw| raw.add_features(&more))
+    /// Sets features on their first use, in a revision that has features.
+    fn mark(&self, h: &Handle, more: Features) -> Result<()> {
+        let is_set = {
+            let raw = self.sb.raw.lock();
+            raw.has_features() && raw.features().contains(&more)
+        };
+        if is_set { Ok(()) } else { self.change_superblock(h, |raw| raw.add_features(&more)) }
     }
 
     /// Writes the superblock straight to the device and flushes.
