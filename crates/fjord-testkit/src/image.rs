@@ -115,32 +115,34 @@ pub struct KernelMount {
 }
 
 impl KernelMount {
-    /// Mounts `image` with these mount options (besides `loop`).
+    /// Mounts `image` with these mount options.
     pub fn new(image: &Path, options: &str) -> Result<Self> {
         Self::with_type(image, "ext4", options)
     }
 
-    /// Mounts `image` as `fs_type` with these mount options (besides `loop`).
+    /// Mounts `image` as `fs_type` with these mount options. With `ro` the device cannot be written either.
     pub fn with_type(image: &Path, fs_type: &str, options: &str) -> Result<Self> {
-        tools::require_root()?;
-        let dir = tempfile::Builder::new().prefix("fjord-mnt-").tempdir()?;
-        let out = run(tools::command("mount")?
-            .args(["-t", fs_type, "-o", &format!("loop,{options}")])
-            .arg(image)
-            .arg(dir.path()))?;
-        out.ok().with_context(|| format!("the kernel does not mount {}", image.display()))?;
-        Ok(KernelMount { dir, mounted: true })
+        let is_read_only = options.split(',').any(|option| option == "ro");
+        Self::attached(image, is_read_only, fs_type, options)
     }
 
     /// Mounts `image` read-only on a loop device that can be written, so that the kernel recovers it
-    /// first; with `-o loop,ro` the device cannot be written either.
+    /// first.
     pub fn recovering_read_only(image: &Path) -> Result<Self> {
+        Self::attached(image, false, "ext4", "ro")
+    }
+
+    /// On a loop device of its own: `mount -o loop` takes one that an earlier read-only mount of the image
+    /// has not let go of yet, and then mounts read-only whatever is asked.
+    fn attached(image: &Path, is_read_only: bool, fs_type: &str, options: &str) -> Result<Self> {
         tools::require_root()?;
         let dir = tempfile::Builder::new().prefix("fjord-mnt-").tempdir()?;
-        let attach = ["--find", "--show"];
-        let node = run(tools::command("losetup")?.args(attach).arg(image))?.ok()?.stdout;
+        let mut attach = tools::command("losetup")?;
+        attach.args(["--find", "--show"]);
+        attach.args(is_read_only.then_some("--read-only"));
+        let node = run(attach.arg(image))?.ok()?.stdout;
         let node = node.trim();
-        let mount = ["-t", "ext4", "-o", "ro", node];
+        let mount = ["-t", fs_type, "-o", options, node];
         let mounted = run(tools::command("mount")?.args(mount).arg(dir.path()));
         // One that is mounted stays until it is unmounted.
         run(tools::command("losetup")?.args(["--detach", node]))?.ok()?;
