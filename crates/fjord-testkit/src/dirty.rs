@@ -20,6 +20,7 @@ use fjord_format::jbd2::{HEADER_BYTES, Incompat, Superblock};
 use crate::{
     image::{self, KernelMount, Scratch},
     kernel_log::KernelLog,
+    manifest::Manifest,
     rng::{Rng, mix},
     script::{Executor, KernelExecutor, Op, Script, Shape},
     tools,
@@ -476,6 +477,14 @@ fn is_refusal(error: &str, lines: &[String]) -> bool {
     let by_device = format!("I/O error, dev loop{number},");
     let says = |what: &str| lines.iter().any(|line| line.contains(what));
     says(&by_journal) && !says(&by_device)
+}
+
+/// What Linux shows of an image.
+pub fn tree_on_linux(image: &Path) -> Result<Manifest> {
+    let mount = KernelMount::new(image, "ro")?;
+    let manifest = Manifest::from_directory(mount.path())?;
+    mount.unmount()?;
+    Ok(manifest)
 }
 
 /// The outcome of `e2fsck -fy` on a copy of a dirty image.

@@ -132,8 +132,9 @@ impl KernelMount {
         Self::attached(image, false, "ext4", "ro")
     }
 
-    /// On a loop device of its own: `mount -o loop` takes one that an earlier read-only mount of the image
-    /// has not let go of yet, and then mounts read-only whatever is asked.
+    /// On a loop device of its own. `mount -o loop` takes one that an earlier mount of the image has not let
+    /// go of yet: read-only, if that mount was; and with the superblock that the kernel still has in memory,
+    /// which with blocks of 1 KiB says of a rewritten file that its log need not be replayed.
     fn attached(image: &Path, is_read_only: bool, fs_type: &str, options: &str) -> Result<Self> {
         tools::require_root()?;
         let dir = tempfile::Builder::new().prefix("fjord-mnt-").tempdir()?;

@@ -358,9 +358,9 @@ pub fn fill_up(dir: &Path, settle: impl Fn() -> Result<()>) -> Result<Survivors>
 
 /// Makes a small image for [`fill_up`].
 pub fn make_small(image: &Path, mke2fs: &[&str]) -> Result<()> {
-    crate::image::make_sparse(image, 24 << 20)?;
+    crate::image::make_sparse(image, 12 << 20)?;
     run(command("mke2fs")?
-        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-N", "1024", "-m", "0"])
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-N", "512", "-m", "0"])
         .args(mke2fs)
         .arg(image))?
     .ok()?;

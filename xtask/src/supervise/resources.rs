@@ -10,6 +10,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -127,10 +128,7 @@ impl Resources {
                 say!("cannot unmount {}: {error}", mount.mountpoint.display());
             }
         }
-        for (device, image) in loops_below(&self.scratch) {
-            if self.loops.get(&device) == Some(&image) {
-                continue;
-            }
+        for (device, image) in self.loops_that_stay() {
             left = true;
             say!("left behind: loop device {device} of {}", image.display());
             let detached = Command::new("losetup").arg("-d").arg(format!("/dev/{device}")).status();
@@ -141,6 +139,29 @@ impl Resources {
         left
     }
 }
+
+impl Resources {
+    /// New loop devices. One that detaches itself goes with its last user, which may be a program that
+    /// looks at all block devices for a moment; none of this program runs any more.
+    fn loops_that_stay(&self) -> BTreeMap<String, PathBuf> {
+        let deadline = Instant::now() + LOOPS_PATIENCE;
+        loop {
+            let mut left = loops_below(&self.scratch);
+            left.retain(|device, image| self.loops.get(device) != Some(image));
+            let mut going = left.keys().map(|device| {
+                let autoclear = format!("/sys/block/{device}/loop/autoclear");
+                fs::read_to_string(autoclear).is_ok_and(|value| value.trim_end() == "1")
+            });
+            if !going.any(|is_going| is_going) || Instant::now() >= deadline {
+                return left;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// How long a loop device that detaches itself may take.
+const LOOPS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Loop devices with their images, if below `dir`.
 fn loops_below(dir: &Path) -> BTreeMap<String, PathBuf> {

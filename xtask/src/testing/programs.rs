@@ -58,7 +58,7 @@ const PIPELINES: [(&str, &str); 4] =
     [("direct", "serial"), ("epoch", "dual"), ("direct", "dual"), ("epoch", "serial")];
 
 /// Test programs that keep all processors busy.
-const BUSY: [&str; 11] = [
+const BUSY: [&str; 12] = [
     "fjord: hostile",
     "fjord-bench: figures",
     "fjord-block: proof",
@@ -66,6 +66,7 @@ const BUSY: [&str; 11] = [
     "fjord-crash: findings",
     "fjord-crash: growth",
     "fjord-crash: planted",
+    "fjord-crash: policies",
     "fjord-crash: quick",
     "fjord-journal: oracle",
     "fjord-journal: pipeline_model",
