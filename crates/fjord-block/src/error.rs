@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// The operation that failed.
@@ -209,6 +210,17 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
+    /// The range of the file that was asked for reaches beyond its end.
+    #[error("{} has {file_bytes} bytes, and bytes {} to {} are asked for: the image is truncated, or the \
+             offset or the partition table is wrong", path.display(), range.start, range.end)]
+    OutOfRange {
+        /// The path as given.
+        path: PathBuf,
+        /// The range in bytes.
+        range: Range<u64>,
+        /// Size of the file in bytes.
+        file_bytes: u64,
+    },
     /// io_uring or O_DIRECT was requested and is not supported here.
     #[error("{}: {what} was requested but is not supported here ({source}); unset the option, and \
              fjord chooses", path.display())]
@@ -236,6 +248,7 @@ impl OpenError {
         match self {
             OpenError::InUse { .. } => libc::EBUSY,
             OpenError::NotADevice { .. } => libc::ENOTBLK,
+            OpenError::OutOfRange { .. } => libc::EINVAL,
             OpenError::WriteProtected { source, .. }
             | OpenError::Unavailable { source, .. }
             | OpenError::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),

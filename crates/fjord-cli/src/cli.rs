@@ -1,11 +1,15 @@
 //! The arguments: commands and what they have in common.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand, builder::Styles};
+use fjord::ImageName;
 
 use crate::commands::{
     bench, cat, chmod, chown, completions, cp, fsck, get, info, journal, ln, ls, man, mkdir, mkfs,
     mount, mv, put, recover, resize, rm, sim, snapshot, stat, stats, tree, tune, umount,
 };
+use crate::size;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -32,8 +36,63 @@ pub(crate) struct Cli {
     #[arg(short, long, global = true, display_order = 2000, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
+    /// The image is this part of the file, as IMAGE@offset=BYTES+SIZE; for a partition give IMAGE@NUMBER
+    #[arg(long, value_name = "BYTES[,SIZE]", global = true, display_order = 1999)]
+    #[arg(value_parser = Offset::parse)]
+    offset: Option<Offset>,
+
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The place of an image in a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offset {
+    bytes: u64,
+    size_bytes: Option<u64>,
+}
+
+impl Offset {
+    fn parse(text: &str) -> Result<Offset, String> {
+        let (bytes, size) = match text.split_once(',') {
+            Some((bytes, size)) => (bytes, Some(size::parse(size)?)),
+            None => (text, None),
+        };
+        Ok(Offset { bytes: size::parse(bytes)?, size_bytes: size })
+    }
+
+    /// Makes `image` the name of that part of it.
+    ///
+    /// # Errors
+    /// It names a part already.
+    pub(crate) fn apply(
+        bytes: u64,
+        size_bytes: Option<u64>,
+        image: &mut PathBuf,
+    ) -> Result<(), String> {
+        if ImageName::parse(image).is_part() {
+            return Err(format!(
+                "{} names a part of a file already; give no offset",
+                image.display()
+            ));
+        }
+        *image = ImageName::of_bytes(image, bytes, size_bytes);
+        Ok(())
+    }
+}
+
+impl Cli {
+    /// Carries out --offset: changes the name of the command's image.
+    ///
+    /// # Errors
+    /// The command has no image, or its image is a part already.
+    pub(crate) fn settle(&mut self) -> Result<(), String> {
+        let Some(Offset { bytes, size_bytes }) = self.offset else { return Ok(()) };
+        let Some(image) = self.command.image_mut() else {
+            return Err("--offset is for commands on an image".to_owned());
+        };
+        Offset::apply(bytes, size_bytes, image)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -94,6 +153,42 @@ pub(crate) enum Command {
     Completions(completions::Args),
     /// Write the manual pages into a directory
     Man(man::Args),
+}
+
+impl Command {
+    /// The name of the image that the command works on.
+    fn image_mut(&mut self) -> Option<&mut PathBuf> {
+        Some(match self {
+            Command::Mount(args) => &mut args.image,
+            Command::Umount(args) => &mut args.dir,
+            Command::Mkfs(args) => &mut args.image,
+            Command::Snapshot(args) => &mut args.source,
+            Command::Resize(args) => &mut args.target,
+            Command::Recover(args) => &mut args.image,
+            Command::Fsck(args) => &mut args.image,
+            Command::Tune(args) => &mut args.image,
+            Command::Info(args) => &mut args.image,
+            Command::Ls(args) => &mut args.image,
+            Command::Cat(args) => &mut args.image,
+            Command::Stat(args) => &mut args.image,
+            Command::Tree(args) => &mut args.image,
+            Command::Put(args) => &mut args.image,
+            Command::Get(args) => &mut args.image,
+            Command::Cp(args) => &mut args.image,
+            Command::Mv(args) => &mut args.image,
+            Command::Ln(args) => &mut args.image,
+            Command::Chmod(args) => &mut args.image,
+            Command::Chown(args) => &mut args.image,
+            Command::Rm(args) => &mut args.image,
+            Command::Mkdir(args) => &mut args.image,
+            Command::Journal(args) => &mut args.image,
+            Command::Stats(_)
+            | Command::Bench(_)
+            | Command::Sim(_)
+            | Command::Completions(_)
+            | Command::Man(_) => return None,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::{fmt, path::Path};
 
 use fjord::Error;
 use fjord_block::{OpenError, SnapshotError};
+use fjord_format::FormatError;
 use fjord_fuse::{
     AskError, Asked, ServeError,
     mount::{MountError, OptionError},
@@ -112,6 +113,12 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<FormatError> for Failure {
+    fn from(e: FormatError) -> Failure {
+        Error::from(e).into()
+    }
+}
+
 impl From<std::io::Error> for Failure {
     fn from(e: std::io::Error) -> Failure {
         Failure::new(e.to_string())
@@ -188,5 +195,12 @@ pub(crate) fn open_failed(image: &Path, error: Error) -> Failure {
         }
         return Failure::from(error);
     }
-    Failure::from(error).context(image.display())
+    let hint = match &error {
+        Error::NotExt4(contents) => contents
+            .usable_partition()
+            .map(|number| format!(", such as `fjord ls {}@{number}`", image.display())),
+        _ => None,
+    };
+    let Failure { code, message } = Failure::from(error).context(image.display());
+    Failure { code, message: message + &hint.unwrap_or_default() }
 }

@@ -2,14 +2,16 @@
 
 use std::{
     fs::File,
-    os::unix::fs::OpenOptionsExt,
+    io,
+    ops::Range,
+    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
     path::Path,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use fjord::{Error, Fs, MountOptions};
+use fjord::{Error, Fs, ImageName, MountOptions};
 use fjord_block::{FileDevice, OpenError};
 use fjord_journal::recovery::Plan;
 use rustix::mount::MountFlags;
@@ -63,13 +65,46 @@ fn open(image: &Path, options: &MountOptions) -> Result<Fs> {
     patiently(image, || Fs::open(image, options)).map_err(|e| failure::open_failed(image, e))
 }
 
-/// Opens an image as a file, in any state, to read bytes of it.
-pub(crate) fn open_raw(image: &Path) -> Result<File> {
+/// An image in any state, to read bytes of it.
+pub(crate) struct RawImage {
+    /// The file that it lies in.
+    pub(crate) file: File,
+    /// The bytes of the file that it is, if it is a part.
+    pub(crate) range: Option<Range<u64>>,
+}
+
+/// Opens an image as a file.
+pub(crate) fn open_raw(image: &Path) -> Result<RawImage> {
     let failed = |e| failure::open_failed(image, Error::Open(Arc::new(e)));
-    FileDevice::check_kind(image).map_err(failed)?;
+    let name = ImageName::parse(image);
+    FileDevice::check_kind(name.path()).map_err(failed)?;
     // The path may have become a pipe.
-    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(image);
-    opened.map_err(|source| failed(OpenError::Os { path: image.to_owned(), source }))
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(name.path());
+    let file = opened.map_err(|source| failed(OpenError::Os { path: image.to_owned(), source }))?;
+    let range = name.range().map_err(|e| failure::open_failed(image, e))?;
+    Ok(RawImage { file, range })
+}
+
+impl RawImage {
+    /// Reads all of `bytes` from `offset` on.
+    pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let Range { start, end } = self.range.clone().unwrap_or(0..u64::MAX);
+        let place = start.saturating_add(offset);
+        if place.saturating_add(bytes.len() as u64) > end {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.file.read_exact_at(bytes, place)
+    }
+
+    /// Its size, and whether the size is fixed: that of a block device or a part of a file.
+    pub(crate) fn size(&self) -> io::Result<(u64, bool)> {
+        use std::io::Seek as _;
+        let is_device = self.file.metadata()?.file_type().is_block_device();
+        Ok(match &self.range {
+            Some(range) => (range.end.saturating_sub(range.start), true),
+            None => ((&self.file).seek(io::SeekFrom::End(0))?, is_device),
+        })
+    }
 }
 
 /// The log of an image, read-only; see [`fjord::inspect::log`].

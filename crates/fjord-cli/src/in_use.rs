@@ -2,10 +2,12 @@
 
 use std::{
     fs::{self, File},
+    ops::Range,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
+use fjord::ImageName;
 use fjord_fuse::mount::{self, MountEntry};
 
 use crate::failure::{Context, Failure, Result};
@@ -13,28 +15,53 @@ use crate::failure::{Context, Failure, Result};
 /// The mount that holds `image`, if any: of the device itself, of a loop device over the file, or a
 /// fjord mount that names it as its source.
 pub(crate) fn mount_of(image: &Path) -> Option<MountEntry> {
-    let meta = fs::metadata(image).ok()?;
+    let wanted = Bytes::of(image);
+    let meta = fs::metadata(&wanted.file).ok()?;
     let rdev = meta.file_type().is_block_device().then(|| meta.rdev());
     let loops: Vec<_> = mount::loop_backings()
         .into_iter()
-        .filter(|b| mount::same_file(&b.file, image))
+        .filter(|b| wanted.overlap(&b.file, &b.range))
         .map(|b| b.device)
         .collect();
     mount::mounts().ok()?.into_iter().rev().find(|m| {
         let by_device = rdev.is_some_and(|rdev| rdev == libc::makedev(m.dev_major, m.dev_minor));
         by_device
             || loops.contains(&m.source)
-            || m.is_fjord() && m.source.is_absolute() && mount::same_file(&m.source, image)
+            || m.is_fjord() && m.source.is_absolute() && {
+                let source = Bytes::of(&m.source);
+                wanted.overlap(&source.file, &source.range)
+            }
     })
+}
+
+/// The bytes of a file that an image is.
+pub(crate) struct Bytes {
+    pub(crate) file: PathBuf,
+    /// Unbounded for all of the file, or where the name is that of no partition.
+    pub(crate) range: Range<u64>,
+}
+
+impl Bytes {
+    pub(crate) fn of(image: &Path) -> Bytes {
+        let name = ImageName::parse(image);
+        let range = name.range().ok().flatten().unwrap_or(0..u64::MAX);
+        Bytes { file: name.path().to_owned(), range }
+    }
+
+    fn overlap(&self, file: &Path, range: &Range<u64>) -> bool {
+        let is_common = self.range.start < range.end && range.start < self.range.end;
+        is_common && mount::same_file(&self.file, file)
+    }
 }
 
 /// The loop device of `image` with autoclear and without a mount in this namespace: that of a
 /// detached mount.
 pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
     let mounts = mount::mounts().ok()?;
+    let wanted = Bytes::of(image);
     mount::loop_backings()
         .into_iter()
-        .filter(|b| b.is_stand_in && mount::same_file(&b.file, image))
+        .filter(|b| b.is_stand_in && wanted.overlap(&b.file, &b.range))
         .map(|b| b.device)
         .find(|device| mounts.iter().all(|m| m.source != *device))
 }
@@ -57,7 +84,7 @@ pub(crate) enum Found {
 
 /// The mount that a directory lies on, or on which an image is mounted; else the image.
 pub(crate) fn find(source: &Path) -> Result<Found> {
-    let found = fs::metadata(source).context(source.display())?;
+    let found = fs::metadata(ImageName::parse(source).path()).context(source.display())?;
     if found.is_dir() {
         if is_other_mount(&found) {
             let message = "not on a fjord mount; give a directory on one, or an image";

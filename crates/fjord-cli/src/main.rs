@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     signals::keep_child_status();
     let args = helper::translate(std::env::args_os().collect());
     let usage_code = helper::usage_code(&args);
-    let cli = match cli::Cli::try_parse_from(args) {
+    let mut cli = match cli::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(e) => {
             // Help and version go to standard output and are not failures.
@@ -48,6 +48,10 @@ fn main() -> ExitCode {
         }
     };
     start_log(cli.verbose);
+    if let Err(message) = cli.settle() {
+        output::complain(message);
+        return ExitCode::from(usage_code);
+    }
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -18,6 +18,9 @@ use crate::{
 pub(crate) struct Options {
     pub(crate) fuse: FuseOptions,
     pub(crate) engine: MountOptions,
+    /// Where the image begins in its file, and its size, as for a loop device.
+    pub(crate) offset_bytes: Option<u64>,
+    pub(crate) size_bytes: Option<u64>,
 }
 
 /// Parses all `-o` lists, later ones last.
@@ -26,7 +29,7 @@ pub(crate) fn parse(lists: &[String]) -> Result<Options> {
     for list in lists {
         for unclaimed in options.fuse.parse(list)? {
             // A remount changes no engine options; see `remount`.
-            if !options.fuse.remount {
+            if !options.fuse.remount && !set_place(&mut options, &unclaimed)? {
                 set_engine_option(&mut options.engine, &unclaimed)?;
             }
         }
@@ -62,6 +65,25 @@ pub(crate) fn cache_size(text: &str) -> Result<u64, String> {
         return Err(format!("{text:?} is too small for the caches; give at least {least}M"));
     }
     Ok(bytes)
+}
+
+/// Takes the options of mount(8) for a part of a file.
+fn set_place(options: &mut Options, option: &Unclaimed) -> Result<bool> {
+    let place = match option.name.as_str() {
+        "offset" => &mut options.offset_bytes,
+        "sizelimit" => &mut options.size_bytes,
+        _ => return Ok(false),
+    };
+    let value = option.value.as_deref().unwrap_or_default();
+    // mount(8) takes a size limit of 0 for none.
+    *place =
+        match value {
+            "0" => None,
+            _ => Some(size::parse(value).map_err(|e| {
+                Failure::usage(format!("mount option {}={value}: {e}", option.name))
+            })?),
+        };
+    Ok(true)
 }
 
 fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()> {

@@ -11,6 +11,7 @@ pub mod bitmap;
 pub mod blockmap;
 pub mod checksum;
 pub mod dirent;
+pub mod disk;
 pub mod error;
 pub mod extent;
 pub mod features;

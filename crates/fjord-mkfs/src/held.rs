@@ -36,10 +36,46 @@ const fn signature(name: &'static str, offset: i64, magic: &'static [u8]) -> Sig
     Signature { name, offset, magic }
 }
 
+/// How [`known`] describes a file system of the ext family.
+pub const EXT4: &str = "an ext2, ext3 or ext4 file system";
+/// How [`known`] describes partition tables.
+const GPT: &str = "a partition table (GPT)";
+const MBR: &str = "a partition table or boot sector (MBR)";
+
+/// Formats whose files contain an image in parts, compressed or behind a header, and the command that makes
+/// an image of them, by the description of [`known`].
+const UNPACKED_BY: [(&str, &str); 12] = [
+    ("a qcow2 disk image", QEMU_IMG),
+    ("a VMDK disk image", QEMU_IMG),
+    ("a VDI disk image", QEMU_IMG),
+    ("a VHDX disk image", QEMU_IMG),
+    ("a VHD disk image", QEMU_IMG),
+    (ANDROID_SPARSE, "simg2img FILE IMAGE"),
+    (SIF, "apptainer sif list FILE; apptainer sif dump ID FILE >IMAGE"),
+    ("a gzip file", "gzip -dc FILE >IMAGE"),
+    ("an xz file", "xz -dc FILE >IMAGE"),
+    ("a zstd file", "zstd -dc FILE >IMAGE"),
+    ("a bzip2 file", "bzip2 -dc FILE >IMAGE"),
+    ("a tar archive", "fjord mkfs --from-tar FILE IMAGE"),
+];
+const QEMU_IMG: &str = "qemu-img convert -O raw FILE IMAGE";
+const ANDROID_SPARSE: &str = "an Android sparse image";
+const SIF: &str = "a container image of Apptainer (SIF)";
+
+/// The command that makes an image of a file that [`known`] describes so, if there is one.
+pub fn unpacked_by(what: &str) -> Option<&'static str> {
+    UNPACKED_BY.iter().find(|(name, _)| *name == what).map(|(_, command)| *command)
+}
+
+/// Whether [`known`] describes a partition table so, or what looks like one.
+pub fn is_partition_table(what: &str) -> bool {
+    [GPT, MBR].contains(&what)
+}
+
 /// Signatures of file systems, volumes and partition tables; the more specific ones first. (The
 /// boot sector of a FAT file system looks like one with a partition table.)
 const SYSTEMS: &[Signature] = &[
-    signature("an ext2, ext3 or ext4 file system", 1080, b"\x53\xef"),
+    signature(EXT4, 1080, b"\x53\xef"),
     signature("an XFS file system", 0, b"XFSB"),
     signature("a Btrfs file system", 0x1_0040, b"_BHRfS_M"),
     signature("a bcachefs file system", 4120, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9"),
@@ -86,10 +122,10 @@ const SYSTEMS: &[Signature] = &[
     signature("an HFS+ file system", 1024, b"HX\x00\x05"),
     signature("a UFS file system", 9564, b"\x54\x19\x01\x00"),
     signature("a UFS file system", 66908, b"\x19\x01\x54\x19"),
-    signature("a partition table (GPT)", 512, b"EFI PART"),
-    signature("a partition table (GPT)", 4096, b"EFI PART"),
-    signature("a partition table (GPT)", -512, b"EFI PART"),
-    signature("a partition table or boot sector (MBR)", 510, b"\x55\xaa"),
+    signature(GPT, 512, b"EFI PART"),
+    signature(GPT, 4096, b"EFI PART"),
+    signature(GPT, -512, b"EFI PART"),
+    signature(MBR, 510, b"\x55\xaa"),
 ];
 
 /// Signatures of files that are not disk images.
@@ -124,6 +160,9 @@ const FILES: &[Signature] = &[
     signature("a VHDX disk image", 0, b"vhdxfile"),
     signature("a VHD disk image", 0, b"conectix"),
     signature("a VHD disk image", -512, b"conectix"),
+    signature("a VMDK disk image", 0, b"# Disk DescriptorFile"),
+    signature(ANDROID_SPARSE, 0, b"\x3a\xff\x26\xed"),
+    signature(SIF, 32, b"SIF_MAGIC"),
 ];
 
 /// As much of the front as any signature needs.
@@ -142,54 +181,49 @@ const TEXT_BYTES: usize = 4096;
 /// # Errors
 /// It cannot be read.
 pub fn held(file: &File, size_bytes: u64, is_device: bool) -> io::Result<Held> {
-    let mut front = vec![0; FRONT_BYTES.min(usize::try_from(size_bytes).unwrap_or(FRONT_BYTES))];
-    let len = read_at(file, &mut front, 0)?;
-    front.truncate(len);
-    let known = match find(SYSTEMS, file, &front, size_bytes)? {
-        Some(name) => Some(name),
-        None => raid_or_zfs(file, size_bytes)?,
-    };
-    if let Some(name) = known {
-        return Ok(Held::Known(name));
-    }
-    if let Some(name) = find(FILES, file, &front, size_bytes)? {
-        return Ok(Held::Known(name));
-    }
-    if is_text(&front) {
-        return Ok(Held::Known("text"));
+    if let Some(what) = known(size_bytes, &mut |offset, bytes| file.read_exact_at(bytes, offset))? {
+        return Ok(Held::Known(what));
     }
     let is_blank = is_device || is_zero(file, size_bytes)?;
     Ok(if is_blank { Held::Nothing } else { Held::Data })
 }
 
-/// Fills as much of `bytes` as the file has.
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match file.read_at(&mut bytes[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+/// A function that fills a buffer from an offset in bytes.
+type Read<'a, E> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), E>;
+
+/// Describes the contents of a file or device of `size_bytes` by their signatures, with an article:
+/// `"an XFS file system"`. Asks `read` only for bytes that are there.
+///
+/// # Errors
+/// Those of `read`.
+pub fn known<E>(size_bytes: u64, read: Read<'_, E>) -> Result<Option<&'static str>, E> {
+    let mut front = vec![0; FRONT_BYTES.min(usize::try_from(size_bytes).unwrap_or(FRONT_BYTES))];
+    read(0, &mut front)?;
+    if let Some(name) = find(SYSTEMS, read, &front, size_bytes)? {
+        return Ok(Some(name));
     }
-    Ok(done)
+    if let Some(name) = raid_or_zfs(read, size_bytes)? {
+        return Ok(Some(name));
+    }
+    let name = find(FILES, read, &front, size_bytes)?;
+    Ok(name.or_else(|| is_text(&front).then_some("text")))
 }
 
-fn find(
+fn find<E>(
     table: &[Signature],
-    file: &File,
+    read: Read<'_, E>,
     front: &[u8],
     size_bytes: u64,
-) -> io::Result<Option<&'static str>> {
+) -> Result<Option<&'static str>, E> {
     for Signature { name, offset, magic } in table {
         let is_there = match usize::try_from(*offset) {
             Ok(offset) => front.get(offset..offset + magic.len()) == Some(*magic),
             Err(_) => {
                 let mut bytes = vec![0; magic.len()];
-                let start = size_bytes.checked_sub(offset.unsigned_abs());
-                let read = start.map(|start| read_at(file, &mut bytes, start)).transpose()?;
-                read == Some(magic.len()) && bytes == *magic
+                if let Some(start) = size_bytes.checked_sub(offset.unsigned_abs()) {
+                    read(start, &mut bytes)?;
+                }
+                bytes == *magic
             }
         };
         if is_there {
@@ -200,20 +234,21 @@ fn find(
 }
 
 /// Signatures whose place depends on the size, or that lie in one of many places.
-fn raid_or_zfs(file: &File, size_bytes: u64) -> io::Result<Option<&'static str>> {
+fn raid_or_zfs<E>(read: Read<'_, E>, size_bytes: u64) -> Result<Option<&'static str>, E> {
     // Version 0.90 at the last whole 64 KiB but one; version 1.0 in the last 8 KiB.
     let v0 = (size_bytes & !0xffff).checked_sub(0x1_0000);
     let v1 = (size_bytes & !0xfff).checked_sub(0x2000);
     for offset in [v0, v1].into_iter().flatten() {
         let mut magic = [0; 4];
-        if read_at(file, &mut magic, offset)? == magic.len() && magic == MD_MAGIC {
+        read(offset, &mut magic)?;
+        if magic == MD_MAGIC {
             return Ok(Some("a part of a RAID (mdraid)"));
         }
     }
     if size_bytes >= ZFS_UBERBLOCKS.end {
         let mut label = vec![0; (ZFS_UBERBLOCKS.end - ZFS_UBERBLOCKS.start) as usize];
-        let len = read_at(file, &mut label, ZFS_UBERBLOCKS.start)?;
-        let magics = label[..len].chunks_exact(ZFS_STEP_BYTES).filter_map(<[u8]>::first_chunk::<8>);
+        read(ZFS_UBERBLOCKS.start, &mut label)?;
+        let magics = label.chunks_exact(ZFS_STEP_BYTES).filter_map(<[u8]>::first_chunk::<8>);
         if magics.into_iter().any(|magic| {
             u64::from_le_bytes(*magic) == ZFS_MAGIC || u64::from_be_bytes(*magic) == ZFS_MAGIC
         }) {
@@ -251,12 +286,10 @@ fn is_zero(file: &File, size_bytes: u64) -> io::Result<bool> {
             Some(start) => start,
             None => at,
         };
-        let len = read_at(file, &mut bytes, at)?;
+        let len = (size_bytes.saturating_sub(at)).min(bytes.len() as u64) as usize;
+        file.read_exact_at(&mut bytes[..len], at)?;
         if bytes[..len].iter().any(|byte| *byte != 0) {
             return Ok(false);
-        }
-        if len == 0 {
-            break;
         }
         at += len as u64;
     }

@@ -19,7 +19,7 @@
 mod blockmap;
 mod error;
 mod files;
-mod held;
+pub mod held;
 mod layout;
 mod options;
 mod space;

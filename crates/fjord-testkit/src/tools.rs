@@ -44,6 +44,7 @@ pub const TOOLS: &[Tool] = &[
     tool("findmnt", "util-linux", "looks mounts up"),
     tool("lsblk", "util-linux", "lists block devices and their mounts"),
     tool("blkid", "util-linux", "tells labels and UUIDs"),
+    tool("partx", "util-linux", "reads partition tables"),
     tool("addpart", "util-linux", "makes partitions of loop devices"),
     tool("delpart", "util-linux", "removes them"),
     tool("nohup", "coreutils", "has a program ignore the end of its terminal"),

@@ -15,6 +15,7 @@ use fjord_mkfs::MkfsError;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::disk::DiskContents;
 use crate::resize::ResizeError;
 
 /// Result of an engine call.
@@ -66,6 +67,9 @@ pub enum Error {
         /// What to do instead.
         hint: String,
     },
+    /// There is no superblock of ext2, ext3 or ext4.
+    #[error("this is not an ext2, ext3 or ext4 image{0}")]
+    NotExt4(DiskContents),
     /// The file system that holds the image is full, and the image needs space there.
     #[error("{0}")]
     NoRoom(String),
@@ -115,7 +119,7 @@ impl Error {
             Error::Incompatible { .. } => Errno::OPNOTSUPP,
             Error::NoRoom(_) => Errno::NOSPC,
             Error::InvalidData(_) => Errno::ILSEQ,
-            Error::Usage(_) => Errno::INVAL,
+            Error::Usage(_) | Error::NotExt4(_) => Errno::INVAL,
             // As a call on a file descriptor that was closed.
             Error::Closed => Errno::BADF,
             Error::Posix(errno) => *errno,
@@ -205,7 +209,9 @@ impl From<Error> for std::io::Error {
                 std::io::Error::new(std::io::ErrorKind::Unsupported, error)
             }
             Error::NoRoom(_) => std::io::Error::new(std::io::ErrorKind::StorageFull, error),
-            Error::Usage(_) => std::io::Error::new(std::io::ErrorKind::InvalidInput, error),
+            Error::Usage(_) | Error::NotExt4(_) => {
+                std::io::Error::new(std::io::ErrorKind::InvalidInput, error)
+            }
             Error::Closed => std::io::Error::new(std::io::ErrorKind::NotConnected, error),
         }
     }

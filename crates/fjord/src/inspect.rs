@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fjord_block::{Device, FileDevice, FileOptions};
+use fjord_block::{Device, FileOptions};
 use fjord_journal::recovery::{self, Plan};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fs::mount;
+use crate::image_name::ImageName;
 
 /// The log of the image at `path` and what a mount would replay from it; `None` without a journal.
 /// Writes nothing.
@@ -16,8 +17,7 @@ use crate::fs::mount;
 /// As [`crate::Fs::open`]; a log that recovery would refuse.
 pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
     let options = FileOptions { read_only: true, ..FileOptions::default() };
-    let device =
-        FileDevice::open(path.as_ref(), &options).map_err(|error| Error::Open(Arc::new(error)))?;
+    let device = ImageName::parse(path.as_ref()).open(&options)?;
     let device: Arc<dyn Device> = Arc::new(device);
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(None) };
     Ok(Some(recovery::scan(&device, &map, block_size)?))
@@ -30,8 +30,7 @@ pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
 /// As [`log`].
 pub fn is_marked(path: impl AsRef<Path>) -> Result<bool> {
     let options = FileOptions { read_only: true, ..FileOptions::default() };
-    let device =
-        FileDevice::open(path.as_ref(), &options).map_err(|error| Error::Open(Arc::new(error)))?;
+    let device = ImageName::parse(path.as_ref()).open(&options)?;
     let device: Arc<dyn Device> = Arc::new(device);
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(false) };
     Ok(recovery::is_marked(&device, &map, block_size)?)
@@ -44,8 +43,7 @@ pub fn is_marked(path: impl AsRef<Path>) -> Result<bool> {
 /// # Errors
 /// As [`crate::Fs::open`]; an invalid journal superblock.
 pub fn drop_fsyncs(path: impl AsRef<Path>) -> Result<bool> {
-    let device = FileDevice::open(path.as_ref(), &FileOptions::default())
-        .map_err(|error| Error::Open(Arc::new(error)))?;
+    let device = ImageName::parse(path.as_ref()).open(&FileOptions::default())?;
     let device: Arc<dyn Device> = Arc::new(device);
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(false) };
     Ok(recovery::drop_i_transactions(&device, &map, block_size)?)

@@ -126,8 +126,8 @@ impl Copier<'_> {
     /// Shares the blocks, with the gate closed; opens it when that has succeeded. The inner error
     /// says why blocks cannot be shared.
     fn clone_paused(&mut self) -> Result<io::Result<()>> {
-        if let Err(errno) = rustix::fs::ioctl_ficlone(self.out, &self.shared.file.buffered) {
-            return Ok(Err(errno.into()));
+        if let Err(error) = clone_to(self.out, &self.shared.file) {
+            return Ok(Err(error));
         }
         self.check_size()?;
         self.report.held_count = self.shared.gate.lock().held_count;
@@ -230,6 +230,36 @@ impl Copier<'_> {
     }
 }
 
+/// `struct file_clone_range` of linux/fs.h.
+#[repr(C)]
+struct FileCloneRange {
+    src_fd: i64,
+    src_offset: u64,
+    src_length: u64,
+    dest_offset: u64,
+}
+
+/// `FICLONERANGE` of linux/fs.h.
+const FICLONERANGE: libc::c_ulong = 0x4020_940d;
+
+/// Shares the blocks of the device with `out`.
+fn clone_to(out: &File, file: &RawFile) -> io::Result<()> {
+    let Some(range) = file.range() else {
+        return Ok(rustix::fs::ioctl_ficlone(out, &file.buffered)?);
+    };
+    let what = FileCloneRange {
+        src_fd: i64::from(file.buffered.as_raw_fd()),
+        src_offset: range.start,
+        src_length: range.end - range.start,
+        dest_offset: 0,
+    };
+    // SAFETY: the kernel reads one `file_clone_range` through a pointer valid for the call.
+    match unsafe { libc::ioctl(out.as_raw_fd(), FICLONERANGE as _, &raw const what) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// The pre-reader thread.
 pub(super) fn pre_read(shared: &Arc<Shared>) {
     PreReader { shared }.run();
@@ -318,7 +348,7 @@ fn read(file: &RawFile, range: &Range<u64>) -> Result<AlignedBuf> {
 
 /// Start of the next data at or after `at`, if the file system reports it; else `at`.
 fn next_data(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
-    match rustix::fs::seek(&file.buffered, SeekFrom::Data(at)) {
+    match file.seek(SeekFrom::Data, at) {
         Ok(data) => data.clamp(at, size_bytes),
         // None up to the end. A file that became shorter fails the next read or flush of the mount.
         Err(Errno::NXIO) if !file.is_block_device => size_bytes,
@@ -328,7 +358,7 @@ fn next_data(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
 
 /// End of the data at `at`, if the file system reports it.
 fn next_hole(file: &RawFile, at: u64, size_bytes: u64) -> u64 {
-    match rustix::fs::seek(&file.buffered, SeekFrom::Hole(at)) {
+    match file.seek(SeekFrom::Hole, at) {
         Ok(hole) if hole > at => hole.min(size_bytes),
         _ => size_bytes,
     }

@@ -1,6 +1,9 @@
 //! Locks against other users of an image, by any of its names.
 //!
 //! - a file: flock, exclusive for writers, and no loop device over it may be in use;
+//! - a range of a file, such as a partition: a shared flock, and an OFD lock on the range, exclusive for
+//!   writers. Readers of the whole file have a shared OFD lock on all of it, so that several partitions are
+//!   in use at a time, but no writer beside a reader of the same bytes;
 //! - a block device: for writers O_EXCL, which excludes mounts and all other programs that claim it
 //!   ([`Claim`]), and for all users an open file description lock (OFD), which excludes other
 //!   instances of fjord, also while the claim is passed to a mount. Not flock, because udev takes
@@ -12,7 +15,7 @@
 
 use std::fs;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -37,9 +40,38 @@ pub(super) fn lock_file(
     fd: &OwnedFd,
     metadata: &fs::Metadata,
     read_only: bool,
+    range: Option<&Range<u64>>,
 ) -> Result<(), OpenError> {
-    take_lock(path, fd, metadata, read_only)?;
-    if read_only { Ok(()) } else { refuse_if_served(path, metadata, &(0..u64::MAX), None) }
+    lock_shared(path, fd, metadata, read_only, range)?;
+    match range {
+        _ if read_only => Ok(()),
+        Some(range) => refuse_if_served(path, metadata, range, None),
+        None => refuse_if_served(path, metadata, &(0..u64::MAX), None),
+    }
+}
+
+/// The locks against other instances of fjord.
+fn lock_shared(
+    path: &Path,
+    fd: &OwnedFd,
+    metadata: &fs::Metadata,
+    read_only: bool,
+    range: Option<&Range<u64>>,
+) -> Result<(), OpenError> {
+    take_lock(path, fd, metadata, read_only || range.is_some())?;
+    if read_only || range.is_some() {
+        match patiently(|| lock_range(fd, range, read_only)) {
+            Ok(()) => {}
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                return Err(in_use(path, "another process that has these bytes of it open".into()));
+            }
+            // As for flock.
+            Err(errno) => {
+                tracing::warn!("no lock on a range of {}: {errno}", path.display());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The claim of a block device (O_EXCL). Readers have none.
@@ -110,17 +142,73 @@ fn held_device(path: &Path, metadata: &fs::Metadata, else_by: &str) -> OpenError
 /// Locks the open file description: writers exclude all, readers share.
 fn lock_description(fd: &OwnedFd, read_only: bool) -> Result<(), Errno> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    set_ofd_lock(fd, kind, &(0..u64::MAX))
+}
+
+/// The first byte that locks of ranges cover: QEMU has locks with a meaning of their own on bytes before.
+const FIRST_LOCKED: u64 = 512;
+
+/// Locks a range of a file, or all of it, for this open file description: writers exclude all, readers share.
+///
+/// # Errors
+/// `AGAIN` or `ACCESS` if another has it; others where the file system has no such locks.
+pub(super) fn lock_range(
+    file: impl AsFd,
+    range: Option<&Range<u64>>,
+    read_only: bool,
+) -> Result<(), Errno> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let range = range.cloned().unwrap_or(0..u64::MAX);
+    set_ofd_lock(file, kind, &(range.start.max(FIRST_LOCKED)..range.end))
+}
+
+/// Releases the locks of [`lock_range`].
+pub(super) fn unlock_range(file: impl AsFd) {
+    // Fails if locks are not supported.
+    let _ = set_ofd_lock(file, libc::F_UNLCK, &(0..u64::MAX));
+}
+
+fn set_ofd_lock(file: impl AsFd, kind: libc::c_int, range: &Range<u64>) -> Result<(), Errno> {
+    let offset = |value: u64| libc::off_t::try_from(value).map_err(|_| Errno::OVERFLOW);
     let lock = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
+        l_start: offset(range.start)?,
+        // 0: to the end, wherever that is.
+        l_len: if range.end == u64::MAX {
+            0
+        } else {
+            offset(range.end.saturating_sub(range.start))?
+        },
         l_pid: 0,
     };
+    let fd = file.as_fd().as_raw_fd();
     // SAFETY: the call reads one `flock` through a pointer that is valid for its time.
-    let rc = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    let rc = unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock) };
     let error = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     if rc == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(error())) }
+}
+
+/// Whether another has an image file locked, or a range of it, against a reader.
+pub(super) fn is_locked(file: &fs::File, range: Option<&Range<u64>>) -> bool {
+    // Locks of this description: gone when the caller closes the file.
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        || matches!(lock_range(file, range, true), Err(Errno::AGAIN | Errno::ACCESS))
+}
+
+/// Locks a file, or a range of it, as [`super::FileDevice`] does. `false` if another has it.
+pub(super) fn lock_as_user(file: &fs::File, range: Option<&Range<u64>>, read_only: bool) -> bool {
+    let operation = match read_only || range.is_some() {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    // Some network file systems have no locks; fjord then works without.
+    if rustix::fs::flock(file, operation) == Err(Errno::WOULDBLOCK) {
+        return false;
+    }
+    let wants_range = read_only || range.is_some();
+    !(wants_range
+        && matches!(lock_range(file, range, read_only), Err(Errno::AGAIN | Errno::ACCESS)))
 }
 
 /// Tries again for a moment while the device is busy.
@@ -137,9 +225,8 @@ fn patiently<T>(attempt: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// If `path` is a loop device, locks its backing file as [`lock_file`] would, so that one image is
-/// not opened by two names. A loop device over a part of a file takes no lock: other parts may be
-/// in use.
+/// If `path` is a loop device, locks its backing file, or the range of it, as [`lock_file`] would, so that
+/// one image is not opened by two names.
 pub(super) fn lock_backing_file(
     path: &Path,
     metadata: &fs::Metadata,
@@ -155,13 +242,15 @@ pub(super) fn lock_backing_file(
     if !read_only {
         refuse_if_served(path, &backing, &range, Some(rdev))?;
     }
-    if range != (0..u64::MAX) || !backing.is_file() {
+    if !backing.is_file() {
         return Ok(None);
     }
     let os = |errno: Errno| OpenError::Os { path: file.clone(), source: errno.into() };
-    let fd =
-        rustix::fs::open(&file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(os)?;
-    take_lock(path, &fd, &backing, read_only)?;
+    let range = Some(range).filter(|range| *range != (0..u64::MAX));
+    // An exclusive lock of a range needs a descriptor for writing.
+    let access = if read_only || range.is_none() { OFlags::RDONLY } else { OFlags::RDWR };
+    let fd = rustix::fs::open(&file, access | OFlags::CLOEXEC, Mode::empty()).map_err(os)?;
+    lock_shared(path, &fd, &backing, read_only, range.as_ref())?;
     Ok(Some(fd))
 }
 

@@ -27,6 +27,7 @@ mod shared;
 use std::cell::RefCell;
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -88,6 +89,9 @@ pub struct FileOptions {
     /// Allocate holes of a sparse file on [`Device::ensure_room`]. Otherwise a write may find the
     /// disk full.
     pub takes_room: bool,
+    /// The bytes of the file that are the device, such as those of a partition; `None` for all. What lies
+    /// outside is neither read nor written, and the size is fixed.
+    pub range: Option<Range<u64>>,
 }
 
 impl Default for FileOptions {
@@ -98,6 +102,7 @@ impl Default for FileOptions {
             direct: true,
             lock_timeout: LOCK_TIMEOUT,
             takes_room: true,
+            range: None,
         }
     }
 }
@@ -162,7 +167,7 @@ impl FileDevice {
     ///
     /// # Errors
     /// `InUse` when it is still locked after [`FileOptions::lock_timeout`]; `NotADevice` for a path
-    /// that is neither a file nor a block device; `WriteProtected`; `Unavailable` if the requested
+    /// that is neither a file nor a block device; `WriteProtected`; `OutOfRange` for a range that reaches beyond the end; `Unavailable` if the requested
     /// engine is not supported; `Os` for the rest.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, OpenError> {
         let mut options = options.clone();
@@ -228,6 +233,28 @@ impl FileDevice {
     /// Whether the image is a block device (not a regular file).
     pub fn is_block_device(&self) -> bool {
         self.shared.file.is_block_device
+    }
+
+    /// Whether the size cannot change: a block device, or a range of a file.
+    pub fn has_fixed_size(&self) -> bool {
+        self.shared.file.is_block_device || self.shared.file.is_range
+    }
+
+    /// Whether another handle, here or in another process, has an image file, or a range of it, open for
+    /// writing. Takes a shared lock on `file` for a look, which ends with it.
+    pub fn is_locked(file: &File, range: Option<&Range<u64>>) -> bool {
+        lock::is_locked(file, range)
+    }
+
+    /// Locks an open file, or a range of it, as an open device is, for as long as its description lives.
+    /// `false` if another handle has it.
+    pub fn lock(file: &File, range: Option<&Range<u64>>, read_only: bool) -> bool {
+        lock::lock_as_user(file, range, read_only)
+    }
+
+    /// The bytes of the file that are the device, if it is not all of the file.
+    pub fn range(&self) -> Option<Range<u64>> {
+        self.shared.file.range()
     }
 
     fn check(&self, request: &Request) -> IoResult {

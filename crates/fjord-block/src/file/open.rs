@@ -54,12 +54,17 @@ pub(super) fn open(
         claim = Some(lock::lock_device(path, &buffered, &metadata, options.read_only)?);
         lock::lock_backing_file(path, &metadata, options.read_only)?
     } else {
-        lock::lock_file(path, &buffered, &metadata, options.read_only)?;
+        lock::lock_file(path, &buffered, &metadata, options.read_only, options.range.as_ref())?;
         refuse_if_replaced(path, &buffered)?;
         None
     };
     // For a block device, too, the end is its size.
-    let size_bytes = rustix::fs::seek(&buffered, SeekFrom::End(0)).map_err(|e| os(e.into()))?;
+    let file_bytes = rustix::fs::seek(&buffered, SeekFrom::End(0)).map_err(|e| os(e.into()))?;
+    let range = options.range.clone().unwrap_or(0..file_bytes);
+    if range.start > range.end || range.end > file_bytes {
+        return Err(OpenError::OutOfRange { path: path.to_owned(), range, file_bytes });
+    }
+    let size_bytes = range.end - range.start;
     let direct = if options.direct { open_direct(path, access, &buffered) } else { None };
     let (direct, direct_align, memory_align) = match direct {
         Some((fd, offset_align, memory_align)) => (Some(fd), offset_align, memory_align),
@@ -90,6 +95,8 @@ pub(super) fn open(
         memory_align,
         is_block_device,
         trusts_dsync,
+        start: range.start,
+        is_range: options.range.is_some(),
         size_bytes: AtomicU64::new(size_bytes),
         room: (options.takes_room && !is_block_device && !options.read_only)
             .then(|| Room::new(size_bytes)),

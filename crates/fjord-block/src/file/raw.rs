@@ -5,17 +5,20 @@
 //!   else the buffered one; the kernel keeps the two coherent;
 //! - a call returns Ok only if every byte was transferred: short transfers are continued, EINTR and
 //!   EAGAIN retried;
-//! - reads and flushes fail on a file that has become shorter since it was opened.
+//! - reads and flushes fail on a file that has become shorter since it was opened;
+//! - offsets are those of the device; only the system calls know that it may begin further back in the
+//!   file ([`RawFile::place`]).
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::lock::Claim;
+use super::lock::{self, Claim};
 use super::room::Room;
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::bufs_len;
@@ -46,6 +49,11 @@ pub(super) struct RawFile {
     pub(super) is_block_device: bool,
     /// A write with RWF_DSYNC is durable when it returns. Else FUA is a write and a flush.
     pub(super) trusts_dsync: bool,
+    /// Where the device begins in the file, in bytes.
+    pub(super) start: u64,
+    /// The device is a range of the file, and so of fixed size.
+    pub(super) is_range: bool,
+    /// Size of the device.
     pub(super) size_bytes: AtomicU64,
     /// The allocated space of a file that is open for writing, if it is tracked.
     pub(super) room: Option<Room>,
@@ -67,6 +75,26 @@ impl RawFile {
         self.size_bytes.load(Ordering::Acquire)
     }
 
+    /// Where in the file an offset of the device lies. No overflow: requests are checked against the size.
+    pub(super) fn place(&self, offset: u64) -> u64 {
+        self.start + offset
+    }
+
+    /// The bytes of the file that are the device, if it is not all of the file.
+    pub(super) fn range(&self) -> Option<Range<u64>> {
+        self.is_range.then(|| self.start..self.start + self.size_bytes())
+    }
+
+    /// The offset in the device that lseek(2) with SEEK_HOLE or SEEK_DATA finds.
+    pub(super) fn seek(
+        &self,
+        wanted: impl FnOnce(u64) -> SeekFrom,
+        offset: u64,
+    ) -> Result<u64, Errno> {
+        let found = rustix::fs::seek(&self.buffered, wanted(self.place(offset)))?;
+        Ok(found.saturating_sub(self.start))
+    }
+
     /// The descriptor for a transfer of the pieces (address, length) at `offset`.
     pub(super) fn route(
         &self,
@@ -74,7 +102,7 @@ impl RawFile {
         mut pieces: impl Iterator<Item = (usize, usize)>,
     ) -> Route {
         let aligned = self.direct.is_some()
-            && offset.is_multiple_of(self.direct_align as u64)
+            && self.place(offset).is_multiple_of(self.direct_align as u64)
             && pieces.all(|(address, len)| {
                 address.is_multiple_of(self.memory_align) && len.is_multiple_of(self.direct_align)
             });
@@ -96,7 +124,7 @@ impl RawFile {
             let slices: Vec<IoSlice> = tails(bufs, done).map(IoSlice::new).collect();
             let fd = self
                 .fd(self.route(offset + done, slices.iter().map(|s| (s.as_ptr().addr(), s.len()))));
-            match rustix::io::pwritev2(fd, &slices, offset + done, flags) {
+            match rustix::io::pwritev2(fd, &slices, self.place(offset + done), flags) {
                 Ok(0) => return Err(IoError::os(libc::ENOSPC, IoOp::Write, offset, len)),
                 Ok(count) => done += count as u64,
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -115,7 +143,7 @@ impl RawFile {
             let mut slices: Vec<IoSliceMut> = tails_mut(bufs, done).map(IoSliceMut::new).collect();
             let fd = self
                 .fd(self.route(offset + done, slices.iter().map(|s| (s.as_ptr().addr(), s.len()))));
-            match rustix::io::preadv(fd, &mut slices, offset + done) {
+            match rustix::io::preadv(fd, &mut slices, self.place(offset + done)) {
                 Ok(0) => {
                     let kind = self.why_short();
                     return Err(IoError::new(kind, IoOp::Read, offset, len));
@@ -177,7 +205,7 @@ impl RawFile {
             return None;
         }
         let size_bytes = self.present_size()?;
-        let expected_bytes = self.size_bytes();
+        let expected_bytes = self.place(self.size_bytes());
         if size_bytes >= expected_bytes {
             return None;
         }
@@ -195,7 +223,7 @@ impl RawFile {
 
     fn discard_now(&self, offset: u64, len: u64) -> IoResult {
         let result = if self.is_block_device {
-            let range = [offset, len];
+            let range = [self.place(offset), len];
             // SAFETY: BLKDISCARD reads two u64 from the pointer, which is valid for the call.
             match unsafe { libc::ioctl(self.buffered.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
                 0 => Ok(()),
@@ -237,7 +265,7 @@ impl RawFile {
         len: u64,
     ) -> Result<(), i32> {
         loop {
-            match rustix::fs::fallocate(&self.buffered, flags, offset, len) {
+            match rustix::fs::fallocate(&self.buffered, flags, self.place(offset), len) {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.raw_os_error()),
@@ -247,8 +275,11 @@ impl RawFile {
 
     /// Releases the lock of a file, which tickets not yet dropped would keep.
     pub(super) fn unlock(&self) {
-        for fd in std::iter::once(&self.buffered).chain(&self.backing_lock) {
-            // Fails on block devices, which have none, and if locks are not supported.
+        // A block device keeps its lock as long as it is open.
+        let file = Some(&self.buffered).filter(|_| !self.is_block_device);
+        for fd in file.into_iter().chain(&self.backing_lock) {
+            lock::unlock_range(fd);
+            // Fails if locks are not supported.
             let _ = rustix::fs::flock(fd, rustix::fs::FlockOperation::Unlock);
         }
     }
@@ -266,7 +297,7 @@ impl RawFile {
     }
 
     pub(super) fn set_size(&self, size_bytes: u64) -> IoResult {
-        if self.is_block_device {
+        if self.is_block_device || self.is_range {
             return Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes));
         }
         let before_bytes = self.size_bytes();
@@ -284,10 +315,12 @@ impl RawFile {
 
     /// See [`crate::device::Device::ensure_size`].
     pub(super) fn ensure_size(&self, size_bytes: u64) -> Result<u64, IoError> {
+        if self.is_range {
+            return Ok(self.size_bytes());
+        }
         let failed = |errno: Errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes);
         // Transfers name their offsets, so that nobody needs the position.
-        let found_bytes =
-            rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
+        let found_bytes = rustix::fs::seek(&self.buffered, SeekFrom::End(0)).map_err(failed)?;
         let mut has_bytes = found_bytes;
         if found_bytes < size_bytes && !self.is_block_device {
             rustix::fs::ftruncate(&self.buffered, size_bytes).map_err(failed)?;

@@ -127,8 +127,9 @@ impl Ring {
     fn submit_ops(&self, shared: &Shared, ops: Vec<Op>) {
         let mut submitting = self.submitting.lock();
         for op in ops {
-            let entry =
-                op.entry().user_data(Box::into_raw(Box::new(op)).expose_provenance() as u64);
+            let entry = op
+                .entry(&shared.file)
+                .user_data(Box::into_raw(Box::new(op)).expose_provenance() as u64);
             // SAFETY: `submitting` is held, so no other thread uses the submission queue.
             let mut queue = unsafe { self.ring.submission_shared() };
             // SAFETY: the entry's memory (iovecs and pieces) belongs to the op, which lives until
@@ -342,17 +343,18 @@ impl Op {
         self.iovecs.iter().map(|iovec| iovec.iov_len as u64).sum()
     }
 
-    fn entry(&self) -> squeue::Entry {
-        let file = Fixed(match self.route {
+    fn entry(&self, file: &RawFile) -> squeue::Entry {
+        let place = file.place(self.offset);
+        let fd = Fixed(match self.route {
             Route::Direct => FIXED_DIRECT,
             Route::Buffered => FIXED_BUFFERED,
         });
         let (pointer, count) = (self.iovecs.as_ptr(), self.iovecs.len() as u32);
         let entry = if self.parts.write {
             let flags = if self.parts.fua { libc::RWF_DSYNC } else { 0 };
-            opcode::Writev::new(file, pointer, count).offset(self.offset).rw_flags(flags).build()
+            opcode::Writev::new(fd, pointer, count).offset(place).rw_flags(flags).build()
         } else {
-            opcode::Readv::new(file, pointer, count).offset(self.offset).build()
+            opcode::Readv::new(fd, pointer, count).offset(place).build()
         };
         if self.retry { entry.flags(squeue::Flags::ASYNC) } else { entry }
     }

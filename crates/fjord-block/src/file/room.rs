@@ -169,7 +169,7 @@ fn error(errno: i32, range: &Range<u64>) -> IoError {
 
 /// Start of the first hole of `range`, if the file system reports holes; the end if there is none.
 fn first_hole(file: &RawFile, range: Range<u64>) -> u64 {
-    match rustix::fs::seek(&file.buffered, SeekFrom::Hole(range.start)) {
+    match file.seek(SeekFrom::Hole, range.start) {
         Ok(hole) => hole.min(range.end),
         // The file is shorter than that.
         Err(Errno::NXIO) => range.start,
@@ -200,7 +200,7 @@ fn fill_with_zeroes(file: &RawFile, range: Range<u64>) -> Result<(), i32> {
     let mut at = range.start;
     while at < range.end {
         let hole = first_hole(file, at..range.end);
-        let data = match rustix::fs::seek(&file.buffered, SeekFrom::Data(hole)) {
+        let data = match file.seek(SeekFrom::Data, hole) {
             Ok(data) => data.min(range.end),
             Err(_) => range.end,
         };
@@ -238,11 +238,11 @@ struct FiemapExtent {
 /// Whether all of `range` is allocated, including unwritten extents, which `SEEK_HOLE` reports as
 /// holes. `false` if the file system does not report it.
 fn is_mapped(file: &RawFile, range: &Range<u64>) -> bool {
-    let mut at = range.start;
-    while at < range.end {
+    let (mut at, end) = (file.place(range.start), file.place(range.end));
+    while at < end {
         let mut map = Fiemap {
             start: at,
-            length: range.end - at,
+            length: end - at,
             flags: 0,
             mapped_extents: 0,
             extent_count: EXTENT_COUNT as u32,

@@ -17,7 +17,7 @@ use crate::{
 #[command(after_help = "Example:\n  fjord cat disk.img /etc/fstab")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Files in the image
     #[arg(required = true)]
     paths: Vec<String>,

@@ -19,7 +19,7 @@ changed.\n\n\
 Examples:\n  fjord chmod disk.img 4755 /bin/su\n  fjord chmod -R disk.img u=rwX,go=rX /srv/www")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Permission bits, octal or symbolic
     #[arg(value_parser = ModeChange::parse, allow_hyphen_values = true)]
     mode: ModeChange,

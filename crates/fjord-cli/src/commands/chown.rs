@@ -26,7 +26,7 @@ fjord chown -R disk.img 33:33 /srv/www\n  fjord chown -h disk.img 0:0 /etc/mtab"
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// New owner, group or both
     #[arg(value_name = "OWNER[:GROUP]", value_parser = OwnerChange::parse)]
     owner: OwnerChange,

@@ -25,7 +25,7 @@ fjord cp -a disk.img /srv/www /srv/www.new\n  fjord cp -a disk.img /etc/. /srv"
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Files to copy
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<String>,

@@ -9,25 +9,24 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, Write},
-    os::unix::{fs::FileExt, process::CommandExt},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
 
-use fjord::{Error, Fs, MountOptions};
+use fjord::{Error, Fs, ImageName, MountOptions};
+use fjord_block::FileDevice;
 use fjord_format::{
     features::{Compat, Incompat},
     superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
 };
-use rustix::{
-    fs::FlockOperation,
-    io::{Errno, FdFlags, fcntl_setfd},
-};
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::{
-    failure::{Failure, Result},
-    image, in_use,
+    failure::{Context, Failure, Result},
+    image::{self, RawImage},
+    in_use,
     output::{self, counted},
     pending::Pending,
 };
@@ -76,7 +75,7 @@ Examples:
 #[command(after_help = HELP)]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     #[command(flatten)]
     mode: Mode,
     /// Check even if the image is marked clean
@@ -148,7 +147,7 @@ struct Mode {
 
 impl Args {
     /// The command line of e2fsck.
-    fn e2fsck_args(&self) -> Vec<OsString> {
+    fn e2fsck_args(&self, raw: &RawImage) -> Vec<OsString> {
         let flags = [
             ("-p", u8::from(self.mode.preen)),
             ("-n", u8::from(self.mode.no_changes)),
@@ -179,7 +178,12 @@ impl Args {
             out.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
         }
         out.extend(self.extended.iter().flat_map(|list| ["-E".into(), list.into()]));
-        out.extend(["--".into(), self.image.clone().into()]);
+        // The form of its I/O manager for a part of a file.
+        let mut device = OsString::from(ImageName::parse(&self.image).path());
+        if let Some(range) = &raw.range {
+            device.push(format!("?offset={}", range.start));
+        }
+        out.extend(["--".into(), device]);
         out
     }
 }
@@ -189,9 +193,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let e2fsck = find_e2fsck().ok_or_else(|| {
         operational(Failure::new("e2fsck is not installed: install the package e2fsprogs"))
     })?;
-    let file = image::open_raw(&args.image).map_err(operational)?;
+    let raw = image::open_raw(&args.image).map_err(operational)?;
     in_use::check(&args.image, args.mode.no_changes).map_err(operational)?;
-    if is_dirty(&file) {
+    if is_dirty(&raw) {
         if args.mode.no_changes {
             return Err(uncorrected(format!(
                 "{}: the journal is dirty{}, and nothing is written with -n; run `fsck.fjord -p \
@@ -202,10 +206,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         recover(args)?;
     }
-    lock_for_good(&args.image, file, args.mode.no_changes)?;
+    let e2fsck_args = args.e2fsck_args(&raw);
+    lock_for_good(&args.image, raw, args.mode.no_changes)?;
     // Flushes this process's output before e2fsck's.
     let _ = io::stdout().flush();
-    let failed = Command::new(&e2fsck).args(args.e2fsck_args()).exec();
+    let failed = Command::new(&e2fsck).args(e2fsck_args).exec();
     Err(operational(Failure::new(format!("{} cannot be run: {failed}", e2fsck.display()))))
 }
 
@@ -228,7 +233,7 @@ fn find_e2fsck() -> Option<PathBuf> {
 
 /// Whether the superblock says that the journal needs replay. An unreadable superblock is left to
 /// e2fsck.
-fn is_dirty(image: &File) -> bool {
+fn is_dirty(image: &RawImage) -> bool {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     if image.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).is_err() {
         return false;
@@ -255,7 +260,7 @@ fn pending(image: &Path) -> Option<String> {
 /// Recovers the journal, or leaves that to e2fsck if e2fsck can do it.
 fn recover(args: &Args) -> Result<()> {
     let image = &args.image;
-    if let Err(error) = File::options().write(true).open(image) {
+    if let Err(error) = File::options().write(true).open(ImageName::parse(image).path()) {
         return Err(operational(Failure::new(format!(
             "{}: the journal is dirty, and the image cannot be written ({error}); make it writable",
             image.display()
@@ -302,29 +307,28 @@ fn recover(args: &Args) -> Result<()> {
 
 /// Locks an image file; the lock stays until e2fsck, exec'ed in this process, ends. e2fsck itself
 /// opens a block device exclusively.
-fn lock_for_good(image: &Path, file: File, read_only: bool) -> Result<()> {
+fn lock_for_good(image: &Path, raw: RawImage, read_only: bool) -> Result<()> {
+    let RawImage { file, range } = raw;
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Ok(());
     }
-    let operation = match read_only {
-        true => FlockOperation::NonBlockingLockShared,
-        false => FlockOperation::NonBlockingLockExclusive,
-    };
-    let started = Instant::now();
-    loop {
-        match rustix::fs::flock(&file, operation) {
-            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Err(Errno::WOULDBLOCK) => {
-                return Err(operational(Failure::new(format!(
-                    "{} is in use by another process; end it, or wait for it",
-                    image.display()
-                ))));
-            }
-            // Some network file systems have no locks; fjord then works without.
-            _ => break,
+    // An exclusive lock of a part needs a descriptor for writing.
+    let file = match (&range, read_only) {
+        (Some(_), false) => {
+            File::options().read(true).write(true).open(ImageName::parse(image).path())
         }
+        _ => Ok(file),
+    };
+    let file = file.context(image.display()).map_err(operational)?;
+    let started = Instant::now();
+    while !FileDevice::lock(&file, range.as_ref(), read_only) {
+        if started.elapsed() >= LOCK_PATIENCE {
+            return Err(operational(Failure::new(format!(
+                "{} is in use by another process; end it, or wait for it",
+                image.display()
+            ))));
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
     fcntl_setfd(&file, FdFlags::empty()).map_err(|e| operational(io::Error::from(e).into()))?;
     // Closed when e2fsck ends.

@@ -24,7 +24,7 @@ fjord get disk.img /backup.tar - | tar t"
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// File or directory in the image
     path: String,
     /// Destination; an existing directory receives it under its own name, - is standard output

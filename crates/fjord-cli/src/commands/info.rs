@@ -3,18 +3,15 @@
 //! Reads the superblock from the image directly: this works on images in use and on unknown
 //! features.
 
-use std::{
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use fjord::FsyncPolicyKind;
+use fjord::{DiskContents, Error, FsyncPolicyKind};
 use fjord_format::features::Compat;
 use fjord_format::superblock::{FsState, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES};
 use serde::Serialize;
 
 use crate::{
-    failure::{Failure, Result},
+    failure::{self, Context, Failure, Result},
     image, in_use, output,
     pending::Pending,
     size,
@@ -26,7 +23,7 @@ use crate::{
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -91,20 +88,20 @@ struct JournalInfo {
 
 /// Reads and decodes the superblock, in any state of the image.
 pub(super) fn read_superblock(image: &Path) -> Result<RawSuperblock> {
-    let file = image::open_raw(image)?;
+    let raw = image::open_raw(image)?;
     let mut bytes = [0; SUPERBLOCK_BYTES];
-    file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).map_err(|e| match e.kind() {
+    raw.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES).map_err(|e| match e.kind() {
         std::io::ErrorKind::UnexpectedEof => Failure::new(format!(
             "{} is too small for a file system; make one with `fjord mkfs`",
             image.display()
         )),
         _ => Failure::from(e).context(image.display()),
     })?;
-    RawSuperblock::decode(&bytes).map_err(|_| {
-        Failure::new(format!(
-            "{} is not an ext2, ext3 or ext4 image; check the path, or make one with `fjord mkfs`",
-            image.display()
-        ))
+    RawSuperblock::decode(&bytes).or_else(|_| {
+        let read = |offset, bytes: &mut [u8]| Ok(raw.read_exact_at(bytes, offset)?);
+        let (size_bytes, _) = raw.size().context(image.display())?;
+        let contents = DiskContents::look::<Failure>(size_bytes, read)?;
+        Err(failure::open_failed(image, Error::NotExt4(contents)))
     })
 }
 

@@ -12,7 +12,7 @@ use crate::{failure::Result, image, output, pending::Pending};
 written.\n\nExample:\n  fjord journal --blocks disk.img")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// List the blocks of each transaction
     #[arg(short, long)]
     blocks: bool,

@@ -21,7 +21,7 @@ fjord ln -sf disk.img /run /var/run"
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Files that get one more name; with -s, texts of symbolic links
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<String>,

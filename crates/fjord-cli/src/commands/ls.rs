@@ -16,7 +16,7 @@ use crate::{
 fjord ls --json disk.img / | jq '.[].name'")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Directory or file
     #[arg(default_value = "/")]
     path: String,

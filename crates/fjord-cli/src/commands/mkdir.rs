@@ -15,7 +15,7 @@ use crate::{
 #[command(after_help = "Example:\n  fjord mkdir -p disk.img /srv/www/html")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Directories to create
     #[arg(required = true)]
     paths: Vec<String>,

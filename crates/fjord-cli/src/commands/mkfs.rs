@@ -1,12 +1,11 @@
 //! `fjord mkfs`: make a new image, empty or with contents.
 
 use std::{
-    io::{self, Seek},
-    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use fjord::ImageName;
 use fjord_block::FileDevice;
 use fjord_mkfs::{Held, MkfsError, MkfsOptions, Report};
 use fjord_tree::{Contents, Populated, Room, Rules, TreeError};
@@ -46,7 +45,7 @@ fjord mkfs --from-tar base.tar.gz --from-tar app.tar.zst disk.img\n  \
 fjord mkfs -q -t ext4 -d rootfs disk.img 512M")]
 pub(crate) struct Args {
     /// Image file (created if missing) or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Size in the syntax of mke2fs, instead of --size: a number without a unit counts blocks (of 1
     /// KiB, or of -b)
     #[arg(value_name = "SIZE", conflicts_with = "size")]
@@ -252,13 +251,18 @@ fn extra_bytes(args: &Args) -> u64 {
 
 /// Content that the path of the image already has.
 fn held(image: &Path) -> Result<Held> {
-    if !image.exists() {
+    if !ImageName::parse(image).path().exists() {
         return Ok(Held::Nothing);
     }
-    let mut file = image::open_raw(image)?;
-    let is_device = file.metadata().context(image.display())?.file_type().is_block_device();
-    let size_bytes = file.seek(io::SeekFrom::End(0)).context(image.display())?;
-    fjord_mkfs::held(&file, size_bytes, is_device).context(image.display())
+    let raw = image::open_raw(image)?;
+    let (size_bytes, is_fixed) = raw.size().context(image.display())?;
+    if raw.range.is_none() {
+        return fjord_mkfs::held(&raw.file, size_bytes, is_fixed).context(image.display());
+    }
+    // A part is as a device is: not blank, as a rule.
+    let known =
+        fjord_mkfs::held::known(size_bytes, &mut |offset, bytes| raw.read_exact_at(bytes, offset));
+    Ok(known.context(image.display())?.map_or(Held::Nothing, Held::Known))
 }
 
 fn refuse_held(image: &Path, held: Held) -> Result<()> {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fjord::{Fs, FsyncPolicyKind};
+use fjord::{Fs, FsyncPolicyKind, ImageName};
 use fjord_fuse::{
     ServeError, Server,
     mount::{self, MountError},
@@ -17,6 +17,7 @@ use rustix::mount::MountFlags;
 
 use super::mkfs;
 use crate::{
+    cli::Offset,
     daemon::{self, Side},
     failure::{Context, Failure, Result},
     image, mount_options, remount,
@@ -79,6 +80,8 @@ Mount options of ext4:
                      nothing
 
 Mount options of fjord:
+  offset=BYTES, sizelimit=BYTES
+                     the image is this part of the file; IMAGE@NUMBER names a partition
   fsync=POLICY       the same as --fsync
   cache_size=SIZE    the same as --cache-size
   inline_data_max=SIZE
@@ -107,7 +110,7 @@ Example of an image file in /etc/fstab, checked by systemd before it is mounted:
 #[command(after_help = HELP)]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Mount point
     dir: PathBuf,
     /// Create the image first, with this size; it must not exist
@@ -156,7 +159,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     mount_options::settle(&mut options);
     // The daemon changes its directory, and the mount table should show an absolute path.
-    let image = std::path::absolute(&args.image)?;
+    let mut image = std::path::absolute(&args.image)?;
+    if options.offset_bytes.or(options.size_bytes).is_some() {
+        let offset_bytes = options.offset_bytes.unwrap_or(0);
+        Offset::apply(offset_bytes, options.size_bytes, &mut image).map_err(Failure::usage)?;
+    }
     let ready = match args.daemon {
         false => None,
         true => match daemon::fork()? {
@@ -195,6 +202,13 @@ struct NewImage<'a> {
 impl NewImage<'_> {
     /// Makes the image. Its root directory belongs to the user who mounts it.
     fn make<'a>(image: &'a Path, bytes: u64, signals: &'a Signals) -> Result<NewImage<'a>> {
+        if ImageName::parse(image).is_part() {
+            return Err(Failure::usage(format!(
+                "{} is a part of a file: make the file system with `fjord mkfs`, and mount it \
+                 without --new",
+                image.display()
+            )));
+        }
         match signals.create_removable(image) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {

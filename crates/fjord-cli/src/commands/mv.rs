@@ -18,7 +18,7 @@ Examples:\n  fjord mv disk.img /etc/old.conf /etc/new.conf\n  fjord mv disk.img 
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Files to move
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<String>,

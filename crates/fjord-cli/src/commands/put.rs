@@ -27,7 +27,7 @@ tar c . | fjord put disk.img - /backup.tar"
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// File or directory to copy, or - for standard input
     source: PathBuf,
     /// Destination; an existing directory (or a path that ends in a slash) receives it under its

@@ -21,7 +21,7 @@ fjord recover disk.img && e2fsck -fn disk.img\n  fjord recover --drop-fsyncs dis
 )]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// If recovery fails because the i-transactions (fsynced changes since the last commit) or the
     /// log cannot be read, discard what cannot be read; e2fsck can then run. If recovery works,
     /// nothing is discarded

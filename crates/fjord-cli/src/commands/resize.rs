@@ -33,7 +33,7 @@ Examples:
   fjord resize disk.img")]
 pub(crate) struct Args {
     /// Directory that a fjord mount stands on, or an image file or block device, mounted or not
-    target: PathBuf,
+    pub(crate) target: PathBuf,
     /// New size such as 2G, or +SIZE to add so much
     #[arg(value_parser = new_size)]
     size: Option<Wanted>,

@@ -14,7 +14,7 @@ use crate::{
 #[command(after_help = "Example:\n  fjord rm -r disk.img /tmp/build")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Files to remove
     #[arg(required = true)]
     paths: Vec<String>,

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fjord::ImageName;
 use fjord::snapshot::{self, Reflink, SnapshotOptions, SnapshotReport};
 use fjord_block::{FileDevice, FileOptions, OpenError};
 use rustix::process::umask;
@@ -39,7 +40,7 @@ Examples:
   fjord snapshot --reflink=never /mnt /srv/images/monday.img")]
 pub(crate) struct Args {
     /// Directory on a fjord mount, or an image file or block device, mounted or not
-    source: PathBuf,
+    pub(crate) source: PathBuf,
     /// File for the copy
     out: PathBuf,
     /// Replace OUT if it exists
@@ -118,7 +119,8 @@ fn check_out(args: &Args, source: &Found) -> Result<()> {
         // Reported when the file is created.
         return Ok(());
     }
-    let image = fs::metadata(&args.source).context(args.source.display())?;
+    let image =
+        fs::metadata(ImageName::parse(&args.source).path()).context(args.source.display())?;
     if (image.dev(), image.ino()) == (found.dev(), found.ino()) {
         return Err(Failure::usage(format!("{out} is the image itself; give another name")));
     }

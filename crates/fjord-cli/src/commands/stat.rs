@@ -15,7 +15,7 @@ use crate::{
 #[command(after_help = "Example:\n  fjord stat --extents disk.img /var/lib/db")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// File in the image
     path: String,
     /// List the extents of the content

@@ -19,7 +19,7 @@ const DEPTH_MAX: usize = 2048;
 #[command(after_help = "Example:\n  fjord tree -L 2 disk.img /usr")]
 pub(crate) struct Args {
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Directory to start at
     #[arg(default_value = "/")]
     path: String,

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "on|off", value_parser = parse_switch)]
     fast_commit: Option<bool>,
     /// Image file or block device
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// Print the outcome as JSON
     #[arg(long)]
     json: bool,

@@ -2,15 +2,17 @@
 
 use std::{
     fs::{self, File},
-    io::Read,
+    ops::Range,
     os::{
         fd::AsRawFd,
-        unix::fs::{FileTypeExt, MetadataExt},
+        unix::fs::{FileExt, FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use fjord::ImageName;
+use fjord_block::FileDevice;
 use fjord_format::{
     features::Incompat,
     superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
@@ -19,12 +21,13 @@ use fjord_fuse::{
     mount::{self, LoopBacking, MountEntry, MountError},
     stats::MountStats,
 };
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::OFlags;
 
 use super::sim;
 use crate::{
     failure::{Context, EXIT_DAMAGED, Failure, Result},
-    in_use, size,
+    in_use::{self, Bytes},
+    size,
 };
 
 /// Timeout for the daemon of a `fuse` mount to write everything.
@@ -37,7 +40,7 @@ by Linux.\n\nExamples:\n  fjord umount /mnt && e2fsck -fn disk.img\n  fjord umou
 )]
 pub(crate) struct Args {
     /// Mount point of fjord, or the mounted image or device
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// Detach it even if it is in use; fjord serves it until the last user is gone
     #[arg(short, long)]
     lazy: bool,
@@ -159,6 +162,10 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     if mount::mount_at(&joined).context("/proc/self/mountinfo")?.is_some() {
         return Ok(joined);
     }
+    if ImageName::parse(&joined).is_part() {
+        let mount = in_use::mount_of(&joined).filter(MountEntry::is_fjord);
+        return Ok(mount.map_or(joined, |entry| entry.mountpoint));
+    }
     let found = fs::canonicalize(&joined).context(joined.display())?;
     match in_use::mount_of(&found).filter(MountEntry::is_fjord) {
         Some(entry) if !found.is_dir() => Ok(entry.mountpoint),
@@ -169,21 +176,35 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
 /// The image of a mount, if it is known.
 fn image_of(entry: &MountEntry) -> Option<PathBuf> {
     if entry.fs_type == "fuse.fjord" || entry.is_sim() {
-        return Some(entry.source.clone()).filter(|p| p.is_absolute() && p.exists());
+        let exists = |name: &PathBuf| ImageName::parse(name).path().exists();
+        return Some(entry.source.clone()).filter(|name| name.is_absolute() && exists(name));
     }
     let is_source = |b: &LoopBacking| b.is_stand_in && b.device == entry.source;
-    let backing = mount::loop_backings().into_iter().find(is_source);
-    Some(backing.map_or_else(|| entry.source.clone(), |b| b.file)).filter(|p| p.exists())
+    let Some(backing) = mount::loop_backings().into_iter().find(is_source) else {
+        return Some(entry.source.clone()).filter(|device| device.exists());
+    };
+    let LoopBacking { file, range: Range { start, end }, .. } = backing;
+    let is_whole = (start, end) == (0, u64::MAX);
+    let size = Some(end.saturating_sub(start)).filter(|_| end != u64::MAX);
+    Some(file).filter(|file| file.exists()).map(|file| match is_whole {
+        true => file,
+        false => ImageName::of_bytes(&file, start, size),
+    })
 }
 
 /// Waits until the daemon has released the image's lock. A `fuseblk` mount ends only after the
 /// image is clean, so there the wait is short.
 fn wait_for_daemon(image: &Path) -> Result<()> {
-    let Ok(file) = File::open(image) else { return Ok(()) };
+    let Bytes { file: path, range } = Bytes::of(image);
+    let Ok(file) = File::open(&path) else { return Ok(()) };
     let is_device = file.metadata().is_ok_and(|m| m.file_type().is_block_device());
+    let range = Some(range).filter(|range| *range != (0..u64::MAX));
     let started = Instant::now();
     while started.elapsed() < PATIENCE {
-        let held = if is_device { is_claimed(image) || is_open(&file) } else { is_locked(&file) };
+        let held = match is_device {
+            true => is_claimed(&path) || is_open(&file),
+            false => is_locked(&path, range.as_ref()),
+        };
         if !held {
             return Ok(());
         }
@@ -197,9 +218,9 @@ fn wait_for_daemon(image: &Path) -> Result<()> {
 }
 
 /// Whether another process holds the lock of an image file.
-fn is_locked(file: &File) -> bool {
-    let lock = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
-    lock == Err(rustix::io::Errno::WOULDBLOCK)
+fn is_locked(image: &Path, range: Option<&Range<u64>>) -> bool {
+    // Opened for the look: the locks that it takes end with it.
+    File::open(image).is_ok_and(|file| FileDevice::is_locked(&file, range))
 }
 
 /// Whether another process has a block device open exclusively, as fjord does.
@@ -225,8 +246,10 @@ fn is_open(device: &File) -> bool {
 }
 
 fn check_clean(image: &Path) -> Result<()> {
-    let mut bytes = vec![0; SUPERBLOCK_OFFSET_BYTES as usize + SUPERBLOCK_BYTES];
-    let read = File::open(image).and_then(|mut f| f.read_exact(&mut bytes));
+    let Bytes { file: path, range } = Bytes::of(image);
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    let offset = range.start.saturating_add(SUPERBLOCK_OFFSET_BYTES);
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, offset));
     match read {
         Ok(()) => {}
         // Not readable for this user; but the daemon has ended.
@@ -242,7 +265,7 @@ fn check_clean(image: &Path) -> Result<()> {
             });
         }
     }
-    let clean = RawSuperblock::decode(&bytes[SUPERBLOCK_OFFSET_BYTES as usize..])
+    let clean = RawSuperblock::decode(&bytes)
         .is_ok_and(|sb| !sb.features().incompat.contains(Incompat::RECOVER));
     if clean {
         return Ok(());

@@ -6,6 +6,7 @@
 use std::{
     fs::{self, File},
     io,
+    ops::Range,
     os::{
         fd::AsRawFd,
         unix::fs::{FileTypeExt, MetadataExt},
@@ -55,11 +56,15 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Attaches `image` to a free loop device.
+    /// Attaches `image`, or a range of it, to a free loop device.
     ///
     /// # Errors
     /// No loop driver, no permission, no free device.
-    pub fn attach(image: &Path, read_only: bool) -> io::Result<LoopDevice> {
+    pub fn attach(
+        image: &Path,
+        range: Option<&Range<u64>>,
+        read_only: bool,
+    ) -> io::Result<LoopDevice> {
         let file = File::options().read(true).write(!read_only).open(image)?;
         let control = File::options().read(true).write(true).open("/dev/loop-control")?;
         loop {
@@ -70,7 +75,7 @@ impl LoopDevice {
             }
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = File::options().read(true).write(!read_only).open(&path)?;
-            match configure(&device, &file, image, read_only) {
+            match configure(&device, &file, image, range, read_only) {
                 Ok(()) => return Ok(LoopDevice { path, _device: device }),
                 // Another process has taken this one.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
@@ -85,7 +90,13 @@ impl LoopDevice {
     }
 }
 
-fn configure(device: &File, file: &File, image: &Path, read_only: bool) -> io::Result<()> {
+fn configure(
+    device: &File,
+    file: &File,
+    image: &Path,
+    range: Option<&Range<u64>>,
+    read_only: bool,
+) -> io::Result<()> {
     let mut name = [0u8; 64];
     let shown = image.as_os_str().as_encoded_bytes();
     let len = shown.len().min(name.len() - 1);
@@ -97,8 +108,8 @@ fn configure(device: &File, file: &File, image: &Path, read_only: bool) -> io::R
             lo_device: 0,
             lo_inode: 0,
             lo_rdevice: 0,
-            lo_offset: 0,
-            lo_sizelimit: 0,
+            lo_offset: range.map_or(0, |range| range.start),
+            lo_sizelimit: range.map_or(0, |range| range.end - range.start),
             lo_number: 0,
             lo_encrypt_type: 0,
             lo_encrypt_key_size: 0,
@@ -122,8 +133,9 @@ pub struct LoopBacking {
     pub device: PathBuf,
     /// The file as the kernel names it; ends in ` (deleted)` when it was unlinked.
     pub file: PathBuf,
-    /// It shows all of the file, and detaches itself when its last user has gone, as the loop
-    /// device of a fjord mount does.
+    /// The bytes of the file; unbounded without a size limit.
+    pub range: Range<u64>,
+    /// It detaches itself when its last user has gone, as the loop device of a fjord mount does.
     pub is_stand_in: bool,
 }
 
@@ -137,11 +149,15 @@ pub fn loop_backings() -> Vec<LoopBacking> {
             name.to_str()?.strip_prefix("loop")?;
             let value = |name: &str| fs::read_to_string(entry.path().join("loop").join(name)).ok();
             let file = value("backing_file")?;
-            let is = |name, wanted: &str| value(name).is_some_and(|text| text.trim() == wanted);
+            let number =
+                |name| value(name).and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+            let (start, len) = (number("offset"), number("sizelimit"));
+            let end = if len == 0 { u64::MAX } else { start.saturating_add(len) };
             Some(LoopBacking {
                 device: Path::new("/dev").join(&name),
                 file: PathBuf::from(file.trim_end_matches('\n')),
-                is_stand_in: is("autoclear", "1") && is("offset", "0") && is("sizelimit", "0"),
+                range: start..end,
+                is_stand_in: number("autoclear") == 1,
             })
         })
         .collect()

@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use fjord::{Error, Fs};
+use fjord::{Error, Fs, ImageName};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
@@ -302,7 +302,9 @@ fn mount_fuseblk(
         check_connected(&transport, mountpoint)?;
         Ok(transport)
     };
-    if fs::metadata(image).is_ok_and(|m| m.file_type().is_block_device()) {
+    let name = ImageName::parse(image);
+    let range = name.range().map_err(MountError::Engine)?;
+    if range.is_none() && fs::metadata(image).is_ok_and(|m| m.file_type().is_block_device()) {
         let device = device_name(image);
         return match holder {
             Some(fs) => {
@@ -312,7 +314,7 @@ fn mount_fuseblk(
         };
     }
     // Held until the mount holds the loop device itself.
-    let device = LoopDevice::attach(image, options.read_only())
+    let device = LoopDevice::attach(name.path(), range.as_ref(), options.read_only())
         .map_err(|e| MountError::io("attach a loop device", e))?;
     mount_from(device.path())
 }

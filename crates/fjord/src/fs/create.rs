@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::fs::{FsInner, mount, room};
+use crate::image_name::ImageName;
 use crate::options::MountOptions;
 
 /// Carries out [`crate::Fs::create`].
@@ -26,6 +27,12 @@ pub(crate) fn at_path(
         let path = path.display();
         let message =
             format!("no size is given for the new image {path}; set MkfsOptions::size_bytes");
+        return Err(Error::Usage(message));
+    }
+    if ImageName::parse(path).is_part() {
+        let path = path.display();
+        let message =
+            format!("{path} is a part of a file, which cannot be new; format it with `fjord mkfs`");
         return Err(Error::Usage(message));
     }
     let is_new = match File::create_new(path) {

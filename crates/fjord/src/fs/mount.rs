@@ -28,6 +28,7 @@ use crate::awake::{Awake, CPU_DMA_LATENCY, FSYNC_TIME_MIN};
 use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::dir::DirParams;
+use crate::disk::DiskContents;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
 use crate::fs::geo::Geo;
@@ -37,6 +38,7 @@ use crate::fsync;
 use crate::fsync::epochs::Epochs;
 use crate::fsync::hazards::ReplayHazards;
 use crate::fsync::stats::FsyncCounters;
+use crate::image_name::ImageName;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
 use crate::options::{DataMode, MountOptions, Scheduler};
@@ -102,7 +104,7 @@ pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInn
     let warning = if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
     let device = open_file(path, options, options.read_only)?;
     let fs = mount_device(Arc::new(device), options, Purpose::Use)
-        .map_err(|error| room::name_full(error, path))?;
+        .map_err(|error| room::name_full(error, ImageName::parse(path).path()))?;
     warning.inspect(|warning| fs.warn(warning));
     Ok(fs)
 }
@@ -115,7 +117,7 @@ pub(super) fn open_file(
 ) -> Result<FileDevice> {
     let lock_timeout = options.lock_timeout;
     let file_options = FileOptions { read_only, lock_timeout, ..FileOptions::default() };
-    FileDevice::open(path, &file_options).map_err(|error| Error::Open(Arc::new(error)))
+    ImageName::parse(path).open(&file_options)
 }
 
 /// Opens the image on `device`.
@@ -270,14 +272,16 @@ fn decode_superblock(device: &dyn Device) -> Result<RawSuperblock> {
     }
     device.read_exact_at(SUPERBLOCK_OFFSET_BYTES, &mut bytes)?;
     let raw = RawSuperblock::decode(&bytes).map_err(|error| match error {
-        FormatError::BadMagic { .. } => Error::Usage(
-            "this is not an ext2, ext3 or ext4 image; check the path, or create one with \
-             `fjord mkfs`"
-                .into(),
-        ),
+        FormatError::BadMagic { .. } => not_ext4(device),
         other => other.into(),
     })?;
     Ok(raw)
+}
+
+/// The error for a device without a superblock: says what it has instead.
+fn not_ext4(device: &dyn Device) -> Error {
+    let read = |offset, bytes: &mut [u8]| Ok(device.read_exact_at(offset, bytes)?);
+    DiskContents::look(device.size_bytes(), read).map_or_else(|error| error, Error::NotExt4)
 }
 
 /// The superblock, whole.

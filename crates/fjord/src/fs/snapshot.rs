@@ -8,13 +8,14 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use fjord_block::{Device, FileDevice, FileOptions, SnapshotOptions, SnapshotReport};
+use fjord_block::{Device, FileOptions, SnapshotOptions, SnapshotReport};
 use fjord_format::geometry::Geometry;
 
 use crate::error::{Error, Result};
 use crate::fs::mmp::Mmp;
 use crate::fs::mount::Purpose;
 use crate::fs::{FsInner, mount, recover};
+use crate::image_name::ImageName;
 use crate::options::MountOptions;
 
 impl FsInner {
@@ -63,8 +64,5 @@ fn recovered() -> MountOptions {
 fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     // The holes of a log that nobody is about to use stay holes.
     let options = FileOptions { read_only, takes_room: false, ..FileOptions::default() };
-    match FileDevice::open(path, &options) {
-        Ok(device) => Ok(Arc::new(device)),
-        Err(error) => Err(Error::Open(Arc::new(error))),
-    }
+    Ok(Arc::new(ImageName::parse(path).open(&options)?))
 }

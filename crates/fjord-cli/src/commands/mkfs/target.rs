@@ -17,6 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fjord::ImageName;
 use fjord_block::{Device, FileDevice, FileOptions};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, RenameFlags},
@@ -39,7 +40,7 @@ pub(super) struct Target {
 }
 
 enum Place {
-    /// Build in place: a block device, or an empty file.
+    /// Build in place: a block device, a part of a file, or an empty file.
     Here(FileDevice),
     /// Build in place: a file with data, in a directory where no file can be created.
     Over(FileDevice, fs::Metadata),
@@ -71,10 +72,7 @@ impl Drop for NewFile {
 }
 
 fn open_device(path: &Path) -> Result<FileDevice> {
-    let open = || {
-        FileDevice::open(path, &FileOptions::default())
-            .map_err(|e| fjord::Error::Open(std::sync::Arc::new(e)))
-    };
+    let open = || ImageName::parse(path).open(&FileOptions::default());
     image::patiently(path, open).map_err(|e| failure::open_failed(path, e))
 }
 
@@ -94,6 +92,10 @@ impl Target {
     /// # Errors
     /// The image is in use, or cannot be created there.
     pub(super) fn new(image: &Path, is_blank: bool) -> Result<Target> {
+        if ImageName::parse(image).is_part() {
+            let device = open_device(image)?;
+            return Ok(Target { path: image.to_owned(), place: Place::Here(device) });
+        }
         let path = followed(image);
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => Some(metadata),
@@ -125,10 +127,10 @@ impl Target {
         }
     }
 
-    /// Size of a block device in bytes; it is fixed.
+    /// Size in bytes of a block device or a part of a file; it is fixed.
     pub(super) fn device_bytes(&self) -> Option<u64> {
         match &self.place {
-            Place::Here(device) if device.is_block_device() => Some(device.size_bytes()),
+            Place::Here(device) if device.has_fixed_size() => Some(device.size_bytes()),
             _ => None,
         }
     }
@@ -149,7 +151,7 @@ impl Target {
     ///
     /// # Errors
     /// Those of `build`, and of the directory. The path is then unchanged, except for a block
-    /// device.
+    /// device or a part of a file.
     pub(super) fn build<T>(
         self,
         size_bytes: Option<u64>,
@@ -157,7 +159,7 @@ impl Target {
     ) -> Result<T> {
         match self.place {
             Place::Over(device, _) => build(device),
-            Place::Here(device) if device.is_block_device() => build(device),
+            Place::Here(device) if device.has_fixed_size() => build(device),
             Place::Here(device) => {
                 let size_before = device.size_bytes();
                 build(device).inspect_err(|_| blank(&self.path, size_before))
