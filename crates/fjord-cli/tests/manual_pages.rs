@@ -179,6 +179,11 @@ fn before(page: &str, example: &str) -> &'static str {
             "fjord sim --profile ufs --size 64M --daemon /tmp/ufs\n"
         }
         "mount.fuse.fjord.8" if !mounts_itself => "fjord mount --daemon /srv/disk.img /mnt\n",
+        // A disk whose second partition is an image.
+        _ if example.contains("sda.img") => {
+            "truncate -s 66M sda.img; echo '2: start=2048, size=131072' | \
+             sfdisk -q --label gpt sda.img; fjord mkfs -q --from-dir rootfs sda.img@2\n"
+        }
         "fjord-umount.1" => "fjord mount --daemon disk.img /mnt\n",
         _ if example.contains("/mnt") && !mounts_itself => "fjord mount --daemon disk.img /mnt\n",
         _ if example.contains("mkfs") => "rm -f disk.img\n",
@@ -216,7 +221,7 @@ fn try_example(page: &str, example: &str, world: &Path) -> Result<Option<String>
 /// The guide to images, in which a column of remarks stands behind some examples.
 #[test]
 fn every_example_of_the_guide_works() -> Result<()> {
-    tools::require(&["timeout", "unshare", "fakeroot", "zstd"])?;
+    tools::require(&["timeout", "unshare", "fakeroot", "zstd", "sfdisk"])?;
     let scratch = Scratch::new("guide")?;
     let guide = include_str!("../../../docs/images.md");
     let lines = guide.lines().filter_map(|line| line.strip_prefix("    "));
