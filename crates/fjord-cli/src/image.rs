@@ -1,6 +1,7 @@
 //! Opening an image for a command that works on it while it is not mounted.
 
 use std::{
+    env,
     fs::File,
     io,
     ops::Range,
@@ -11,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fjord::{Error, Fs, ImageName, MountOptions};
+use fjord::{Error, Fs, FsyncPolicyKind, ImageName, MountOptions, Timespec};
 use fjord_block::{FileDevice, OpenError};
 use fjord_journal::recovery::Plan;
 use rustix::mount::MountFlags;
@@ -30,9 +31,38 @@ pub(crate) fn open_to_read(image: &Path) -> Result<Fs> {
     open(image, &MountOptions { read_only: true, ..Default::default() })
 }
 
-/// Opens an image for writing; replays its journal first.
+/// The latest permitted time in an image, in seconds since 1970.
+const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
+
+/// The time that reproducible images have in place of the clock's, if one is given.
+///
+/// # Errors
+/// The variable is not a time.
+pub(crate) fn latest_time() -> Result<Option<Timespec>> {
+    let Some(value) = env::var_os(EPOCH_VARIABLE).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let seconds = value.to_str().and_then(|text| text.parse::<i64>().ok());
+    let sec = seconds.filter(|sec| *sec >= 0).ok_or_else(|| {
+        Failure::usage(format!("{EPOCH_VARIABLE} is {value:?}; seconds since 1970 are expected"))
+    })?;
+    Ok(Some(Timespec { sec, nsec: 0 }))
+}
+
+/// Opens an image for writing; replays its journal first. With SOURCE_DATE_EPOCH equal changes of equal
+/// images give equal bytes: no clock, nothing random, and no thread that commits when it likes.
 pub(crate) fn open_to_write(image: &Path) -> Result<Fs> {
-    open(image, &MountOptions::default())
+    let usual = MountOptions::default();
+    let options = match latest_time()? {
+        Some(time) => MountOptions {
+            fixed_time: Some(time),
+            background_threads: false,
+            fsync: FsyncPolicyKind::Compound,
+            ..usual
+        },
+        None => usual,
+    };
+    open(image, &options)
 }
 
 /// Opens an image for a mount. A write-protected image is mounted read-only with a warning, as by
@@ -53,7 +83,9 @@ pub(crate) fn open_for_mount(image: &Path, options: &mut Options) -> Result<Fs> 
     let Some(why) = why else { return Err(failure::open_failed(image, error)) };
     options.fuse.flags.insert(MountFlags::RDONLY);
     mount_options::settle(options);
-    let fs = open(image, &options.engine)?;
+    in_use::check(image, true)?;
+    let reopen = || Fs::open(image, &options.engine);
+    let fs = patiently(image, reopen).map_err(|e| failure::open_failed(image, e))?;
     let image = image.display();
     tracing::warn!("{image} is write-protected ({why}): mounted read-only");
     Ok(fs)
@@ -62,7 +94,9 @@ pub(crate) fn open_for_mount(image: &Path, options: &mut Options) -> Result<Fs> 
 /// Opens an image; the error for an image in use names its user.
 fn open(image: &Path, options: &MountOptions) -> Result<Fs> {
     in_use::check(image, options.read_only)?;
-    patiently(image, || Fs::open(image, options)).map_err(|e| failure::open_failed(image, e))
+    // A command reports what its calls return.
+    let options = MountOptions { log_damage: false, ..options.clone() };
+    patiently(image, || Fs::open(image, &options)).map_err(|e| failure::open_failed(image, e))
 }
 
 /// An image in any state, to read bytes of it.

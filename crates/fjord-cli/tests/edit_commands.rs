@@ -441,3 +441,52 @@ fn wrong_use_is_told() -> Result<()> {
     ensure!(help.ok()?.stdout.contains("Examples:"));
     image::e2fsck_clean(&pair.ours).map(drop).context("after refused commands")
 }
+
+/// With SOURCE_DATE_EPOCH equal changes of equal images give equal bytes, at any time.
+#[test]
+fn edits_are_repeated_byte_by_byte() -> Result<()> {
+    let scratch = Scratch::new("repeat")?;
+    let source = scratch.join("source");
+    fs::create_dir_all(source.join("sub/deep"))?;
+    for number in 0..200 {
+        fs::write(source.join(format!("sub/file-{number}")), vec![number as u8; 700 * number])?;
+    }
+    std::os::unix::fs::symlink("sub", source.join("link"))?;
+    let script = "fjord put -r $IMAGE source /copy; fjord mkdir -p $IMAGE /a/b; fjord cp -r $IMAGE /copy /a/b; \
+                  fjord mv $IMAGE /a/b/copy/sub/file-7 /a/seven; fjord rm -r $IMAGE /copy/sub/deep /copy/sub/file-9; \
+                  fjord chmod $IMAGE 640 /copy/sub/file-8; fjord chown $IMAGE 7:8 /copy; \
+                  fjord ln $IMAGE /a/seven /a/eight; echo text | fjord put $IMAGE - /from-stdin";
+    let edited = |name: &str, made: &Path, epoch: Option<&str>| -> Result<Vec<u8>> {
+        let img = scratch.join(name);
+        image::copy_sparse(made, &img)?;
+        let fjord = env!("CARGO_BIN_EXE_fjord");
+        let script = format!("set -e; fjord() {{ '{fjord}' \"$@\"; }}; {script}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).current_dir(scratch.path()).env("IMAGE", &img);
+        epoch.map(|epoch| shell.env("SOURCE_DATE_EPOCH", epoch));
+        tools::run(&mut shell)?.ok()?;
+        image::e2fsck_clean(&img)?;
+        Ok(fs::read(&img)?)
+    };
+    for features in ["", "metadata_csum,orphan_file", "fast_commit,inline_data", "^has_journal"] {
+        let made = scratch.join("made");
+        let program = env!("CARGO_BIN_EXE_fjord");
+        let mut mkfs = Command::new(program);
+        mkfs.args(["mkfs", "-q", "--force", "--size", "64M"]);
+        if features == "^has_journal" {
+            mkfs.args(["--ijournal", "none"]);
+        }
+        tools::run(mkfs.args(["-O", features]).arg(&made))?.ok()?;
+        let one = edited("one", &made, Some("1700000000"))?;
+        // The clock and the access times of the source are others.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        fs::read(source.join("sub/file-3"))?;
+        let two = edited("two", &made, Some("1700000000"))?;
+        let others = one.iter().zip(&two).filter(|(a, b)| a != b).count();
+        ensure!(others == 0, "{features}: {others} bytes differ");
+        // The comparison would see a clock.
+        let plain = edited("three", &made, None)?;
+        ensure!(plain != one, "{features}: without the variable too");
+    }
+    Ok(())
+}

@@ -111,6 +111,17 @@ fn join_block(lo: U32, hi: U32) -> u64 {
     u64::from(hi.get()) << 32 | u64::from(lo.get())
 }
 
+/// Whether a bitmap or a table of `group` may lie there: in the group, or anywhere with flex_bg, and behind
+/// the descriptors.
+fn may_lie(geometry: &Geometry, group: GroupNo, start: BlockNo, count: u64) -> bool {
+    let flex = geometry.features.incompat.contains(Incompat::FLEX_BG);
+    let first = geometry.group_first_block(group).0;
+    let end = first + u64::from(geometry.blocks_in_group(group));
+    let primary_end = geometry.superblock_location().0 + u64::from(geometry.old_desc_blocks()) + 1;
+    let inside = geometry.contains_range(start, count) && start.0 >= primary_end;
+    inside && (flex || (start.0 >= first && start.0 + count <= end))
+}
+
 impl GroupDesc {
     /// Decodes the descriptor of `group` and checks it: checksum, and that bitmaps and inode
     /// table lie where they may and the counts are possible.
@@ -146,24 +157,27 @@ impl GroupDesc {
         })
     }
 
+    /// The inode table by a descriptor with a wrong checksum or impossible counts, if a table may lie there;
+    /// for reading.
+    pub fn unverified_inode_table(
+        bytes: &[u8],
+        geometry: &Geometry,
+        group: GroupNo,
+    ) -> Option<BlockNo> {
+        let table = GroupDesc::parse(bytes, geometry).ok()?.inode_table;
+        let blocks = u64::from(geometry.inode_table_blocks());
+        may_lie(geometry, group, table, blocks).then_some(table)
+    }
+
     fn validate(&self, geometry: &Geometry, group: GroupNo) -> Result<()> {
-        let flex = geometry.features.incompat.contains(Incompat::FLEX_BG);
-        let first = geometry.group_first_block(group).0;
-        let end = first + u64::from(geometry.blocks_in_group(group));
-        let allowed = |start: BlockNo, count: u64| {
-            let inside = geometry.contains_range(start, count);
-            inside && (flex || (start.0 >= first && start.0 + count <= end))
-        };
         let table_blocks = u64::from(geometry.inode_table_blocks());
         let places = [
             ("block bitmap", self.block_bitmap, 1),
             ("inode bitmap", self.inode_bitmap, 1),
             ("inode table", self.inode_table, table_blocks),
         ];
-        let primary_end =
-            geometry.superblock_location().0 + u64::from(geometry.old_desc_blocks()) + 1;
         for (what, start, count) in places {
-            if !allowed(start, count) || start.0 < primary_end {
+            if !may_lie(geometry, group, start, count) {
                 return Err(FormatError::corrupt(
                     STRUCTURE,
                     format!("group {group}: the {what} cannot lie at block {start}"),

@@ -264,6 +264,14 @@ pub fn parse_node<'a>(block: &'a [u8], format: &DirFormat) -> Result<DxEntries<'
     DxEntries::parse(block, DxKind::Node, format)
 }
 
+/// Whether a block of a directory may be a node of its index: to those who know no index it is one entry
+/// without an inode. A block without entries looks the same if it has no checksum.
+pub fn looks_like_node(block: &[u8], format: &DirFormat) -> bool {
+    let rec_len =
+        |low, high| dirent::rec_len_from_disk(u16::from_le_bytes([low, high]), format.block_bytes);
+    matches!(*block, [0, 0, 0, 0, low, high, ..] if rec_len(low, high) == format.block_bytes)
+}
+
 /// The entries of an index block of either kind.
 ///
 /// # Errors

@@ -51,6 +51,8 @@ pub(crate) struct Inner {
     /// None without the feature, or without space for it.
     pub(crate) area: Option<Area>,
     pub(crate) barrier: bool,
+    /// See [`JournalOptions::commit_time`](crate::JournalOptions::commit_time).
+    pub(crate) commit_time: Option<Duration>,
     /// The device keeps the order of commits, instead of waits and flushes.
     pub(crate) ordered: bool,
     /// Commits follow each other without a wait: [`PipelineMode::Dual`](crate::PipelineMode::Dual).

@@ -109,6 +109,7 @@ impl Journal {
             area,
             whole_log: AtomicBool::new(false),
             barrier: options.barrier,
+            commit_time: options.commit_time,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
             checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),

@@ -1,5 +1,7 @@
 //! How to open a journal. Owns no state.
 
+use std::time::Duration;
+
 use fjord_block::Device;
 use fjord_format::jbd2::ChecksumVersion;
 use fjord_format::types::BlockNo;
@@ -28,6 +30,8 @@ pub struct JournalOptions {
     pub fit_replayed: Option<FitReplayed>,
     /// The block that replay writes when all others are durable.
     pub replayed_last: Option<BlockNo>,
+    /// The time in commit blocks, since 1970, for reproducible images; `None` for that of the clock.
+    pub commit_time: Option<Duration>,
 }
 
 /// When a commit may follow another (barrier-enabled I/O stack, section 4).
@@ -57,6 +61,7 @@ impl Default for JournalOptions {
             replays_ijournal: false,
             fit_replayed: None,
             replayed_last: None,
+            commit_time: None,
         }
     }
 }

@@ -55,6 +55,7 @@ pub const TOOLS: &[Tool] = &[
     tool("getfacl", "acl", "access control lists through the mount"),
     tool("mkswap", "util-linux", "makes signatures that mkfs must respect"),
     tool("sfdisk", "fdisk", "makes partition tables"),
+    tool("cp", "coreutils", "copies trees"),
     tool("mkfs.xfs", "xfsprogs", "makes signatures that mkfs must respect"),
     tool("gzip", "gzip", "compresses"),
     tool("xz", "xz-utils", "compresses"),

@@ -331,6 +331,9 @@ pub struct MountOptions {
     /// writeback, which fsync, sync and unmount report. For images that are filled once: warnings
     /// meant for mounts are logged as debug messages.
     pub fill_all: bool,
+    /// Log damage that a read meets, besides returning it to the caller. A program that tells its user what
+    /// the call returned says it twice otherwise.
+    pub log_damage: bool,
     /// For reproducible images: all times that the file system sets itself (creation, change,
     /// mount) are this one, and generations of new inodes are derived from their numbers.
     pub fixed_time: Option<Timespec>,
@@ -369,6 +372,7 @@ impl Default for MountOptions {
             low_latency: LowLatency::default(),
             background_threads: true,
             fill_all: false,
+            log_damage: true,
             fixed_time: None,
         }
     }

@@ -54,6 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let mut rules = args.rules.rules()?;
     rules.file_mode = args.mode;
+    rules.latest = image::latest_time()?;
     if let Some((uid, gid)) = args.owner {
         rules.owners = Owners::squashed(uid, gid);
     }

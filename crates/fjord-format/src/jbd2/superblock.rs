@@ -361,8 +361,8 @@ impl Superblock {
         self.s_feature_incompat.intersects(Incompat::CSUM_V2 | Incompat::CSUM_V3)
     }
 
-    /// Errs by name for features that are unknown or exclude each other, and for a journal
-    /// that several file systems share.
+    /// Errs by name for features that are unknown or exclude each other. The count of users means
+    /// something for external journals only, and some programs leave anything there.
     fn check_features(&self) -> Result<()> {
         let refuse = |feature: String| Err(FormatError::Incompatible { feature });
         let unknown = self.s_feature_incompat.difference(Incompat::KNOWN);
@@ -372,9 +372,6 @@ impl Superblock {
         if self.s_feature_ro_compat != 0 {
             let bits = self.s_feature_ro_compat;
             return refuse(format!("journal feature bits {bits:#x} (ro_compat)"));
-        }
-        if self.s_nr_users > 1 {
-            return refuse("an external journal device shared by file systems".into());
         }
         let v1 = self.s_feature_compat.contains(Compat::CHECKSUM);
         let v2 = self.s_feature_incompat.contains(Incompat::CSUM_V2);

@@ -329,7 +329,8 @@ impl Journal {
     /// The commit block of `sequence` for journal block `at`.
     fn commit_block(&self, log: &Log, sequence: Sequence, at: u32, crc: u32) -> Result<Buf> {
         use std::time::{SystemTime, UNIX_EPOCH};
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = self.inner.commit_time.unwrap_or_else(clock);
         let commit = CommitBlock {
             sequence: sequence.0,
             commit_sec: now.as_secs(),

@@ -92,6 +92,14 @@ impl FsInner {
             .map_err(|error| corrupt_group("group descriptor", group, error))
     }
 
+    /// The inode table of a group whose descriptor is damaged, if it can lie there.
+    pub(super) fn unverified_inode_table(&self, group: GroupNo) -> Result<Option<BlockNo>> {
+        let (buffer, range) = self.desc_place(group)?;
+        let guard = buffer.read();
+        let bytes = guard.get(range).unwrap_or_default();
+        Ok(GroupDesc::unverified_inode_table(bytes, &self.geo, group))
+    }
+
     /// Stores the group's descriptor in the handle's transaction.
     pub(crate) fn write_desc(&self, h: &Handle, group: GroupNo, desc: &GroupDesc) -> Result<()> {
         let (buffer, range) = self.desc_place(group)?;

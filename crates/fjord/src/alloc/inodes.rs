@@ -33,12 +33,19 @@ struct FlexCounts {
 }
 
 impl FsInner {
-    /// First block of a group's inode table.
+    /// First block of a group's inode table. In an image opened read-only the descriptor may have a wrong
+    /// checksum, as for Linux, if the table lies where it may.
     ///
     /// # Errors
     /// `Corrupt` if the descriptor is damaged, I/O errors.
     pub(crate) fn inode_table(&self, group: GroupNo) -> Result<BlockNo> {
-        Ok(self.read_desc(group)?.inode_table)
+        match self.read_desc(group) {
+            Ok(desc) => Ok(desc.inode_table),
+            Err(error) if error.is_corrupt() && self.options.read_only => {
+                self.unverified_inode_table(group)?.ok_or(error)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes a free inode number for a file or directory to be made in the directory

@@ -101,6 +101,31 @@ pub(super) fn read_index(
     })
 }
 
+/// Reads block `lblk`, whatever it holds.
+pub(super) fn read_unchecked(
+    dir: &Dir<'_>,
+    state: &InodeState,
+    lblk: LogicalBlock,
+) -> Result<Arc<Buffer>> {
+    dir.fs.meta.read(locate_present(dir, state, lblk)?, |_| Ok(()))
+}
+
+/// Reads a block of a directory whose index is damaged: one of entries, or a node of the index, which
+/// looks like one without entries, for which this returns `None`.
+pub(super) fn read_leaf_or_node(
+    dir: &Dir<'_>,
+    lblk: LogicalBlock,
+    block: BlockNo,
+) -> Result<Option<Arc<Buffer>>> {
+    let buffer = dir.fs.meta.read(block, |bytes| {
+        let verify = || dirent::verify_checksum(bytes, dir.format(), dir.seed);
+        let is_node = htree::looks_like_node(bytes, dir.format());
+        if is_node { Ok(()) } else { verify().map_err(dir.damaged(lblk)) }
+    })?;
+    let is_node = htree::looks_like_node(&buffer.read(), dir.format());
+    Ok(Some(buffer).filter(|_| !is_node))
+}
+
 /// Reads block 0, and says which kind it is.
 pub(super) fn read_first(dir: &Dir<'_>, state: &InodeState) -> Result<(Arc<Buffer>, First)> {
     if dir.is_indexed(state) {

@@ -84,6 +84,20 @@ pub(super) fn probe(
     Ok((path, hash))
 }
 
+/// Whether the root of the index cannot be used. A failed read is not damage.
+pub(super) fn is_root_damaged(dir: &Dir<'_>, state: &InodeState) -> bool {
+    let root = LogicalBlock(0);
+    let look = || -> Result<()> {
+        let buffer = block::read_index(dir, state, root, DxKind::Root)?;
+        let bytes = buffer.read();
+        let (info, _) =
+            htree::parse_root(&bytes, dir.format(), dir.params.depth).map_err(dir.damaged(root))?;
+        HashVersion::from_disk(info.hash_version, dir.params.unsigned_hash)?;
+        Ok(())
+    };
+    look().is_err_and(|error| error.is_corrupt() || matches!(error, Error::Incompatible { .. }))
+}
+
 impl Path {
     /// Adds an index block and the entry in it that leads to `hash` (`None`: the first).
     fn push(

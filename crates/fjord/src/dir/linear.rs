@@ -49,6 +49,26 @@ pub(super) fn find(dir: &Dir<'_>, state: &InodeState, name: &[u8]) -> Result<Opt
     })
 }
 
+/// As [`find`], in a directory whose index is damaged: in all blocks but the first, the root of the index.
+pub(super) fn find_without_index(
+    dir: &Dir<'_>,
+    state: &InodeState,
+    name: &[u8],
+) -> Result<Option<Found>> {
+    for lblk in (1..block::count(dir, state)?).map(LogicalBlock) {
+        let Located::At(at) = block::locate(dir, state, lblk)? else { continue };
+        let Some(buffer) = block::read_leaf_or_node(dir, lblk, at)? else { continue };
+        let bytes = buffer.read();
+        let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+        let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(lblk))?;
+        if let Some((entry, ino)) = entry.and_then(|entry| entry.inode.map(|ino| (entry, ino))) {
+            let place = Place::Block { lblk, offset: entry.offset };
+            return Ok(Some(Found { ino, file_type: entry.file_type, place }));
+        }
+    }
+    Ok(None)
+}
+
 /// See [`super::is_empty`].
 pub(super) fn is_empty(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
     let used = each_block(dir, state, |lblk, area| {

@@ -152,6 +152,13 @@ impl<'a> Dir<'a> {
     fn is_indexed(&self, state: &InodeState) -> bool {
         self.params.dir_index && is_indexed(state)
     }
+
+    /// Whether the directory has an index, but is read without it, as Linux does: the root is damaged.
+    /// Only where nothing can be written: a change would have to keep the index right. It is so for as long as
+    /// the file system is read-only, so that positions in a listing keep their meaning.
+    fn is_read_without_index(&self, state: &InodeState) -> bool {
+        self.fs.is_read_only() && self.is_indexed(state) && htree::is_root_damaged(self, state)
+    }
 }
 
 /// Whether the directory has an index.
@@ -181,6 +188,7 @@ pub(crate) fn find(
         }
         b".." => parent_entry(&dir, state).map(Some),
         _ if is_inline(state) => inline::find(&dir, state, name),
+        _ if dir.is_read_without_index(state) => linear::find_without_index(&dir, state, name),
         _ if dir.is_indexed(state) => htree::find(&dir, state, name),
         _ => linear::find(&dir, state, name),
     }
@@ -365,7 +373,10 @@ fn parent_entry(dir: &Dir<'_>, state: &InodeState) -> Result<Found> {
         return inline::parent(dir, state);
     }
     let lblk = LogicalBlock(0);
-    let (buffer, kind) = block::read_first(dir, state)?;
+    let (buffer, kind) = match dir.is_read_without_index(state) {
+        true => (block::read_unchecked(dir, state, lblk)?, block::First::Root),
+        false => block::read_first(dir, state)?,
+    };
     let bytes = buffer.read();
     let area = match kind {
         block::First::Root => &bytes[..],

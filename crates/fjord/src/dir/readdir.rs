@@ -105,6 +105,13 @@ fn kind(file_type: FileType) -> Option<FileKind> {
 }
 
 fn collect(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
+    if dir.is_read_without_index(state) {
+        // Positions of the root of the index are those of no name.
+        let mut items = if cookie <= DOTDOT { dots(dir, state, cookie)? } else { Vec::new() };
+        let rest = collect_by_offset(dir, state, cookie)?;
+        items.extend(rest.items);
+        return Ok(Batch { items, next: rest.next });
+    }
     let by_hash = dir.params.dir_index
         && (dir.is_indexed(state) || is_inline(state) || block::count(dir, state)? <= 1);
     if by_hash {
@@ -131,13 +138,21 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
     let bits = dir.fs.geo.block_size_bits;
     let blocks = u64::from(block::count(dir, state)?);
     let mut items = Vec::new();
-    let mut lblk = cookie >> bits;
+    let without_index = dir.is_read_without_index(state);
+    let mut lblk = (cookie >> bits).max(u64::from(without_index));
     while lblk < blocks {
         let here = LogicalBlock(u32::try_from(lblk).unwrap_or(u32::MAX));
         match block::locate(dir, state, here)? {
             Located::Hole(len) => lblk = lblk.saturating_add(u64::from(len)),
             Located::At(at) => {
-                let buffer = block::read_leaf_at(dir, here, at)?;
+                let buffer = match without_index {
+                    true => block::read_leaf_or_node(dir, here, at)?,
+                    false => Some(block::read_leaf_at(dir, here, at)?),
+                };
+                let Some(buffer) = buffer else {
+                    lblk += 1;
+                    continue;
+                };
                 let bytes = buffer.read();
                 let area = dir.format().entries_area(&bytes).map_err(dir.damaged(here))?;
                 // From the start of the block: the record at the cookie may be gone.

@@ -9,6 +9,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use fjord_block::epoch::EpochDevice;
 use fjord_block::lock::{Mutex, Rank};
@@ -200,7 +201,7 @@ fn load(
     }
     let fs = build(below, raw, geo, options, mmp, groups);
     if let Some(damage) = damage {
-        fs.error(format_args!("the group is not used: {damage}"));
+        fs.warn(format_args!("what can be read is read all the same: {damage}"));
     }
     if let Some(awake) = awake {
         fs.awake.get_or_init(|| awake);
@@ -498,6 +499,9 @@ fn open_journal(
         replays_ijournal: true,
         fit_replayed: Some(superblock::fit_replayed),
         replayed_last: Some(BlockNo(SUPERBLOCK_OFFSET_BYTES / u64::from(geo.block_size))),
+        commit_time: options.fixed_time.map(|time| {
+            Duration::new(u64::try_from(time.sec).unwrap_or(0), time.nsec.min(999_999_999))
+        }),
     };
     let block_size = geo.block_size as usize;
     let (journal, mut report) =

@@ -168,6 +168,18 @@ impl FsInner {
         Ok(taken)
     }
 
+    /// Says that a read has met damage; what was read-only before says no more than that.
+    fn tell_damage(&self, error: &Error) {
+        let text = match self.options.read_only {
+            true => error.to_string(),
+            false => format!("the file system is now read-only: {error}"),
+        };
+        match self.options.log_damage {
+            true => self.error(text),
+            false => tracing::debug!("{text}"),
+        }
+    }
+
     /// Records damage that an operation met. `changing` says whether the operation was
     /// changing something: then its transaction must not commit. The same holds when the
     /// journal refused a part of a change.
@@ -186,7 +198,10 @@ impl FsInner {
             return self.note_write_error(error);
         }
         if self.status.fail(error) {
-            self.error(format_args!("the file system is now read-only: {error}"));
+            self.tell_damage(error);
+            if self.options.read_only {
+                return;
+            }
             if let Err(error) = self.journal().commit_running() {
                 self.error(format_args!("the last commit failed: {error}"));
             }

@@ -1,17 +1,13 @@
 //! Reproducible images: times from the environment or the contents instead of the clock,
 //! identifiers derived from the contents instead of random ones.
 
-use std::env;
-
 use fjord::Timespec;
 use fjord_mkfs::MkfsOptions;
 use fjord_tree::{Contents, Rules};
 
 use super::layout::Layout;
-use crate::failure::{Failure, Result};
+use crate::{failure::Result, image::latest_time};
 
-/// The latest permitted time in the image, in seconds since 1970.
-const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 /// Core count that the image is made for, instead of the machine's.
 const CORES: u32 = 4;
 
@@ -27,16 +23,8 @@ impl Repeat {
     /// # Errors
     /// The variable is not a time.
     pub(super) fn wanted(by_option: bool) -> Result<Option<Repeat>> {
-        let Some(value) = env::var_os(EPOCH_VARIABLE).filter(|value| !value.is_empty()) else {
-            return Ok(by_option.then_some(Repeat { epoch: None }));
-        };
-        let seconds = value.to_str().and_then(|text| text.parse::<i64>().ok());
-        let sec = seconds.filter(|sec| *sec >= 0).ok_or_else(|| {
-            Failure::usage(format!(
-                "{EPOCH_VARIABLE} is {value:?}; seconds since 1970 are expected"
-            ))
-        })?;
-        Ok(Some(Repeat { epoch: Some(Timespec { sec, nsec: 0 }) }))
+        let epoch = latest_time()?;
+        Ok((by_option || epoch.is_some()).then_some(Repeat { epoch }))
     }
 
     /// What the first pass over the contents must compute.

@@ -1,0 +1,212 @@
+//! Images that are damaged here and there: reading goes as far as Linux's goes. Needs root.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_format::{
+    geometry::Geometry,
+    superblock::{RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES},
+};
+use fjord_testkit::{
+    fjord_mount::FjordMount,
+    image::{self, KernelMount, Scratch},
+    manifest::{Compare, Manifest},
+    tools::{self, Output},
+};
+
+fn run(command: &mut Command) -> Result<Output> {
+    tools::run(command)?.ok()
+}
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_fjord"))
+}
+
+fn fjord(args: &[&str]) -> Result<Output> {
+    tools::run(Command::new(program()).args(args))
+}
+
+/// An image with a few directories, filled by Linux.
+struct Image {
+    scratch: Scratch,
+    path: PathBuf,
+}
+
+impl Image {
+    fn new(name: &str, mke2fs: &[&str]) -> Result<Image> {
+        let scratch = Scratch::new(name)?;
+        let path = scratch.join("image");
+        image::make_sparse(&path, 96 << 20)?;
+        let mut make = tools::command("mke2fs")?;
+        make.args(["-q", "-F", "-t", "ext4", "-b", "1024", "-O", "^flex_bg"]).args(mke2fs);
+        run(make.arg(&path))?;
+        let linux = KernelMount::new(&path, "rw")?;
+        for dir in 0..8 {
+            let dir = linux.path().join(format!("dir-{dir}"));
+            fs::create_dir(&dir)?;
+            fs::write(dir.join("file"), format!("in {}", dir.display()))?;
+        }
+        let many = linux.path().join("many");
+        fs::create_dir(&many)?;
+        for number in 0..300 {
+            fs::write(many.join(format!("a file with a long name, number {number}")), "x")?;
+        }
+        linux.unmount()?;
+        image::e2fsck_clean(&path)?;
+        Ok(Image { scratch, path })
+    }
+
+    fn text(&self) -> &str {
+        self.path.to_str().unwrap_or_default()
+    }
+
+    fn geometry(&self) -> Result<(Geometry, RawSuperblock)> {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        File::open(&self.path)?.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET_BYTES)?;
+        let raw = RawSuperblock::decode(&bytes)?;
+        Ok((Geometry::from_superblock(&raw)?, raw))
+    }
+
+    /// Changes bytes at an offset of the image.
+    fn change(&self, offset: u64, change: impl FnOnce(&mut [u8; 4])) -> Result<()> {
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, offset)?;
+        change(&mut bytes);
+        Ok(file.write_all_at(&bytes, offset)?)
+    }
+
+    /// Changes a byte of a group's descriptor.
+    fn damage_descriptor(&self, group: u32, byte: u64) -> Result<()> {
+        let (geometry, _) = self.geometry()?;
+        let table = geometry.desc_block_location(0).context("a table")?.0;
+        let size = u64::from(geometry.desc_size);
+        let offset = table * u64::from(geometry.block_size) + u64::from(group) * size + byte;
+        self.change(offset, |bytes| bytes[0] ^= 0x55)
+    }
+
+    /// The offset of the first block of a file.
+    fn block_of(&self, path: &str) -> Result<u64> {
+        let said = image::debugfs(&self.path, &format!("blocks {path}"))?;
+        let first = said.split_whitespace().next().context("a block")?;
+        Ok(first.parse::<u64>()? * u64::from(self.geometry()?.0.block_size))
+    }
+
+    /// The whole tree as Linux, `fjord get` and a mount of fjord read it, all read-only: the same.
+    fn check_reading(&self) -> Result<()> {
+        let before = fs::read(&self.path)?;
+        let (out, theirs) = (self.scratch.join("out"), self.scratch.join("theirs"));
+        let linux = KernelMount::new(&self.path, "ro,noload")?;
+        let wanted = Manifest::from_directory(linux.path())?;
+        run(tools::command("cp")?.arg("-a").arg(linux.path()).arg(&theirs))?;
+        linux.unmount()?;
+        let fuse = FjordMount::with_program(program(), &self.path, &["-o", "ro,noload"])?;
+        let found = Manifest::from_directory(fuse.path())?;
+        wanted.diff(&found, &Compare::SAME_IMAGE).ok("Linux", "fjord")?;
+        fuse.unmount()?;
+        let (from, to) = (self.text(), out.to_str().context("a plain path")?);
+        fjord(&["get", "-r", from, "/", to])?.ok()?;
+        run(tools::command("diff")?.args(["-r", "--no-dereference"]).arg(&out).arg(&theirs))?;
+        fs::remove_dir_all(&out)?;
+        fs::remove_dir_all(&theirs)?;
+        ensure!(fs::read(&self.path)? == before, "reading has written");
+        Ok(())
+    }
+}
+
+#[test]
+fn a_descriptor_with_a_wrong_checksum_is_used_for_reading() -> Result<()> {
+    for (features, csum_offset) in [("metadata_csum", 0x1e), ("^metadata_csum,uninit_bg", 0x1e)] {
+        let image = Image::new("descriptor", &["-O", features])?;
+        let groups = image.geometry()?.0.group_count;
+        ensure!(groups > 4, "{groups} groups");
+        for group in [0, 1, groups - 1] {
+            // The checksum itself; a count that it covers.
+            for byte in [csum_offset, 0x0c] {
+                image.damage_descriptor(group, byte)?;
+                image.check_reading().with_context(|| format!("group {group}, byte {byte}"))?;
+                let said = fjord(&["ls", image.text()])?.ok()?.stderr;
+                ensure!(said.contains(&format!("group {group}")), "{said}");
+                ensure!(!said.contains("now read-only"), "{said}");
+                // For writing it is refused, as by Linux.
+                let said = fjord(&["mkdir", image.text(), "/new"])?;
+                ensure!(said.code == Some(4), "{}", said.stderr);
+                image.damage_descriptor(group, byte)?;
+            }
+        }
+        image::e2fsck_clean(&image.path)?;
+    }
+    Ok(())
+}
+
+/// A table that cannot lie there: what is in other groups can be read.
+#[test]
+fn an_impossible_inode_table_is_not_used() -> Result<()> {
+    let image = Image::new("table", &[])?;
+    image.damage_descriptor(0, 0x0a)?;
+    let said = fjord(&["ls", image.text()])?;
+    ensure!(said.code == Some(4) && said.stderr.contains("group 0"), "{}", said.stderr);
+    Ok(())
+}
+
+/// The root of an index: a wrong hash, length, depth or limit. Without checksums, which Linux holds against
+/// the whole directory.
+#[test]
+fn a_directory_with_a_damaged_index_is_read_without_it() -> Result<()> {
+    let image = Image::new("index", &["-O", "^metadata_csum"])?;
+    image.check_reading().context("before")?;
+    let root = image.block_of("/many")?;
+    // dx_root: info at 24 (reserved, hash_version, info_length, indirect_levels, flags), then limit and count.
+    for (offset, byte) in [(28, 0), (28, 1), (28, 2), (32, 0)] {
+        image.change(root + offset, |bytes| bytes[byte] ^= 0x5a)?;
+        image.check_reading().with_context(|| format!("{offset} + {byte}"))?;
+        let listed = fjord(&["ls", image.text(), "/many"])?.ok()?.stdout;
+        ensure!(listed.lines().count() == 300, "{listed}");
+        image.change(root + offset, |bytes| bytes[byte] ^= 0x5a)?;
+    }
+    image::e2fsck_clean(&image.path).map(drop)
+}
+
+/// The count of users of an internal journal means nothing.
+#[test]
+fn a_journal_with_any_count_of_users_is_used() -> Result<()> {
+    for users in [0, 2, 77] {
+        let image = Image::new("users", &["-O", "^metadata_csum"])?;
+        let journal = image.block_of("<8>")?;
+        image.change(journal + 0x40, |bytes| *bytes = u32::to_be_bytes(users))?;
+        let linux = KernelMount::new(&image.path, "rw")?;
+        fs::write(linux.path().join("new"), "by Linux")?;
+        linux.unmount()?;
+        fjord(&["mkdir", image.text(), "/made"])?.ok()?;
+        let fuse = FjordMount::with_program(program(), &image.path, &[])?;
+        fs::write(fuse.path().join("more"), "by fjord")?;
+        fuse.unmount()?;
+        // e2fsck alone takes more than one user for an external journal.
+        image.change(journal + 0x40, |bytes| {
+            *bytes = u32::to_be_bytes(1);
+        })?;
+        image::e2fsck_clean(&image.path)?;
+    }
+    Ok(())
+}
+
+/// One line, the name first, what to do last.
+#[test]
+fn messages_name_the_image() -> Result<()> {
+    let image = Image::new("messages", &[])?;
+    image::debugfs_write(&image.path, &["set_inode_field /dir-3 flags 0x280000".to_owned()])?;
+    let said = fjord(&["ls", image.text(), "/dir-3"])?;
+    let lines: Vec<&str> = said.stderr.trim().lines().collect();
+    ensure!(said.code == Some(4) && lines.len() == 1, "{}", said.stderr);
+    ensure!(
+        lines[0].contains("/dir-3") && lines[0].ends_with("e2fsck -f on the image"),
+        "{}",
+        lines[0]
+    );
+    Ok(())
+}
