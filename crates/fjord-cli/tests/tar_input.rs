@@ -292,3 +292,50 @@ fn hard_links_to_excluded_members_are_files() -> Result<()> {
     let done = piped(&mut from_tar(&["--size", "40M"]), &bytes)?;
     refused(&done, 1, &["z/", "a hard link to", "a/cache/", "which is excluded", "a file"])
 }
+
+/// What ext4 cannot hold is refused with the limit and what to do.
+#[test]
+fn limits_are_named() -> Result<()> {
+    let scratch = Scratch::new("limits")?;
+    let made = scratch.join("made.tar");
+    let cases = [
+        ("name", "tarfile.TarInfo('n' * 300)", "255 bytes at most: rename it"),
+        (
+            "device",
+            "entry('dev', type=tarfile.CHRTYPE, devmajor=5000, devminor=3)",
+            "at most 4095, 1048575",
+        ),
+        (
+            "link",
+            "entry('l', type=tarfile.SYMTYPE, linkname='x' * 5000)",
+            "a block of 4096 bytes; exclude it",
+        ),
+        (
+            "size",
+            "entry('big', pax_headers={'GNU.sparse.major': '1', 'GNU.sparse.minor': '0', \
+             'GNU.sparse.name': 'big', 'GNU.sparse.realsize': str(20 << 40)}, size=512)",
+            "4,294,967,295 blocks at most",
+        ),
+    ];
+    for (what, entry, wanted) in cases {
+        let script = format!(
+            "import io, sys, tarfile\n\
+             def entry(name, **fields):\n\
+             \x20   made = tarfile.TarInfo(name)\n\
+             \x20   for field, value in fields.items(): setattr(made, field, value)\n\
+             \x20   return made\n\
+             made = {entry}\n\
+             with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as out:\n\
+             \x20   out.addfile(made, io.BytesIO(b'1\\n0\\n0\\n'.ljust(512, b'\\0')))\n"
+        );
+        tools::run(tools::command("python3")?.args(["-c", &script]).arg(&made))?.ok()?;
+        let said = mkfs()
+            .args(["-q", "--force", "--size", "32M", "--from-tar"])
+            .arg(&made)
+            .arg(scratch.join("img"))
+            .output()?;
+        let stderr = String::from_utf8_lossy(&said.stderr);
+        ensure!(said.status.code() == Some(1) && stderr.contains(wanted), "{what}: {stderr}");
+    }
+    Ok(())
+}

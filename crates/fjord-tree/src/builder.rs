@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use crate::build::Build;
 use crate::error::{Full, Result, TreeError, list, list_or_end};
 use crate::host::write::without_list;
+use crate::marks::Marks;
 use crate::owners::IdKind;
 use crate::rules::Rules;
 use crate::tar::input::{TarInput, TarOptions};
@@ -135,6 +136,7 @@ pub(crate) struct Meta {
     pub(crate) atime: Timespec,
     pub(crate) mtime: Timespec,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) marks: Marks,
 }
 
 /// Where an entry goes.
@@ -195,6 +197,8 @@ pub(crate) struct Builder<'a> {
     /// The image had contents before: what a new entry inherits is taken from it.
     over: bool,
     directories: BTreeMap<InodeNo, (Vec<u8>, Meta)>,
+    /// What is marked when everything has its names and contents.
+    marks_last: Vec<(InodeNo, Vec<u8>, Marks)>,
     /// Bytes of paths and attributes that they hold.
     deferred_bytes: usize,
     /// Temporary names given so far.
@@ -263,6 +267,7 @@ impl<'a> Builder<'a> {
             rules,
             over: false,
             directories: BTreeMap::new(),
+            marks_last: Vec::new(),
             deferred_bytes: 0,
             beside_count: 0,
             unwritten: Unwritten::default(),
@@ -521,8 +526,22 @@ impl<'a> Builder<'a> {
         for (name, value) in meta.xattrs.iter().filter(|_| !self.rules.without_xattrs) {
             self.set_xattr(inode, path, name, value)?;
         }
+        match meta.marks {
+            marks if marks.is_empty() => {}
+            marks if marks.come_last() => {
+                self.marks_last.push((inode.ino(), path.to_vec(), marks));
+            }
+            marks => self.mark(inode, path, marks)?,
+        }
         self.unwritten.entries += 1;
         self.write_out(path)
+    }
+
+    fn mark(&mut self, inode: &InodeRef, path: &[u8], marks: Marks) -> Result<()> {
+        for what in self.at(path, marks.set(inode))? {
+            self.not_kept(format!("{}: {what}", shown(path)));
+        }
+        Ok(())
     }
 
     /// An ID that Linux knows: the largest number means "unchanged" to chown(2), and no mount shows it.
@@ -699,6 +718,10 @@ impl<'a> Builder<'a> {
         for (ino, (path, meta)) in std::mem::take(&mut self.directories) {
             let inode = self.at(&path, self.fs.inode(ino, None))?;
             self.apply(&inode, &path, &meta)?;
+        }
+        for (ino, path, marks) in std::mem::take(&mut self.marks_last) {
+            let inode = self.at(&path, self.fs.inode(ino, None))?;
+            self.mark(&inode, &path, marks)?;
         }
         self.tell_times();
         Ok(self.done)

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::builder::{Builder, COPY_BYTES, Meta, New, Populated, Progress, Spot, shown};
 use crate::error::{Result, TreeError};
 use crate::host::DEPTH_MAX;
+use crate::marks::Marks;
 use crate::put::Destination;
 use crate::rules::Rules;
 
@@ -309,7 +310,7 @@ fn meta(builder: &Builder<'_>, file: &InodeRef, all: bool, path: &[u8]) -> Resul
         }
     }
     let Attr { mode, uid, gid, atime, mtime, .. } = file.attr();
-    Ok(Meta { mode: mode & 0o7777, uid, gid, atime, mtime, xattrs })
+    Ok(Meta { mode: mode & 0o7777, uid, gid, atime, mtime, xattrs, marks: Marks::default() })
 }
 
 /// Copies the data of a file, leaving out its holes.

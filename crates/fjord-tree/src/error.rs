@@ -140,7 +140,7 @@ pub enum TreeError {
     /// The target of a symbolic link does not fit.
     #[error(
         "cannot put {path} into the image: the target of a symbolic link must fit in a block of \
-         {block_size} bytes; make the image with larger blocks (mkfs -b 4096)"
+         {block_size} bytes{}", if *block_size < 4096 { "; make the image with larger blocks (mkfs -b 4096)" } else { "; exclude it" }
     )]
     LinkTooLong {
         /// Path of the entry.
@@ -160,13 +160,25 @@ pub enum TreeError {
         levels_max: usize,
     },
     /// The image cannot give an entry, or cannot take it.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", limit(source))]
     Engine {
         /// Path of the entry.
         path: String,
         /// What failed.
         source: fjord::Error,
     },
+}
+
+/// The limit of ext4 that an entry exceeds, and what to do; nothing for other errors.
+pub fn limit(source: &fjord::Error) -> &'static str {
+    if source.is(Errno::NAMETOOLONG) {
+        "; ext4 has names of 255 bytes at most: rename it in the source, or exclude it"
+    } else if source.is(Errno::FBIG) {
+        "; a file of ext4 has 4,294,967,295 blocks at most (16 TiB with blocks of 4 KiB), and fewer without \
+         the feature extent: make the image with larger blocks, split the file, or exclude it"
+    } else {
+        ""
+    }
 }
 
 /// What an error at one entry means for a copy of many.

@@ -8,6 +8,7 @@ use fjord::{InodeRef, Timespec};
 use crate::builder::{Builder, COPY_BYTES, Meta, New, Populated, Progress, Spot};
 use crate::error::{Result, TreeError};
 use crate::host::read;
+use crate::marks::Marks;
 use crate::rules::Rules;
 
 /// Where a copy goes in the image.
@@ -66,7 +67,15 @@ pub fn put_stream(
     let fs = dir.fs();
     let mut builder = Builder::over(&fs, rules, progress);
     let (mode, now) = (STREAM_MODE, Timespec::now());
-    let meta = Meta { mode, uid: 0, gid: 0, atime: now, mtime: now, xattrs: Vec::new() };
+    let meta = Meta {
+        mode,
+        uid: 0,
+        gid: 0,
+        atime: now,
+        mtime: now,
+        xattrs: Vec::new(),
+        marks: Marks::default(),
+    };
     let spot = Spot { parent: dir, name, path: name };
     let mut buffer = vec![0; COPY_BYTES];
     builder.place(spot, New::File, &mut |builder, inode| {

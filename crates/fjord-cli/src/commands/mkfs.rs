@@ -118,7 +118,11 @@ impl From<TreeError> for Failure {
         match e {
             TreeError::Usage(_) => Failure::usage(e.to_string()),
             TreeError::Mkfs(e) => e.into(),
-            TreeError::Engine { path, source } => Failure::from(source).context(path),
+            TreeError::Engine { path, source } => {
+                let limit = fjord_tree::limit(&source);
+                let Failure { code, message } = Failure::from(source).context(path);
+                Failure { code, message: message + limit }
+            }
             _ => Failure::new(e.to_string()),
         }
     }

@@ -314,6 +314,7 @@ fn meta(path: &[u8], status: &Status, place: Place<'_>) -> Result<Meta> {
         atime: status.atime,
         mtime: status.mtime,
         xattrs: read(path, xattrs(place))?,
+        marks: sys::marks(place),
     })
 }
 

@@ -10,6 +10,8 @@ use fjord::Timespec;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use crate::marks::Marks;
+
 /// What stat(2) tells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Status {
@@ -63,6 +65,32 @@ impl Place<'_> {
         path.extend_from_slice(name.to_bytes());
         CString::new(path).map_err(|_| Errno::INVAL)
     }
+}
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct FsXattr {
+    xflags: u32,
+    extsize: u32,
+    nextents: u32,
+    projid: u32,
+    cowextsize: u32,
+    pad: [u8; 8],
+}
+
+/// `FS_IOC_FSGETXATTR` of linux/fs.h.
+const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
+
+/// Flags and project ID of an open file or directory; none where the file system has none, and for what
+/// cannot be opened.
+pub(crate) fn marks(place: Place<'_>) -> Marks {
+    let Place::Open(file) = place else { return Marks::default() };
+    let flags = rustix::fs::ioctl_getflags(file).map_or(0, |flags| flags.bits());
+    let mut found = FsXattr::default();
+    // SAFETY: the kernel fills one `fsxattr` through a pointer valid for the call.
+    let rc = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FSGETXATTR as _, &raw mut found) };
+    Marks { flags, project: if rc == 0 { found.projid } else { 0 } }
 }
 
 fn last_error() -> Errno {

@@ -19,6 +19,7 @@ use super::place::{Place, Places, parts};
 use super::stream::{TarEntry, TarKind, TarReader};
 use crate::builder::{Builder, COPY_BYTES, Meta, New, Spot, shown};
 use crate::error::{Result, TreeError};
+use crate::marks::Marks;
 
 /// Prefix of names that remove a name of lower layers.
 const WHITEOUT: &[u8] = b".wh.";
@@ -367,5 +368,6 @@ fn meta(entry: TarEntry) -> Meta {
         atime,
         mtime: entry.mtime,
         xattrs: entry.xattrs,
+        marks: Marks::default(),
     }
 }

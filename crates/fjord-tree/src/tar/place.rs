@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::error::{EntryError, TarError, short};
 use crate::builder::{Builder, Meta, shown};
 use crate::error::{Result, TreeError};
+use crate::marks::Marks;
 
 /// Symbolic links that one way follows at most (Linux's MAXSYMLINKS).
 const LINKS_MAX: usize = 40;
@@ -232,7 +233,15 @@ impl<'b, 'a> Places<'b, 'a> {
     ) -> Result<InodeRef> {
         let made = parent.mkdir(name, 0o755, &self.builder.cred);
         let inode = self.builder.at(path, made)?;
-        let meta = Meta { mode: 0o755, uid: 0, gid: 0, atime: mtime, mtime, xattrs: Vec::new() };
+        let meta = Meta {
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            atime: mtime,
+            mtime,
+            xattrs: Vec::new(),
+            marks: Marks::default(),
+        };
         // Its own name will do for messages: a long way has as many directories as parts.
         self.builder.defer(&inode, name, meta)?;
         Ok(inode)
