@@ -172,3 +172,34 @@ fn a_buffered_read_sees_direct_writes() -> Result<()> {
     image::e2fsck_clean(&img)?;
     Ok(())
 }
+
+/// Direct I/O of any alignment is taken, where Linux's ext4 answers EINVAL (docs/mounting.md).
+#[test]
+fn direct_io_needs_no_alignment() -> Result<()> {
+    let scratch = Scratch::new("direct-io")?;
+    let img = scratch.join("image");
+    features::by_name("default").context("a set of the table")?.make(&img)?;
+    let open = |dir: &Path| {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
+        options.open(dir.join("file"))
+    };
+    let linux = KernelMount::new(&img, "rw")?;
+    let refused = open(linux.path())?.write_at(b"seven b", 3).err().context("taken by Linux")?;
+    ensure!(refused.raw_os_error() == Some(libc::EINVAL), "{refused}");
+    linux.unmount()?;
+    let fuse = FjordMount::with_program(Path::new(env!("CARGO_BIN_EXE_fjord")), &img, &[])?;
+    let file = open(fuse.path())?;
+    file.write_all_at(b"seven b", 3)?;
+    file.write_all_at(&[7; 5001], 4095)?;
+    let mut read = [0; 9];
+    file.read_exact_at(&mut read, 2)?;
+    ensure!(&read == b"\0seven b\0", "{read:?}");
+    drop(file);
+    fuse.unmount()?;
+    image::e2fsck_clean(&img)?;
+    let linux = KernelMount::new(&img, "ro")?;
+    let seen = std::fs::read(linux.path().join("file"))?;
+    ensure!(seen.len() == 4095 + 5001 && &seen[3..10] == b"seven b" && seen[4095..] == [7; 5001]);
+    linux.unmount()
+}

@@ -275,6 +275,21 @@ fn set_bits(bits: u32) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
 
+    /// The names that libe2p of e2fsprogs 1.47.4 knows, its aliases among them.
+    const NAMES_OF_E2FSPROGS: &str = "64bit bigalloc casefold compression dir_index dir_nlink dir_prealloc \
+        dirdata ea_inode encrypt ext_attr extent extents extra_isize fast_commit filetype flex_bg \
+        fname_encoding has_journal huge_file imagic_inodes inline_data journal_dev large_dir large_file \
+        lazy_bg meta_bg metadata_csum metadata_csum_seed mmp needs_recovery orphan_file orphan_present \
+        project quota replica resize_inode shared_blocks snapshot_bitmap sparse_super sparse_super2 \
+        stable_inodes uninit_bg uninit_groups verity";
+
+    #[test]
+    fn the_names_of_e2fsprogs_are_known() {
+        for name in NAMES_OF_E2FSPROGS.split_whitespace() {
+            assert!(Features::from_name(name).is_some(), "{name}");
+        }
+    }
+
     #[test]
     fn every_name_leads_back_to_its_flag() {
         let all = Features {

@@ -129,7 +129,7 @@ pub(crate) struct Args {
     #[arg(long)]
     writeback_cache: bool,
     /// Mount read-only; a dirty journal is replayed first, unless -o noload is given
-    #[arg(long)]
+    #[arg(long, visible_alias = "ro")]
     read_only: bool,
     /// Check the arguments and the directory, but do not mount; for the mount helper
     #[arg(long, hide = true)]

@@ -98,6 +98,8 @@ pub(crate) struct TarReader<'a> {
     padding: u64,
     /// A block that was looked at before its time.
     peeked: Option<[u8; BLOCK]>,
+    /// Data that was read to see whether it is a header, and how much of it is read again. Not in `at`.
+    ahead: Option<([u8; BLOCK], usize)>,
     /// What holds for all entries that follow.
     global: BTreeMap<Vec<u8>, Vec<u8>>,
     owners: Owners,
@@ -159,6 +161,7 @@ impl<'a> TarReader<'a> {
             data_left: 0,
             padding: 0,
             peeked: None,
+            ahead: None,
             global: BTreeMap::new(),
             owners: Owners::new(ask_host),
             current: Vec::new(),
@@ -184,6 +187,11 @@ impl<'a> TarReader<'a> {
     /// Reads as much as there is, at most all of `buf`.
     fn fill(&mut self, buf: &mut [u8]) -> Result<usize> {
         let mut done = 0;
+        if let Some((block, from)) = self.ahead.take() {
+            done = (BLOCK - from).min(buf.len());
+            buf[..done].copy_from_slice(&block[from..from + done]);
+            self.ahead = Some((block, from + done)).filter(|(_, from)| *from < BLOCK);
+        }
         while done < buf.len() {
             match self.inner.read(&mut buf[done..]) {
                 Ok(0) => break,
@@ -210,7 +218,9 @@ impl<'a> TarReader<'a> {
         if rest == 0 {
             return Ok(());
         }
-        let skipped = self.inner.skip(rest)?;
+        // All of it is data or padding.
+        let ahead = self.ahead.take().map_or(0, |(_, from)| (BLOCK - from) as u64);
+        let skipped = self.inner.skip(rest.saturating_sub(ahead))?.saturating_add(ahead);
         self.at = self.at.saturating_add(skipped);
         if skipped < rest { Err(self.cut()) } else { Ok(()) }
     }
@@ -461,7 +471,10 @@ impl<'a> TarReader<'a> {
         match entry.kind {
             TarKind::File | TarKind::Other(_) => Ok(stated),
             TarKind::Directory if header.type_flag() == b'D' => Ok(stated),
-            TarKind::HardLink if self.is_pax => Ok(stated),
+            // As bsdtar: pax allows data, and some programs state the target's size without any.
+            TarKind::HardLink if self.is_pax => {
+                Ok(if stated == 0 || self.header_follows()? { 0 } else { stated })
+            }
             TarKind::HardLink if header.format() == Format::Gnu => Ok(0),
             _ => {
                 if self.skip_stray_data(stated)? && entry.kind != TarKind::HardLink {
@@ -494,6 +507,19 @@ impl<'a> TarReader<'a> {
             self.skip_rest()?;
             return Ok(true);
         }
+        Ok(false)
+    }
+
+    /// Whether the next block is a header, or there is none.
+    fn header_follows(&mut self) -> Result<bool> {
+        let Some(block) = self.block()? else { return Ok(true) };
+        let next = Header(block);
+        if !next.is_zero() && next.check_sum().is_ok() {
+            self.peeked = Some(block);
+            return Ok(true);
+        }
+        self.at = self.at.saturating_sub(BLOCK as u64);
+        self.ahead = Some((block, 0));
         Ok(false)
     }
 

@@ -3,6 +3,7 @@
 
 mod access_lists;
 mod compressed;
+mod differential;
 mod ends;
 mod formats;
 mod layers;

@@ -25,7 +25,8 @@ const ALLOCATION_BYTES_MAX: u64 = 64 << 20;
 /// Most memory that may stay in use beyond what there was before.
 const KEPT_BYTES_MAX: u64 = 8 << 20;
 
-/// One of everything.
+/// One of everything, and the shapes that programs read in different ways: entries without data that state a size,
+/// two extended headers in a row, and entries that go through a link of the stream.
 fn members() -> Vec<Member> {
     let map: Vec<u8> = [(0, 5), (65_536, 6)].into_iter().flat_map(piece).collect();
     let long = "a/rather/long/name".repeat(10);
@@ -63,6 +64,13 @@ fn members() -> Vec<Member> {
         .record("GNU.sparse.realsize", "100000"),
         Member { prefix: b"pre".to_vec(), ..Member::file("star", b"x").style(Style::Star) },
         Member::file("old/", b"").style(Style::Old),
+        Member { stated: Some(300), ..Member::file("sized/", b"") }.style(Style::Old),
+        Member { stated: Some(512), ..Member::directory("stated") },
+        Member { flag: b'5', ..Member::file("with-data", &[0; 512]) },
+        Member { stated: Some(900), ..Member::hard_link("stated-link", "dir/file") },
+        Member::extended(b'x', &[("mtime", b"77.5"), ("uid", b"5")]),
+        Member::file("twice", b"x").record("gid", "6"),
+        Member::file("link/through", b"a link"),
         Member::file("dir/.wh.file", b""),
         Member::file("dir/.wh..wh..opq", b""),
         Member::file("attributes", b"x")
@@ -124,7 +132,7 @@ fn mutate(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 /// Another number or byte in a header, which gets a checksum that fits.
-fn field(header: &mut [u8], rng: &mut Rng) {
+pub(crate) fn field(header: &mut [u8], rng: &mut Rng) {
     let (at, len) = *rng.pick(FIELDS);
     let field = &mut header[at..at + len];
     match rng.below(6) {
