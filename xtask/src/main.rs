@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask check`, `test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `packages`, `deb`.
+//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `recovery-bench`, `packages`, `deb`.
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
@@ -22,6 +22,7 @@ mod mkfs_bench;
 mod mounted;
 mod namespace;
 mod packages;
+mod recovery_bench;
 mod supervise;
 mod testing;
 
@@ -58,6 +59,8 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Measure mkfs with contents beside mke2fs -d; prints JSON
     MkfsBench(mkfs_bench::MkfsBenchArgs),
+    /// Measure recovery beside e2fsck and Linux; prints JSON
+    RecoveryBench(recovery_bench::RecoveryBenchArgs),
     /// Kill the daemon under load, recover, check every promise
     Kill9(mounted::Kill9Args),
     /// Kill the daemon under SQLite and other programs that rely on fsync, recover, check every
@@ -83,6 +86,7 @@ fn main() -> Result<()> {
         Task::Crash(args) => crash::run(&args),
         Task::Bench(args) => bench::run(&args),
         Task::MkfsBench(args) => mkfs_bench::run(&args),
+        Task::RecoveryBench(args) => recovery_bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
         Task::Kill9Programs(args) => kill9_programs::run(&args),
         Task::Packages(args) => packages::run(&args),

@@ -179,13 +179,13 @@ fn make_tree(top: &Path, files: u64) -> Result<u64> {
     Ok(bytes)
 }
 
-fn load_average() -> Result<String> {
+pub(crate) fn load_average() -> Result<String> {
     let text = fs::read_to_string("/proc/loadavg")?;
     Ok(text.split(' ').next().unwrap_or_default().to_owned())
 }
 
 /// The middle one, the least and the greatest.
-fn spread(values: &[f64]) -> (f64, f64, f64) {
+pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
@@ -198,7 +198,7 @@ fn ratios(ways: &[Way], way: &Way) -> Vec<f64> {
     first.iter().zip(&way.times_ms).map(|(first, time)| first / time).collect()
 }
 
-fn commit() -> Result<String> {
+pub(crate) fn commit() -> Result<String> {
     let mut git = tools::command("git")?;
     let git = git.args(["describe", "--always", "--dirty"]).current_dir(crate::workspace());
     Ok(tools::run(git)?.ok()?.stdout.trim().to_owned())

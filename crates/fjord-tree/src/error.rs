@@ -1,6 +1,6 @@
 //! Errors of copying trees into and out of images.
 
-use fjord::Fs;
+use fjord::{Fs, INDEX_FULL};
 use fjord_mkfs::MkfsError;
 use rustix::io::Errno;
 use thiserror::Error;
@@ -32,6 +32,8 @@ pub enum Full {
         /// Inodes of the file system.
         total: u64,
     },
+    /// The index of a directory.
+    Index,
     /// Nothing: the file system that holds the image is full.
     Below,
 }
@@ -41,6 +43,10 @@ impl Full {
         let found = fs.statfs();
         if fs.stats().full_below_since.is_some() {
             return Full::Below;
+        }
+        let last = fs.stats().events.pop();
+        if last.is_some_and(|event| event.message.ends_with(INDEX_FULL)) {
+            return Full::Index;
         }
         if found.files_free == 0 {
             return Full::Inodes { total: found.files };
@@ -67,6 +73,10 @@ impl std::fmt::Display for Full {
                 f,
                 "all {total} inodes of the image are in use: make an image with more inodes \
                  (mkfs -N COUNT), or remove files from it"
+            ),
+            Full::Index => f.write_str(
+                "the index of its directory is full: make the image with -O large_dir or with larger blocks \
+                 (mkfs -b 4096), or use several directories",
             ),
             Full::Below => f.write_str(
                 "the file system that holds the image is full: free space there, or put the image \

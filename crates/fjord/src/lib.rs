@@ -71,6 +71,7 @@ mod xattr;
 pub use api::{File, FileTimes, OpenOptions, OwnedDirEntry, Permissions, ReadDir, Walk, WalkEntry};
 pub use areas::AreaLayout;
 pub use attr::{Attr, Cred, FileKind, SetAttr, SetTime, StatFs, Timespec};
+pub use dir::htree::INDEX_FULL;
 pub use disk::{DiskContents, Partitions};
 pub use error::{Error, Result};
 pub use file::fallocate::FallocMode;

@@ -19,6 +19,10 @@ use super::{Dir, Found, NewEntry, Place, block, early_room_bytes};
 use crate::error::{Error, Result};
 use crate::inode::{InodeState, disk};
 
+/// Why a name does not fit into a directory while there is space, as Linux says it too.
+pub const INDEX_FULL: &str = "its index is full: set the feature large_dir (tune2fs -O large_dir), or use \
+                              several directories";
+
 /// Most splits of one insertion: each level may grow or split once, and the leaf.
 const SPLITS_MAX: usize = 8;
 
@@ -389,7 +393,10 @@ fn grow(dir: &Dir<'_>, h: &Handle, state: &mut InodeState, root: &Frame) -> Resu
     };
     match prepare() {
         // The tree has its maximum depth: full for this name.
-        Err(FormatError::NoRoom { .. }) => return Err(Errno::NOSPC.into()),
+        Err(FormatError::NoRoom { .. }) => {
+            dir.fs.warn(format_args!("directory inode {}: {INDEX_FULL}", dir.inode.ino));
+            return Err(Errno::NOSPC.into());
+        }
         other => other.map_err(dir.damaged(root.lblk))?,
     }
     append_copy(dir, h, state, &below)?;

@@ -20,7 +20,7 @@
 //! [`read_dir`] takes it itself, batch by batch, and calls back without it.
 
 mod block;
-mod htree;
+pub(crate) mod htree;
 mod inline;
 mod linear;
 mod readdir;
