@@ -27,6 +27,7 @@ use fjord_crash::record::{DeviceKind, Log, RecordingDevice};
 use fjord_crash::report::Report;
 use fjord_crash::states::{self, Budget};
 use fjord_crash::workloads::Family;
+use fjord_testkit::size::pick;
 use parking_lot::Mutex;
 
 /// A workload that a bug shows in.
@@ -105,12 +106,17 @@ impl Plant {
         })
     }
 
-    /// With either scheduler, unless one is asked for: without the bug there is no finding; with it
-    /// the first one is of one of these kinds, and the command that it prints finds it again.
+    /// With either scheduler, unless one is asked for (of a run that is not long: with one of them, each with half
+    /// of the bugs): without the bug there is no finding; with it the first one is of one of these kinds, and the
+    /// command that it prints finds it again.
     fn shows_as(self, kinds: &[Kind]) {
         let asked = [self.config.options.scheduler];
         let schedulers = match asked {
-            [Scheduler::Auto] => &[Scheduler::Direct, Scheduler::Epoch][..],
+            [Scheduler::Auto] => {
+                let both = &[Scheduler::Direct, Scheduler::Epoch][..];
+                let first = self.bug as usize % 2;
+                pick(&both[first..=first], &both[first..=first], both)
+            }
             _ => &asked[..],
         };
         let mut plant = self;
