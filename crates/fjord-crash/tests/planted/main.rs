@@ -1,6 +1,6 @@
 //! The explorer bites: each planted bug is found, and without it the same workload passes.
 //!
-//! `cargo test -p fjord-crash --features plant --test planted -- --nocapture` prints the table of
+//! `FJORD_TEST_SIZE=long cargo test -p fjord-crash --features plant --test planted -- --nocapture` prints the table of
 //! docs/crash-model.md.
 
 mod dual;
