@@ -462,7 +462,7 @@ fn edits_are_repeated_byte_by_byte() -> Result<()> {
         let fjord = env!("CARGO_BIN_EXE_fjord");
         let script = format!("set -e; fjord() {{ '{fjord}' \"$@\"; }}; {script}");
         let mut shell = Command::new("sh");
-        shell.args(["-c", &script]).current_dir(scratch.path()).env("IMAGE", &img);
+        shell.args(["-c", &script]).current_dir(scratch.path()).env("IMAGE", name);
         epoch.map(|epoch| shell.env("SOURCE_DATE_EPOCH", epoch));
         tools::run(&mut shell)?.ok()?;
         image::e2fsck_clean(&img)?;

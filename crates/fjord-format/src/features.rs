@@ -275,7 +275,7 @@ fn set_bits(bits: u32) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
 
-    /// The names that libe2p of e2fsprogs 1.47.4 knows, its aliases among them.
+    /// The names that libe2p of March 2025 knows, its aliases among them.
     const NAMES_OF_E2FSPROGS: &str = "64bit bigalloc casefold compression dir_index dir_nlink dir_prealloc \
         dirdata ea_inode encrypt ext_attr extent extents extra_isize fast_commit filetype flex_bg \
         fname_encoding has_journal huge_file imagic_inodes inline_data journal_dev large_dir large_file \
