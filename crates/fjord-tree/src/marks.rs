@@ -7,18 +7,9 @@ use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
 /// Flags that say something of the file, whatever file system it is on. The others say how one stores it.
-const KEPT: InodeFlags = InodeFlags::SECRM
-    .union(InodeFlags::UNRM)
-    .union(InodeFlags::COMPR)
-    .union(InodeFlags::SYNC)
-    .union(InodeFlags::IMMUTABLE)
-    .union(InodeFlags::APPEND)
-    .union(InodeFlags::NODUMP)
-    .union(InodeFlags::NOATIME)
-    .union(InodeFlags::NOTAIL)
-    .union(InodeFlags::DIRSYNC)
-    .union(InodeFlags::TOPDIR)
-    .union(InodeFlags::PROJINHERIT);
+const KEPT: InodeFlags = InodeFlags::USER_MODIFIABLE
+    .difference(InodeFlags::EXTENTS.union(InodeFlags::EOFBLOCKS))
+    .difference(InodeFlags::JOURNAL_DATA.union(InodeFlags::DAX).union(InodeFlags::CASEFOLD));
 /// Flags that ext4 has and an image cannot be given: they are listed.
 const NOT_KEPT: [(InodeFlags, &str); 4] = [
     (InodeFlags::JOURNAL_DATA, "journal_data (j)"),

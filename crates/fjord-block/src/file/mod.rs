@@ -167,8 +167,9 @@ impl FileDevice {
     ///
     /// # Errors
     /// `InUse` when it is still locked after [`FileOptions::lock_timeout`]; `NotADevice` for a path
-    /// that is neither a file nor a block device; `WriteProtected`; `OutOfRange` for a range that reaches beyond the end; `Unavailable` if the requested
-    /// engine is not supported; `Os` for the rest.
+    /// that is neither a file nor a block device; `WriteProtected`; `OutOfRange` for a range that
+    /// reaches beyond the end; `Unavailable` if the requested engine is not supported; `Os` for the
+    /// rest.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, OpenError> {
         let mut options = options.clone();
         options.direct &= std::env::var_os("FJORD_IO_DIRECT").is_none_or(|value| value != "0");
