@@ -23,6 +23,8 @@ use crate::inode::{InodeState, disk};
 pub const INDEX_FULL: &str = "its index is full: set the feature large_dir (tune2fs -O large_dir), or use \
                               several directories";
 
+/// Where the root of an index lies.
+const ROOT: LogicalBlock = LogicalBlock(0);
 /// Most splits of one insertion: each level may grow or split once, and the leaf.
 const SPLITS_MAX: usize = 8;
 
@@ -69,18 +71,11 @@ pub(super) fn probe(
     state: &InodeState,
     hash_of: impl FnOnce(HashVersion) -> u32,
 ) -> Result<(Path, u32)> {
-    let root = LogicalBlock(0);
-    let buffer = block::read_index(dir, state, root, DxKind::Root)?;
-    let (info, version) = {
-        let bytes = buffer.read();
-        let (info, _) =
-            htree::parse_root(&bytes, dir.format(), dir.params.depth).map_err(dir.damaged(root))?;
-        (info, HashVersion::from_disk(info.hash_version, dir.params.unsigned_hash)?)
-    };
+    let (buffer, indirect_levels, version) = read_root(dir, state)?;
     let hash = hash_of(version);
-    let mut path = Path { frames: Vec::with_capacity(3), version, leaf: root, steps: 0 };
-    path.push(dir, root, DxKind::Root, buffer, Some(hash))?;
-    for _ in 0..info.indirect_levels {
+    let mut path = Path { frames: Vec::with_capacity(3), version, leaf: ROOT, steps: 0 };
+    path.push(dir, ROOT, DxKind::Root, buffer, Some(hash))?;
+    for _ in 0..indirect_levels {
         let lblk = path.leaf;
         let buffer = block::read_index(dir, state, lblk, DxKind::Node)?;
         path.push(dir, lblk, DxKind::Node, buffer, Some(hash))?;
@@ -90,16 +85,17 @@ pub(super) fn probe(
 
 /// Whether the root of the index cannot be used. A failed read is not damage.
 pub(super) fn is_root_damaged(dir: &Dir<'_>, state: &InodeState) -> bool {
-    let root = LogicalBlock(0);
-    let look = || -> Result<()> {
-        let buffer = block::read_index(dir, state, root, DxKind::Root)?;
-        let bytes = buffer.read();
-        let (info, _) =
-            htree::parse_root(&bytes, dir.format(), dir.params.depth).map_err(dir.damaged(root))?;
-        HashVersion::from_disk(info.hash_version, dir.params.unsigned_hash)?;
-        Ok(())
-    };
-    look().is_err_and(|error| error.is_corrupt() || matches!(error, Error::Incompatible { .. }))
+    read_root(dir, state)
+        .is_err_and(|error| error.is_corrupt() || matches!(error, Error::Incompatible { .. }))
+}
+
+/// The root of the index, its levels below it, and the hash of the directory.
+fn read_root(dir: &Dir<'_>, state: &InodeState) -> Result<(Arc<Buffer>, u8, HashVersion)> {
+    let buffer = block::read_index(dir, state, ROOT, DxKind::Root)?;
+    let (info, _) = htree::parse_root(&buffer.read(), dir.format(), dir.params.depth)
+        .map_err(dir.damaged(ROOT))?;
+    let version = HashVersion::from_disk(info.hash_version, dir.params.unsigned_hash)?;
+    Ok((buffer, info.indirect_levels, version))
 }
 
 impl Path {
