@@ -3,13 +3,8 @@
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
-/// Prints a line; that nobody reads it must not end the work.
-macro_rules! say {
-    ($($part:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stdout().lock(), $($part)*);
-    }};
-}
+#[macro_use]
+mod say;
 
 mod bench;
 mod check;

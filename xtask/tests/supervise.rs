@@ -5,13 +5,13 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
-/// Time for a supervised program with a limit of 2 s, whatever it does. The parts of it have bounds of 5,
-/// 2 and 5 s; the rest is for a busy machine.
-const LONG: Duration = Duration::from_secs(120);
+mod supervised;
+
+use supervised::{ends, supervise, xtask};
 
 /// A server of a `fuseblk` mount that unmounts it by itself: umount(2) sends DESTROY and waits for the
 /// answer, which nobody gives. The state that no signal ends.
@@ -33,30 +33,6 @@ os.write(fuse, struct.pack("<IiQ", 16 + len(init), 0, unique) + init)
 print("unmounts itself", flush=True)
 libc.umount2(directory.encode(), 0)
 "#;
-
-fn xtask() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_xtask"))
-}
-
-/// What came of a shell script under supervision; `$TMPDIR` is its scratch folder.
-fn supervise(script: &str) -> (Option<i32>, String) {
-    let dir = tempfile::tempdir().unwrap();
-    let scratch = dir.path().join("scratch");
-    let mut command = xtask();
-    command.args(["supervise", "--limit", "2", "--scratch"]).arg(&scratch);
-    let output = ends(command.args(["--", "sh", "-c", script]));
-    assert!(!scratch.exists(), "the scratch folder stays");
-    let text = String::from_utf8(output.stdout).unwrap();
-    (output.status.code(), text)
-}
-
-/// Runs to the end of the process and of its output.
-fn ends(command: &mut Command) -> Output {
-    let started = Instant::now();
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
-    assert!(started.elapsed() < LONG, "{:?}", started.elapsed());
-    output
-}
 
 #[test]
 fn the_status_and_the_output_are_those_of_the_program() {

@@ -5,19 +5,23 @@
 //!
 //! - processes: it is a child subreaper (prctl(2)), so whatever the program starts stays below it;
 //! - mounts: it has a mount namespace of its own;
-//! - loop devices: those of images below its scratch folder;
-//! - FUSE connections: those of mounts that its namespace has had.
+//! - loop devices: those of images below its scratch folder, in its own /dev/shm, and on file systems that
+//!   it has mounted;
+//! - FUSE connections: those of mounts that its namespace and those below it have had, and those that its
+//!   processes serve.
 //!
 //! The output of the program comes through a pipe of the supervisor and is passed on. The supervisor does
 //! not wait for the end of that pipe: a process that stays behind would hold it open.
 //!
-//! Invariant: a supervisor ends, whatever its program does; it makes no system call that waits for a FUSE
-//! server before that server is dead and its connection aborted.
+//! Invariant: a supervisor ends, whatever its program does, and whether or not somebody reads what it
+//! prints; it makes no system call that waits for a FUSE server before that server is dead and its connection
+//! aborted.
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
     fs::{self, File},
-    io::{Read, Write},
+    io::Read,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::PathBuf,
     process::{Command, ExitStatus, Stdio},
@@ -32,14 +36,22 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal, WaitOptions, WaitStatus},
+    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process},
 };
 
+use crate::say;
+
 mod caller;
+mod look;
+mod loops;
 mod processes;
 mod resources;
+mod scratch;
+mod seen;
+mod thaw;
 
-pub(crate) use processes::{Process, descendants, descendants_outside, print_stacks};
+use processes::NAMED_MAX;
+pub(crate) use processes::{Process, descendants, descendants_outside, end_children, print_stacks};
 use resources::Resources;
 
 /// Exit status of the supervisor for a program that failed.
@@ -57,6 +69,11 @@ const KILLED: Duration = Duration::from_secs(2);
 const ABORTED: Duration = Duration::from_secs(5);
 /// How often the state of processes is looked at.
 const POLL: Duration = Duration::from_millis(20);
+/// How often the mount namespaces that the program's processes have made are looked at, of whose changes
+/// nobody tells.
+const LOOK: Duration = Duration::from_secs(1);
+/// What is read of the program's output before something else is done, in buffers.
+const BUFFERS_AT_ONCE: usize = 16;
 
 /// Arguments of `cargo xtask supervise`.
 #[derive(Debug, Args)]
@@ -80,13 +97,8 @@ pub(crate) fn run(args: &SuperviseArgs) -> Result<()> {
     let stop = listen()?;
     let mut supervisor = Supervisor::start(args, stop)?;
     let outcome = supervisor.wait().unwrap_or_else(Outcome::Lost);
-    let left = supervisor.clean_up(&outcome);
-    supervisor.forward();
-    if let Err(error) = fs::remove_dir_all(&args.scratch)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        say!("could not remove {}: {error}", args.scratch.display());
-    }
+    let mut left = supervisor.clean_up(&outcome);
+    left |= scratch::remove(&args.scratch);
     let code = match outcome {
         Outcome::Hung => HUNG,
         Outcome::Stopped => FAILED,
@@ -105,7 +117,7 @@ pub(crate) fn run(args: &SuperviseArgs) -> Result<()> {
             }
         }
     };
-    std::process::exit(code)
+    say::exit(code)
 }
 
 /// Notes SIGTERM and SIGINT, also where the caller has them blocked or ignored. Call it before any other
@@ -144,9 +156,9 @@ struct Supervisor {
     started: Instant,
     limit: Duration,
     stop: Arc<AtomicBool>,
-    before: Resources,
-    /// Grows while the program runs.
-    seen: resources::Connections,
+    resources: Resources,
+    /// Processes that were called left behind.
+    named: HashSet<Pid>,
 }
 
 impl Supervisor {
@@ -155,10 +167,10 @@ impl Supervisor {
         resources::enter_namespace()?;
         fs::create_dir_all(&args.scratch)
             .with_context(|| format!("cannot make {}", args.scratch.display()))?;
-        let before = Resources::now(&args.scratch)?;
-        let scratch = &before.scratch;
-        let (output, writer) = std::io::pipe()?;
         let (program, arguments) = args.program.split_first().context("no program is named")?;
+        let resources = Resources::now(&args.scratch, program.as_ref())?;
+        let scratch = &resources.scratch;
+        let (output, writer) = std::io::pipe()?;
         let mut command = Command::new(program);
         if args.careless {
             caller::careless(&mut command);
@@ -182,20 +194,25 @@ impl Supervisor {
             started: Instant::now(),
             limit: Duration::from_secs(args.limit),
             stop,
-            before,
-            seen: resources::Connections::default(),
+            resources,
+            named: HashSet::new(),
         })
     }
 
     /// Waits until the program ends, or until it is to be ended.
     fn wait(&mut self) -> Result<Outcome> {
         let changes = resources::MountChanges::open()?;
+        let mut looked = Instant::now();
         loop {
             if self.pause(&changes)? {
-                self.seen.note();
+                self.resources.seen.note_own();
+            }
+            if looked.elapsed() >= LOOK {
+                self.resources.seen.note();
+                looked = Instant::now();
             }
             self.forward();
-            if let Some(status) = self.reap()? {
+            if let Some(status) = self.reap()?.program {
                 return Ok(Outcome::Ended(status));
             }
             if self.stop.load(Ordering::SeqCst) {
@@ -213,8 +230,9 @@ impl Supervisor {
 
     /// Until something is printed or mounted, [`POLL`] at most; whether a mount came or went.
     fn pause(&self, changes: &resources::MountChanges) -> Result<bool> {
-        let mut fds =
-            [PollFd::new(&self.output, PollFlags::IN), PollFd::new(changes, PollFlags::PRI)];
+        let has_room = say::has_room();
+        let output = if has_room { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = [PollFd::new(&self.output, output), PollFd::new(changes, PollFlags::PRI)];
         let timeout = Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
         match poll(&mut fds, Some(&timeout)) {
             Err(rustix::io::Errno::INTR) | Ok(_) => {}
@@ -227,40 +245,43 @@ impl Supervisor {
         Ok(fds[1].revents().intersects(PollFlags::PRI | PollFlags::ERR))
     }
 
-    /// Passes on what the pipe holds. Output that nobody reads is lost: the supervisor's work goes on.
-    fn forward(&mut self) {
+    /// Passes on what the pipe holds, in parts, so that a program that never stops to print cannot hold the
+    /// supervisor up. Says whether there may be more. A program that prints what nobody reads waits.
+    fn forward(&mut self) -> bool {
         let mut buffer = [0; 64 << 10];
-        loop {
+        for _ in 0..BUFFERS_AT_ONCE {
+            if !say::has_room() {
+                return false;
+            }
             match self.output.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(length) => {
-                    let mut stdout = std::io::stdout().lock();
-                    let _ = stdout.write_all(&buffer[..length]).and_then(|()| stdout.flush());
-                }
+                Ok(0) => return false,
+                Ok(length) => say::bytes(&buffer[..length]),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     if error.kind() != std::io::ErrorKind::WouldBlock {
                         say!("cannot read the program's output: {error}");
                     }
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
-    /// Takes the status of all children that have ended; returns that of the program.
-    fn reap(&self) -> Result<Option<ExitStatus>> {
-        let mut own = None;
+    /// Takes the status of all children that have ended.
+    fn reap(&self) -> Result<Reaped> {
+        let mut program = None;
         loop {
             let ended = match rustix::process::wait(WaitOptions::NOHANG) {
-                Err(rustix::io::Errno::CHILD) | Ok(None) => return Ok(own),
+                Err(rustix::io::Errno::CHILD) => return Ok(Reaped { program, all: true }),
+                Ok(None) => return Ok(Reaped { program, all: false }),
                 Err(rustix::io::Errno::INTR) => continue,
                 ended => ended?,
             };
             if let Some((pid, status)) = ended
                 && pid == self.pid
             {
-                own = Some(exit_status(status));
+                program = Some(exit_status(status));
             }
         }
     }
@@ -269,63 +290,92 @@ impl Supervisor {
     /// are no fault of their own.
     fn clean_up(&mut self, outcome: &Outcome) -> bool {
         let grace = if matches!(outcome, Outcome::Ended(_)) { GRACE } else { Duration::ZERO };
-        let processes = self.await_end(grace);
-        let mut left = !processes.is_empty();
-        for process in &processes {
-            say!("left behind: process {process}");
-        }
+        let mut left = !self.await_end(grace);
         if left {
+            for process in descendants() {
+                self.named.insert(process.pid);
+                say!("left behind: process {process}");
+            }
             self.end_processes();
         }
-        left |= self.before.take_down_new();
+        left |= self.resources.take_down_new();
+        // What a process printed that could not be ended is not waited for.
+        let started = Instant::now();
+        while self.forward() && started.elapsed() < KILLED {}
         left
     }
 
-    /// Waits until no process is left, up to `patience`; returns those that are.
-    fn await_end(&mut self, patience: Duration) -> Vec<Process> {
+    /// Waits until no process is left, up to `patience`; says whether none is. Every process whose parent
+    /// has ended is a child of this one, so that without a child there is no process. To look for them in
+    /// /proc would not tell: a chain, in which each starts the next and ends, need not be seen.
+    fn await_end(&mut self, patience: Duration) -> bool {
         let started = Instant::now();
         loop {
-            // An error of the wait shows as processes that are left.
-            let _ = self.reap();
             self.forward();
-            let left = descendants();
-            if left.is_empty() || started.elapsed() >= patience {
-                return left;
+            // An error of the wait shows as processes that are left.
+            if self.reap().is_ok_and(|reaped| reaped.all) {
+                return true;
+            }
+            if started.elapsed() >= patience {
+                return false;
             }
             std::thread::sleep(POLL);
         }
     }
 
-    /// Kills all, and aborts the FUSE connections of those that do not end even so: a process in
-    /// umount(2) of a mount that it serves waits for itself.
+    /// Kills all, and frees those that do not end even so: a process in umount(2) of a mount that it serves
+    /// waits for itself.
     fn end_processes(&mut self) {
-        self.seen.note();
+        self.resources.seen.note();
         let started = Instant::now();
-        let mut aborted = false;
-        loop {
-            let left = descendants();
-            if left.is_empty() {
-                return;
+        let (mut freed, mut before) = (false, HashSet::new());
+        while !self.reap().is_ok_and(|reaped| reaped.all) {
+            let children = processes::children();
+            for child in &children {
+                // It may have ended meanwhile, but nobody else can have its number before it is waited for.
+                let _ = kill_process(*child, Signal::KILL);
+                self.name(*child);
             }
-            if started.elapsed() >= KILLED && !aborted {
+            if started.elapsed() >= KILLED && !freed {
                 say!("killed and still there:");
                 print_stacks(&descendants());
-                self.seen.abort(&self.before.scratch);
-                aborted = true;
+                self.resources.free_processes();
+                freed = true;
             }
             if started.elapsed() >= KILLED + ABORTED {
-                for process in left {
+                for process in descendants() {
                     say!("cannot be ended: process {process}");
                 }
                 return;
             }
-            for process in &left {
-                // It may have ended meanwhile.
-                let _ = rustix::process::kill_process(process.pid, Signal::KILL);
+            // Of a chain there is another child each time, to be killed before it starts the next.
+            if children == before {
+                for process in descendants() {
+                    let _ = kill_process(process.pid, Signal::KILL);
+                }
+                let _ = self.await_end(POLL);
             }
-            let _ = self.await_end(POLL);
+            before = children;
+        }
+        if self.named.is_empty() {
+            say!("left behind: processes that could not be looked at");
         }
     }
+
+    /// Names a child that was not there before.
+    fn name(&mut self, child: Pid) {
+        if self.named.len() < NAMED_MAX && self.named.insert(child) {
+            say!("left behind: process {}", processes::describe(child));
+        }
+    }
+}
+
+/// What a wait for children came to.
+struct Reaped {
+    /// The end of the program.
+    program: Option<ExitStatus>,
+    /// There is no child any more.
+    all: bool,
 }
 
 fn exit_status(status: WaitStatus) -> ExitStatus {

@@ -3,12 +3,17 @@
 //! Owns no state. Everything read here may have ended before it is read: what cannot be read is left out.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt, fs,
-    path::{Path, PathBuf},
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fmt,
+    time::{Duration, Instant},
 };
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
+
+use super::look::PROC;
+
+/// Processes that are named while they are killed: a chain, in which each starts the next, has any number.
+pub(super) const NAMED_MAX: usize = 10;
 
 /// A process that runs.
 #[derive(Clone, Debug)]
@@ -31,21 +36,29 @@ impl fmt::Display for Process {
 impl Process {
     /// None if there is no such process any more, or only its exit status.
     fn read(pid: i32) -> Option<Process> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (state, parent) = state_and_parent(&stat)?;
+        let (state, parent) = state_and_parent(&PROC.text(format!("{pid}/stat")).ok()?)?;
         // A process whose first thread has ended is a zombie with threads.
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-        if matches!(state, 'Z' | 'X') && threads <= 1 {
+        if matches!(state, 'Z' | 'X') && PROC.names(format!("{pid}/task")).len() <= 1 {
             return None;
         }
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let mut command = String::from_utf8_lossy(&line).into_owned();
+        let mut command = PROC.text(format!("{pid}/cmdline")).unwrap_or_default();
         if command.is_empty() {
             // Without memory of its own any more.
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            command = format!("[{}]", name.trim_end());
+            command = name(pid);
         }
         Some(Process { pid: Pid::from_raw(pid)?, parent, state, command })
+    }
+
+    /// Its folder in /proc.
+    pub(super) fn folder(&self) -> String {
+        self.pid.as_raw_nonzero().to_string()
+    }
+
+    /// The folders of its threads in /proc. They tell of files and mounts also when the first thread has
+    /// ended.
+    pub(super) fn threads(&self) -> BTreeSet<String> {
+        let dir = format!("{}/task", self.folder());
+        PROC.names(&dir).into_iter().map(|thread| format!("{dir}/{thread}")).collect()
     }
 
     /// The program as it was called, and its arguments.
@@ -61,11 +74,67 @@ fn state_and_parent(stat: &str) -> Option<(char, i32)> {
     Some((state, fields.next()?.parse().ok()?))
 }
 
+/// Name of a process, also of one that has ended and was not waited for.
+fn name(pid: i32) -> String {
+    format!("[{}]", PROC.text(format!("{pid}/comm")).unwrap_or_default().trim_end())
+}
+
+fn numbers() -> impl Iterator<Item = i32> {
+    PROC.names(".").into_iter().filter_map(|name| name.parse().ok())
+}
+
 /// All processes that run.
 fn all() -> Vec<Process> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers.filter_map(Process::read).collect()
+    numbers().filter_map(Process::read).collect()
+}
+
+/// The children of this process, those that have ended included: quick to tell, and so soon enough for a
+/// process that lives no longer than it takes to look at all.
+pub(super) fn children() -> HashSet<Pid> {
+    let threads = PROC.names("self/task").into_iter();
+    let lists = threads.map(|thread| PROC.text(format!("self/task/{thread}/children")));
+    if let Ok(lists) = lists.collect::<Result<Vec<_>, _>>() {
+        let numbers = lists.iter().flat_map(|list| list.split_whitespace());
+        return numbers.filter_map(|number| Pid::from_raw(number.parse().ok()?)).collect();
+    }
+    // A kernel without such lists.
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let is_child = |pid: &i32| {
+        let stat = PROC.text(format!("{pid}/stat")).unwrap_or_default();
+        state_and_parent(&stat).is_some_and(|(_, parent)| parent == own)
+    };
+    numbers().filter(is_child).filter_map(Pid::from_raw).collect()
+}
+
+/// Kills all children, and what falls to this subreaper from them, until there is none or `patience` is over;
+/// returns some of them, described. Nothing else may wait for children any more.
+pub(crate) fn end_children(patience: Duration) -> Vec<String> {
+    let started = Instant::now();
+    let mut found = BTreeMap::new();
+    loop {
+        while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+        let children = children();
+        if children.is_empty() || started.elapsed() >= patience {
+            return found.into_values().collect();
+        }
+        for child in children {
+            // It may have ended meanwhile, but keeps its number until it is waited for.
+            let _ = kill_process(child, Signal::KILL);
+            // One that has ended by itself is only waited for.
+            let has_ended =
+                Process::read(child.as_raw_nonzero().get()).is_none_or(|it| it.state == 'Z');
+            if found.len() < NAMED_MAX && !has_ended {
+                found.entry(child.as_raw_nonzero()).or_insert_with(|| describe(child));
+            }
+        }
+    }
+}
+
+/// Number and name of a child, which may have ended.
+pub(super) fn describe(child: Pid) -> String {
+    let pid = child.as_raw_nonzero().get();
+    Process::read(pid)
+        .map_or_else(|| format!("{pid}: {}", name(pid)), |process| process.to_string())
 }
 
 /// The processes that this one has started, and those that they have started.
@@ -94,21 +163,16 @@ pub(crate) fn descendants_outside(leave_out: impl Fn(&Process) -> bool) -> Vec<P
 pub(crate) fn print_stacks(processes: &[Process]) {
     for process in processes {
         say!("  process {process}");
-        for thread in threads(process) {
+        for thread in process.threads() {
             print_thread(&thread);
         }
     }
 }
 
-fn threads(process: &Process) -> BTreeSet<PathBuf> {
-    let dir = format!("/proc/{}/task", process.pid.as_raw_nonzero());
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-}
-
-fn print_thread(dir: &Path) {
-    let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+fn print_thread(folder: &str) {
+    let text = |name: &str| PROC.text(format!("{folder}/{name}")).unwrap_or_default();
     let state = state_and_parent(&text("stat")).map_or('?', |(state, _)| state);
-    let number = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let number = folder.rsplit('/').next().unwrap_or_default();
     say!("    thread {number} {} {state} {}", text("comm").trim_end(), text("wchan"));
     for line in text("stack").lines() {
         say!("        {line}");
@@ -118,7 +182,10 @@ fn print_thread(dir: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Command, Stdio};
+    use std::{
+        path::Path,
+        process::{Command, Stdio},
+    };
 
     #[test]
     fn a_name_may_hold_parentheses() {

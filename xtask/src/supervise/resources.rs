@@ -1,24 +1,36 @@
 //! What a program may leave in the kernel besides processes: mounts, loop devices, FUSE connections.
 //!
 //! Owns the mount namespace of the supervisor. Invariant: only what the supervised program made is taken
-//! down: mounts of the supervisor's namespace, loop devices of images in its scratch folder, connections
-//! of FUSE mounts that its namespace has had.
+//! down: mounts of the supervisor's namespace, and what [`Seen`] and [`loops`] tell to be its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
-    process::Command,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
-use fjord_block::mountinfo::{self, MountEntry};
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use fjord_block::mountinfo::MountEntry;
+use rustix::{
+    fs::OFlags,
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags},
+};
+
+use super::{
+    look::{self, PROC},
+    loops::{self, Attached},
+    processes::descendants,
+    seen::{Seen, is_fuse, mounts},
+    thaw,
+};
 
 /// Where the kernel lists FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// Where programs keep files in memory.
+const SHM: &str = "/dev/shm";
+/// Passes over the mount table that take down at least one mount.
+const PASSES_MAX: usize = 1000;
 
 /// Makes a mount namespace for this process. Without privileges there is none, and no mount either
 /// that a test could leave but with fusermount3.
@@ -38,9 +50,26 @@ pub(super) fn enter_namespace() -> Result<()> {
     Ok(())
 }
 
-fn mounts() -> Vec<MountEntry> {
-    // Without /proc no process is seen either.
-    mountinfo::mounts().unwrap_or_default()
+/// Mounts an empty /dev/shm for the program, as large as what is free in the one of all, so that a file there
+/// is known to be its own. Not if the run needs something there, or a variable names it. Says whether it did.
+fn own_shm(needed: &[PathBuf]) -> Result<bool> {
+    let mut named = std::env::vars_os().map(|(_, value)| PathBuf::from(value));
+    if !rustix::process::geteuid().is_root()
+        || !Path::new(SHM).is_dir()
+        || needed.iter().any(|path| path.starts_with(SHM))
+        || named.any(|path| path.starts_with(SHM))
+    {
+        return Ok(false);
+    }
+    let room = rustix::fs::statvfs(SHM)?;
+    // 0 would stand for no bound.
+    let room_bytes = room.f_bavail.saturating_mul(room.f_frsize).max(room.f_frsize);
+    let options = format!("mode=1777,size={room_bytes}");
+    let options = std::ffi::CString::new(options)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("tmpfs", SHM, "tmpfs", flags, Some(options.as_c_str()))
+        .context("cannot mount a /dev/shm for the program")?;
+    Ok(true)
 }
 
 /// Becomes readable, with priority, when a mount of this namespace comes or goes.
@@ -48,7 +77,7 @@ pub(super) struct MountChanges(File);
 
 impl MountChanges {
     pub(super) fn open() -> Result<MountChanges> {
-        Ok(MountChanges(File::open("/proc/self/mountinfo")?))
+        Ok(MountChanges(PROC.open("self/mountinfo", OFlags::RDONLY)?))
     }
 }
 
@@ -58,120 +87,96 @@ impl AsFd for MountChanges {
     }
 }
 
-/// The FUSE connections of mounts that this namespace has had, by their names in [`CONNECTIONS`].
-#[derive(Debug, Default)]
-pub(super) struct Connections(BTreeSet<String>);
-
-impl Connections {
-    /// Adds those of today's mounts.
-    pub(super) fn note(&mut self) {
-        let fuse = mounts().into_iter().filter(|mount| mount.fs_type.starts_with("fuse"));
-        self.0.extend(fuse.map(|mount| connection(mount.dev_major, mount.dev_minor)));
-    }
-
-    /// Ends those that are still there: whoever waits for one gets an error. Also those of `fuseblk`
-    /// mounts of loop devices of images below `scratch`: a mount that umount(2) has detached is in no
-    /// list.
-    pub(super) fn abort(&self, scratch: &Path) {
-        let loops = loops_below(scratch).into_keys().filter_map(|name| {
-            let device = fs::read_to_string(format!("/sys/block/{name}/dev")).ok()?;
-            let (major, minor) = device.trim_end().split_once(':')?;
-            Some(connection(major.parse().ok()?, minor.parse().ok()?))
-        });
-        let names: BTreeSet<String> = self.0.iter().cloned().chain(loops).collect();
-        for name in names {
-            let file = Path::new(CONNECTIONS).join(&name).join("abort");
-            if file.exists() {
-                match fs::write(&file, "1") {
-                    Ok(()) => say!("aborted FUSE connection {name}"),
-                    Err(error) => say!("cannot abort FUSE connection {name}: {error}"),
-                }
-            }
-        }
-    }
-}
-
-/// Name of the connection of a mount: its device number, as one number of 12 + 20 bits.
-fn connection(major: u32, minor: u32) -> String {
-    ((major << 20) | minor).to_string()
-}
-
-/// Mounts and loop devices at one moment.
+/// What was there before the program, and what it has had since.
 #[derive(Debug)]
 pub(super) struct Resources {
     mounts: BTreeSet<u64>,
     pub(super) scratch: PathBuf,
-    loops: BTreeMap<String, PathBuf>,
+    loops: BTreeMap<String, Attached>,
+    pub(super) seen: Seen,
 }
 
 impl Resources {
-    /// Those of now; images below `scratch` are the program's own.
-    pub(super) fn now(scratch: &Path) -> Result<Resources> {
+    /// Those of now; images below `scratch` will be the program's own. `program` is what will be run.
+    pub(super) fn now(scratch: &Path, program: &Path) -> Result<Resources> {
         let scratch = scratch.canonicalize()?;
-        let loops = loops_below(&scratch);
+        let needed = [scratch.clone(), std::env::current_dir()?, program.to_owned()];
+        let has_shm = own_shm(&needed)?;
+        look::open()?;
+        let mut seen = Seen::nothing();
+        if has_shm {
+            seen.add_own(Path::new(SHM));
+        }
         Ok(Resources {
             mounts: mounts().iter().map(|mount| mount.mount_id).collect(),
             scratch,
-            loops,
+            loops: loops::all(),
+            seen,
         })
     }
 
+    /// Frees processes that no signal ends: those that wait for a FUSE server among them, and those that
+    /// write to a frozen file system.
+    pub(super) fn free_processes(&mut self) {
+        let known = loops::known(&self.loops, &self.scratch, &self.seen);
+        self.seen.abort(known.into_keys());
+        // Afterwards: an image may lie on a FUSE mount.
+        thaw::all(&self.seen, &descendants());
+    }
+
     /// Takes down what has come since, names it, and says whether there was something.
-    pub(super) fn take_down_new(&self) -> bool {
-        let mut left = false;
-        let new = mounts().into_iter().filter(|mount| !self.mounts.contains(&mount.mount_id));
-        // Later ones may lie on earlier ones.
-        for mount in new.collect::<Vec<_>>().into_iter().rev() {
+    pub(super) fn take_down_new(&mut self) -> bool {
+        self.seen.note();
+        let mut left = self.take_down_mounts();
+        let own = || loops::own(&self.loops, &self.scratch, &self.seen);
+        let (stay, was_frozen) = loops::await_detached(own);
+        left |= was_frozen;
+        for (name, attached) in &stay {
             left = true;
-            say!("left behind: mount of {} on {}", mount.fs_type, mount.mountpoint.display());
-            if let Err(error) = rustix::mount::unmount(&mount.mountpoint, UnmountFlags::DETACH) {
-                say!("cannot unmount {}: {error}", mount.mountpoint.display());
-            }
+            say!("left behind: loop device {name} of {}", attached.image.display());
+            loops::detach(name);
         }
-        for (device, image) in self.loops_that_stay() {
-            left = true;
-            say!("left behind: loop device {device} of {}", image.display());
-            let detached = Command::new("losetup").arg("-d").arg(format!("/dev/{device}")).status();
-            if !detached.is_ok_and(|status| status.success()) {
-                say!("cannot detach {device}");
+        let own_that_stay = || {
+            let mut list = own();
+            list.retain(|name, _| stay.contains_key(name));
+            list
+        };
+        if !stay.is_empty() {
+            for name in loops::await_detached(own_that_stay).0.keys() {
+                say!("cannot detach {name}: something uses it");
             }
         }
         left
     }
-}
 
-impl Resources {
-    /// New loop devices. One that detaches itself goes with its last user, which may be a program that
-    /// looks at all block devices for a moment; none of this program runs any more.
-    fn loops_that_stay(&self) -> BTreeMap<String, PathBuf> {
-        let deadline = Instant::now() + LOOPS_PATIENCE;
-        loop {
-            let mut left = loops_below(&self.scratch);
-            left.retain(|device, image| self.loops.get(device) != Some(image));
-            let mut going = left.keys().map(|device| {
-                let autoclear = format!("/sys/block/{device}/loop/autoclear");
-                fs::read_to_string(autoclear).is_ok_and(|value| value.trim_end() == "1")
-            });
-            if !going.any(|is_going| is_going) || Instant::now() >= deadline {
-                return left;
+    /// Later mounts may lie on earlier ones, or hide them.
+    fn take_down_mounts(&self) -> bool {
+        let mut named = BTreeSet::new();
+        for _ in 0..PASSES_MAX {
+            let mut new = mounts();
+            new.retain(|mount| !self.mounts.contains(&mount.mount_id));
+            let mut errors = Vec::new();
+            for mount in new.iter().rev() {
+                if named.insert(mount.mount_id) {
+                    let MountEntry { fs_type, mountpoint, .. } = mount;
+                    say!("left behind: mount of {fs_type} on {}", mountpoint.display());
+                }
+                if !is_fuse(mount) && !self.seen.is_foreign(mount) {
+                    thaw::mounted_on(&mount.mountpoint);
+                }
+                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+                if let Err(error) = rustix::mount::unmount(&mount.mountpoint, flags) {
+                    errors.push((mount, error));
+                }
             }
-            std::thread::sleep(Duration::from_millis(20));
+            // With a mount go those below it.
+            if errors.len() == new.len() {
+                for (mount, error) in errors {
+                    say!("cannot unmount {}: {error}", mount.mountpoint.display());
+                }
+                break;
+            }
         }
+        !named.is_empty()
     }
-}
-
-/// How long a loop device that detaches itself may take.
-const LOOPS_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Loop devices with their images, if below `dir`.
-fn loops_below(dir: &Path) -> BTreeMap<String, PathBuf> {
-    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let of_device = |entry: fs::DirEntry| {
-        let image = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-        // The kernel adds this to the name of a file that is removed.
-        let image = image.trim_end_matches('\n').trim_end_matches(" (deleted)");
-        let name = entry.file_name().into_string().ok()?;
-        Path::new(image).starts_with(dir).then(|| (name, PathBuf::from(image)))
-    };
-    devices.filter_map(of_device).collect()
 }

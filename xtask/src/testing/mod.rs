@@ -21,6 +21,7 @@ use run_limit::RunLimit;
 use totals::Totals;
 
 mod budgets;
+mod kept;
 pub(crate) mod pool;
 pub(crate) mod programs;
 pub(crate) mod run_limit;
@@ -71,6 +72,8 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     if !args.program.is_empty() {
         return run_given(args, &root);
     }
+    let seed = seed();
+    programs::check_only(&args.only, &programs::names(&root)?, args.long, seed)?;
     let budgets = Budgets::load(&root)?;
     let record = Record::begin(&root, &args.only, args.long);
     let started = Instant::now();
@@ -81,7 +84,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             run.totals.prepare(FORMAT, || cargo(&root, &["fmt", "--all", "--check"]));
             run.totals.prepare(LINTS, || lint(&root));
         }
-        let mut jobs = jobs(args, &mut run);
+        let mut jobs = jobs(args, &mut run, seed);
         // The longest first, so that none is left alone at the end.
         jobs.sort_by_key(|job| std::cmp::Reverse(budgets.of(&job.program_name)));
         run.pool(&jobs);
@@ -110,6 +113,8 @@ fn run_given(args: &TestArgs, root: &Path) -> Result<()> {
         limit: Duration::from_secs(args.limit),
         is_careless: true,
     };
+    // Another folder may be set for what is built (CARGO_TARGET_DIR).
+    std::fs::create_dir_all(root.join("target"))?;
     let mut run = Run {
         scratch: tempfile::tempdir_in(root.join("target"))?.keep(),
         skip_log: root.join("target/skipped-given.txt"),
@@ -177,7 +182,7 @@ impl Run {
 }
 
 /// Builds the tests and chooses what runs.
-fn jobs(args: &TestArgs, run: &mut Run) -> Vec<Job> {
+fn jobs(args: &TestArgs, run: &mut Run, seed: u64) -> Vec<Job> {
     let root = crate::workspace();
     let wanted =
         |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part));
@@ -195,7 +200,6 @@ fn jobs(args: &TestArgs, run: &mut Run) -> Vec<Job> {
             });
         }
     }
-    let seed = seed();
     println!("pipelines of this run: FJORD_SEED={seed}");
     let mut jobs: Vec<Job> =
         built.iter().flat_map(|program| program.jobs(args.long, seed)).collect();
@@ -306,26 +310,14 @@ fn check_room(root: &Path) -> Result<()> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::Value;
-
     use super::*;
 
     /// Names of the stages that prepare tests, and of all test programs that cargo would build.
     fn stage_names(root: &Path) -> BTreeSet<String> {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["metadata", "--format-version", "1", "--no-deps", "--offline"]);
-        let said = tools::run(cargo.current_dir(root)).unwrap().ok().unwrap().stdout;
-        let workspace: Value = serde_json::from_str(&said).unwrap();
         let mut names: BTreeSet<String> =
             [TOOLS, FORMAT, LINTS, BUILD, EXAMPLES].map(str::to_owned).into();
         names.extend(OWN_BUILDS.map(|(package, features, _)| own_build_name(package, features)));
-        for package in workspace["packages"].as_array().unwrap() {
-            let manifest = Path::new(package["manifest_path"].as_str().unwrap());
-            let targets = package["targets"].as_array().unwrap().iter();
-            let tested = targets.filter(|target| target["test"] == true);
-            let dir = manifest.parent().unwrap();
-            names.extend(tested.map(|target| programs::program_name(dir, target)));
-        }
+        names.extend(programs::names(root).unwrap());
         names
     }
 

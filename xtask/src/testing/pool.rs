@@ -4,7 +4,7 @@
 
 use std::{
     collections::VecDeque,
-    io::{BufRead, BufReader},
+    io::BufReader,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Mutex,
@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{
     budgets::Stage,
+    kept::Kept,
     run_limit,
     totals::{Counts, Totals},
 };
@@ -56,7 +57,7 @@ struct Ended {
     stage: Stage,
     outcome: Result<()>,
     counts: Counts,
-    output: String,
+    output: Kept,
 }
 
 /// Runs all `jobs` and adds them to `totals`. Scratch folders are made below `scratch`.
@@ -74,7 +75,7 @@ pub(super) fn run(jobs: &[Job], scratch: &Path, totals: &mut Totals) {
     };
     let add = |ended: Ended| {
         let mut totals = totals.lock().unwrap_or_else(|poison| poison.into_inner());
-        println!("== {}\n{}", ended.stage.name, ended.output.trim_end());
+        println!("== {}\n{}", ended.stage.name, ended.output.text().trim_end());
         totals.end(ended.stage, &ended.outcome, &ended.counts);
     };
     let (next, add) = (&next, &add);
@@ -91,29 +92,20 @@ pub(super) fn run(jobs: &[Job], scratch: &Path, totals: &mut Totals) {
 
 fn run_one(job: &Job, scratch: &Path) -> Ended {
     let started = Instant::now();
-    let (mut counts, mut output) = (Counts::default(), String::new());
+    let (mut counts, mut output) = (Counts::default(), Kept::default());
     let outcome = supervised(job, scratch, &mut counts, &mut output);
     let stage = Stage::new(&job.name, started.elapsed(), outcome.is_ok(), true);
     Ended { stage, outcome, counts, output }
 }
 
-fn supervised(job: &Job, scratch: &Path, counts: &mut Counts, output: &mut String) -> Result<()> {
+fn supervised(job: &Job, scratch: &Path, counts: &mut Counts, output: &mut Kept) -> Result<()> {
     let mut command: Command = supervise::command(job.limit, scratch, job.is_careless)?;
     command.arg(&job.program).args(&job.arguments).current_dir(&job.dir);
     command.envs(job.env.iter().map(|(name, value)| (name, value)));
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     // Only the supervisor has the other end, and it always ends.
     let stdout = child.stdout.take().context("stdout is piped")?;
-    let mut reader = BufReader::new(stdout);
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line)? > 0 {
-        let text = String::from_utf8_lossy(&line);
-        counts.add(text.trim_end());
-        if !text.trim().is_empty() {
-            output.push_str(&text);
-        }
-        line.clear();
-    }
+    output.read(BufReader::new(stdout), counts)?;
     match child.wait()?.code() {
         Some(0) => Ok(()),
         Some(supervise::FAILED) => bail!("it failed"),

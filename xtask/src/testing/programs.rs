@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use fjord_testkit::tools;
 use serde_json::Value;
 
 use super::pool::{Job, LIMIT, Turn};
@@ -39,9 +40,12 @@ const LAYERS: [&str; 12] = [
 ];
 
 /// Test programs with features that no other test may meet, each in a build of its own: package,
-/// features, name. See docs/crash-model.md and docs/commit-pipeline.md.
-pub(crate) const OWN_BUILDS: [(&str, &str, &str); 2] =
-    [("fjord-crash", "plant", "planted"), ("fjord-journal", "model,plant", "pipeline_model")];
+/// features, name. See docs/locking.md, docs/crash-model.md and docs/commit-pipeline.md.
+pub(crate) const OWN_BUILDS: [(&str, &str, &str); 3] = [
+    ("fjord-block", "lock-stats", "lock_stats"),
+    ("fjord-crash", "plant", "planted"),
+    ("fjord-journal", "model,plant", "pipeline_model"),
+];
 
 /// Test programs of the engine that run with any scheduler and pipeline, and which of their tests.
 const ANY_PIPELINE: [(&str, &str); 5] = [
@@ -136,6 +140,43 @@ pub(crate) fn build(root: &Path, which: &[&str]) -> Result<Vec<TestProgram>> {
     ensure!(child.wait()?.success(), "the tests do not build");
     programs.sort_by(|a, b| (a.rank, &a.name).cmp(&(b.rank, &b.name)));
     Ok(programs)
+}
+
+/// Names of all test programs that cargo would build.
+pub(super) fn names(root: &Path) -> Result<Vec<String>> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--offline"]);
+    let said = tools::run(cargo.current_dir(root))?.ok()?.stdout;
+    let workspace: Value = serde_json::from_str(&said)?;
+    let mut names = Vec::new();
+    for package in workspace["packages"].as_array().context("no packages")? {
+        let manifest = Path::new(package["manifest_path"].as_str().context("no manifest")?);
+        let dir = manifest.parent().context("a manifest lies in a directory")?;
+        let targets = package["targets"].as_array().context("no targets")?.iter();
+        let tested = targets.filter(|target| target["test"] == true);
+        names.extend(tested.map(|target| program_name(dir, target)));
+    }
+    Ok(names)
+}
+
+/// Fails if one of `only` is in the name of no run ([`TestProgram::jobs`]) of the test programs `names`.
+pub(super) fn check_only(only: &[String], names: &[String], long: bool, seed: u64) -> Result<()> {
+    let programs = names.iter().map(|name| TestProgram {
+        name: name.clone(),
+        package: String::new(),
+        program: PathBuf::new(),
+        package_dir: PathBuf::new(),
+        rank: 0,
+    });
+    let runs: Vec<String> =
+        programs.flat_map(|program| program.jobs(long, seed)).map(|job| job.name).collect();
+    let is_unknown = |part: &&String| !runs.iter().any(|name| name.contains(part.as_str()));
+    let unknown: Vec<&String> = only.iter().filter(is_unknown).collect();
+    ensure!(
+        unknown.is_empty(),
+        "--only: no test program of this run has {unknown:?} in its name; the names are in xtask/budgets.json"
+    );
+    Ok(())
 }
 
 impl TestProgram {

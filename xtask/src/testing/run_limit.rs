@@ -14,10 +14,15 @@ use std::{
 use anyhow::Result;
 use rustix::process::{Signal, kill_process};
 
-use crate::supervise::{self, Process, descendants, descendants_outside, print_stacks};
+use crate::{
+    say,
+    supervise::{self, Process, descendants, descendants_outside, end_children, print_stacks},
+};
 
 /// Time that supervisors have to take down what is theirs.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Time that killed processes have to end.
+const ENDED: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(100);
 
 /// A thread that ends the run when its limit is reached or a signal asks for it. Dropped, the run has
@@ -68,8 +73,8 @@ fn end(why: &str) -> ! {
         kill(&supervisors(), Signal::TERM);
         std::thread::sleep(POLL);
     }
-    kill(&descendants(), Signal::KILL);
-    std::process::exit(1)
+    end_children(ENDED);
+    say::exit(1)
 }
 
 fn is_supervisor(process: &Process) -> bool {
@@ -85,10 +90,9 @@ fn kill(processes: &[Process], signal: Signal) {
 
 /// Kills what is left at the end of a run, names it, and says whether there was something.
 pub(crate) fn end_leftovers() -> bool {
-    let left = descendants();
+    let left = end_children(ENDED);
     for process in &left {
-        say!("left behind: process {process}");
+        println!("left behind: process {process}");
     }
-    kill(&left, Signal::KILL);
     !left.is_empty()
 }
