@@ -3,7 +3,7 @@
 //! [`run`] sets every target up, lets them take turns round by round on the same machine at the
 //! same time, and reports rates, latencies and ratios. Absolute figures of two runs do not compare;
 //! ratios of one run do. [`run_experiment`] measures figures of papers about fsync in the same way;
-//! [`run_figure`] redoes others in virtual time.
+//! [`run_figure`] redoes others in virtual time; [`run_locks`] measures what locks cost.
 
 mod chart;
 mod error;
@@ -25,8 +25,8 @@ pub use experiment::{
     Experiment, ExperimentOptions, ExperimentReport, Gains, Mean, Row, run_experiment,
 };
 pub use figure::{
-    Figure, FigureReport, LatencyReport, LatencyRow, Ordering, OrderingReport, OrderingRow,
-    run_figure,
+    Figure, FigureReport, LatencyReport, LatencyRow, LockCost, LockOptions, LockRow, LocksReport,
+    Ordering, OrderingReport, OrderingRow, run_figure, run_locks,
 };
 pub use options::{How, Options, Target, Workload};
 pub use report::{CaseResult, Latency, OpenResult, Report};

@@ -6,6 +6,7 @@
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
+//! - `child`: system calls that wait for the server itself;
 //! - `call`: how a command finds the server of a mount; [`AskError`]: what may go wrong;
 //! - [`Server`]: all of it together;
 //! - [`stats`]: counters of a mount, for other processes;
@@ -18,6 +19,7 @@
 pub mod abi;
 mod ask;
 mod call;
+mod child;
 pub mod engine;
 pub mod mount;
 pub mod reply;

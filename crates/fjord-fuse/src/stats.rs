@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use fjord::{Event, Failure, Fs, Stats};
+use fjord_block::lock::{LockStats, lock_stats};
 use serde::{Deserialize, Serialize};
 
 /// Room for the text; an ioctl's number tells sizes below 16 KiB.
@@ -42,6 +43,9 @@ pub struct MountStats {
     pub device: DeviceReport,
     /// What went wrong.
     pub health: HealthReport,
+    /// What locks cost the process, most waited for first; None in a build that does not count it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locks: Option<Vec<LockReport>>,
 }
 
 /// What went wrong since the mount.
@@ -215,6 +219,42 @@ pub struct DeviceReport {
     pub error_count: u64,
 }
 
+/// The locks of one rank: docs/locking.md says which lock it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockReport {
+    /// Name of the rank.
+    pub lock: String,
+    /// Times taken.
+    pub taken: u64,
+    /// Times taken after a wait of a microsecond or more.
+    pub waited: u64,
+    /// Time of those waits.
+    pub waited_ns: u64,
+    /// Time for which it was held.
+    pub held_ns: u64,
+    /// The longest time in one piece.
+    pub held_ns_max: u64,
+}
+
+impl From<&LockStats> for LockReport {
+    fn from(stats: &LockStats) -> LockReport {
+        LockReport {
+            lock: format!("{:?}", stats.rank),
+            taken: stats.taken_count,
+            waited: stats.waited_count,
+            waited_ns: stats.waited_ns,
+            held_ns: stats.held_ns,
+            held_ns_max: stats.held_ns_max,
+        }
+    }
+}
+
+fn locks() -> Option<Vec<LockReport>> {
+    let mut locks: Vec<LockReport> = lock_stats()?.iter().map(LockReport::from).collect();
+    locks.sort_by_key(|lock| std::cmp::Reverse((lock.waited_ns, lock.held_ns)));
+    Some(locks)
+}
+
 impl MountStats {
     /// The counters of an open file system.
     pub fn of(fs: &Fs) -> MountStats {
@@ -281,11 +321,12 @@ impl MountStats {
                 error_count: stats.device.error_count,
             },
             health: HealthReport::of(fs, &stats),
+            locks: locks(),
         }
     }
 
     /// As the ioctl gives it: JSON, zeroes after. What does not fit is left out: the histogram,
-    /// then the oldest events.
+    /// then the oldest events, then the locks that cost least.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut short = self.clone();
         let mut text = serde_json::to_vec(&short).ok()?;
@@ -294,7 +335,7 @@ impl MountStats {
                 short.fsync.latency_histogram.clear();
             } else if !short.health.events.is_empty() {
                 short.health.events.remove(0);
-            } else {
+            } else if short.locks.as_mut().and_then(Vec::pop).is_none() {
                 return None;
             }
             text = serde_json::to_vec(&short).ok()?;

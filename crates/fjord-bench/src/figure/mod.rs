@@ -1,10 +1,11 @@
 //! Figures of papers, redone on modelled devices in virtual time: exactly repeatable, whatever the
-//! machine is doing.
+//! machine is doing. Except [`run_locks`], whose threads are real.
 //!
 //! Owns the experiments of `fjord bench --figure`; the devices are [`fjord_block::sim`].
 
 mod drive;
 mod latency;
+mod locks;
 mod ordering;
 mod plot;
 
@@ -15,6 +16,7 @@ use serde::Serialize;
 use crate::error::{BenchError, Result};
 
 pub use latency::{LatencyReport, LatencyRow};
+pub use locks::{LockCost, LockOptions, LockRow, LocksReport, run_locks};
 pub use ordering::{Ordering, OrderingReport, OrderingRow};
 
 /// A figure.

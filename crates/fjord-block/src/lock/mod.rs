@@ -1,6 +1,8 @@
 //! Locks with ranks. Owns the lock types of all crates with locks on I/O paths, and the order in
 //! which a thread may take them ([`Rank`]).
 //!
+//! With the feature `lock-stats` they count what they cost instead ([`lock_stats`]), in all builds.
+//!
 //! Invariants, checked in debug builds and free of cost in release builds:
 //! - a thread takes only locks of a higher rank than all it holds; an attempt (`try_lock`) does not
 //!   wait and is exempt, but what it took counts from then on;
@@ -15,11 +17,14 @@
 //! [`pause`], [`point`]).
 
 mod condvar;
-#[cfg(debug_assertions)]
+#[cfg(all(debug_assertions, not(feature = "lock-stats")))]
 #[path = "checked.rs"]
 mod held;
-#[cfg(not(debug_assertions))]
+#[cfg(all(not(debug_assertions), not(feature = "lock-stats")))]
 #[path = "unchecked.rs"]
+mod held;
+#[cfg(feature = "lock-stats")]
+#[path = "metered.rs"]
 mod held;
 #[cfg(feature = "model")]
 pub mod model;
@@ -29,6 +34,7 @@ mod mutex;
 mod primitive;
 mod rank;
 mod rwlock;
+mod stats;
 mod turn;
 
 pub use condvar::Condvar;
@@ -39,4 +45,5 @@ pub use mutex::{Mutex, MutexGuard};
 pub use primitive::{WaitTimeoutResult, now, pause, point, thread_local};
 pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use stats::{LockStats, lock_stats, reset_lock_stats};
 pub use turn::Turn;

@@ -122,7 +122,9 @@ impl Gate {
             return Some(None);
         }
         point();
-        self.0.lock().admit(how).then_some(Some(Pass { gate: self, how }))
+        // A pass that is dropped gives the lock up: there is none before it was admitted.
+        let is_admitted = self.0.lock().admit(how);
+        is_admitted.then(|| Some(Pass { gate: self, how }))
     }
 }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use fjord_bench::{
-    BenchError, DeviceKind, Experiment, ExperimentOptions, ExperimentReport, Figure, Options,
-    Progress, Report, Target, Workload,
+    BenchError, DeviceKind, Experiment, ExperimentOptions, ExperimentReport, Figure, LockOptions,
+    Options, Progress, Report, Target, Workload,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -56,6 +56,9 @@ Measured figures, every fsync policy and the kernel's ext4; minutes each:
   barrier-11        context switches of a sync call (Fig. 11)
   barrier-12        queue depth during sync calls (Fig. 12)
   barrier-13        append and fsync, a file per thread (Fig. 13)
+
+In builds with the feature lock-stats, in memory:
+  locks             what locks cost per operation, and how far they let it scale
 
 Their devices: disk (an image file in DIR), zram (root), and the simulated ufs, plain-ssd,
 supercap-ssd and nvme, in real time. --targets fjord-library includes all its policies.
@@ -139,7 +142,12 @@ enum Chosen {
     /// In virtual time.
     Modelled(Figure),
     Measured(Experiment),
+    /// What locks cost.
+    Locks,
 }
+
+/// The name of [`Chosen::Locks`].
+const LOCKS: &str = "locks";
 
 fn target(name: &str) -> Result<Target, String> {
     Target::from_name(name).map_err(|e| e.to_string())
@@ -153,8 +161,12 @@ fn figure(name: &str) -> Result<Chosen, String> {
     if let Some(experiment) = Experiment::from_name(name) {
         return Ok(Chosen::Measured(experiment));
     }
+    if name == LOCKS {
+        return Ok(Chosen::Locks);
+    }
     let measured = Experiment::ALL.map(Experiment::name).join(", ");
-    let figure = Figure::from_name(name).map_err(|e| format!("{e}; measured: {measured}"))?;
+    let figure =
+        Figure::from_name(name).map_err(|e| format!("{e}; measured: {measured}, {LOCKS}"))?;
     Ok(Chosen::Modelled(figure))
 }
 
@@ -294,6 +306,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (chosen, dir) = args.chosen()?;
     match chosen {
         Some(Chosen::Modelled(figure)) => show_figure(args, figure, dir),
+        Some(Chosen::Locks) => show_locks(args, dir),
         Some(Chosen::Measured(experiment)) => {
             let report = in_new_dir(dir, |work| {
                 let options = args.experiment_options(work)?;
@@ -394,6 +407,31 @@ fn show_figure(args: &Args, figure: Figure, dir: &Path) -> Result<()> {
         report.write_svg(path)?;
     }
     Ok(())
+}
+
+fn show_locks(args: &Args, dir: &Path) -> Result<()> {
+    args.refuse(
+        "locks runs in memory",
+        &[
+            ("--targets", !args.targets.is_empty()),
+            ("--devices", !args.devices.is_empty()),
+            ("--size", args.size.is_some()),
+            ("--file-size", args.file_size.is_some()),
+            ("--files", args.files.is_some()),
+            ("--cache", args.cache.is_some()),
+            ("--svg", args.svg.is_some()),
+            ("-o", !args.options.is_empty()),
+            ("a directory", dir != Path::new(".")),
+        ],
+    )?;
+    let mut options = LockOptions::default();
+    options.round_count = args.rounds.unwrap_or(options.round_count);
+    options.turn = args.turn()?.unwrap_or(options.turn);
+    if args.quick {
+        options.turn = Duration::from_millis(20);
+    }
+    let report = fjord_bench::run_locks(&options)?;
+    put(args.json.as_deref(), report.to_json(), report.to_table())
 }
 
 fn show_experiment(args: &Args, report: &ExperimentReport) -> Result<()> {

@@ -39,13 +39,20 @@ pub(crate) struct Args {
     /// Print JSON; with --watch one document per line
     #[arg(long)]
     json: bool,
+    /// Print what locks cost the process, in a build with the feature lock-stats
+    #[arg(long, conflicts_with = "watch")]
+    locks: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     match args.watch {
         None => {
             let stats = read(&args.dir)?;
-            if args.json { output::json(&stats) } else { output::print(table(&stats)) }
+            match (args.json, args.locks) {
+                (true, _) => output::json(&stats),
+                (false, true) => output::print(locks(&stats)?),
+                (false, false) => output::print(table(&stats)),
+            }
         }
         Some(seconds) => {
             let pause = Duration::try_from_secs_f64(seconds)
@@ -218,6 +225,32 @@ fn table(stats: &MountStats) -> String {
         let _ = writeln!(text, "{time} UTC {severity}: {}{again}", event.message);
     }
     text
+}
+
+fn locks(stats: &MountStats) -> Result<String> {
+    let locks = stats.locks.as_ref().ok_or_else(|| {
+        Failure::new(
+            "the fjord that serves this mount does not count locks; build one with `cargo build \
+             --release --features lock-stats --package fjord-cli`, and mount with it",
+        )
+    })?;
+    let mut text = format!(
+        "{:<22}{:>12}{:>12}{:>14}{:>14}{:>14}\n",
+        "lock", "taken", "waited", "waited ms", "held ms", "longest µs"
+    );
+    for lock in locks {
+        let _ = writeln!(
+            text,
+            "{:<22}{:>12}{:>12}{:>14.1}{:>14.1}{:>14.0}",
+            lock.lock,
+            lock.taken,
+            lock.waited,
+            lock.waited_ns as f64 / 1e6,
+            lock.held_ns as f64 / 1e6,
+            lock.held_ns_max as f64 / 1e3
+        );
+    }
+    Ok(text)
 }
 
 /// Whether the file system is writable, and if not, since when and why.
