@@ -28,7 +28,8 @@ const DETACHED_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens an image for reading. Writes nothing.
 pub(crate) fn open_to_read(image: &Path) -> Result<Fs> {
-    open(image, &MountOptions { read_only: true, ..Default::default() })
+    let fs = open(image, &MountOptions { read_only: true, ..Default::default() })?;
+    with_root(fs).map_err(|e| failure::open_failed(image, e))
 }
 
 /// The latest permitted time in an image, in seconds since 1970.
@@ -70,7 +71,7 @@ pub(crate) fn open_to_write(image: &Path) -> Result<Fs> {
 pub(crate) fn open_for_mount(image: &Path, options: &mut Options) -> Result<Fs> {
     in_use::check(image, options.engine.read_only)?;
     let error = match patiently(image, || Fs::open(image, &options.engine)) {
-        Ok(fs) => return Ok(fs),
+        Ok(fs) => return with_root(fs).map_err(|e| failure::open_failed(image, e)),
         Err(error) => error,
     };
     let why = match &error {
@@ -85,10 +86,23 @@ pub(crate) fn open_for_mount(image: &Path, options: &mut Options) -> Result<Fs> 
     mount_options::settle(options);
     in_use::check(image, true)?;
     let reopen = || Fs::open(image, &options.engine);
-    let fs = patiently(image, reopen).map_err(|e| failure::open_failed(image, e))?;
+    let fs = patiently(image, reopen).and_then(with_root);
+    let fs = fs.map_err(|e| failure::open_failed(image, e))?;
     let image = image.display();
     tracing::warn!("{image} is write-protected ({why}): mounted read-only");
     Ok(fs)
+}
+
+/// Without its root directory there is nothing to do in an image.
+fn with_root(fs: Fs) -> fjord::Result<Fs> {
+    match fs.root() {
+        Ok(_) => Ok(fs),
+        Err(error) => {
+            // The first error is the one to tell.
+            let _ = fs.unmount();
+            Err(error)
+        }
+    }
 }
 
 /// Opens an image; the error for an image in use names its user.
@@ -186,7 +200,7 @@ pub(crate) fn patiently<T>(image: &Path, open: impl Fn() -> Result<T, Error>) ->
 /// Runs `work` on an image opened for writing and closes it, so that everything is durable when
 /// this returns, including changes before a failure.
 pub(crate) fn change<T>(image: &Path, work: impl FnOnce(&Fs) -> Result<T>) -> Result<T> {
-    let fs = open_to_write(image)?;
+    let fs = with_root(open_to_write(image)?).map_err(|e| failure::open_failed(image, e))?;
     let worked = work(&fs);
     let closed = fs.unmount().context("closing the image failed");
     match (worked, closed) {

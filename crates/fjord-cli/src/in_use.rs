@@ -66,14 +66,6 @@ pub(crate) fn detached_loop(image: &Path) -> Option<PathBuf> {
         .find(|device| mounts.iter().all(|m| m.source != *device))
 }
 
-/// Whether the process that serves a mount has died. Uses statfs(2), which always reaches the
-/// server; the kernel may answer opendir without it. A server that dies while it is asked gives
-/// ECONNABORTED.
-pub(crate) fn is_dead(mountpoint: &Path) -> bool {
-    use rustix::io::Errno;
-    matches!(rustix::fs::statfs(mountpoint), Err(Errno::NOTCONN | Errno::CONNABORTED))
-}
-
 /// What a command works on.
 pub(crate) enum Found {
     /// A mount, by any directory of it.
@@ -121,7 +113,7 @@ pub(crate) fn check(image: &Path, read_only: bool) -> Result<()> {
     let Some(m) = mount_of(image) else { return Ok(()) };
     let (image, dir) = (image.display(), m.mountpoint.display());
     if m.is_fjord() {
-        return Err(Failure::in_use(if is_dead(&m.mountpoint) {
+        return Err(Failure::in_use(if mount::is_dead(&m.mountpoint) {
             format!(
                 "{image} is held by the mount on {dir}, whose fjord process has died; run `fjord \
                  umount {dir}` first"

@@ -203,21 +203,20 @@ fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
 }
 
 fn take_down(handle: &MountHandle) -> Result<(), MountError> {
-    let busy = match handle.unmount() {
-        Err(MountError::Busy(dir)) => dir,
+    let why = match handle.unmount() {
+        Err(MountError::Busy(dir)) => format!("{} is in use", dir.display()),
+        Err(why @ MountError::NoProcess(_)) => why.to_string(),
         done => return done,
     };
     tracing::warn!(
-        "{} is in use; waiting {} seconds for it, then detaching it (signal again to \
-         detach now)",
-        busy.display(),
+        "{why}; waiting {} seconds for it, then detaching it (signal again to detach now)",
         BUSY_PATIENCE.as_secs()
     );
     let step = Duration::from_millis(100);
     let until = Instant::now() + BUSY_PATIENCE;
     while Instant::now() < until && !wait_for_signal(Some(step)) {
         match handle.unmount() {
-            Err(MountError::Busy(_)) => (),
+            Err(MountError::Busy(_) | MountError::NoProcess(_)) => (),
             done => return done,
         }
     }

@@ -210,3 +210,29 @@ fn messages_name_the_image() -> Result<()> {
     );
     Ok(())
 }
+
+/// A root directory that is none: nothing is mounted, and the message names the image.
+#[test]
+fn a_damaged_root_directory_is_refused() -> Result<()> {
+    for field in ["links_count 0", "mode 0100644", "mode 0120777", "mode 0"] {
+        let image = Image::new("root", &[])?;
+        let dir = image.scratch.join("mnt");
+        fs::create_dir(&dir)?;
+        image::debugfs_write(&image.path, &[format!("set_inode_field <2> {field}")])?;
+        let mnt = dir.to_str().context("a plain name")?;
+        let commands = [
+            &["ls", image.text()][..],
+            &["mkdir", image.text(), "/new"],
+            &["mount", image.text(), mnt],
+        ];
+        for command in commands {
+            let said = fjord(command)?;
+            let told = said.stderr.trim().lines().last().unwrap_or_default();
+            ensure!(said.code == Some(4), "{field}, {command:?}: {told}");
+            ensure!(told.starts_with(&format!("fjord: {}: ", image.text())), "{field}: {told}");
+            ensure!(told.contains("inode 2") && told.contains("e2fsck -f"), "{field}: {told}");
+        }
+        ensure!(fjord_fuse::mount::mount_at(&dir)?.is_none(), "{field}: it is mounted");
+    }
+    Ok(())
+}

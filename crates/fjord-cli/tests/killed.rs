@@ -120,9 +120,14 @@ fn is_mounted_for(pid: i32, dir: &Path) -> Result<bool> {
 /// Whether nothing is left of a process but what its parent has not asked for. One whose first thread has
 /// ended and another cannot is not among [`servers`] any more.
 fn has_ended(pid: i32) -> bool {
+    are_threads_in(pid, &['Z', 'X'])
+}
+
+/// Whether each thread of a process is in one of these states.
+fn are_threads_in(pid: i32, states: &[char]) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.map(|thread| fs::read_to_string(thread.path().join("stat"))).all(|stat| match stat {
-        Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])),
+        Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(states)),
         Err(_) => true,
     })
 }
@@ -312,6 +317,156 @@ fn killed_while_it_unmounts() -> Result<()> {
 #[test]
 fn killed_while_it_serves() -> Result<()> {
     killed(Moment::Service, size::pick(1, 3, 13))
+}
+
+/// Kills the process that waits for the daemon's mount, before the daemon has one. Returns the daemon, or
+/// `None` if it was mounted before it could be stopped.
+fn kill_the_parent(parent: &mut Child, image: &Path, dir: &Path) -> Result<Option<i32>> {
+    let parent_pid = i32::try_from(parent.id())?;
+    let until = Instant::now() + PATIENCE;
+    let daemon = loop {
+        if let Some(daemon) = servers(image)?.into_iter().find(|pid| *pid != parent_pid) {
+            break daemon;
+        }
+        if parent.try_wait()?.is_some() {
+            return Ok(None);
+        }
+        ensure!(Instant::now() < until, "no daemon");
+    };
+    signal(daemon, libc::SIGSTOP);
+    while !are_threads_in(daemon, &['T', 'Z', 'X']) {
+        ensure!(Instant::now() < until, "the daemon cannot be stopped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // One that has mounted may have told its parent.
+    if is_mounted(dir)? || has_ended(daemon) {
+        signal(daemon, libc::SIGCONT);
+        ensure!(parent.wait()?.success(), "no mount");
+        return Ok(None);
+    }
+    parent.kill()?;
+    let was_killed = parent.wait()?.signal() == Some(libc::SIGKILL);
+    signal(daemon, libc::SIGCONT);
+    Ok(was_killed.then_some(daemon))
+}
+
+#[test]
+fn killed_the_parent_of_a_daemon() -> Result<()> {
+    let scratch = Scratch::new("killed")?;
+    let (image, dir) = (new_image(&scratch)?, scratch.join("mnt"));
+    fs::create_dir(&dir)?;
+    let (mut killed_count, until) = (0, Instant::now() + PATIENCE);
+    while killed_count < size::pick(1, 3, 25) {
+        ensure!(Instant::now() < until, "the daemon was never stopped in time");
+        let mut parent = WAYS[0].start(&image, &dir)?;
+        let Some(daemon) = kill_the_parent(&mut parent, &image, &dir)? else {
+            tools::run(Command::new(program()).arg("umount").arg(&dir))?.ok()?;
+            continue;
+        };
+        // Nobody was told of its mount, so it leaves none.
+        while !has_ended(daemon) {
+            ensure!(Instant::now() < until, "the daemon serves a mount that nobody was told of");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ensure!(!is_mounted(&dir)?, "the daemon left its mount");
+        image::e2fsck_clean(&image)?;
+        killed_count += 1;
+    }
+    Ok(())
+}
+
+/// A control group in which no further process can be started.
+struct Full(PathBuf);
+
+impl Full {
+    /// With this process in it; `None` where the machine has no such groups.
+    fn with(pid: i32) -> Result<Option<Full>> {
+        let controllers =
+            fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+        let place = match controllers.split_whitespace().any(|name| name == "pids") {
+            true => Path::new("/sys/fs/cgroup"),
+            false => Path::new("/sys/fs/cgroup/pids"),
+        };
+        let dir = place.join(format!("fjord-killed.{pid}"));
+        if !place.is_dir() || fs::create_dir(&dir).is_err() {
+            return Ok(None);
+        }
+        let full = Full(dir);
+        if fs::write(full.0.join("pids.max"), "1").is_err() {
+            return Ok(None);
+        }
+        fs::write(full.0.join("cgroup.procs"), pid.to_string())?;
+        Ok(Some(full))
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        // Of a process that has not ended; the test has failed then.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn killed_where_it_can_start_no_process() -> Result<()> {
+    let scratch = Scratch::new("killed")?;
+    let (image, dir) = (new_image(&scratch)?, scratch.join("mnt"));
+    fs::create_dir(&dir)?;
+    let mut rng = Rng::new(rng::seed_from_env("killed without processes", 1));
+    let rounds = size::pick(2, 2, 10);
+    for round in 0..rounds {
+        let mut served = WAYS[0].serve(&image, &dir)?;
+        write(&served.dir, round)?;
+        let Some(full) = Full::with(served.pid)? else {
+            signal(served.pid, libc::SIGKILL);
+            served.ends()?;
+            free_mount_point(&dir, &image, 1)?;
+            tools::skipped(
+                "a full control group",
+                "this machine has none for numbers of processes",
+            );
+            return Ok(());
+        };
+        // In the last round it takes the mount down before it is killed. The image is closed later: some
+        // of the kernel's own I/O needs a thread.
+        if round + 1 < rounds {
+            served.kill_at(Moment::Unmount, &mut rng)?;
+        } else {
+            signal(served.pid, libc::SIGTERM);
+            let until = Instant::now() + PATIENCE;
+            while is_mounted(&dir)? {
+                ensure!(Instant::now() < until, "it does not take the mount down");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            signal(served.pid, libc::SIGKILL);
+        }
+        served.ends()?;
+        drop(full);
+        free_mount_point(&dir, &image, round)?;
+        tools::run(Command::new(program()).arg("recover").arg(&image))?.ok()?;
+        let read = tools::run(Command::new(program()).arg("cat").arg(&image).arg("promised"))?;
+        ensure!(read.ok()?.stdout == format!("round {round}"));
+        image::e2fsck_clean(&image)?;
+    }
+    Ok(())
+}
+
+/// A killed server whose root directory the kernel has in its cache.
+#[test]
+fn a_new_mount_names_the_dead_one() -> Result<()> {
+    let scratch = Scratch::new("killed")?;
+    let (image, dir) = (new_image(&scratch)?, scratch.join("mnt"));
+    fs::create_dir(&dir)?;
+    for way in WAYS.into_iter().filter(|way| !way.is_alone) {
+        let mut served = way.serve(&image, &dir)?;
+        for _ in 0..2 {
+            fs::read_dir(&dir)?.for_each(drop);
+        }
+        signal(served.pid, libc::SIGKILL);
+        served.ends()?;
+        free_mount_point(&dir, &image, 2)?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -78,8 +78,8 @@ impl Responder {
         Err(errno)
     }
 
-    /// Drops pages of a node from the kernel's cache. Waits for requests on these pages that are
-    /// under way, so another worker must be there to serve them.
+    /// Drops pages of a node from the kernel's cache. Waits for requests on these pages, and no signal ends
+    /// that wait: for pages that no request can hold.
     pub fn invalidate(&self, nodeid: u64, offset: i64, len: i64) {
         let notice = NotifyInvalInodeOut { ino: nodeid, off: offset, len };
         let header = OutHeader {

@@ -156,6 +156,7 @@ impl Drop for Served {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "whoever kills a test ends its connection")]
 fn fuseblk_waits_for_destroy_and_passes_syncfs_on() {
     let s = Served::new(MountKind::Fuseblk, Duration::from_millis(300));
     let entry = mount::mount_at(&s.mountpoint).unwrap().unwrap();

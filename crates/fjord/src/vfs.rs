@@ -441,9 +441,23 @@ impl Fs {
     /// The root directory.
     ///
     /// # Errors
-    /// I/O errors and corruption.
+    /// I/O errors and corruption: also where it has no links or is no directory.
     pub fn root(&self) -> Result<InodeRef> {
-        self.inode(InodeNo::ROOT, None)
+        let bad = |detail: &str| {
+            Error::corrupt(
+                "inode",
+                format!("inode {}, the root directory, {detail}", InodeNo::ROOT),
+            )
+        };
+        let root = self.inode(InodeNo::ROOT, None);
+        let root = root.map_err(|error| match error.is(Errno::STALE) {
+            true => bad("is not in use"),
+            false => error,
+        })?;
+        match root.attr().kind() {
+            FileKind::Directory => Ok(root),
+            _ => Err(bad("is not a directory")),
+        }
     }
 
     /// An inode by number, and by generation where the caller knows it.

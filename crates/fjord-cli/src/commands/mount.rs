@@ -5,6 +5,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use fjord::{Fs, FsyncPolicyKind, ImageName};
@@ -180,8 +181,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Ok((fs, server)) => (Some(fs), Some(server), Ok(())),
         Err(e) => (None, None, Err(e)),
     };
-    if let Some(ready) = ready {
-        ready.announce(&outcome)?;
+    if let Some(ready) = ready
+        && let Err(untold) = ready.announce(&outcome)
+    {
+        // The waiting process was killed: its caller takes the mount for failed.
+        return Err(server.map_or(Ok(()), withdraw).err().unwrap_or(untold));
     }
     outcome?;
     let (Some(fs), Some(server)) = (fs, server) else { return Ok(()) };
@@ -189,6 +193,18 @@ pub(crate) fn run(args: Args) -> Result<()> {
     signals.settle();
     // Nothing else may open the image before it is closed.
     drop(fs);
+    served
+}
+
+/// Takes down a mount that nobody was told of, and closes the image.
+fn withdraw(server: Server) -> Result<()> {
+    let handle = server.handle();
+    let unmounting = std::thread::spawn(move || handle.unmount_or_cut(Duration::ZERO));
+    let served = server.run().context("unmounting");
+    // A panic there has been told.
+    if let Ok(unmounted) = unmounting.join() {
+        unmounted?;
+    }
     served
 }
 

@@ -12,6 +12,7 @@ use std::{
 use fjord::ImageName;
 use fjord::snapshot::{self, Reflink, SnapshotOptions, SnapshotReport};
 use fjord_block::{FileDevice, FileOptions, OpenError};
+use fjord_fuse::mount::lies_on;
 use rustix::process::umask;
 use serde::Serialize;
 
@@ -98,8 +99,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tell(args, &report, matches!(source, Found::Mount(_)))
 }
 
-/// Refuses an output file on the mount itself, which would deadlock, and one that is an image in
-/// use.
+/// Refuses an output file on the mount itself or on what lies on it, which would deadlock, and one that
+/// is an image in use.
 fn check_out(args: &Args, source: &Found) -> Result<()> {
     let out = args.out.display();
     let parent = match args.out.parent() {
@@ -108,7 +109,7 @@ fn check_out(args: &Args, source: &Found) -> Result<()> {
     };
     let parent = fs::metadata(parent).context(parent.display())?;
     if let Found::Mount(dir) = source
-        && dir.metadata().context(args.source.display())?.dev() == parent.dev()
+        && lies_on(parent.dev(), dir.metadata().context(args.source.display())?.dev())
     {
         return Err(Failure::usage(format!(
             "{out} is on the mount that it would copy; give a path on another file system"

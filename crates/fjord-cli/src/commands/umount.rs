@@ -108,18 +108,18 @@ struct Before {
 impl Before {
     /// Syncs the mount, then reads its state.
     fn look(dir: &Path) -> Before {
-        if in_use::is_dead(dir) {
+        if mount::is_dead(dir) {
             return Before { died: true, ..Before::default() };
         }
         let Ok(open) = File::open(dir) else {
-            return Before { died: in_use::is_dead(dir), ..Before::default() };
+            return Before { died: mount::is_dead(dir), ..Before::default() };
         };
         // The counters include its error.
         let _ = rustix::fs::syncfs(&open);
         drop(open);
         // A mount that does not answer is still unmounted.
         let Ok(stats) = MountStats::read(dir) else {
-            return Before { died: in_use::is_dead(dir), ..Before::default() };
+            return Before { died: mount::is_dead(dir), ..Before::default() };
         };
         let is_full = stats.cache.full_below_since.is_some();
         Before {

@@ -8,7 +8,7 @@ use std::fs;
 
 use fjord::Cred;
 
-use crate::abi::InHeader;
+use crate::{abi::InHeader, child};
 
 const CAP_FSETID: u32 = 4;
 const CAP_SYS_ADMIN: u32 = 21;
@@ -64,13 +64,9 @@ fn status_field(pid: u32, field: &str) -> Option<String> {
 pub(super) fn read_memory(header: &InHeader, addr: u64, len: usize) -> Option<[u8; 8]> {
     let mut bytes = [0u8; 8];
     let len = len.min(bytes.len());
-    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
-    let remote = libc::iovec { iov_base: addr as usize as *mut _, iov_len: len };
     let pid = libc::pid_t::try_from(header.pid).ok().filter(|&pid| pid > 0)?;
-    // SAFETY: `local` describes memory of `bytes`, valid for the call; only the kernel uses the
-    // remote address, and checks it.
-    let got = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    usize::try_from(got).is_ok_and(|got| got == len).then_some(bytes)
+    child::read_memory(pid, usize::try_from(addr).ok()?, &mut bytes[..len]).ok()?;
+    Some(bytes)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use fjord::{AtimeMode, Attr, FallocMode, InodeRef, SetAttr, Timespec, WriteOptions};
 
 use super::{
-    EngineHandler, NotifyPermit, Outcome,
+    EngineHandler, Outcome,
     attrs::{FS_APPEND_FL, FS_IMMUTABLE_FL, has_set_ids, outside_group},
     caller,
 };
@@ -40,15 +40,19 @@ impl EngineHandler {
         };
         let mut flags = Self::OPEN_FLAGS;
         let reads = args.flags & O_ACCMODE != O_WRONLY;
-        if reads && args.flags & O_TRUNC == 0 && self.atime_is_due(&node.attr()) {
-            // The daemon sees only reads that miss the kernel's cache. Losing its first page makes
-            // the first read of this open one of them.
-            match NotifyPermit::get(&self.notifying) {
-                Some(_permit) => reply.invalidate(request.header.nodeid, 0, 1),
-                None => flags.remove(OpenReplyFlags::KEEP_CACHE),
-            }
+        let due = reads && args.flags & O_TRUNC == 0 && self.atime_is_due(&node.attr());
+        if due {
+            flags.remove(OpenReplyFlags::KEEP_CACHE);
         }
-        let fh = self.handles.insert(node.open(), args.flags, request.header.uid);
+        // The daemon sees only reads that miss the kernel's cache. Losing its first page makes the first
+        // read of this open one of them. Where others have the file open, a request may hold that page,
+        // and this process must not wait for its own answer: then the opener loses all pages, and waits.
+        let fh = self.handles.open(&node, args.flags, request.header.uid, || {
+            if due {
+                reply.invalidate(request.header.nodeid, 0, 1);
+                flags.insert(OpenReplyFlags::KEEP_CACHE);
+            }
+        });
         reply.value(&OpenOut { fh, open_flags: flags.bits(), backing_id: 0 });
         Ok(())
     }

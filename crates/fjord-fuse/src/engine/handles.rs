@@ -5,17 +5,20 @@
 //! writeback error must be reported once to every open handle. Directories have no such state and
 //! are opened without a request.
 //!
-//! Locks: each shard's mutex (`Rank::FuseHandles`) guards its map.
+//! An inode's count of handles says when no page of it can be locked by a request: every READ and WRITE
+//! belongs to an open file, which the kernel releases after them, mappings included.
+//!
+//! Locks: each shard's mutex (`Rank::FuseHandles`, `Rank::FuseOpens`) guards its map; never both at a time.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use fjord::{InodeNo, OpenFile};
+use fjord::{InodeNo, InodeRef, OpenFile};
 use fjord_block::lock::{Mutex, Rank};
 
 const SHARDS: usize = 16;
@@ -35,6 +38,8 @@ pub(super) struct Opened {
 /// All open files of a mount.
 pub(super) struct Handles {
     shards: [Mutex<HashMap<u64, Arc<Opened>>>; SHARDS],
+    /// Number of handles of each inode that has some.
+    opens: [Mutex<HashMap<InodeNo, u64>>; SHARDS],
     /// Counts up; a number is never used twice in a mount.
     next: AtomicU64,
 }
@@ -43,6 +48,7 @@ impl Default for Handles {
     fn default() -> Handles {
         Handles {
             shards: std::array::from_fn(|_| Mutex::new(Rank::FuseHandles, HashMap::new())),
+            opens: std::array::from_fn(|_| Mutex::new(Rank::FuseOpens, HashMap::new())),
             next: AtomicU64::new(0),
         }
     }
@@ -53,8 +59,28 @@ impl Handles {
         &self.shards[fh as usize % SHARDS]
     }
 
-    /// Keeps `file` until [`Handles::remove`].
-    pub(super) fn insert(&self, file: OpenFile, open_flags: u32, uid: u32) -> u64 {
+    fn opens(&self, ino: InodeNo) -> &Mutex<HashMap<InodeNo, u64>> {
+        &self.opens[ino.0 as usize % SHARDS]
+    }
+
+    /// Opens `inode` until [`Handles::remove`]. If nobody else has it open, `alone` is called first, and
+    /// nobody else opens it until that returns.
+    pub(super) fn open(
+        &self,
+        inode: &InodeRef,
+        open_flags: u32,
+        uid: u32,
+        alone: impl FnOnce(),
+    ) -> u64 {
+        {
+            let mut opens = self.opens(inode.ino()).lock();
+            let count = opens.entry(inode.ino()).or_insert(0);
+            if *count == 0 {
+                alone();
+            }
+            *count += 1;
+        }
+        let file = inode.open();
         let sync = open_flags & O_SYNC == O_SYNC;
         let writer = (open_flags & O_ACCMODE != O_RDONLY).then_some(uid);
         // Zero is what the kernel sends where it has no handle.
@@ -76,7 +102,15 @@ impl Handles {
 
     pub(super) fn remove(&self, fh: u64) {
         let gone = self.shard(fh).lock().remove(&fh);
-        drop(gone);
+        let Some(gone) = gone else { return };
+        let ino = gone.file.inode().ino();
+        let mut opens = self.opens(ino).lock();
+        if let Entry::Occupied(mut count) = opens.entry(ino) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// Drops all handles, at the end of the mount.
@@ -85,5 +119,6 @@ impl Handles {
             let gone = std::mem::take(&mut *shard.lock());
             drop(gone);
         }
+        self.opens.iter().for_each(|shard| shard.lock().clear());
     }
 }

@@ -6,8 +6,6 @@
 //! because every change comes through the kernel that caches them; no lock is held across an
 //! engine call.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use fjord::{AtimeMode, Error, Fs, InodeRef};
 use fjord_block::lock::{Mutex, Rank};
 use rustix::mount::MountFlags;
@@ -58,8 +56,6 @@ pub struct EngineHandler {
     /// Mounted with `sync`: attributes and reserved space too.
     sync_attrs: bool,
     snapshot_server: SnapshotServer,
-    /// INVAL_INODE notifications being sent; bounded, because each holds a worker.
-    notifying: AtomicU32,
     /// How closing the file system ended; set by the first [`Handler::destroy`].
     closed: Mutex<Option<Result<(), Error>>>,
 }
@@ -82,7 +78,6 @@ impl EngineHandler {
             sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
             sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),
             snapshot_server: SnapshotServer::default(),
-            notifying: AtomicU32::new(0),
             closed: Mutex::new(Rank::FuseClosed, None),
         })
     }
@@ -267,28 +262,5 @@ impl Handler for EngineHandler {
             tracing::error!(%error, "closing the image failed");
         }
         *closed = Some(result);
-    }
-}
-
-/// Counts a notification in while there is room for one more.
-struct NotifyPermit<'a>(&'a AtomicU32);
-
-impl NotifyPermit<'_> {
-    /// A notification may wait for a page that another request holds; so many workers at the most
-    /// may wait, so that there is always one to serve that request.
-    const AT_A_TIME_MAX: u32 = 4;
-
-    fn get(notifying: &AtomicU32) -> Option<NotifyPermit<'_>> {
-        let enter = |n| (n < NotifyPermit::AT_A_TIME_MAX).then_some(n + 1);
-        notifying
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, enter)
-            .ok()
-            .map(|_| NotifyPermit(notifying))
-    }
-}
-
-impl Drop for NotifyPermit<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -188,7 +188,7 @@ impl EngineHandler {
             Ok(inode) => inode,
             Err(e) => return reply.fail(e),
         };
-        let fh = self.handles.insert(inode.open(), open_flags, request.header.uid);
+        let fh = self.handles.open(&inode, open_flags, request.header.uid, || {});
         let entry = self.hand_over(inode);
         let open = OpenOut { fh, open_flags: Self::OPEN_FLAGS.bits(), backing_id: 0 };
         reply.gather(&[entry.as_bytes(), open.as_bytes()]);

@@ -23,18 +23,20 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use thiserror::Error;
 
+use crate::child;
 use crate::transport::DevFuse;
 
-mod child;
 mod fusermount;
 mod loopdev;
 mod options;
+mod stack;
 mod unmount;
 
 pub use fjord_block::mountinfo::{MountEntry, mount_at, mounts};
 use loopdev::same_device;
 pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
 pub use options::{FuseOptions, MountKind, OptionError, Unclaimed};
+pub use stack::lies_on;
 pub use unmount::{MountHandle, unmount_dir};
 
 /// Limitations of plain `fuse`.
@@ -87,6 +89,12 @@ pub enum MountError {
          processes), then try again"
     )]
     Busy(PathBuf),
+    /// No process can be started that waits for the unmount.
+    #[error(
+        "{0} is still mounted: no process can be started for the unmount (a limit of processes, \
+         such as TasksMax=, or no memory); try again, or run `fjord umount {0}` elsewhere"
+    )]
+    NoProcess(PathBuf),
     /// The file system failed while its device was passed to the mount, or another process claimed
     /// the device meanwhile. It writes nothing more.
     #[error(transparent)]
@@ -254,6 +262,8 @@ pub fn check_mountpoint(dir: &Path) -> Result<PathBuf, MountError> {
         return Err(failed(e));
     }
     match found {
+        // The kernel may have answered from its cache.
+        Some(m) if m.is_fjord() && is_dead(&dir) => Err(MountError::Dead(dir)),
         Some(m) if dir != Path::new("/") => Err(MountError::AlreadyMounted {
             what: format!("{} ({})", m.source.display(), m.fs_type),
             dir,
@@ -457,8 +467,8 @@ fn unprivileged_list(subtype: &str, source: &str, options: &FuseOptions) -> Stri
 /// # Errors
 /// Busy (files are open for writing), not mounted, no permission.
 pub fn remount(dir: &Path, flags: MountFlags) -> Result<(), MountError> {
-    rustix::mount::mount_remount(dir, flags, "").map_err(|e| match e {
-        Errno::BUSY => MountError::Busy(dir.to_owned()),
+    child::remount(dir, flags).map_err(|e| match e {
+        Errno::BUSY | Errno::AGAIN => MountError::Busy(dir.to_owned()),
         Errno::INVAL => MountError::NotMounted(dir.to_owned()),
         Errno::PERM => MountError::Permission {
             what: format!("{} can be remounted only by root", dir.display()),
@@ -467,13 +477,19 @@ pub fn remount(dir: &Path, flags: MountFlags) -> Result<(), MountError> {
     })
 }
 
+/// Whether the process that serves the mount on `dir` has died. Asks by statfs(2), which always reaches the
+/// server; the kernel may answer other calls without it. A server that dies meanwhile gives ECONNABORTED.
+pub fn is_dead(dir: &Path) -> bool {
+    matches!(child::stat_fs(dir), Err(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
 /// The flags of the mount on `dir`, of those that statvfs(3) tells.
 ///
 /// # Errors
 /// `dir` cannot be reached.
 pub fn flags_of(dir: &Path) -> Result<MountFlags, MountError> {
     use rustix::fs::StatVfsMountFlags as Told;
-    let told = rustix::fs::statvfs(dir)
+    let told = child::stat_fs(dir)
         .map_err(|e| MountError::io(format!("look at {}", dir.display()), e))?
         .f_flag;
     let pairs = [

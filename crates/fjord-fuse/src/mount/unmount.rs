@@ -1,7 +1,7 @@
 //! Unmounting: by the server itself, for instance on SIGTERM, and from outside.
 //!
 //! Owns no state. Invariant: no thread of a server makes a system call that waits for the server's own
-//! answers; a child process does ([`child`]).
+//! answers; a child process does ([`crate::child`]).
 
 use std::{
     io,
@@ -15,12 +15,13 @@ use rustix::mount::UnmountFlags;
 
 use fjord_block::mountinfo::{MountEntry, mount_at};
 
-use super::{MountError, child, fusermount};
+use super::{MountError, fusermount};
+use crate::child;
 use crate::transport::{DevFuse, Transport};
 
 /// How long an unmount waits for a busy mount.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
-/// Time until it tries again: at first, and at most. Each try is a process ([`child`]).
+/// Time until it tries again: at first, and at most. Each try is a process ([`crate::child`]).
 const BUSY_POLL_MIN: Duration = Duration::from_millis(1);
 const BUSY_POLL_MAX: Duration = Duration::from_millis(100);
 
@@ -61,10 +62,12 @@ impl MountHandle {
         let deadline = Instant::now() + patience;
         loop {
             match self.unmount() {
-                Err(MountError::Busy(_)) if Instant::now() < deadline => {
+                Err(MountError::Busy(_) | MountError::NoProcess(_))
+                    if Instant::now() < deadline =>
+                {
                     std::thread::sleep(Duration::from_millis(50));
                 }
-                Err(MountError::Busy(_)) => break,
+                Err(MountError::Busy(_) | MountError::NoProcess(_)) => break,
                 done => return done,
             }
         }
@@ -140,7 +143,7 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> Result<(), MountError> {
     let mut poll = BUSY_POLL_MIN;
     let result = loop {
         match child::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
-            Err(Errno::BUSY) if started.elapsed() < BUSY_WAIT => {
+            Err(Errno::BUSY | Errno::AGAIN) if started.elapsed() < BUSY_WAIT => {
                 std::thread::sleep(poll);
                 poll = (poll * 2).min(BUSY_POLL_MAX);
             }
@@ -149,6 +152,7 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> Result<(), MountError> {
     };
     result.map_err(|e| match e {
         Errno::BUSY => MountError::Busy(dir.to_owned()),
+        Errno::AGAIN => MountError::NoProcess(dir.to_owned()),
         Errno::INVAL => MountError::NotMounted(dir.to_owned()),
         Errno::PERM => MountError::Permission {
             what: format!("{} can be unmounted only by root", dir.display()),

@@ -13,7 +13,7 @@ use std::time::Instant;
 use fjord::snapshot::{Reflink, SnapshotError, SnapshotOptions};
 use fjord::{Error, Fs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::{Order, Outcome};
@@ -111,11 +111,13 @@ fn received(socket: &OwnedFd) -> io::Result<(Order, File)> {
 /// Refuses an invalid order, and any file that is not empty and writable.
 fn checked(order: &Order, out: &File) -> Result<Reflink, String> {
     let told = |error: rustix::io::Errno| format!("the file for the copy: {error}");
-    let stat = rustix::fs::fstat(out).map_err(told)?;
+    // As the kernel knows it: to ask a FUSE server may be to wait for oneself.
+    let no_sync = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(out, c"", no_sync, StatxFlags::BASIC_STATS).map_err(told)?;
     let flags = rustix::fs::fcntl_getfl(out).map_err(told)?;
     let may_write = matches!(flags & OFlags::ACCMODE, OFlags::WRONLY | OFlags::RDWR);
-    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if !is_file || stat.st_size != 0 || !may_write || flags.contains(OFlags::APPEND) {
+    let is_file = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
+    if !is_file || stat.stx_size != 0 || !may_write || flags.contains(OFlags::APPEND) {
         return Err("the file for the copy is not an empty regular file open for writing".into());
     }
     Reflink::from_name(&order.reflink)

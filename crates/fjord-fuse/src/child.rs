@@ -1,15 +1,18 @@
 //! System calls that wait for this process's own FUSE server, made by a child process.
 //!
-//! umount(2), syncfs(2) and sync(2) wait for answers of the server, and no signal ends that wait. A
-//! server that is killed while one of its own threads is in such a call would never end: the thread
-//! waits for the answer, and the connection, whose end would answer it, stays open as long as the
-//! thread. A child has no descriptor of the connection, so the server ends alone, the connection
-//! with it, and then the call of the child.
+//! umount(2), a remount, statfs(2), syncfs(2) and sync(2) wait for answers of the server, as does a look at
+//! the memory of a process that has a file of the mount mapped, and no signal ends that wait. A server that
+//! is killed while one of its own threads is in such a call would never end: the thread waits for the
+//! answer, and the connection, whose end would answer it, stays open as long as the thread. A child has no
+//! descriptor of the connection, so the server ends alone, the connection with it, and then the call of the
+//! child. `clippy.toml` of this crate forbids these calls anywhere else.
 //!
 //! The child shares the memory, so a core dump waits for it before Linux 5.16: a server that crashes while
 //! a call is under way may have to be killed.
 //!
 //! Owns no state. Invariant: the child makes async-signal-safe calls only.
+
+#![expect(clippy::disallowed_methods, reason = "the child may wait for the server")]
 
 use std::{
     ffi::CString,
@@ -18,8 +21,9 @@ use std::{
     sync::atomic::{AtomicI32, Ordering},
 };
 
+use rustix::fs::StatVfs;
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 
 /// Descriptors that a child closes where it must close one by one.
 const FD_COUNT_MAX: u64 = 1 << 20;
@@ -31,18 +35,72 @@ const NO_RESULT: i32 = -1;
 /// umount2(2).
 ///
 /// # Errors
-/// Those of umount2(2).
-pub(super) fn unmount(dir: &Path, flags: UnmountFlags) -> Result<(), Errno> {
+/// Those of umount2(2); EAGAIN as all calls of this module where no process can be started, except that
+/// a forced unmount waits for no server and needs none.
+pub(crate) fn unmount(dir: &Path, flags: UnmountFlags) -> Result<(), Errno> {
+    let dir = CString::new(dir.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
+    let call = || rustix::mount::unmount(dir.as_c_str(), flags);
+    // SAFETY: the call is a system call, without allocations or locks.
+    match unsafe { run(call) } {
+        Err(Errno::AGAIN) if flags.contains(UnmountFlags::FORCE) => call(),
+        result => result,
+    }
+}
+
+/// mount(2) of an existing mount, with these flags. The kernel first syncs the file system.
+///
+/// # Errors
+/// Those of mount(2).
+pub(crate) fn remount(dir: &Path, flags: MountFlags) -> Result<(), Errno> {
     let dir = CString::new(dir.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the call is a system call, without allocations or locks.
-    unsafe { run(|| rustix::mount::unmount(dir.as_c_str(), flags)) }
+    unsafe { run(|| rustix::mount::mount_remount(dir.as_c_str(), flags, c"")) }
+}
+
+/// statvfs(3) of the file system of `dir`.
+///
+/// # Errors
+/// Those of statvfs(3).
+pub(crate) fn stat_fs(dir: &Path) -> Result<StatVfs, Errno> {
+    let dir = CString::new(dir.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
+    let mut stat = None;
+    let call = || {
+        stat = Some(rustix::fs::statvfs(dir.as_c_str())?);
+        Ok(())
+    };
+    // SAFETY: the call is a system call, without allocations or locks.
+    unsafe { run(call) }?;
+    stat.ok_or(Errno::INTR)
+}
+
+/// Reads memory of process `pid` at `addr`, all of `bytes`.
+///
+/// # Errors
+/// Those of process_vm_readv(2); EFAULT if only some of it could be read.
+pub(crate) fn read_memory(pid: libc::pid_t, addr: usize, bytes: &mut [u8]) -> Result<(), Errno> {
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: addr as *mut _, iov_len: bytes.len() };
+    let call = || {
+        // SAFETY: `local` describes memory of `bytes`, valid for the call; only the kernel uses the
+        // remote address, and checks it.
+        let got =
+            unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+        match usize::try_from(got) {
+            Ok(got) if got == local.iov_len => Ok(()),
+            Ok(_) => Err(Errno::FAULT),
+            // SAFETY: the address is that of this thread's errno, which the child has to itself.
+            Err(_) => Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
+        }
+    };
+    // SAFETY: the call is a system call, without allocations or locks.
+    unsafe { run(call) }
 }
 
 /// syncfs(2) on the file system of `dir`.
 ///
 /// # Errors
 /// Those of open(2) and syncfs(2).
-pub(super) fn sync_fs(dir: &Path) -> Result<(), Errno> {
+pub(crate) fn sync_fs(dir: &Path) -> Result<(), Errno> {
     use rustix::fs::{Mode, OFlags};
     let dir = CString::new(dir.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
     let call = || {
@@ -54,7 +112,7 @@ pub(super) fn sync_fs(dir: &Path) -> Result<(), Errno> {
 }
 
 /// sync(2).
-pub(super) fn sync() {
+pub(crate) fn sync() {
     let call = || {
         rustix::fs::sync();
         Ok(())
@@ -70,7 +128,7 @@ struct Job<F> {
     result: AtomicI32,
 }
 
-/// Makes `call` in a child process and waits for its result; without one where none can be started.
+/// Makes `call` in a child process and waits for its result; EAGAIN where none can be started.
 ///
 /// The child shares this process's memory, as that of vfork(2) does: a copy would take time, and kernels
 /// before 5.19 may give the copy a page into which a direct read is in flight.
@@ -97,7 +155,8 @@ unsafe fn run<F: FnOnce() -> Result<(), Errno>>(call: F) -> Result<(), Errno> {
     }
     restore_signals(&blocked);
     if child < 0 {
-        return job.call.take().map_or(Ok(()), |call| call());
+        // A limit of processes (EAGAIN) or of memory (ENOMEM).
+        return Err(Errno::AGAIN);
     }
     match job.result.into_inner() {
         0 => Ok(()),
