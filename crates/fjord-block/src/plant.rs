@@ -259,6 +259,10 @@ bugs! {
         QueueNotLookedAt,
         /// Errors: threads that wait to start a handle are not woken when the journal stops.
         StopUnheard,
+        /// Checkpoint: a commit counts as written home when its last batch is, whatever other threads write.
+        BatchOfOthersUncounted,
+        /// Checkpoint: the end of a batch does not wake threads that have none left to claim.
+        BatchEndWakesNobody,
     }
 }
 

@@ -12,6 +12,7 @@ use fjord_block::lock::{Rank, thread_local};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::Tid;
 
+use crate::checkpoint_claims::Batch;
 use crate::error::{JournalError, Result};
 use crate::handle::Handle;
 use crate::journal::Journal;
@@ -134,20 +135,24 @@ impl Journal {
     fn make_room(&self, credits: u32) -> Result<()> {
         let log = self.inner.log_or_usage()?;
         {
-            let _lock = self.lock_checkpoint(Class::Sync);
+            let _shared = self.share_checkpoint(Class::Sync);
             if !self.is_log_full_for(credits) {
                 return Ok(());
             }
             // A quarter of the log at once, so that the superblock is not written for each handle.
             let goal = log.len() / 4;
-            while self.checkpoint_oldest(Class::Sync, None)?.is_some() {
+            let may_free = || {
                 let state = self.inner.state.lock();
                 let keeps = log.distance(state.oldest_needed().1, state.head);
-                if state.used_blocks.saturating_sub(keeps) >= goal {
+                state.used_blocks.saturating_sub(keeps)
+            };
+            while self.is_log_full_for(credits) && may_free() < goal {
+                if matches!(self.checkpoint_batch(Class::Sync, None)?, Batch::Nothing) {
                     break;
                 }
             }
-            if self.move_tail(log)? {
+            // Another thread may have moved it for this one, too.
+            if self.move_tail(log)? || !self.is_log_full_for(credits) {
                 return Ok(());
             }
         }

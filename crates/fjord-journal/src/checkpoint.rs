@@ -4,29 +4,30 @@
 //! The order is: checkpoint writes complete; flush; superblock with the new tail, durably; only then is
 //! the log space reused. A crash between any two steps replays more than needed, which is harmless.
 //!
-//! Invariants: one checkpoint at a time (`Inner::checkpoint_lock`), oldest transaction first; only
-//! committed versions are written, and of those only the newest; the block of
+//! Threads that wait for room in the log, and those that checkpoint by themselves, carry one out together:
+//! they share `Inner::checkpoint_lock`, and claim batches of home writes (`checkpoint_claims`). Who needs the
+//! log as it is, has that lock alone.
+//!
+//! Invariants: oldest transaction first; only committed versions are written, and of those only the newest;
+//! the tail moves under `Inner::tail_lock`, past commits whose checkpoint has ended; the block of
 //! [`Journal::checkpoint_last`] is written when everything that committed with it or before is
 //! in its home location.
 
 use std::sync::Arc;
 
-use fjord_block::lock::MutexGuard;
+use fjord_block::lock::{RwLockReadGuard, RwLockWriteGuard};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class};
 use fjord_format::jbd2::IjournalMark;
 use fjord_format::types::BlockNo;
 
 use crate::buffer::Buffer;
+use crate::checkpoint_claims::{BATCH_BLOCKS, Batch, Claim};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
 use crate::stats;
 use crate::transaction::Sequence;
-
-/// Most blocks in one batch of checkpoint writes: the most that a freed block or a handle start waits
-/// for.
-const BATCH_BLOCKS: usize = 256;
 
 impl Journal {
     /// Checkpoints the oldest committed transactions until at least `blocks` blocks were visited or
@@ -43,12 +44,14 @@ impl Journal {
 
     fn checkpoint(&self, blocks: usize, class: Class) -> Result<usize> {
         let Some(log) = &self.inner.log else { return Ok(0) };
-        let _lock = self.lock_checkpoint(class);
+        let _shared = self.share_checkpoint(class);
         let mut done = 0;
-        while done < blocks {
-            match self.checkpoint_oldest(class, None)? {
-                Some(count) => done += count.max(1),
-                None => break,
+        // To the end of a commit, so that the tail can move past it.
+        while done < blocks || self.inner.checkpoint_claims.has_more() {
+            match self.checkpoint_batch(class, None)? {
+                Batch::Done(count) => done += count.max(1),
+                Batch::Waited => {}
+                Batch::Nothing => break,
             }
         }
         self.move_tail(log)?;
@@ -61,50 +64,84 @@ impl Journal {
         self.checkpoint(usize::MAX, Class::Async).map(drop)
     }
 
-    /// Takes the checkpoint lock. A foreground waiter promotes the checkpoint writes that it waits for.
-    pub(crate) fn lock_checkpoint(&self, class: Class) -> MutexGuard<'_, ()> {
+    /// Takes the checkpoint lock alone: no checkpoint is in progress. Promotes the checkpoint writes that it
+    /// waits for.
+    pub(crate) fn lock_checkpoint(&self) -> RwLockWriteGuard<'_, ()> {
+        let _promoted = self.inner.checkpoint_writes.in_flight.promote();
+        self.inner.checkpoint_lock.write()
+    }
+
+    /// Joins a checkpoint, or begins one. A foreground waiter promotes the writes in flight of who has the
+    /// lock alone.
+    pub(crate) fn share_checkpoint(&self, class: Class) -> RwLockReadGuard<'_, ()> {
         let lock = &self.inner.checkpoint_lock;
         if class == Class::Background {
-            return lock.lock();
+            return lock.read();
         }
-        lock.try_lock().unwrap_or_else(|| {
+        lock.try_read().unwrap_or_else(|| {
             let _promoted = self.inner.checkpoint_writes.in_flight.promote();
-            lock.lock()
+            lock.read()
         })
     }
 
     /// As [`Journal::checkpoint_all`], for a caller that holds the commit lock and has waited for
     /// the commits in flight, so that the log is empty afterwards.
     pub(crate) fn empty_log(&self, log: &Log) -> Result<()> {
-        let _lock = self.lock_checkpoint(Class::Sync);
-        while self.checkpoint_oldest(Class::Sync, None)?.is_some() {}
+        let _alone = self.lock_checkpoint();
+        self.checkpoint_older_than(None)?;
         self.move_tail(log).map(drop)
     }
 
-    /// Checkpoints the oldest transaction and returns its number of blocks; `None` if there is
-    /// none. `newer` is the sequence of a committing transaction to which the caller will move the
-    /// tail: blocks with a version of it are skipped. The checkpoint lock is held.
-    pub(crate) fn checkpoint_oldest(
-        &self,
-        class: Class,
-        newer: Option<Sequence>,
-    ) -> Result<Option<usize>> {
+    /// Checkpoints all that has committed. `newer` is the sequence of a committing transaction to which the
+    /// caller will move the tail: blocks with a version of it are skipped. The caller has the checkpoint lock
+    /// alone.
+    pub(crate) fn checkpoint_older_than(&self, newer: Option<Sequence>) -> Result<()> {
+        while !matches!(self.checkpoint_batch(Class::Sync, newer)?, Batch::Nothing) {}
+        Ok(())
+    }
+
+    /// Writes the next batch of the oldest commit home, or waits for those of other threads where none is
+    /// left. The checkpoint lock is held; with `newer` alone, see [`Journal::checkpoint_older_than`].
+    pub(crate) fn checkpoint_batch(&self, class: Class, newer: Option<Sequence>) -> Result<Batch> {
         self.check_running()?;
-        let begun = self.inner.state.lock().pipeline.begin_checkpoint();
-        let Some(commit) = begun else { return Ok(None) };
-        let last = self.inner.checkpoint_writes.last();
-        let last = last.filter(|last| commit.buffers.iter().any(|buffer| buffer.block() == *last));
-        let written = last.map_or(Ok(()), |last| self.write_others_home(last, class));
-        let written = written.and_then(|()| {
-            let mut batches = commit.buffers.chunks(BATCH_BLOCKS);
-            batches.try_for_each(|batch| self.write_versions(commit.sequence, newer, batch, class))
-        });
-        if let Err(error) = written {
-            self.abort(error.clone());
-            return Err(error);
+        let claims = &self.inner.checkpoint_claims;
+        match claims.claim(|| self.inner.state.lock().pipeline.begin_checkpoint()) {
+            Claim::Nothing => {
+                // A write of another thread may have failed meanwhile.
+                self.check_running()?;
+                Ok(Batch::Nothing)
+            }
+            Claim::Wait => {
+                let _promoted = (class != Class::Background)
+                    .then(|| self.inner.checkpoint_writes.in_flight.promote());
+                claims.wait();
+                Ok(Batch::Waited)
+            }
+            Claim::Prepare(commit) => {
+                let last = self.inner.checkpoint_writes.last();
+                let has = |last: &BlockNo| commit.buffers.iter().any(|it| it.block() == *last);
+                let last = last.filter(has);
+                self.or_stop(last.map_or(Ok(()), |last| self.write_others_home(last, class)))?;
+                claims.ready();
+                Ok(Batch::Done(0))
+            }
+            Claim::Batch(commit, range) => {
+                let count = range.len();
+                let batch = &commit.buffers[range];
+                self.or_stop(self.write_versions(commit.sequence, newer, batch, class))?;
+                claims.ended(|| self.inner.state.lock().pipeline.end_checkpoint());
+                Ok(Batch::Done(count))
+            }
         }
-        self.inner.state.lock().pipeline.end_checkpoint();
-        Ok(Some(commit.buffers.len()))
+    }
+
+    /// After a failed home write the journal stops, and whoever waits for that write goes on.
+    fn or_stop(&self, written: Result<()>) -> Result<()> {
+        if let Err(error) = &written {
+            self.abort(error.clone());
+            self.inner.checkpoint_claims.failed();
+        }
+        written
     }
 
     fn write_versions(
@@ -173,8 +210,9 @@ impl Journal {
     }
 
     /// Advances the tail past checkpointed transactions. `true` if log space was freed. The
-    /// checkpoint lock is held.
+    /// checkpoint lock is held, shared or alone.
     pub(crate) fn move_tail(&self, log: &Log) -> Result<bool> {
+        let _tail = self.inner.tail_lock.lock();
         let (sequence, start) = {
             let state = self.inner.state.lock();
             let (sequence, start) = state.oldest_needed();

@@ -3,7 +3,6 @@
 //! Owns no state. Invariant: the log is marked as empty under the commit lock and the checkpoint lock,
 //! when everything that has committed is checkpointed.
 
-use fjord_block::Class;
 use fjord_format::jbd2::Incompat;
 
 use crate::error::{JournalError, Result};
@@ -23,7 +22,7 @@ impl Journal {
             // Commit and checkpoint locks are held: the log does not change from here on.
             let _commits = self.inner.lock_commits();
             self.settle()?;
-            let _checkpoint = self.lock_checkpoint(Class::Sync);
+            let _checkpoint = self.lock_checkpoint();
             let (sequence, head, empty) = {
                 let state = self.inner.state.lock();
                 if !state.pipeline.is_empty() {

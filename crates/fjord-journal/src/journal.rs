@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fjord_block::lock::{Condvar, Mutex, point};
+use fjord_block::lock::{Condvar, Mutex, RwLock, point};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt};
 use fjord_format::jbd2::Superblock;
@@ -24,6 +24,7 @@ use fjord_format::types::{BlockNo, Tid};
 
 use crate::area::Areas;
 use crate::buffer::{Buffer, Joined, WriteGuard};
+use crate::checkpoint_claims::CheckpointClaims;
 use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
@@ -62,8 +63,13 @@ pub(crate) struct Inner {
     pub(crate) parts: OnceLock<Box<dyn PartRules>>,
     /// One transaction may use the whole log, and none is committed to free space.
     pub(crate) whole_log: AtomicBool,
-    /// Serialises checkpoints. Held over I/O; outermost except for the commit lock.
-    pub(crate) checkpoint_lock: Mutex<()>,
+    /// Shared by threads that checkpoint; who needs the log and the versions as they are has it alone. Held
+    /// over I/O; outermost except for the commit lock.
+    pub(crate) checkpoint_lock: RwLock<()>,
+    /// The home writes that come next.
+    pub(crate) checkpoint_claims: CheckpointClaims,
+    /// Serialises moves of the tail. Held over I/O.
+    pub(crate) tail_lock: Mutex<()>,
     pub(crate) state: Mutex<State>,
     /// A copy of [`State::committed`], stored under `state`, read without a lock.
     pub(crate) committed: AtomicU32,

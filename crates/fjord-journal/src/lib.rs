@@ -25,7 +25,7 @@
 //! | commits | `commit` |
 //! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `roles` |
 //! | what they share | `journal` |
-//! | data | `state`, `pipeline`, `transaction`, `buffer`, `live_buffers`, `checkpoint_writes`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
+//! | data | `state`, `pipeline`, `transaction`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
 //! [`recovery`] needs the log and the areas only.
 
@@ -36,6 +36,7 @@ mod area;
 mod area_writer;
 mod buffer;
 mod checkpoint;
+mod checkpoint_claims;
 mod checkpoint_writes;
 mod close;
 mod commit;

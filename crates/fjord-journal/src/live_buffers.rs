@@ -1,6 +1,7 @@
 //! The table of live buffers: those with a version that is not checkpointed.
 //!
-//! Invariant: a block has at most one live buffer. A clean one may be replaced, and is removed.
+//! Invariant: a block has at most one live buffer. A clean one may be replaced, and is removed. A block's
+//! number names the shard of the table that it is in; no thread holds two.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,26 +12,39 @@ use fjord_format::types::{BlockNo, Tid};
 use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::error::{JournalError, Result};
 
+/// More than threads that change metadata at a time; fewer where a model check tries each order of locks.
+const SHARD_COUNT: usize = if cfg!(feature = "model") { 2 } else { 64 };
+
+type Shard = Mutex<HashMap<BlockNo, Arc<Buffer>>>;
+
 /// The live buffers of a journal.
 pub(crate) struct LiveBuffers {
-    by_block: Mutex<HashMap<BlockNo, Arc<Buffer>>>,
+    /// By block.
+    shards: [Shard; SHARD_COUNT],
 }
 
 impl Default for LiveBuffers {
     fn default() -> LiveBuffers {
-        LiveBuffers { by_block: Mutex::new(Rank::LiveBuffers, HashMap::new()) }
+        let shard = |_| Mutex::new(Rank::LiveBuffers, HashMap::new());
+        LiveBuffers { shards: std::array::from_fn(shard) }
     }
 }
 
 impl LiveBuffers {
-    /// The live buffer of a block.
-    pub(crate) fn get(&self, block: BlockNo) -> Option<Arc<Buffer>> {
-        self.by_block.lock().get(&block).cloned()
+    /// Blocks that are changed together lie beside each other or a group apart: multiplied, they spread.
+    fn shard(&self, block: BlockNo) -> &Shard {
+        let spread = block.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.shards[(spread >> 32) as usize % SHARD_COUNT]
     }
 
-    /// Number of live buffers.
+    /// The live buffer of a block.
+    pub(crate) fn get(&self, block: BlockNo) -> Option<Arc<Buffer>> {
+        self.shard(block).lock().get(&block).cloned()
+    }
+
+    /// Number of live buffers; those that join or leave meanwhile are counted or not.
     pub(crate) fn len(&self) -> usize {
-        self.by_block.lock().len()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     /// Registers the buffer as live and part of transaction `tid`. Errs when another buffer of its
@@ -41,8 +55,8 @@ impl LiveBuffers {
         tid: Tid,
         contents: &WriteGuard<'_>,
     ) -> Result<Joined> {
-        // Under the lock of the table, so that no thread removes a clean buffer meanwhile.
-        let mut live = self.by_block.lock();
+        // Under the lock of the shard, so that no thread removes a clean buffer meanwhile.
+        let mut live = self.shard(buffer.block()).lock();
         let known = live.entry(buffer.block()).or_insert_with(|| buffer.clone());
         if !Arc::ptr_eq(known, buffer) {
             if known.is_dirty() {
@@ -53,16 +67,21 @@ impl LiveBuffers {
         Ok(buffer.join(tid, contents))
     }
 
-    /// The live buffers of blocks that `wanted` selects.
+    /// The live buffers of blocks that `wanted` selects; those that join or leave meanwhile may be missing.
     pub(crate) fn select(&self, wanted: impl Fn(BlockNo) -> bool) -> Vec<Arc<Buffer>> {
-        let live = self.by_block.lock();
-        live.iter().filter(|(block, _)| wanted(**block)).map(|(_, buffer)| buffer.clone()).collect()
+        let mut selected = Vec::new();
+        for shard in &self.shards {
+            let live = shard.lock();
+            let buffers = live.iter().filter(|(block, _)| wanted(**block));
+            selected.extend(buffers.map(|(_, buffer)| buffer.clone()));
+        }
+        selected
     }
 
     /// Removes those of `buffers` that have become clean.
     pub(crate) fn remove_clean<'a>(&self, buffers: impl Iterator<Item = &'a Arc<Buffer>>) {
-        let mut live = self.by_block.lock();
         for buffer in buffers {
+            let mut live = self.shard(buffer.block()).lock();
             let known = live.get(&buffer.block());
             if known.is_some_and(|known| Arc::ptr_eq(known, buffer)) && !buffer.is_dirty() {
                 live.remove(&buffer.block());

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 
 use fjord_block::Device;
-use fjord_block::lock::{Condvar, Mutex, Rank};
+use fjord_block::lock::{Condvar, Mutex, Rank, RwLock};
 use fjord_format::types::Tid;
 
 use crate::area::Areas;
+use crate::checkpoint_claims::CheckpointClaims;
 use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::{self, Area};
@@ -112,7 +113,9 @@ impl Journal {
             commit_time: options.commit_time,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
-            checkpoint_lock: Mutex::new(Rank::Checkpoint, ()),
+            checkpoint_lock: RwLock::new(Rank::Checkpoint, ()),
+            checkpoint_claims: CheckpointClaims::default(),
+            tail_lock: Mutex::new(Rank::CheckpointTail, ()),
             committed: AtomicU32::new(state.committed.0),
             state: Mutex::new(Rank::JournalState, state),
             drained: Condvar::new(),

@@ -13,7 +13,7 @@
 //! Invariants: no script writes a commit block before everything that it refers to, unless the
 //! device keeps them in order; each script checks for a stopped journal before its last write.
 
-use fjord_block::lock::MutexGuard;
+use fjord_block::lock::RwLockWriteGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
@@ -263,7 +263,7 @@ impl Journal {
     ) -> Result<Sent> {
         // Not waited for. A ticket that is alone runs in the waiting thread, which is fastest.
         let mut own: Vec<Ticket> = Vec::new();
-        let mut checkpoint_lock: Option<MutexGuard<'_, ()>> = None;
+        let mut checkpoint_lock: Option<RwLockWriteGuard<'_, ()>> = None;
         for step in script.steps {
             match step {
                 Step::LogStart(log, order, class) => {
@@ -285,7 +285,7 @@ impl Journal {
                 Step::Enter(phase) => self.inner.state.lock().pipeline.set_phase(commit, phase),
                 Step::CheckRunning => self.check_running()?,
                 Step::CheckpointOlder => {
-                    checkpoint_lock = Some(self.lock_checkpoint(Class::Sync));
+                    checkpoint_lock = Some(self.lock_checkpoint());
                     self.checkpoint_older(commit.sequence)?;
                 }
                 Step::MoveStart(log, area, start) => {

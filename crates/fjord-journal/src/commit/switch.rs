@@ -19,8 +19,8 @@
 //! sequence; checkpoints do not move the tail past it before 3; no other checkpoint runs from 1 to
 //! 3.
 
+use fjord_block::Buf;
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class};
 use fjord_format::jbd2::{IjournalMark, Incompat};
 
 use crate::error::Result;
@@ -90,10 +90,10 @@ impl Journal {
     }
 
     /// Checkpoints everything older than the commit of `sequence`, except blocks with a version of
-    /// it. The checkpoint lock is held.
+    /// it. The caller has the checkpoint lock alone.
     pub(super) fn checkpoint_older(&self, sequence: Sequence) -> Result<()> {
         if !planted(Bug::StreamEndBeforeHome) {
-            while self.checkpoint_oldest(Class::Sync, Some(sequence))?.is_some() {}
+            self.checkpoint_older_than(Some(sequence))?;
         }
         Ok(())
     }

@@ -155,6 +155,31 @@ fn checkpoint(world: &World) {
     world.journal.checkpoint_all().expect("a checkpoint");
 }
 
+/// Three blocks in one commit.
+fn fsync_three(world: &World) {
+    world.change(0);
+    world.change(1);
+    fsync_2(world);
+}
+
+fn checkpoint_durable(world: &World) {
+    checkpoint(world);
+    world.assert_newest_durable();
+}
+
+fn try_checkpoint(world: &World) {
+    let _ = world.journal.checkpoint_all();
+}
+
+fn newest_durable(world: &World) {
+    world.assert_newest_durable();
+}
+
+fn close_durable(world: &World) {
+    world.journal.close().expect("a close");
+    world.assert_newest_durable();
+}
+
 fn settle_in_flight(world: &World) {
     world.journal.settle_in_flight();
 }
@@ -307,6 +332,16 @@ cases! {
     SHUTDOWN_REQUESTS shutdown_requests:
         Case::new(DUAL, &[ask_0, ask_1, shutdown]).after(any), MANY;
     CLOSE_DUAL close_dual: Case::new(DUAL, &[fsync_0, ask_1, close]).after(any), MANY;
+
+    CHECKPOINTS checkpoints:
+        Case::new(SERIAL, &[checkpoint_durable, checkpoint_durable]).before(fsync_three), TWO;
+    CHECKPOINTS_AND_FSYNC checkpoints_and_fsync:
+        Case::new(DUAL, &[checkpoint, checkpoint, fsync_0]).before(fsync_three), MANY;
+    CHECKPOINT_AND_CLOSE checkpoint_and_close:
+        Case::new(SERIAL, &[try_checkpoint, close_durable]).before(fsync_three), TWO;
+    CHECKPOINT_FAILS checkpoint_fails:
+        Case::new(failing(SERIAL, Fault::Home(1)), &[try_checkpoint, try_checkpoint])
+            .before(fsync_three).after(newest_durable), TWO;
 
     FREED_DUAL freed_dual:
         Case::new(DUAL, &[free_0, checkpoint]).before(fsync_0).after(reused), TWO;

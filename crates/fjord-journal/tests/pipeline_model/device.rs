@@ -37,6 +37,8 @@ pub(crate) enum Fault {
     Body(u32),
     /// Its commit block.
     CommitBlock(u32),
+    /// The home location of this block.
+    Home(u64),
     /// The flush of this number, counted from 0; all later ones fail too.
     Flush(usize),
 }
@@ -258,7 +260,8 @@ impl Shared {
         let (offset, len) = (*offset, bytes.len() as u64);
         let stopped = ordered.is_some() && state.failed_write.is_some_and(|failed| failed < number);
         let starts_log = offset == SUPERBLOCK_OFFSET && !fua;
-        if stopped || self.fails(bytes) || starts_log && self.fault == Some(Fault::LogStart) {
+        if stopped || self.fails(offset, bytes) || starts_log && self.fault == Some(Fault::LogStart)
+        {
             if ordered.is_some() && !stopped {
                 state.failed_write = Some(number);
             }
@@ -271,10 +274,11 @@ impl Shared {
         Ok(())
     }
 
-    fn fails(&self, bytes: &[u8]) -> bool {
+    fn fails(&self, offset: u64, bytes: &[u8]) -> bool {
         match (log_block(bytes), self.fault) {
             (Some((true, sequence)), Some(Fault::CommitBlock(at))) => at == sequence,
             (Some((false, sequence)), Some(Fault::Body(at))) => at == sequence,
+            (None, Some(Fault::Home(block))) => offset == block * BLOCK_SIZE as u64,
             _ => false,
         }
     }

@@ -113,6 +113,10 @@ races! {
         Bug::HandleDuringFreeze, cases::FSYNCS_SERIAL, Preemptions(2), NOT_DURABLE;
     queue_not_looked_at:
         Bug::QueueNotLookedAt, cases::REQUESTS_SERIAL, Preemptions(2), NO_ANSWER;
+    batch_of_others_uncounted:
+        Bug::BatchOfOthersUncounted, cases::CHECKPOINTS, Preemptions(2), NOT_DURABLE;
+    batch_end_wakes_nobody:
+        Bug::BatchEndWakesNobody, cases::CHECKPOINTS, Preemptions(2), DEADLOCK;
     stop_unheard: Bug::StopUnheard, cases::SHUTDOWN_WHILE_LOCKED, Preemptions(2), DEADLOCK;
 }
 

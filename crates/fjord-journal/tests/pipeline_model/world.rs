@@ -278,6 +278,14 @@ impl World {
         );
     }
 
+    /// The newest changes are there after a power cut, from the log or from their home locations.
+    pub(crate) fn assert_newest_durable(&self) {
+        let changes: Vec<Change> = (0..BUFFERS).filter_map(|block| self.newest(block)).collect();
+        for change in changes {
+            assert_durable(&self.device, change, "who has checkpointed");
+        }
+    }
+
     /// No call failed.
     pub(crate) fn assert_all_durable(&self) {
         let record = lock(&self.record);
