@@ -66,6 +66,8 @@ struct State {
     ran_count: u64,
     queue: VecDeque<Queued>,
     hold: Option<Hold>,
+    /// Reads wait in the call that submits them.
+    holds_reads: bool,
     /// Time that each flush takes.
     delay: Duration,
     fails: Fails,
@@ -141,6 +143,7 @@ impl GateDevice {
             ran_count: 0,
             queue: VecDeque::new(),
             hold: None,
+            holds_reads: false,
             delay: Duration::ZERO,
             fails: Fails::Never,
             flush_has_failed: false,
@@ -185,9 +188,16 @@ impl GateDevice {
         self.shared.moved.notify_all();
     }
 
+    /// Holds back every read, in the thread that submits it, until [`GateDevice::release_all`].
+    pub fn hold_reads(&self) {
+        self.shared.lock().holds_reads = true;
+    }
+
     /// Lets all requests run. (Not `release`: of an `Arc` that is [`Device::release`].)
     pub fn release_all(&self) {
-        self.shared.lock().hold = None;
+        let mut state = self.shared.lock();
+        (state.hold, state.holds_reads) = (None, false);
+        drop(state);
         self.shared.moved.notify_all();
     }
 
@@ -410,6 +420,11 @@ impl Device for GateDevice {
     }
 
     fn submit_read(&self, offset: u64, bufs: Vec<AlignedBuf>, class: Class) -> ReadTicket {
+        let mut state = self.shared.lock();
+        while state.holds_reads {
+            state = self.shared.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
         self.shared.current.submit_read(offset, bufs, class)
     }
 }

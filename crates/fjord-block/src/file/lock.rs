@@ -311,17 +311,23 @@ fn take_lock(
     Ok(())
 }
 
+/// How often a lock is looked for in /proc/locks.
+const LOCK_TABLE_LOOKS: usize = 8;
+
 /// Description of the process that holds a flock on the file, from /proc/locks.
 fn lock_holder(metadata: &fs::Metadata) -> String {
     let dev = metadata.dev();
     let wanted = format!("{:02x}:{:02x}:{}", libc::major(dev), libc::minor(dev), metadata.ino());
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let pid = locks.lines().filter(|line| line.contains(" FLOCK ")).find_map(|line| {
-        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        (fields.get(5) == Some(&wanted.as_str()))
-            .then(|| fields.get(4).map(|pid| (*pid).to_owned()))?
-    });
-    match pid {
+    let pid = || {
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        locks.lines().filter(|line| line.contains(" FLOCK ")).find_map(|line| {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            (fields.get(5) == Some(&wanted.as_str()))
+                .then(|| fields.get(4).map(|pid| (*pid).to_owned()))?
+        })
+    };
+    // The kernel tells them page by page, and passes one over if another is released in between.
+    match (0..LOCK_TABLE_LOOKS).find_map(|_| pid()) {
         Some(pid) if pid == std::process::id().to_string() => "this process itself".to_owned(),
         Some(pid) => {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

@@ -115,7 +115,12 @@ fn edit_extents(env: &Env, bytes: &[u8], kind: NodeKind) {
         let start = BlockNo(u64::from(pick(bytes, 7) % 40_000));
         if node.as_node().is_leaf() {
             let unwritten = pick(bytes, 8) & 1 == 1;
-            let extent = Extent { logical, len: 1 + pick(bytes, 9) % 50_000, start, unwritten };
+            // An edit takes any blocks of the image; whoever makes one knows where the image ends.
+            let room = env.geometry.block_count.saturating_sub(start.0).min(50_000) as u32;
+            if room == 0 {
+                return;
+            }
+            let extent = Extent { logical, len: 1 + pick(bytes, 9) % room, start, unwritten };
             let _ = node.insert_extent(at, extent);
             let _ = node.set_extent(at, extent);
         } else {
