@@ -143,8 +143,10 @@ fn killed(policy: FsyncPolicyKind) -> Result<()> {
             image::e2fsck_repair(&copy)?;
             image::e2fsck_clean(&copy)?;
         }
-        fjord(&["recover"], &[&image])?.ok()?;
-        image::e2fsck_clean(&image)?;
+        let before = scratch.join("before");
+        image::copy_sparse(&image, &before)?;
+        let told = fjord(&["recover", "--json"], &[&image])?.ok()?;
+        image::e2fsck_clean(&image).inspect_err(|_| describe(&before, &told.stdout))?;
         let linux = KernelMount::new(&image, "rw")?;
         numbered::verify(linux.path(), &promised, &attempted)
             .with_context(|| format!("round {round}: {promised:?} to {attempted:?}"))?;
@@ -158,6 +160,21 @@ fn killed(policy: FsyncPolicyKind) -> Result<()> {
         image::e2fsck_clean(&image)?;
     }
     Ok(())
+}
+
+/// Prints what a recovery that went wrong began with, and what it told.
+fn describe(before: &Path, told: &str) {
+    println!("{told}");
+    let show = |command: &str| {
+        let said = tools::run(tools::command("debugfs")?.args(["-R", command]).arg(before))?;
+        println!("{command}\n{}", said.stdout);
+        anyhow::Ok(())
+    };
+    for command in ["show_super_stats -h", "logdump -S"] {
+        if let Err(error) = show(command) {
+            println!("{command}: {error:#}");
+        }
+    }
 }
 
 mod killed_in {

@@ -204,9 +204,13 @@ impl Journal {
 
     /// From now on `block` is written to its home location only after everything that has committed,
     /// durably; `None` ends that. For a block that is read before the log is replayed. Each of its
-    /// checkpoint writes then takes one more flush.
+    /// checkpoint writes then takes one more flush. Waits for the batches in flight, so the caller has no open
+    /// handle.
     pub fn checkpoint_last(&self, block: Option<BlockNo>) {
+        let _alone = self.lock_checkpoint();
         self.inner.checkpoint_writes.set_last(block);
+        // The commit that is in part in its home location has to heed it, too.
+        self.inner.checkpoint_claims.prepare_again();
     }
 
     /// Advances the tail past checkpointed transactions. `true` if log space was freed. The

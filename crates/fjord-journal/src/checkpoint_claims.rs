@@ -33,10 +33,18 @@ struct Current {
     claimed_count: usize,
     /// Batches that have not ended.
     in_flight_count: usize,
-    /// What has to precede the first batch is done.
-    is_ready: bool,
+    preparation: Preparation,
     /// A write failed, so that it never ends.
     is_failed: bool,
+}
+
+/// How far what has to precede the batches of a commit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Preparation {
+    Needed,
+    /// A thread is at it.
+    UnderWay,
+    Done,
 }
 
 /// What a call that claims and writes a batch did.
@@ -51,7 +59,7 @@ pub(crate) enum Batch {
 
 /// What a thread is to do next.
 pub(crate) enum Claim {
-    /// To prepare the commit, before any of its blocks is written; then [`CheckpointClaims::ready`].
+    /// To prepare the commit, before any more of its blocks is written; then [`CheckpointClaims::ready`].
     Prepare(Arc<Commit>),
     /// To write these buffers of the commit; then [`CheckpointClaims::ended`].
     Batch(Arc<Commit>, Range<usize>),
@@ -77,7 +85,12 @@ impl Current {
 
     /// Whether all depends on other threads.
     fn is_busy(&self) -> bool {
-        !self.is_failed && (!self.is_ready || self.is_claimed() && self.in_flight_count > 0)
+        let is_waited_for = match self.preparation {
+            Preparation::Needed => false,
+            Preparation::UnderWay => true,
+            Preparation::Done => self.is_claimed() && self.in_flight_count > 0,
+        };
+        is_waited_for && !self.is_failed
     }
 }
 
@@ -91,7 +104,7 @@ impl CheckpointClaims {
                 commit: commit.clone(),
                 claimed_count: 0,
                 in_flight_count: 0,
-                is_ready: false,
+                preparation: Preparation::UnderWay,
                 is_failed: false,
             });
             return Claim::Prepare(commit);
@@ -102,6 +115,10 @@ impl CheckpointClaims {
         if current.is_busy() {
             return Claim::Wait;
         }
+        if current.preparation == Preparation::Needed {
+            current.preparation = Preparation::UnderWay;
+            return Claim::Prepare(current.commit.clone());
+        }
         let first = current.claimed_count;
         let end = current.commit.buffers.len().min(first + BATCH_BLOCKS);
         current.claimed_count = end;
@@ -109,12 +126,24 @@ impl CheckpointClaims {
         Claim::Batch(current.commit.clone(), first..end)
     }
 
-    /// What has to precede the first batch is done.
+    /// What has to precede the next batch is done.
     pub(crate) fn ready(&self) {
         if let Some(current) = &mut *self.current.lock() {
-            current.is_ready = true;
+            current.preparation = Preparation::Done;
         }
         self.moved.notify_all();
+    }
+
+    /// What has to precede a batch is another from now on. No batch is in flight: the caller has the checkpoint
+    /// lock alone.
+    pub(crate) fn prepare_again(&self) {
+        if let Some(current) = &mut *self.current.lock() {
+            debug_assert!(
+                current.in_flight_count == 0 || current.is_failed,
+                "a batch is in flight"
+            );
+            current.preparation = Preparation::Needed;
+        }
     }
 
     /// A batch was written; `end` ends the checkpoint of its commit, if it was the last.
@@ -134,7 +163,7 @@ impl CheckpointClaims {
         }
     }
 
-    /// A batch failed, or what precedes the first one; the journal has stopped, so that nobody claims more.
+    /// A batch failed, or what precedes one; the journal has stopped, so that nobody claims more.
     pub(crate) fn failed(&self) {
         if let Some(current) = &mut *self.current.lock() {
             current.is_failed = true;
@@ -156,5 +185,40 @@ impl CheckpointClaims {
         while current.as_ref().is_some_and(Current::is_busy) {
             self.moved.wait(&mut current);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fjord_block::Buf;
+    use fjord_format::types::{BlockNo, Tid};
+
+    use super::*;
+    use crate::buffer::{Buffer, BufferKind};
+    use crate::pipeline::tests::commit_of;
+    use crate::transaction::Sequence;
+
+    /// A commit that is in part in its home location when the order of home writes changes is prepared again,
+    /// before any more of it is claimed.
+    #[test]
+    fn the_rest_of_a_commit_is_prepared_again() {
+        let buffer = |number| Buffer::new(BlockNo(number), Buf::zeroed(1024), BufferKind::Metadata);
+        let buffers = (0..BATCH_BLOCKS as u64 + 1).map(buffer).collect();
+        let mut commits = vec![commit_of(Sequence(Tid(7)), buffers)];
+        let claims = CheckpointClaims::default();
+        assert!(matches!(claims.claim(|| commits.pop()), Claim::Prepare(_)));
+        assert!(matches!(claims.claim(|| commits.pop()), Claim::Wait));
+        claims.ready();
+        assert!(matches!(claims.claim(|| None), Claim::Batch(_, range) if range.start == 0));
+        claims.ended(|| panic!("a batch is left"));
+        claims.prepare_again();
+        assert!(matches!(claims.claim(|| None), Claim::Prepare(_)));
+        assert!(matches!(claims.claim(|| None), Claim::Wait));
+        claims.ready();
+        assert!(matches!(claims.claim(|| None), Claim::Batch(_, range) if range.len() == 1));
+        let mut has_ended = false;
+        claims.ended(|| has_ended = true);
+        assert!(has_ended && matches!(claims.claim(|| None), Claim::Nothing));
+        claims.prepare_again();
     }
 }

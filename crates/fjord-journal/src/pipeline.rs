@@ -387,11 +387,15 @@ impl Pipeline {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use fjord_block::lock::Rank;
 
     fn commit(sequence: Sequence) -> Arc<Commit> {
+        commit_of(sequence, Vec::new())
+    }
+
+    pub(crate) fn commit_of(sequence: Sequence, buffers: Vec<Arc<Buffer>>) -> Arc<Commit> {
         Arc::new(Commit {
             tid: Tid(7),
             sequence,
@@ -401,7 +405,7 @@ mod tests {
             log_start: 1,
             log_blocks: 1,
             began: Instant::now(),
-            buffers: Vec::new(),
+            buffers,
             forgotten: Vec::new(),
             callers: 0,
             waiters: Vec::new(),

@@ -124,9 +124,25 @@ impl FsInner {
         }
         self.check_last_group()?;
         self.write_groups(&next, &added)?;
-        let handle = self.start(credits)?;
         self.journal().checkpoint_last(Some(self.superblock_place().0));
-        let changed = self.change(&handle, next, &added, resize_inode, root_blocks);
+        let logged = self.log_step(next, &added, resize_inode, credits, root_blocks);
+        self.journal().checkpoint_last(None);
+        logged?;
+        self.end_growth(&added, root_blocks);
+        Ok(())
+    }
+
+    /// The transaction of a step, committed and checkpointed.
+    fn log_step(
+        self: &Arc<Self>,
+        next: Geometry,
+        added: &[NewGroup],
+        resize_inode: Option<ResizeInode>,
+        credits: u32,
+        root_blocks: u64,
+    ) -> Result<()> {
+        let handle = self.start(credits)?;
+        let changed = self.change(&handle, next, added, resize_inode, root_blocks);
         if let Err(error) = changed {
             // Half of it is in the transaction, which must not commit.
             drop(handle);
@@ -139,11 +155,7 @@ impl FsInner {
             }
         });
         let tid = handle.stop();
-        let committed = self.commit_step(tid);
-        self.journal().checkpoint_last(None);
-        committed.map_err(|error| self.give_up(error.into()))?;
-        self.end_growth(&added, root_blocks);
-        Ok(())
+        self.commit_step(tid).map_err(|error| self.give_up(error.into()))
     }
 
     /// Makes a step durable, and checkpoints it: Linux and e2fsck look at the superblock and the
