@@ -12,7 +12,7 @@ use std::{
 
 mod supervised;
 
-use supervised::{LONG, ends, supervise, xtask};
+use supervised::{LONG, ends, first_ready, supervise, supervise_to_the_limit, xtask};
 
 /// Processes that each start the next, in a session of its own, and end. After a minute they end by themselves.
 const CHAIN: &str = r#"
@@ -220,7 +220,8 @@ fn connections_of_mounts_in_namespaces_of_the_program_are_aborted() {
     // The second hides from the supervisor where the kernel lists connections.
     for hide in ["", "mount -t tmpfs none /sys; "] {
         let run = format!("{hide}unshare --mount python3 \"$TMPDIR/serve.py\" \"$TMPDIR/dir\"");
-        let (code, text) = supervise(&with_python("serve", &serve, &run));
+        let script = with_python("serve", &serve, &run);
+        let (code, text) = supervise_to_the_limit(&script, "waits for itself\n");
         assert_eq!(code, Some(124), "{text}");
         assert!(text.contains("waits for itself\n"), "{text}");
         assert!(text.contains("aborted FUSE connection"), "{text}");
@@ -230,18 +231,21 @@ fn connections_of_mounts_in_namespaces_of_the_program_are_aborted() {
 
 #[test]
 fn mounts_of_the_caller_stay() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name);
-    fs::write(path("caller.py"), format!("{FUSE}{CALLER}")).unwrap();
-    fs::write(path("serve.py"), format!("{FUSE}{WAITS_FOR_ITSELF}")).unwrap();
-    let mut caller = Command::new("python3");
-    caller.arg(path("caller.py")).arg(path("mounted")).arg(env!("CARGO_BIN_EXE_xtask"));
-    caller.args(["supervise", "--limit", "2", "--scratch"]).arg(path("scratch"));
-    // It copies the caller's mount, and waits for one of its own until that is aborted.
-    caller.args(["--", "unshare", "--mount", "python3"]).arg(path("serve.py")).arg(path("own"));
-    // As in a run: only the first process drops such mounts.
-    let output = ends(caller.env("FJORD_XTASK_NAMESPACE", "0"));
-    let text = String::from_utf8(output.stdout).unwrap();
+    let run = |limit: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("caller.py"), format!("{FUSE}{CALLER}")).unwrap();
+        fs::write(path("serve.py"), format!("{FUSE}{WAITS_FOR_ITSELF}")).unwrap();
+        let mut caller = Command::new("python3");
+        caller.arg(path("caller.py")).arg(path("mounted")).arg(env!("CARGO_BIN_EXE_xtask"));
+        caller.args(["supervise", "--limit", limit, "--scratch"]).arg(path("scratch"));
+        // It copies the caller's mount, and waits for one of its own until that is aborted.
+        caller.args(["--", "unshare", "--mount", "python3"]).arg(path("serve.py")).arg(path("own"));
+        // As in a run: only the first process drops such mounts.
+        let output = ends(caller.env("FJORD_XTASK_NAMESPACE", "0"));
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (_, text) = first_ready(["2", "15", "150"].into_iter().map(run), "waits for itself\n");
     assert_eq!(text.matches("aborted FUSE connection").count(), 1, "{text}");
     assert!(text.ends_with("caller: 124 No such file or directory\n"), "{text}");
 }

@@ -11,7 +11,7 @@ use std::{
 
 mod supervised;
 
-use supervised::{ends, supervise, xtask};
+use supervised::{ends, supervise, supervise_to_the_limit, xtask};
 
 /// A server of a `fuseblk` mount that unmounts it by itself: umount(2) sends DESTROY and waits for the
 /// answer, which nobody gives. The state that no signal ends.
@@ -44,9 +44,9 @@ fn the_status_and_the_output_are_those_of_the_program() {
 
 #[test]
 fn a_program_that_never_ends_is_ended_and_its_stacks_are_shown() {
-    let (code, text) = supervise("sleep 1009 & sleep 1013");
+    let (code, text) = supervise_to_the_limit("sleep 1009 & sleep 1013", "nanosleep");
     assert_eq!(code, Some(124), "{text}");
-    assert!(text.contains("hung: it did not end within 2 s"), "{text}");
+    assert!(text.contains("hung: it did not end within "), "{text}");
     assert!(text.contains(": sleep 1009\n") && text.contains(": sleep 1013\n"), "{text}");
     assert!(text.contains("nanosleep"), "no stacks: {text}");
 }
@@ -85,7 +85,7 @@ fn a_server_that_waits_for_its_own_answer_is_ended() {
         "cat >\"$TMPDIR/serve.py\" <<'END'\n{SELF_UNMOUNT}\nEND\n\
         python3 \"$TMPDIR/serve.py\" \"$TMPDIR/image\" \"$TMPDIR/dir\""
     );
-    let (code, text) = supervise(&script);
+    let (code, text) = supervise_to_the_limit(&script, "unmounts itself\n");
     assert_eq!(code, Some(124), "{text}");
     assert!(text.contains("unmounts itself\n"), "{text}");
     assert!(text.contains("fuse_send_destroy") || text.contains("request_wait_answer"), "{text}");
@@ -115,14 +115,14 @@ fn a_run_goes_on_after_a_hang() {
         script(dir.path(), "passes", "echo 'test result: ok. 5 passed; 0 failed; 1 ignored'"),
     ];
     let mut command = xtask();
-    command.args(["test", "--limit", "2"]);
+    command.args(["test", "--limit", "9"]);
     for script in &scripts {
         command.arg("--program").arg(script);
     }
     let output = ends(&mut command);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("/hangs: it hung, and was ended after 2 s\n"), "{text}");
+    assert!(text.contains("/hangs: it hung, and was ended after 9 s\n"), "{text}");
     assert!(text.contains("/leaves: it left something behind\n"), "{text}");
     assert!(text.contains("/fails: it failed\n"), "{text}");
     assert!(text.ends_with("8 passed, 4 failed, 1 skipped\n"), "{text}");
@@ -133,11 +133,11 @@ fn a_run_that_reaches_its_limit_ends_and_shows_what_hung() {
     let dir = tempfile::tempdir().unwrap();
     let hangs = script(dir.path(), "hangs", "sleep 1039 & exec sleep 1049");
     let mut command = xtask();
-    command.args(["test", "--run-limit", "2", "--program"]).arg(&hangs);
+    command.args(["test", "--run-limit", "9", "--program"]).arg(&hangs);
     let output = ends(&mut command);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("the run ends: it reached its limit of 2 s"), "{text}");
+    assert!(text.contains("the run ends: it reached its limit of 9 s"), "{text}");
     assert!(text.contains("sleep 1039") && text.contains("sleep 1049"), "{text}");
     assert!(text.contains("nanosleep"), "no stacks: {text}");
 }
