@@ -1,7 +1,7 @@
 //! How fjord works as a target. Owns the words after a target's name.
 
 use fjord::awake::LowLatency;
-use fjord::{CommitPipeline, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{CommitPipeline, FsyncPolicyKind, JournalLists, MountOptions, Scheduler};
 
 use crate::error::{BenchError, Result};
 
@@ -14,6 +14,8 @@ pub struct How {
     pub epoch: bool,
     /// Commits in dual mode, which needs the epoch scheduler.
     pub dual: bool,
+    /// Changes enter a transaction under a lock.
+    pub locked_lists: bool,
     /// Idle processors halt, also while calls come in quick succession.
     pub halts: bool,
     /// On a modelled device itself, in this process and with its barrier command, instead of the
@@ -25,14 +27,22 @@ pub struct How {
 
 const EPOCH: &str = "epoch";
 const DUAL: &str = "dual";
+const LOCKED: &str = "locked";
 const HALTS: &str = "nolow_latency";
 const NATIVE: &str = "native";
 const ORDER: &str = "order";
 
 impl How {
     /// The defaults.
-    pub(crate) const DEFAULT: How =
-        How { policy: None, epoch: false, dual: false, halts: false, native: false, order: false };
+    pub(crate) const DEFAULT: How = How {
+        policy: None,
+        epoch: false,
+        dual: false,
+        locked_lists: false,
+        halts: false,
+        native: false,
+        order: false,
+    };
 
     /// An fsync policy, and the defaults.
     pub fn with_policy(policy: FsyncPolicyKind) -> How {
@@ -46,6 +56,7 @@ impl How {
             match word {
                 EPOCH => how.epoch = true,
                 DUAL => how.dual = true,
+                LOCKED => how.locked_lists = true,
                 HALTS => how.halts = true,
                 NATIVE => how.native = true,
                 ORDER => how.order = true,
@@ -62,6 +73,10 @@ impl How {
             fsync: self.policy.unwrap_or(default.fsync),
             scheduler: if self.epoch { Scheduler::Epoch } else { default.scheduler },
             pipeline: if self.dual { CommitPipeline::Dual } else { default.pipeline },
+            journal_lists: match self.locked_lists {
+                true => JournalLists::Locked,
+                false => default.journal_lists,
+            },
             low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
             ..default
         }
@@ -72,18 +87,21 @@ impl How {
         let policy = self.policy.map(|policy| format!("fsync={}", policy.name()));
         let epoch = self.epoch.then(|| "scheduler=epoch".into());
         let dual = self.dual.then(|| "pipeline=dual".into());
+        let lists = self.locked_lists.then(|| "journal_lists=locked".into());
         let halts = self.halts.then(|| HALTS.into());
-        [policy, epoch, dual, halts].into_iter().flatten().collect()
+        [policy, epoch, dual, lists, halts].into_iter().flatten().collect()
     }
 
     /// A target's name and the words that give this back.
     pub(crate) fn name(self, target: &str) -> String {
         let epoch = self.epoch.then_some(EPOCH);
         let dual = self.dual.then_some(DUAL);
+        let locked = self.locked_lists.then_some(LOCKED);
         let halts = self.halts.then_some(HALTS);
         let native = self.native.then_some(NATIVE);
         let order = self.order.then_some(ORDER);
-        let words = [self.policy.map(FsyncPolicyKind::name), epoch, dual, halts, native, order];
+        let policy = self.policy.map(FsyncPolicyKind::name);
+        let words = [policy, epoch, dual, locked, halts, native, order];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
 }

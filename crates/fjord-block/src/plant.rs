@@ -259,6 +259,10 @@ bugs! {
         QueueNotLookedAt,
         /// Errors: threads that wait to start a handle are not woken when the journal stops.
         StopUnheard,
+        /// A transaction: of two buffers that join at a time, one does not get on the list.
+        InsertLost,
+        /// A transaction: what handles have added is gathered when it is locked, not when they have stopped.
+        GatheredEarly,
         /// Checkpoint: a commit counts as written home when its last batch is, whatever other threads write.
         BatchOfOthersUncounted,
         /// Checkpoint: the end of a batch does not wake threads that have none left to claim.

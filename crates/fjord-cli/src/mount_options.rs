@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fjord::awake::LowLatency;
-use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
+use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, JournalLists, MountOptions, Scheduler};
 use fjord_fuse::mount::{FuseOptions, Unclaimed};
 use rustix::mount::MountFlags;
 
@@ -163,6 +163,10 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "pipeline" => {
             engine.pipeline =
                 CommitPipeline::by_name(value).ok_or("expected serial, dual or auto")?;
+        }
+        "journal_lists" => {
+            engine.journal_lists =
+                JournalLists::by_name(value).ok_or("expected locked or lockfree")?;
         }
         "resuid" => engine.resuid = Some(number()?),
         "resgid" => engine.resgid = Some(number()?),

@@ -2,7 +2,8 @@
 //!
 //! Owns no state. A handle that finds no room commits or checkpoints itself; how much room it takes is
 //! [`crate::reservation`]. Invariant: the journal's state lock, which guards the decision, is never
-//! held over a commit or a checkpoint.
+//! held over a commit or a checkpoint. While a transaction runs that has
+//! room, handles do not take it: see [`crate::gate`].
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -17,6 +18,7 @@ use crate::error::{JournalError, Result};
 use crate::handle::Handle;
 use crate::journal::Journal;
 use crate::open_handles::check_no_open_handle;
+use crate::options::JournalLists;
 use crate::state::State;
 use crate::stats;
 use crate::transaction::{Admitted, Phase, Running};
@@ -64,12 +66,19 @@ impl Journal {
                 self.credits_max()
             )));
         }
+        if let Some(admitted) = self.admit_at_gate(credits)? {
+            return Ok(admitted);
+        }
         let mut waiting_since = None;
         let mut state = self.inner.state.lock();
-        loop {
+        let admitted = loop {
             self.check_running()?;
             match self.admission(&state, credits) {
-                Admission::Now => break,
+                Admission::Now => {
+                    if let Some(admitted) = self.enter(&mut state, credits) {
+                        break admitted;
+                    }
+                }
                 Admission::Locked => {
                     waiting_since.get_or_insert_with(Instant::now);
                     self.inner.unlocked.wait(&mut state);
@@ -93,27 +102,61 @@ impl Journal {
                     state = self.inner.state.lock();
                 }
             }
-        }
+        };
         if let Some(since) = waiting_since {
             stats::add(&self.inner.counters.start_waits, 1);
             stats::add_time(&self.inner.counters.start_wait_nanoseconds, since.elapsed());
         }
         stats::add(&self.inner.counters.handles, 1);
-        let running = state.running_or_new();
-        running.handles += 1;
-        running.reserved_blocks += credits;
-        let (transaction, generation) = (running.transaction.clone(), running.generation);
-        Ok(Admitted { transaction, generation, credits })
+        Ok(admitted)
+    }
+
+    /// Counts a handle in without the state lock. `None` if only that lock's holder can tell what is to be done.
+    fn admit_at_gate(&self, credits: u32) -> Result<Option<Admitted>> {
+        let Some(transaction) = self.inner.current.load_full() else { return Ok(None) };
+        if transaction.gate.enter(credits).is_err() {
+            return Ok(None);
+        }
+        if let Err(error) = self.check_running() {
+            self.release(&transaction, credits);
+            return Err(error);
+        }
+        stats::add(&self.inner.counters.handles, 1);
+        let generation = transaction.gate.generation();
+        Ok(Some(Admitted { transaction, generation, credits }))
+    }
+
+    /// Counts a handle into the running transaction, or begins one. `None` if others that do not take the
+    /// state lock have taken the room meanwhile.
+    fn enter(&self, state: &mut State, credits: u32) -> Option<Admitted> {
+        let limit_blocks = self.reservable_blocks(state);
+        let transaction = match &state.running {
+            Some(running) => {
+                running.transaction.gate.set_limit(limit_blocks);
+                running.transaction.gate.enter(credits).ok()?;
+                running.transaction.clone()
+            }
+            None => {
+                let transaction = state.begin(self.inner.lists, limit_blocks).transaction.clone();
+                transaction.gate.enter_as_exception(credits);
+                if self.inner.lists == JournalLists::LockFree {
+                    self.inner.current.store(Some(transaction.clone()));
+                }
+                transaction
+            }
+        };
+        let generation = transaction.gate.generation();
+        Some(Admitted { transaction, generation, credits })
     }
 
     fn admission(&self, state: &State, credits: u32) -> Admission {
         let reserved = match &state.running {
             Some(running)
-                if running.phase != Phase::Running && !planted(Bug::HandleDuringFreeze) =>
+                if running.phase() != Phase::Running && !planted(Bug::HandleDuringFreeze) =>
             {
                 return Admission::Locked;
             }
-            Some(running) => running.reserved_blocks,
+            Some(running) => running.transaction.gate.reserved_blocks(),
             None => 0,
         };
         let need = self.log_blocks_needed(reserved.saturating_add(credits));
@@ -183,13 +226,10 @@ impl Handle {
 }
 
 impl State {
-    /// The running transaction; starts one if there is none.
-    fn running_or_new(&mut self) -> &mut Running {
-        let next_tid = &mut self.next_tid;
-        self.running.get_or_insert_with(|| {
-            let tid = *next_tid;
-            *next_tid = tid.next();
-            Running::new(tid)
-        })
+    /// Begins a transaction; none is running.
+    fn begin(&mut self, lists: JournalLists, limit_blocks: u32) -> &Running {
+        let tid = self.next_tid;
+        self.next_tid = tid.next();
+        self.running.insert(Running::new(tid, lists, limit_blocks))
     }
 }

@@ -148,11 +148,7 @@ impl Handle {
             self.credits.set(self.credits.get() + 1);
             return Err(error);
         }
-        let mut contents = self.transaction.contents.lock();
-        contents.buffers.push(buffer.clone());
-        contents.revoked.remove(&buffer.block());
-        contents.forgotten.remove(&buffer.block());
-        drop(contents);
+        self.transaction.add_buffer(buffer);
         Ok(guard)
     }
 
@@ -175,7 +171,7 @@ impl Handle {
         self.journal.check_running()?;
         self.touch_block(block);
         let live = self.journal.live_buffer(block).or_else(|| buffer.cloned());
-        let mut contents = self.transaction.contents.lock();
+        let mut contents = self.transaction.lock_freed();
         if !contents.revoked.contains(&block) && !planted(Bug::NoRevoke) {
             if self.journal.needs_revoke_block(contents.revoked.len()) {
                 self.take_credit()?;
@@ -193,7 +189,7 @@ impl Handle {
     /// the change to a consistent state, then [`Handle::restart`].
     pub fn extend(&self, credits: u32) -> Result<bool> {
         self.journal.check_running()?;
-        let granted = self.journal.extend(credits);
+        let granted = self.journal.extend(&self.transaction, credits);
         if granted {
             self.credits.set(self.credits.get().saturating_add(credits));
         }
@@ -237,7 +233,7 @@ impl Handle {
         self.held = None;
         open_handles::remove(&self.journal);
         self.hand_over();
-        self.journal.release(self.credits.replace(0));
+        self.journal.release(&self.transaction, self.credits.replace(0));
     }
 
     /// Passes the contributions to the transaction, before it can commit.
@@ -248,10 +244,10 @@ impl Handle {
         }
         // Any of its parts will do, because they commit together.
         let part = parts.first().copied().unwrap_or(Part::WHOLE);
-        let mut contents = self.transaction.contents.lock();
-        contents.parts.merge(&parts, self.generation);
-        contents.data.extend(data.into_iter().map(|ticket| (part, ticket)));
-        contents.callbacks.extend(callbacks.into_iter().map(|callback| (part, callback)));
+        self.transaction.add(part, data, callbacks);
+        if !parts.is_empty() {
+            self.transaction.lock_contents().parts.merge(&parts, self.generation);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use fjord_block::lock::{Condvar, Mutex, RwLock, point};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt};
@@ -30,11 +31,12 @@ use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
 use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
+use crate::options::JournalLists;
 use crate::part_set::{Part, PartSet};
 use crate::request_queue::Requests;
 use crate::state::State;
 use crate::stats::{self, Counters, JournalStats};
-use crate::transaction::{Admitted, Phase, Sequence};
+use crate::transaction::{Admitted, Phase, Sequence, Transaction};
 
 /// An open journal; cheap to clone.
 #[derive(Clone)]
@@ -59,6 +61,8 @@ pub(crate) struct Inner {
     /// Commits follow each other without a wait: [`PipelineMode::Dual`](crate::PipelineMode::Dual).
     pub(crate) dual: bool,
     pub(crate) transaction_blocks_max: u32,
+    /// How handles add to a transaction.
+    pub(crate) lists: JournalLists,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.
     pub(crate) parts: OnceLock<Box<dyn PartRules>>,
     /// One transaction may use the whole log, and none is committed to free space.
@@ -70,6 +74,9 @@ pub(crate) struct Inner {
     pub(crate) checkpoint_claims: CheckpointClaims,
     /// Serialises moves of the tail. Held over I/O.
     pub(crate) tail_lock: Mutex<()>,
+    /// The running transaction, for handles that start without the state lock; stored under it. None with
+    /// [`JournalLists::Locked`].
+    pub(crate) current: ArcSwapOption<Transaction>,
     pub(crate) state: Mutex<State>,
     /// A copy of [`State::committed`], stored under `state`, read without a lock.
     pub(crate) committed: AtomicU32,
@@ -157,7 +164,7 @@ impl Journal {
         let state = self.inner.state.lock();
         let running = state.running.as_ref();
         !state.pipeline.is_drained()
-            || running.is_some_and(|running| !running.transaction.contents.lock().is_empty())
+            || running.is_some_and(|running| !running.transaction.lock_contents().is_empty())
     }
 
     /// How long ago the running transaction started: for the commit timer.
@@ -169,7 +176,7 @@ impl Journal {
     /// Phase of a transaction that is not checkpointed yet; `None` for others.
     pub fn phase(&self, tid: Tid) -> Option<Phase> {
         let state = self.inner.state.lock();
-        let running = state.running.iter().map(|slot| (slot.transaction.tid, slot.phase));
+        let running = state.running.iter().map(|slot| (slot.transaction.tid, slot.phase()));
         let mut running = running;
         let running = running.find(|&(other, _)| other == tid).map(|(_, phase)| phase);
         running.or_else(|| state.pipeline.phase_of(tid))

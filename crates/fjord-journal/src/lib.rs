@@ -25,7 +25,7 @@
 //! | commits | `commit` |
 //! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `roles` |
 //! | what they share | `journal` |
-//! | data | `state`, `pipeline`, `transaction`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
+//! | data | `state`, `pipeline`, `transaction`, `gate`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
 //! [`recovery`] needs the log and the areas only.
 
@@ -43,6 +43,7 @@ mod commit;
 mod error;
 mod fast_commit;
 mod fast_commit_area;
+mod gate;
 mod handle;
 mod journal;
 mod late_joiners;
@@ -76,7 +77,7 @@ pub use fast_commit_area::{DataNeeds, FastCommitOutcome, FastCommitRequest, Fast
 pub use handle::Handle;
 pub use journal::Journal;
 pub use map::{JournalExtent, JournalMap};
-pub use options::{FitReplayed, JournalOptions, PipelineMode};
+pub use options::{FitReplayed, JournalLists, JournalOptions, PipelineMode};
 pub use part::Parts;
 pub use part_set::{Part, PartSet, WholeReason};
 pub use recovery::{RecoveryReport, recover};

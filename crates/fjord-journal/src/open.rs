@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 
+use arc_swap::ArcSwapOption;
 use fjord_block::Device;
 use fjord_block::lock::{Condvar, Mutex, Rank, RwLock};
 use fjord_format::types::Tid;
@@ -102,6 +103,7 @@ impl Journal {
         let inner = Inner {
             ordered,
             dual: options.pipeline == PipelineMode::Dual && log_exists,
+            lists: options.lists,
             checkpoint_writes: CheckpointWrites::default(),
             device,
             block_size,
@@ -117,6 +119,7 @@ impl Journal {
             checkpoint_claims: CheckpointClaims::default(),
             tail_lock: Mutex::new(Rank::CheckpointTail, ()),
             committed: AtomicU32::new(state.committed.0),
+            current: ArcSwapOption::empty(),
             state: Mutex::new(Rank::JournalState, state),
             drained: Condvar::new(),
             unlocked: Condvar::new(),

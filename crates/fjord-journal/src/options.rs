@@ -19,6 +19,8 @@ pub struct JournalOptions {
     pub checksum: Option<ChecksumVersion>,
     /// When a commit may follow another.
     pub pipeline: PipelineMode,
+    /// How handles add to a transaction.
+    pub lists: JournalLists,
     /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
     pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
@@ -46,6 +48,34 @@ pub enum PipelineMode {
     Dual,
 }
 
+/// How handles add buffers, data and callbacks to the running transaction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum JournalLists {
+    /// Under one lock, as JBD2 does (`j_list_lock`).
+    Locked,
+    /// Each with one atomic operation (parallel journaling, FAST '18).
+    #[default]
+    LockFree,
+}
+
+impl JournalLists {
+    /// Both of them.
+    pub const ALL: [JournalLists; 2] = [JournalLists::Locked, JournalLists::LockFree];
+
+    /// As in the mount option `journal_lists`.
+    pub fn name(self) -> &'static str {
+        match self {
+            JournalLists::Locked => "locked",
+            JournalLists::LockFree => "lockfree",
+        }
+    }
+
+    /// The one with this name.
+    pub fn by_name(name: &str) -> Option<JournalLists> {
+        JournalLists::ALL.into_iter().find(|lists| lists.name() == name)
+    }
+}
+
 /// Changes the content that replay is about to write to a block.
 pub type FitReplayed = fn(&dyn Device, BlockNo, &mut [u8]);
 
@@ -56,6 +86,7 @@ impl Default for JournalOptions {
             bit64: false,
             checksum: None,
             pipeline: PipelineMode::default(),
+            lists: JournalLists::default(),
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,

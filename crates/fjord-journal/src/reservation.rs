@@ -1,15 +1,16 @@
 //! The reservation of log space: how many log blocks a transaction needs, and the credits of handles.
 //!
 //! Invariant: the log blocks of a running transaction are reserved before its handles may use them,
-//! so that a commit never runs out of log. Everything is guarded by the journal's state lock.
+//! so that a commit never runs out of log: the limit of its gate is set under the journal's state lock.
 
 use std::sync::atomic::Ordering;
 
 use fjord_block::plant::{Bug, planted};
 
 use crate::journal::Journal;
+use crate::options::JournalLists;
 use crate::state::State;
-use crate::transaction::Phase;
+use crate::transaction::Transaction;
 
 /// Blocks that [`Parts::before_whole_commit`](crate::Parts::before_whole_commit) may add to a
 /// transaction.
@@ -34,30 +35,38 @@ impl Journal {
     }
 
     /// Grants credits to an open handle if the running transaction and the log have room.
-    pub(crate) fn extend(&self, credits: u32) -> bool {
-        let mut state = self.inner.state.lock();
-        let free = self.free_blocks(&state);
-        let Some(running) = &mut state.running else { return false };
-        let wanted = running.reserved_blocks.saturating_add(credits);
-        let need = self.log_blocks_needed(wanted);
-        if need > self.transaction_blocks_max() || need > free {
-            return false;
+    pub(crate) fn extend(&self, transaction: &Transaction, credits: u32) -> bool {
+        if self.inner.lists == JournalLists::LockFree && transaction.gate.reserve(credits) {
+            return true;
         }
-        running.reserved_blocks = wanted;
-        true
+        let state = self.inner.state.lock();
+        transaction.gate.set_limit(self.reservable_blocks(&state));
+        transaction.gate.reserve(credits)
     }
 
-    /// Returns the unused `credits` of a stopped handle.
-    pub(crate) fn release(&self, credits: u32) {
-        let mut state = self.inner.state.lock();
-        if let Some(running) = &mut state.running {
-            running.reserved_blocks = running.reserved_blocks.saturating_sub(credits);
-            running.handles = running.handles.saturating_sub(1);
-            let is_last = running.handles == 0 && running.phase == Phase::Locked;
-            if is_last && !planted(Bug::LastHandleWakesNobody) {
-                self.inner.drained.notify_all();
-            }
+    /// Counts a stopped handle of the transaction out, with its unused `credits`.
+    pub(crate) fn release(&self, transaction: &Transaction, credits: u32) {
+        let locked = (self.inner.lists == JournalLists::Locked).then(|| self.inner.state.lock());
+        let is_last = transaction.gate.leave(credits);
+        drop(locked);
+        if is_last && !planted(Bug::LastHandleWakesNobody) {
+            // Who has looked before sleeps by now.
+            drop(self.inner.state.lock());
+            self.inner.drained.notify_all();
         }
+    }
+
+    /// Most blocks that a transaction may reserve, as far as the log has room for it now.
+    pub(crate) fn reservable_blocks(&self, state: &State) -> u32 {
+        let Some(log) = &self.inner.log else { return u32::MAX };
+        let room = u64::from(self.transaction_blocks_max().min(self.free_blocks(state)));
+        let added = u64::from(if self.parts().is_some() { ADDED_BLOCKS } else { 0 });
+        let hidden = u64::from(self.inner.area.is_some());
+        let room = room.saturating_sub(1 + hidden);
+        // Of each so many blocks one is a descriptor.
+        let per_descriptor = (log.format.tags_per_descriptor() as u64).max(1);
+        let blocks = room * per_descriptor / (per_descriptor + 1);
+        u32::try_from(blocks.saturating_sub(added)).unwrap_or(u32::MAX)
     }
 
     /// Log blocks of a transaction with `blocks` buffers and revoke blocks.

@@ -74,8 +74,9 @@ impl Inner {
     /// open, so that the commit can begin at once.
     pub(crate) fn try_lock_commits(&self, threads_min: u32) -> Option<CommitLock<'_>> {
         let mut state = self.state.lock();
-        let is_ready =
-            |running: &Running| running.waiter_count() >= threads_min && running.handles == 0;
+        let is_ready = |running: &Running| {
+            running.waiter_count() >= threads_min && running.transaction.gate.handle_count() == 0
+        };
         if !self.may_dispatch(&state) || !state.running.as_ref().is_some_and(is_ready) {
             return None;
         }

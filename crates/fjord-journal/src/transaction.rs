@@ -7,19 +7,29 @@
 //! log and is assigned at the freeze. A transaction with partial commits has several sequences and
 //! one `Tid`. Before the first partial commit of a journal the two are equal.
 //!
+//! Handles add buffers, data and callbacks without a lock ([`JournalLists::LockFree`]): one atomic operation puts
+//! each on a queue, from which whoever looks at the contents sorts them in. (Parallel journaling, FAST '18,
+//! inserts by atomic exchange, removes by a mark, and fetches by compare-and-swap: here a buffer that leaves
+//! marks itself, and the queue is drained when all handles have stopped.)
+//!
 //! Invariants: contents are added only while the transaction is running or locked, under an
 //! open handle; frozen contents belong to the committing thread.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use fjord_block::lock::{Mutex, Rank};
+use crossbeam_queue::SegQueue;
+use fjord_block::lock::{Mutex, MutexGuard, Rank, point};
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Ticket};
 use fjord_format::types::{BlockNo, Tid};
 
 use crate::buffer::Buffer;
 use crate::error::JournalError;
+use crate::gate::Gate;
+use crate::options::JournalLists;
 use crate::part_set::{ChangedParts, Part, PartSet, PartUnions};
 use crate::waiters::Waiters;
 
@@ -51,8 +61,21 @@ pub(crate) struct Transaction {
     pub(crate) tid: Tid,
     /// When its first handle started.
     pub(crate) started: Instant,
-    /// Its contents.
-    pub(crate) contents: Mutex<Contents>,
+    /// Where its handles start and stop.
+    pub(crate) gate: Gate,
+    /// What handles have added and nobody has sorted into `contents`; `None` if they add under its lock.
+    added: Option<SegQueue<Added>>,
+    /// `contents` has, or had, freed blocks: a buffer that joins may be one of them. Set under `contents`; who
+    /// uses a freed block again has synchronised with who freed it, as the allocator's locks have it.
+    has_freed: AtomicBool,
+    contents: Mutex<Contents>,
+}
+
+/// What a handle adds.
+enum Added {
+    Buffer(Arc<Buffer>),
+    Data(Part, Ticket),
+    Callback(Part, Callback),
 }
 
 /// Guarded by `Transaction::contents`.
@@ -76,6 +99,20 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    fn take_in(&mut self, added: Added) {
+        match added {
+            Added::Buffer(buffer) => self.buffers.push(buffer),
+            Added::Data(part, ticket) => self.data.push((part, ticket)),
+            Added::Callback(part, callback) => self.callbacks.push((part, callback)),
+        }
+    }
+
+    /// A block that was freed is metadata again: its revoke is cancelled.
+    fn use_again(&mut self, block: BlockNo) {
+        self.revoked.remove(&block);
+        self.forgotten.remove(&block);
+    }
+
     /// Whether a commit would make nothing durable and call no callback.
     pub(crate) fn is_empty(&self) -> bool {
         self.buffers.is_empty()
@@ -89,18 +126,74 @@ impl Contents {
 pub(crate) type Version = (Arc<Buffer>, Buf);
 
 impl Transaction {
-    pub(crate) fn new(tid: Tid) -> Arc<Transaction> {
+    pub(crate) fn new(tid: Tid, lists: JournalLists, limit_blocks: u32) -> Arc<Transaction> {
         Arc::new(Transaction {
             tid,
             started: Instant::now(),
+            gate: Gate::new(limit_blocks),
+            added: (lists == JournalLists::LockFree).then(SegQueue::new),
+            has_freed: AtomicBool::new(false),
             contents: Mutex::new(Rank::TransactionContents, Contents::default()),
         })
+    }
+
+    /// Adds a buffer that has joined. If its block was freed by this transaction, it is in use again.
+    pub(crate) fn add_buffer(&self, buffer: &Arc<Buffer>) {
+        let Some(added) = &self.added else {
+            let mut contents = self.contents.lock();
+            contents.buffers.push(buffer.clone());
+            contents.use_again(buffer.block());
+            return;
+        };
+        let before = planted(Bug::InsertLost).then(|| added.len());
+        point();
+        if before.is_none_or(|before| before == added.len()) {
+            added.push(Added::Buffer(buffer.clone()));
+        }
+        if self.has_freed.load(Ordering::Acquire) {
+            self.contents.lock().use_again(buffer.block());
+        }
+    }
+
+    /// Adds the data and the callbacks of a handle that touched `part`.
+    pub(crate) fn add(&self, part: Part, data: Vec<Ticket>, callbacks: Vec<Callback>) {
+        let data = data.into_iter().map(|ticket| Added::Data(part, ticket));
+        let callbacks = callbacks.into_iter().map(|callback| Added::Callback(part, callback));
+        let all = data.chain(callbacks);
+        match &self.added {
+            Some(added) => all.for_each(|one| added.push(one)),
+            None => {
+                let mut contents = self.contents.lock();
+                all.for_each(|one| contents.take_in(one));
+            }
+        }
+    }
+
+    /// The contents, with all that has been added so far.
+    pub(crate) fn lock_contents(&self) -> MutexGuard<'_, Contents> {
+        let mut contents = self.contents.lock();
+        if let Some(added) = &self.added {
+            while let Some(one) = added.pop() {
+                contents.take_in(one);
+            }
+        }
+        contents
+    }
+
+    /// As [`Transaction::lock_contents`], to enter a freed block.
+    pub(crate) fn lock_freed(&self) -> MutexGuard<'_, Contents> {
+        let contents = self.lock_contents();
+        self.has_freed.store(true, Ordering::Release);
+        contents
     }
 
     /// Freezes the rest of the transaction; all its handles are stopped.
     pub(crate) fn freeze(&self, sequence: Sequence, generation: u32) -> Batch {
         let contents = {
-            let mut contents = self.contents.lock();
+            let mut contents = match planted(Bug::GatheredEarly) {
+                true => self.contents.lock(),
+                false => self.lock_contents(),
+            };
             let parts = std::mem::take(&mut contents.parts);
             std::mem::replace(&mut *contents, Contents { parts, ..Contents::default() })
         };
@@ -141,19 +234,10 @@ pub(crate) struct Batch {
     pub(crate) callbacks: Vec<Callback>,
 }
 
-/// A transaction that accepts handles, and their accounting. Guarded by the journal's
+/// A transaction that accepts handles, and who waits for it. Guarded by the journal's
 /// state lock.
 pub(crate) struct Running {
     pub(crate) transaction: Arc<Transaction>,
-    /// [`Phase::Running`] or [`Phase::Locked`].
-    pub(crate) phase: Phase,
-    /// Open handles.
-    pub(crate) handles: u32,
-    /// Log blocks granted to open handles or used by buffers and revokes; without descriptors and
-    /// commit block.
-    pub(crate) reserved_blocks: u32,
-    /// Number of partial commits frozen.
-    pub(crate) generation: u32,
     /// Parts that threads wait for; the next partial commit includes them.
     pub(crate) wanted: Vec<Part>,
     /// Callers that wait for the next commit, with a thread or without.
@@ -167,13 +251,9 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn new(tid: Tid) -> Running {
+    pub(crate) fn new(tid: Tid, lists: JournalLists, limit_blocks: u32) -> Running {
         Running {
-            transaction: Transaction::new(tid),
-            phase: Phase::Running,
-            handles: 0,
-            reserved_blocks: 0,
-            generation: 0,
+            transaction: Transaction::new(tid, lists, limit_blocks),
             wanted: Vec::new(),
             callers: 0,
             waiters: Arc::default(),
@@ -182,14 +262,24 @@ impl Running {
         }
     }
 
+    /// [`Phase::Running`] or [`Phase::Locked`].
+    pub(crate) fn phase(&self) -> Phase {
+        if self.transaction.gate.is_closed() { Phase::Locked } else { Phase::Running }
+    }
+
+    /// Number of partial commits frozen.
+    pub(crate) fn generation(&self) -> u32 {
+        self.transaction.gate.generation()
+    }
+
     /// The newest generation of handles that have changed anything: none has since it was closed.
     pub(crate) fn newest_generation(&self) -> u32 {
-        self.generation - u32::from(self.closed)
+        self.generation() - u32::from(self.closed)
     }
 
     /// The list of a thread that waits for the commit of a part's `generation`, or of the whole.
     pub(crate) fn waiters_for(&self, generation: Option<u32>) -> &Arc<Waiters> {
-        let is_late = generation.is_none_or(|generation| generation > self.generation);
+        let is_late = generation.is_none_or(|generation| generation > self.generation());
         match self.closed && is_late {
             true => &self.late_waiters,
             false => &self.waiters,
@@ -216,7 +306,7 @@ impl Running {
     /// A commit takes its parts, `None` for all. Threads that wanted some of them while it was in
     /// progress wait for it, not for the next one: they wake.
     pub(crate) fn take_parts(&mut self, parts: Option<&PartSet>) -> ChangedParts {
-        let unions = &mut self.transaction.contents.lock().parts;
+        let unions = &mut self.transaction.lock_contents().parts;
         let Some(parts) = parts else { return unions.take_all() };
         let wanted_count = self.wanted.len();
         self.wanted.retain(|&part| !parts.contains(part));
@@ -228,7 +318,8 @@ impl Running {
 
     /// Handles may start again, without a commit.
     pub(crate) fn unlock(&mut self) {
-        (self.phase, self.closed) = (Phase::Running, false);
+        self.closed = false;
+        self.transaction.gate.open();
         self.wake_waiters();
     }
 

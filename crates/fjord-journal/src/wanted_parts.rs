@@ -119,12 +119,12 @@ impl WantedParts {
             Stage::Frozen(commit) if commit.is_last => Need::Whole(state.why_whole(tid)),
             Stage::Frozen(commit) => Need::InFlight(commit.generation),
             Stage::Running => state.running.as_mut().map_or(Need::Nothing, |running| {
-                let closure = running.transaction.contents.lock().parts.closure(&self.seeds);
+                let closure = running.transaction.lock_contents().parts.closure(&self.seeds);
                 if closure.contains(Part::WHOLE) {
                     return Need::Whole(WholeReason::WholePart);
                 }
                 running.wanted.extend_from_slice(&self.seeds);
-                Need::Commit(running.generation + 1)
+                Need::Commit(running.generation() + 1)
             }),
         };
         self.need = Some(need);
@@ -177,7 +177,7 @@ impl State {
         if let Some(running) = &self.running
             && running.transaction.tid == tid
             && !(running.closed && planted(Bug::PartsLeaveEarly))
-            && running.transaction.contents.lock().parts.changed().has_any(seeds, generation)
+            && running.transaction.lock_contents().parts.changed().has_any(seeds, generation)
         {
             return Stage::Running;
         }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fjord_journal::PipelineMode;
+use fjord_journal::{JournalLists, PipelineMode};
 
 use crate::attr::Timespec;
 use crate::awake::LowLatency;
@@ -292,6 +292,8 @@ pub struct MountOptions {
     pub scheduler: Scheduler,
     /// When a commit may follow another.
     pub pipeline: CommitPipeline,
+    /// How changes enter the running transaction. `Locked` is there to be measured.
+    pub journal_lists: JournalLists,
     /// Most bytes of dirty file data that an i-transaction carries, so that an fsync is one
     /// write; larger data is written to its place first. At most one block counts always.
     pub inline_data_max_bytes: u64,
@@ -355,6 +357,7 @@ impl Default for MountOptions {
             fsync: FsyncPolicyKind::default(),
             scheduler: Scheduler::default(),
             pipeline: CommitPipeline::default(),
+            journal_lists: JournalLists::default(),
             inline_data_max_bytes: 32 << 10,
             atime: AtimeMode::default(),
             diratime: true,

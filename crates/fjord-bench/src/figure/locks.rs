@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fjord::{AreaLayout, DataMode, Fs, FsyncPolicyKind, MkfsOptions, MountOptions};
+use fjord::{AreaLayout, DataMode, Fs, FsyncPolicyKind, JournalLists, MkfsOptions, MountOptions};
 use fjord_block::MemDevice;
 use fjord_block::lock::{LockStats, lock_stats, reset_lock_stats};
 use fjord_block::sim::{Medium, Profile, SimDevice};
@@ -114,6 +114,8 @@ pub struct LockCost {
 pub struct LockRow {
     /// What the threads do, and how it is made durable.
     pub workload: String,
+    /// How changes enter a transaction: the mount option `journal_lists`.
+    pub journal_lists: String,
     /// Number of threads.
     pub thread_count: usize,
     /// Operations per second.
@@ -156,17 +158,31 @@ pub fn run_locks(options: &LockOptions) -> Result<LocksReport> {
     }
     let mut rows = Vec::new();
     for (work, policy, data, name) in CASES {
-        let mut alone_ns = None;
+        let mut alone_ns = [None; JournalLists::ALL.len()];
         for thread_count in THREAD_COUNTS {
-            let rounds = (0..options.round_count.max(1))
-                .map(|_| measure(work, policy, data, thread_count, options.turn))
-                .collect::<io::Result<Vec<Round>>>();
-            let mut rounds = rounds.map_err(BenchError::io(name))?;
-            rounds.sort_by(|a, b| a.rate().total_cmp(&b.rate()));
-            let range = (rounds[0].rate(), rounds[rounds.len() - 1].rate());
-            let median = &rounds[rounds.len() / 2];
-            let alone_ns = *alone_ns.get_or_insert(1e9 / median.rate());
-            rows.push(median.row(name, thread_count, range, alone_ns));
+            let mut rounds = JournalLists::ALL.map(|_| Vec::new());
+            // They take turns.
+            for _ in 0..options.round_count.max(1) {
+                for (lists, rounds) in JournalLists::ALL.into_iter().zip(&mut rounds) {
+                    let mount = MountOptions {
+                        fsync: policy,
+                        data,
+                        journal_lists: lists,
+                        ..MountOptions::default()
+                    };
+                    let round = measure(work, &mount, thread_count, options.turn);
+                    rounds.push(round.map_err(BenchError::io(name))?);
+                }
+            }
+            let all = JournalLists::ALL.into_iter().zip(rounds).zip(&mut alone_ns);
+            for ((lists, mut rounds), alone_ns) in all {
+                rounds.sort_by(|a, b| a.rate().total_cmp(&b.rate()));
+                let range = (rounds[0].rate(), rounds[rounds.len() - 1].rate());
+                let median = &rounds[rounds.len() / 2];
+                let alone_ns = *alone_ns.get_or_insert(1e9 / median.rate());
+                let row = median.row((name, lists), thread_count, range, alone_ns);
+                rows.push(row);
+            }
         }
     }
     let processor_count = std::thread::available_parallelism().map_or(1, usize::from);
@@ -191,19 +207,18 @@ fn failed(error: fjord::Error) -> io::Error {
 }
 
 /// An empty file system on the modelled device.
-fn open(policy: FsyncPolicyKind, data: DataMode) -> io::Result<LibraryFs> {
+fn open(options: &MountOptions) -> io::Result<LibraryFs> {
     let memory = Arc::new(MemDevice::new(IMAGE_BYTES));
-    let options = MountOptions { fsync: policy, data, ..MountOptions::default() };
     let compound = MountOptions { fsync: FsyncPolicyKind::Compound, ..MountOptions::default() };
     let fs = Fs::create_on(memory.clone(), &MkfsOptions::default(), &compound).map_err(failed)?;
-    if policy == FsyncPolicyKind::Ijournal {
+    if options.fsync == FsyncPolicyKind::Ijournal {
         let count = THREAD_COUNTS[THREAD_COUNTS.len() - 1] as u32;
         fs.set_ijournal_areas(Some(AreaLayout { count, area_bytes: AREA_BYTES }))
             .map_err(failed)?;
     }
     fs.unmount().map_err(failed)?;
     let device = SimDevice::with_contents(&P3700, memory.snapshot());
-    LibraryFs::on(Arc::new(device), &options, false).map_err(io::Error::other)
+    LibraryFs::on(Arc::new(device), options, false).map_err(io::Error::other)
 }
 
 /// What a thread works on.
@@ -255,12 +270,11 @@ impl Worker<'_> {
 
 fn measure(
     work: Work,
-    policy: FsyncPolicyKind,
-    data: DataMode,
+    options: &MountOptions,
     thread_count: usize,
     turn: Duration,
 ) -> io::Result<Round> {
-    let fs = open(policy, data)?;
+    let fs = open(options)?;
     let workers = (0..thread_count)
         .map(|thread| Worker::new(&fs, work, thread))
         .collect::<io::Result<Vec<_>>>()?;
@@ -301,7 +315,13 @@ impl Round {
         self.operation_count as f64 / self.time.as_secs_f64()
     }
 
-    fn row(&self, name: &str, thread_count: usize, range: (f64, f64), alone_ns: f64) -> LockRow {
+    fn row(
+        &self,
+        (name, lists): (&str, JournalLists),
+        thread_count: usize,
+        range: (f64, f64),
+        alone_ns: f64,
+    ) -> LockRow {
         let per_operation = |count: u64| count as f64 / self.operation_count as f64;
         let all_ns = self.time.as_nanos() as f64 * thread_count as f64;
         let cost = |stats: &LockStats| LockCost {
@@ -322,6 +342,7 @@ impl Round {
         let bound = |count: u32| (count, f64::from(count).min(alone_ns / held_ns.max(1.0)));
         LockRow {
             workload: name.into(),
+            journal_lists: lists.name().into(),
             thread_count,
             operations_per_s: self.rate(),
             operations_per_s_range: range,
@@ -351,8 +372,8 @@ impl LocksReport {
             let (least, most) = row.operations_per_s_range;
             let _ = writeln!(
                 text,
-                "\n{}, {} threads: {:.0} operations/s ({least:.0} to {most:.0})",
-                row.workload, row.thread_count, row.operations_per_s
+                "\n{}, {} lists, {} threads: {:.0} operations/s ({least:.0} to {most:.0})",
+                row.workload, row.journal_lists, row.thread_count, row.operations_per_s
             );
             let _ = writeln!(
                 text,

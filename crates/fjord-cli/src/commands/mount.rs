@@ -94,6 +94,8 @@ Mount options of fjord:
   pipeline=NAME      commits one after the other (serial), or each as soon as the one
                      before is dispatched (dual) (default: auto, which is serial unless
                      FJORD_PIPELINE says dual)
+  journal_lists=NAME how changes enter a transaction: under a lock (locked) or without
+                     (lockfree) (default: lockfree)
 
 Examples:
   fjord mount disk.img /mnt

@@ -20,7 +20,7 @@ use crate::log::Log;
 use crate::part_set::ChangedParts;
 use crate::pipeline::{Commit, Unsettled};
 use crate::stats;
-use crate::transaction::{Batch, Phase, Version};
+use crate::transaction::{Batch, Version};
 
 impl Journal {
     /// Dispatches the running transaction, which must exist. Waits only if the commit's script
@@ -124,13 +124,17 @@ impl Journal {
             Some(running) => (running.take_waiters(true), ChangedParts::default()),
             None => Default::default(),
         };
-        match &mut state.running {
+        match &state.running {
             Some(running) if parts.is_some() => {
-                running.phase = Phase::Running;
-                let rest = running.reserved_blocks.saturating_sub(batch.reserved_blocks);
-                running.reserved_blocks = rest;
+                let gate = &running.transaction.gate;
+                gate.take_blocks(batch.reserved_blocks);
+                gate.set_limit(self.reservable_blocks(&state));
+                gate.open();
             }
-            _ => state.running = None,
+            _ => {
+                state.running = None;
+                self.inner.current.store(None);
+            }
         }
         let commit = Arc::new(Commit {
             tid: batch.tid,

@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 
+use fjord_block::plant::{Bug, planted};
+
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::part_set::Part;
 use crate::reservation::ADDED_BLOCKS;
-use crate::transaction::{Admitted, Phase, Sequence, Transaction};
+use crate::transaction::{Admitted, Sequence, Transaction};
 
 /// A locked running transaction: no new handles, none open.
 pub(super) struct Locked {
@@ -32,13 +34,17 @@ impl Journal {
             let Some(running) = &mut state.running else {
                 return Err(JournalError::Usage("there is no transaction to commit".into()));
             };
-            running.phase = Phase::Locked;
-            if running.handles == 0 {
+            let gate = &running.transaction.gate;
+            if !gate.is_closed() && planted(Bug::GatheredEarly) {
+                drop(running.transaction.lock_contents());
+            }
+            gate.close();
+            if gate.handle_count() == 0 {
                 // Atomically: later callers are served by a later generation.
-                running.generation += 1;
+                gate.next_generation();
                 running.closed = true;
                 let wanted = std::mem::take(&mut running.wanted);
-                let (transaction, generation) = (running.transaction.clone(), running.generation);
+                let (transaction, generation) = (running.transaction.clone(), running.generation());
                 return Ok(Locked { transaction, sequence, generation, wanted });
             }
             self.inner.drained.wait(&mut state);
@@ -50,11 +56,10 @@ impl Journal {
     pub(super) fn complete_whole(&self, locked: &Locked) -> Result<()> {
         let Some(parts) = self.parts() else { return Ok(()) };
         let generation = {
-            let mut state = self.inner.state.lock();
-            let Some(running) = &mut state.running else { return Ok(()) };
-            running.handles += 1;
-            running.reserved_blocks += ADDED_BLOCKS;
-            running.generation
+            let state = self.inner.state.lock();
+            let Some(running) = &state.running else { return Ok(()) };
+            running.transaction.gate.enter_as_exception(ADDED_BLOCKS);
+            running.generation()
         };
         let transaction = locked.transaction.clone();
         let admitted = Admitted { transaction, generation, credits: ADDED_BLOCKS };

@@ -232,7 +232,7 @@ impl Journal {
 
     /// The closure of the wanted parts, which are in the transaction.
     fn plan(&self, log: &Log, parts: &dyn PartRules, locked: &Locked) -> Result<Plan, NotPartial> {
-        let mut contents = locked.transaction.contents.lock();
+        let mut contents = locked.transaction.lock_contents();
         let mut closure = contents.parts.closure(&locked.wanted);
         if planted(Bug::PartsNotClosed) {
             closure = locked.wanted.iter().copied().collect();
@@ -255,7 +255,8 @@ impl Journal {
         let shape =
             LogShape::new(&log.format, counts.blocks + counts.shared_blocks, counts.revokes);
         let state = self.inner.state.lock();
-        let reserved = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
+        let reserved =
+            state.running.as_ref().map_or(0, |running| running.transaction.gate.reserved_blocks());
         let rest = reserved.saturating_sub((counts.blocks + revoke_blocks) as u32);
         let need = self.log_blocks_needed(rest).saturating_add(shape.blocks() as u32 + 1);
         if need > self.free_blocks(&state) {
@@ -309,7 +310,7 @@ fn take_parts(parts: &dyn PartRules, locked: &Locked, plan: Plan) -> Result<Batc
     let (tid, sequence) = (locked.transaction.tid, locked.sequence);
     let is_chosen = |block: BlockNo| closure.contains(parts.part_of(block));
     // Buffers are locked before the contents of a transaction.
-    let buffers = std::mem::take(&mut locked.transaction.contents.lock().buffers);
+    let buffers = std::mem::take(&mut locked.transaction.lock_contents().buffers);
     let mut versions: Vec<Version> = Vec::new();
     let mut kept = Vec::new();
     let mut reserved_blocks = revoke_blocks;
@@ -345,7 +346,7 @@ fn take_parts(parts: &dyn PartRules, locked: &Locked, plan: Plan) -> Result<Batc
             kept.push(buffer);
         }
     }
-    let mut contents = locked.transaction.contents.lock();
+    let mut contents = locked.transaction.lock_contents();
     let contents = &mut *contents;
     contents.buffers = kept;
     let (revoked, rest) =

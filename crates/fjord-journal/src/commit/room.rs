@@ -16,7 +16,8 @@ impl Journal {
         let (Some(log), Some(_)) = (&self.inner.log, &self.inner.area) else { return false };
         let state = self.inner.state.lock();
         // A transaction admitted under `whole_log` may exceed the current limit.
-        let running = state.running.as_ref().map_or(0, |running| running.reserved_blocks);
+        let running =
+            state.running.as_ref().map_or(0, |running| running.transaction.gate.reserved_blocks());
         let most = self.transaction_blocks_max().max(self.log_blocks_needed(running));
         !compat::ends_in_front_of_area(state.head, most, log.end)
     }

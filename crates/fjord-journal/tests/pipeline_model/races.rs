@@ -113,6 +113,8 @@ races! {
         Bug::HandleDuringFreeze, cases::FSYNCS_SERIAL, Preemptions(2), NOT_DURABLE;
     queue_not_looked_at:
         Bug::QueueNotLookedAt, cases::REQUESTS_SERIAL, Preemptions(2), NO_ANSWER;
+    insert_lost: Bug::InsertLost, cases::FSYNCS_SERIAL, Preemptions(2), NOT_DURABLE;
+    gathered_early: Bug::GatheredEarly, cases::FSYNCS_SERIAL, Preemptions(2), NOT_DURABLE;
     batch_of_others_uncounted:
         Bug::BatchOfOthersUncounted, cases::CHECKPOINTS, Preemptions(2), NOT_DURABLE;
     batch_end_wakes_nobody:

@@ -494,6 +494,7 @@ fn open_journal(
         bit64: geo.features.incompat.contains(Incompat::BIT64),
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
         pipeline: options.pipeline.resolve()?,
+        lists: options.journal_lists,
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
