@@ -122,7 +122,7 @@ fn a_run_goes_on_after_a_hang() {
     let output = ends(&mut command);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("/hangs: it hung, and was ended after 9 s\n"), "{text}");
+    assert!(text.contains("/hangs: it hung, and was ended (limit 9 s)\n"), "{text}");
     assert!(text.contains("/leaves: it left something behind\n"), "{text}");
     assert!(text.contains("/fails: it failed\n"), "{text}");
     assert!(text.ends_with("8 passed, 4 failed, 1 skipped\n"), "{text}");

@@ -75,10 +75,27 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What is read of the program's output before something else is done, in buffers.
 const BUFFERS_AT_ONCE: usize = 16;
 
+/// Load per processor that programs under test make by themselves, at most.
+const OWN_LOAD: f64 = 2.0;
+/// How many times as long a program may take on a machine that has more to do.
+const STRETCH_MAX: f64 = 3.0;
+
+/// A program's limit under this load per processor: the limit is one for a machine that has the time.
+fn stretched(limit: Duration, load_per_processor: f64) -> Duration {
+    limit.mul_f64((load_per_processor / OWN_LOAD).clamp(1.0, STRETCH_MAX))
+}
+
+/// Threads that wanted to run in the last minute, for each processor; 0 where /proc does not tell.
+fn load_per_processor() -> f64 {
+    let text = look::PROC.text("loadavg").unwrap_or_default();
+    let load: f64 = text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    load / std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64)
+}
+
 /// Arguments of `cargo xtask supervise`.
 #[derive(Debug, Args)]
 pub(crate) struct SuperviseArgs {
-    /// Seconds until the program is ended
+    /// Seconds until the program is ended; up to three times as many on a loaded machine
     #[arg(long)]
     limit: u64,
     /// Folder for the program's temporary files; removed at the end
@@ -220,8 +237,9 @@ impl Supervisor {
                 print_stacks(&descendants());
                 return Ok(Outcome::Stopped);
             }
-            if self.started.elapsed() >= self.limit {
-                say!("hung: it did not end within {} s; what runs:", self.limit.as_secs());
+            let taken = self.started.elapsed();
+            if taken >= self.limit && taken >= stretched(self.limit, load_per_processor()) {
+                say!("hung: it did not end within {} s; what runs:", taken.as_secs());
                 print_stacks(&descendants());
                 return Ok(Outcome::Hung);
             }
@@ -394,4 +412,19 @@ pub(crate) fn command(
     command.arg("supervise").arg("--limit").arg(limit.as_secs().to_string());
     command.arg("--scratch").arg(scratch).args(is_careless.then_some("--careless")).arg("--");
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loaded_machine_gives_a_program_more_time() {
+        let limit = Duration::from_secs(300);
+        assert_eq!(stretched(limit, 0.0), limit);
+        assert_eq!(stretched(limit, 2.0), limit);
+        assert_eq!(stretched(limit, 4.0), 2 * limit);
+        assert_eq!(stretched(limit, 40.0), 3 * limit);
+        assert!(load_per_processor() >= 0.0);
+    }
 }

@@ -109,7 +109,7 @@ fn supervised(job: &Job, scratch: &Path, counts: &mut Counts, output: &mut Kept)
     match child.wait()?.code() {
         Some(0) => Ok(()),
         Some(supervise::FAILED) => bail!("it failed"),
-        Some(supervise::HUNG) => bail!("it hung, and was ended after {} s", job.limit.as_secs()),
+        Some(supervise::HUNG) => bail!("it hung, and was ended (limit {} s)", job.limit.as_secs()),
         Some(supervise::LEFT_BEHIND) => bail!("it left something behind"),
         _ => bail!("its supervisor was killed"),
     }
