@@ -94,7 +94,8 @@ Mount options of fjord:
   pipeline=NAME      commits one after the other (serial), or each as soon as the one
                      before is dispatched (dual) (default: auto, which is serial unless
                      FJORD_PIPELINE says dual)
-  journal_lists=NAME how changes enter a transaction: under a lock (locked) or without
+  journal_lists=NAME
+                     how changes enter a transaction: under a lock (locked) or without
                      (lockfree) (default: lockfree)
 
 Examples:
@@ -316,6 +317,7 @@ mod tests {
                 Some((name, "NAME")) if name == "scheduler" => format!("{name}=direct"),
                 Some(("cache_size", "SIZE")) => "cache_size=8M".to_owned(),
                 Some((name, "NAME")) if name == "pipeline" => format!("{name}=dual"),
+                Some((name, "NAME")) if name == "journal_lists" => format!("{name}=locked"),
                 Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
                 Some((name, "SECONDS" | "N")) => format!("{name}=7"),
                 Some(_) => name,
