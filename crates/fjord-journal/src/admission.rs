@@ -1,9 +1,9 @@
 //! Admission: which handles may start, and which must wait.
 //!
 //! Owns no state. A handle that finds no room commits or checkpoints itself; how much room it takes is
-//! [`crate::reservation`]. Invariant: the journal's state lock, which guards the decision, is never
-//! held over a commit or a checkpoint. While a transaction runs that has
-//! room, handles do not take it: see [`crate::gate`].
+//! [`crate::reservation`]. While a transaction runs that has room, a handle starts at its gate
+//! ([`crate::gate`]); else the decision is guarded by the journal's state lock. Invariant: that lock is
+//! never held over a commit or a checkpoint.
 
 use std::cell::Cell;
 use std::time::Instant;

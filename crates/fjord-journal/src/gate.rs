@@ -1,8 +1,7 @@
 //! The gate of a transaction: handles start and stop with one atomic operation each while it runs.
 //!
-//! Owns the count of open handles, the log blocks that they have reserved, and whether handles may start; in
-//! JBD2 the last of these and the counts are under `j_state_lock` and `t_updates` (parallel journaling,
-//! FAST '18).
+//! Owns the count of open handles, the log blocks that they have reserved, and whether handles may start
+//! (JBD2: `t_updates`, `t_outstanding_credits`, and `t_state` under `j_state_lock`).
 //!
 //! Invariants:
 //! - the gate is closed and opened, and its limit and generation are set, under the journal's state lock;
