@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fjord_bench::{BenchError, How, Options, Target, Workload, run};
 
@@ -25,15 +25,25 @@ fn options(dir: &Path, targets: &[Target], workloads: &[Workload]) -> Options {
     }
 }
 
+/// How long a loop device may stay after it was detached: while another program looks into it, such as udev.
+const DETACHED_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A file below `dir` that a loop device has.
+fn attached(dir: &Path) -> Option<String> {
+    let dir = dir.display().to_string();
+    let devices = std::fs::read_dir("/sys/block").unwrap().flatten();
+    let files = devices.map(|device| device.path().join("loop/backing_file"));
+    files.flat_map(std::fs::read_to_string).find(|file| file.contains(&dir))
+}
+
 /// Neither mounts, nor loop devices, nor files.
 fn assert_clean(dir: &Path) {
-    let dir_name = dir.display().to_string();
     let mounts = fjord_block::mountinfo::mounts().unwrap();
     assert!(!mounts.iter().any(|mount| mount.mountpoint.starts_with(dir)), "{mounts:?}");
-    for entry in std::fs::read_dir("/sys/block").unwrap().flatten() {
-        let backing =
-            std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        assert!(!backing.contains(&dir_name), "{backing}");
+    let began = Instant::now();
+    while let Some(file) = attached(dir) {
+        assert!(began.elapsed() < DETACHED_PATIENCE, "{file}");
+        std::thread::sleep(Duration::from_millis(20));
     }
     let left: Vec<_> =
         std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect();

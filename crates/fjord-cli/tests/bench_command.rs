@@ -4,8 +4,9 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -135,12 +136,23 @@ fn rows(report: &serde_json::Value) -> Result<&Vec<serde_json::Value>> {
     report["rows"].as_array().context("no rows")
 }
 
-/// Neither loop devices nor RAM devices of a run are left.
+/// How long a loop device may stay after it was detached: while another program looks into it, such as udev.
+const DETACHED_PATIENCE: Duration = Duration::from_secs(60);
+
+/// No loop devices of a run are left.
 fn ensure_no_devices(dir: &Path) -> Result<()> {
     let dir = dir.display().to_string();
-    for entry in fs::read_dir("/sys/block")?.flatten() {
-        let backing = fs::read_to_string(entry.path().join("loop/backing_file"));
-        ensure!(!backing.is_ok_and(|file| file.contains(&dir)), "{}", entry.path().display());
+    let began = Instant::now();
+    let attached = || -> Result<Option<PathBuf>> {
+        let mut devices = fs::read_dir("/sys/block")?.flatten().map(|device| device.path());
+        Ok(devices.find(|device| {
+            let backing = fs::read_to_string(device.join("loop/backing_file"));
+            backing.is_ok_and(|file| file.contains(&dir))
+        }))
+    };
+    while let Some(device) = attached()? {
+        ensure!(began.elapsed() < DETACHED_PATIENCE, "{}", device.display());
+        thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
