@@ -97,6 +97,43 @@ impl Image {
         Ok(first.parse::<u64>()? * u64::from(self.geometry()?.0.block_size))
     }
 
+    /// Makes the directory `/deep`, whose index has two levels. Returns its names, sorted.
+    fn fill_two_levels(&self) -> Result<Vec<String>> {
+        let linux = KernelMount::new(&self.path, "rw")?;
+        let deep = linux.path().join("deep");
+        fs::create_dir(&deep)?;
+        let mut names = Vec::new();
+        for number in 0..900 {
+            let name = format!("{number:04}-{}", "long".repeat(58));
+            fs::hard_link(linux.path().join("dir-0/file"), deep.join(&name))?;
+            names.push(name);
+        }
+        linux.unmount()?;
+        image::e2fsck_clean(&self.path)?;
+        Ok(names)
+    }
+
+    /// The offsets of the nodes of a directory's index below the root: the first leads to the first names.
+    fn nodes_of(&self, path: &str) -> Result<Vec<u64>> {
+        let (geometry, _) = self.geometry()?;
+        let file = File::open(&self.path)?;
+        let mut block = vec![0; geometry.block_size as usize];
+        let mut blocks = Vec::new();
+        for word in image::debugfs(&self.path, &format!("blocks {path}"))?.split_whitespace() {
+            blocks.push(word.parse::<u64>()? * u64::from(geometry.block_size));
+        }
+        let target = |bytes: &[u8]| {
+            let number = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            blocks.get(number as usize).copied().context("a block of the directory")
+        };
+        file.read_exact_at(&mut block, *blocks.first().context("a root")?)?;
+        let levels = block[30];
+        ensure!(levels == 1, "{levels} levels below the root");
+        // dx_root: limit and count at 32, then pairs of a hash and a block; the first has no hash.
+        let count = usize::from(u16::from_le_bytes([block[34], block[35]]));
+        (0..count).map(|entry| target(&block[36 + 8 * entry..])).collect()
+    }
+
     /// The whole tree as Linux, `fjord get` and a mount of fjord read it, all read-only: the same.
     fn check_reading(&self) -> Result<()> {
         let before = fs::read(&self.path)?;
@@ -172,6 +209,44 @@ fn a_directory_with_a_damaged_index_is_read_without_it() -> Result<()> {
     image::e2fsck_clean(&image.path).map(drop)
 }
 
+/// A node of the index below the root: a wrong limit, count, order or target. Linux reads on where limit or count
+/// on the way to the first name are wrong; fjord wherever the damage is.
+#[test]
+fn a_directory_with_a_damaged_node_is_read_without_its_index() -> Result<()> {
+    for features in ["^metadata_csum", "metadata_csum"] {
+        let image = Image::new("node", &["-O", features])?;
+        let names = image.fill_two_levels()?;
+        let nodes = image.nodes_of("/deep")?;
+        ensure!(nodes.len() >= 2, "{} nodes", nodes.len());
+        let listed = || -> Result<Vec<String>> {
+            let said = fjord(&["ls", image.text(), "/deep"])?.ok()?.stdout;
+            Ok(said.lines().map(str::to_owned).collect())
+        };
+        ensure!(listed()?.len() == names.len());
+        for (at, node) in nodes.iter().enumerate() {
+            // dx_node: limit and count at 8, the first target at 12, the second hash at 16.
+            for (offset, byte) in [(8, 0), (10, 1), (12, 2), (16, 3)] {
+                image.change(node + offset, |bytes| bytes[byte] ^= 0xff)?;
+                let what = format!("{features}: node {at}, {offset} + {byte}");
+                let mut found = listed().context(what.clone())?;
+                found.sort();
+                ensure!(found == names, "{what}: {} of {}", found.len(), names.len());
+                for name in names.iter().step_by(97) {
+                    fjord(&["cat", image.text(), &format!("/deep/{name}")])?
+                        .ok()
+                        .context(what.clone())?;
+                }
+                if at == 0 && offset < 12 && features == "^metadata_csum" {
+                    image.check_reading().context(what)?;
+                }
+                image.change(node + offset, |bytes| bytes[byte] ^= 0xff)?;
+            }
+        }
+        image::e2fsck_clean(&image.path)?;
+    }
+    Ok(())
+}
+
 /// The count of users of an internal journal means nothing.
 #[test]
 fn a_journal_with_any_count_of_users_is_used() -> Result<()> {
@@ -200,14 +275,28 @@ fn a_journal_with_any_count_of_users_is_used() -> Result<()> {
 fn messages_name_the_image() -> Result<()> {
     let image = Image::new("messages", &[])?;
     image::debugfs_write(&image.path, &["set_inode_field /dir-3 flags 0x280000".to_owned()])?;
-    let said = fjord(&["ls", image.text(), "/dir-3"])?;
-    let lines: Vec<&str> = said.stderr.trim().lines().collect();
-    ensure!(said.code == Some(4) && lines.len() == 1, "{}", said.stderr);
-    ensure!(
-        lines[0].contains("/dir-3") && lines[0].ends_with("e2fsck -f on the image"),
-        "{}",
-        lines[0]
-    );
+    let out = image.scratch.join("out");
+    let out = out.to_str().context("a plain path")?;
+    let commands = [
+        &["ls", image.text(), "/dir-3"][..],
+        &["stat", image.text(), "/dir-3"],
+        &["cat", image.text(), "/dir-3/file"],
+        &["get", "-r", image.text(), "/dir-3", out],
+        &["mkdir", image.text(), "/dir-3/new"],
+        &["rm", "-r", image.text(), "/dir-3"],
+        &["cp", image.text(), "/dir-3/file", "/copy"],
+        &["mv", image.text(), "/dir-3/file", "/moved"],
+        &["put", image.text(), "/etc/passwd", "/dir-3/passwd"],
+    ];
+    for command in commands {
+        let said = fjord(command)?;
+        let lines: Vec<&str> = said.stderr.trim().lines().collect();
+        ensure!(said.code == Some(4), "{command:?}: {:?}: {}", said.code, said.stderr);
+        let last = lines.last().context("a message")?;
+        ensure!(last.starts_with(&format!("fjord: {}: ", image.text())), "{command:?}: {last}");
+        let all = said.stderr.as_str();
+        ensure!(all.contains("/dir-3") && all.contains("e2fsck -f"), "{command:?}: {all}");
+    }
     Ok(())
 }
 

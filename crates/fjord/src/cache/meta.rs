@@ -101,6 +101,28 @@ impl MetaCache {
         self.read_as(block, |_| Ok(()), Buffer::new_keeping_base)
     }
 
+    /// Looks at a block of which nobody has checked what it holds; so it is not kept, or a later
+    /// [`MetaCache::read`] would not check it.
+    pub(crate) fn look<T>(
+        &self,
+        block: BlockNo,
+        look: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let slot = self.slot(block);
+        let loaded = slot.load.lock();
+        match loaded.as_ref() {
+            Some(buffer) => look(&buffer.read()),
+            None => look(&self.read_device(block)?),
+        }
+    }
+
+    fn read_device(&self, block: BlockNo) -> Result<Buf> {
+        let offset = block.0.saturating_mul(self.block_size as u64);
+        let memory = vec![AlignedBuf::uninit(self.block_size)];
+        let mut bufs = self.device.submit_read(offset, memory, Class::Sync).wait()?;
+        Ok(bufs.pop().map_or_else(|| Buf::zeroed(self.block_size), Buf::from))
+    }
+
     fn read_as(
         &self,
         block: BlockNo,
@@ -112,10 +134,7 @@ impl MetaCache {
         if let Some(buffer) = loaded.as_ref() {
             return Ok(buffer.clone());
         }
-        let offset = block.0.saturating_mul(self.block_size as u64);
-        let memory = vec![AlignedBuf::uninit(self.block_size)];
-        let mut bufs = self.device.submit_read(offset, memory, Class::Sync).wait()?;
-        let content: Buf = bufs.pop().map_or_else(|| Buf::zeroed(self.block_size), Buf::from);
+        let content = self.read_device(block)?;
         verify(&content)?;
         let buffer = make(block, content, BufferKind::Metadata);
         *loaded = Some(buffer.clone());

@@ -101,13 +101,14 @@ pub(super) fn read_index(
     })
 }
 
-/// Reads block `lblk`, whatever it holds.
-pub(super) fn read_unchecked(
+/// Looks at block `lblk`, whatever it holds.
+pub(super) fn look_unchecked<T>(
     dir: &Dir<'_>,
     state: &InodeState,
     lblk: LogicalBlock,
-) -> Result<Arc<Buffer>> {
-    dir.fs.meta.read(locate_present(dir, state, lblk)?, |_| Ok(()))
+    look: impl FnOnce(&[u8]) -> Result<T>,
+) -> Result<T> {
+    dir.fs.meta.look(locate_present(dir, state, lblk)?, look)
 }
 
 /// Reads a block of a directory whose index is damaged: one of entries, or a node of the index, which
@@ -117,13 +118,9 @@ pub(super) fn read_leaf_or_node(
     lblk: LogicalBlock,
     block: BlockNo,
 ) -> Result<Option<Arc<Buffer>>> {
-    let buffer = dir.fs.meta.read(block, |bytes| {
-        let verify = || dirent::verify_checksum(bytes, dir.format(), dir.seed);
-        let is_node = htree::looks_like_node(bytes, dir.format());
-        if is_node { Ok(()) } else { verify().map_err(dir.damaged(lblk)) }
-    })?;
-    let is_node = htree::looks_like_node(&buffer.read(), dir.format());
-    Ok(Some(buffer).filter(|_| !is_node))
+    let is_node =
+        dir.fs.meta.look(block, |bytes| Ok(htree::looks_like_node(bytes, dir.format())))?;
+    if is_node { Ok(None) } else { read_leaf_at(dir, lblk, block).map(Some) }
 }
 
 /// Reads block 0, and says which kind it is.

@@ -6,6 +6,8 @@
 //! from root to leaf never visits a block twice, and a walk over leaves takes at most as many steps
 //! as the directory has blocks.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use fjord_format::dirent::{self, Inserted};
@@ -85,8 +87,61 @@ pub(super) fn probe(
 
 /// Whether the root of the index cannot be used. A failed read is not damage.
 pub(super) fn is_root_damaged(dir: &Dir<'_>, state: &InodeState) -> bool {
-    read_root(dir, state)
-        .is_err_and(|error| error.is_corrupt() || matches!(error, Error::Incompatible { .. }))
+    read_root(dir, state).is_err_and(|error| is_damage(&error))
+}
+
+/// Whether any block of the index cannot be used, or two entries lead to one block. Reads the whole index.
+pub(super) fn is_damaged(dir: &Dir<'_>, state: &InodeState) -> bool {
+    check(dir, state).is_err_and(|error| is_damage(&error))
+}
+
+/// Whether an error says that the index cannot be used.
+pub(super) fn is_damage(error: &Error) -> bool {
+    error.is_corrupt() || matches!(error, Error::Incompatible { .. })
+}
+
+/// Reads all blocks of the index, level by level.
+fn check(dir: &Dir<'_>, state: &InodeState) -> Result<()> {
+    let blocks = block::count(dir, state)?;
+    let (root, indirect_levels, _) = read_root(dir, state)?;
+    let mut seen = HashSet::from([ROOT]);
+    let mut level = targets(dir, ROOT, DxKind::Root, &root)?;
+    for below in (0..=indirect_levels).rev() {
+        let is_wrong = |(_, lblk): &&(u32, LogicalBlock)| lblk.0 >= blocks || !seen.insert(*lblk);
+        if let Some((_, lblk)) = level.iter().find(is_wrong) {
+            return Err(dir.corrupt(format_args!("its index leads to block {lblk} in error")));
+        }
+        if !level.is_sorted_by_key(|(hash, _)| *hash) {
+            return Err(dir.corrupt("blocks of its index are for names of others"));
+        }
+        if below == 0 {
+            break;
+        }
+        let mut next = Vec::new();
+        for (hash, lblk) in level {
+            let node = block::read_index(dir, state, lblk, DxKind::Node)?;
+            let first = next.len();
+            next.extend(targets(dir, lblk, DxKind::Node, &node)?);
+            if let Some((own, _)) = next.get_mut(first) {
+                *own = hash;
+            }
+        }
+        level = next;
+    }
+    Ok(())
+}
+
+/// The hashes of the entries of an index block, without continuation bits, and the blocks that they lead to.
+fn targets(
+    dir: &Dir<'_>,
+    lblk: LogicalBlock,
+    kind: DxKind,
+    buffer: &Buffer,
+) -> Result<Vec<(u32, LogicalBlock)>> {
+    let all = |entries: DxEntries<'_>| {
+        (0..entries.count()).map(|at| Ok((entries.hash(at)? & !1, entries.block(at)?))).collect()
+    };
+    htree::parse(&buffer.read(), kind, dir.format()).and_then(all).map_err(dir.damaged(lblk))
 }
 
 /// The root of the index, its levels below it, and the hash of the directory.
@@ -114,8 +169,26 @@ impl Path {
             Ok((at, entries.block(at)?))
         })?;
         frame.at = at;
+        let parent = self.bounds(dir)?;
         self.frames.push(frame);
+        let own = self.bounds(dir)?;
+        if own.start < parent.start || own.end > parent.end {
+            let hashes = "names of other blocks of the index";
+            return Err(dir.corrupt(format_args!("block {lblk} of the index is for {hashes}")));
+        }
         self.descend(dir, next)
+    }
+
+    /// The hashes that the index has for the leaf below the last block of the path, without continuation bits; past
+    /// the end where names of the last hash continue.
+    fn bounds(&self, dir: &Dir<'_>) -> Result<Range<u32>> {
+        let mut start = 0;
+        for frame in &self.frames {
+            if frame.at > 0 {
+                start = frame.with_entries(dir, |entries| entries.hash(frame.at))? & !1;
+            }
+        }
+        Ok(start..self.next_hash(dir)?.map_or(u32::MAX, |next| next & !1))
     }
 
     fn descend(&mut self, dir: &Dir<'_>, next: LogicalBlock) -> Result<()> {

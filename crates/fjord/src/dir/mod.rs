@@ -153,10 +153,19 @@ impl<'a> Dir<'a> {
         self.params.dir_index && is_indexed(state)
     }
 
-    /// Whether the directory has an index, but is read without it, as Linux does: the root is damaged.
-    /// Only where nothing can be written: a change would have to keep the index right. It is so for as long as
-    /// the file system is read-only, so that positions in a listing keep their meaning.
-    fn is_read_without_index(&self, state: &InodeState) -> bool {
+    /// Whether the directory has an index, but is listed without it, as Linux does: a block of the index is
+    /// damaged. Only where nothing can be written: a change would have to keep the index right. It is so for
+    /// as long as the file system is read-only, so that positions in a listing keep their meaning.
+    fn is_listed_without_index(&self, state: &InodeState) -> bool {
+        if !self.fs.is_read_only() {
+            self.inode.index.forget();
+            return false;
+        }
+        self.is_indexed(state) && self.inode.index.is_damaged(|| htree::is_damaged(self, state))
+    }
+
+    /// Whether `..` is read from a root of an index that is otherwise damaged: nothing can be written.
+    fn has_damaged_root(&self, state: &InodeState) -> bool {
         self.fs.is_read_only() && self.is_indexed(state) && htree::is_root_damaged(self, state)
     }
 }
@@ -188,8 +197,13 @@ pub(crate) fn find(
         }
         b".." => parent_entry(&dir, state).map(Some),
         _ if is_inline(state) => inline::find(&dir, state, name),
-        _ if dir.is_read_without_index(state) => linear::find_without_index(&dir, state, name),
-        _ if dir.is_indexed(state) => htree::find(&dir, state, name),
+        _ if dir.is_indexed(state) => match htree::find(&dir, state, name) {
+            // As Linux: without the index. Not for a change, which would have to keep the index right.
+            Err(error) if htree::is_damage(&error) && fs.is_read_only() => {
+                linear::find_without_index(&dir, state, name)
+            }
+            found => found,
+        },
         _ => linear::find(&dir, state, name),
     }
 }
@@ -373,19 +387,23 @@ fn parent_entry(dir: &Dir<'_>, state: &InodeState) -> Result<Found> {
         return inline::parent(dir, state);
     }
     let lblk = LogicalBlock(0);
-    let (buffer, kind) = match dir.is_read_without_index(state) {
-        true => (block::read_unchecked(dir, state, lblk)?, block::First::Root),
-        false => block::read_first(dir, state)?,
+    let parent_in = |area: &[u8]| {
+        let entry = dirent::dotdot(area, dir.format()).map_err(dir.damaged(lblk))?;
+        let ino = entry.inode.ok_or_else(|| dir.corrupt("'..' names no inode"))?;
+        let place = Place::Block { lblk, offset: entry.offset };
+        Ok(Found { ino, file_type: entry.file_type, place })
     };
+    if dir.has_damaged_root(state) {
+        return block::look_unchecked(dir, state, lblk, parent_in);
+    }
+    let (buffer, kind) = block::read_first(dir, state)?;
     let bytes = buffer.read();
-    let area = match kind {
-        block::First::Root => &bytes[..],
-        block::First::Leaf => dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?,
-    };
-    let entry = dirent::dotdot(area, dir.format()).map_err(dir.damaged(lblk))?;
-    let ino = entry.inode.ok_or_else(|| dir.corrupt("'..' names no inode"))?;
-    let place = Place::Block { lblk, offset: entry.offset };
-    Ok(Found { ino, file_type: entry.file_type, place })
+    match kind {
+        block::First::Root => parent_in(&bytes),
+        block::First::Leaf => {
+            parent_in(dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?)
+        }
+    }
 }
 
 /// Sets the parent in `..`.

@@ -105,7 +105,7 @@ fn kind(file_type: FileType) -> Option<FileKind> {
 }
 
 fn collect(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
-    if dir.is_read_without_index(state) {
+    if dir.is_listed_without_index(state) {
         // Positions of the root of the index are those of no name.
         let mut items = if cookie <= DOTDOT { dots(dir, state, cookie)? } else { Vec::new() };
         let rest = collect_by_offset(dir, state, cookie)?;
@@ -138,7 +138,7 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
     let bits = dir.fs.geo.block_size_bits;
     let blocks = u64::from(block::count(dir, state)?);
     let mut items = Vec::new();
-    let without_index = dir.is_read_without_index(state);
+    let without_index = dir.is_listed_without_index(state);
     let mut lblk = (cookie >> bits).max(u64::from(without_index));
     while lblk < blocks {
         let here = LogicalBlock(u32::try_from(lblk).unwrap_or(u32::MAX));

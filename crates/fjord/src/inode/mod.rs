@@ -80,6 +80,8 @@ pub(crate) struct Inode {
     /// Known to have no file capabilities, so that a write need not look for any; only an
     /// optimisation, cleared when an attribute is set.
     pub(crate) no_capability: AtomicBool,
+    /// Whether the directory's index is damaged, while nothing can be written.
+    pub(crate) index: IndexHealth,
     /// Truncated to zero since its last close: new content is written back on close, see
     /// [`crate::file::truncate`].
     pub(crate) replaced: AtomicBool,
@@ -88,6 +90,30 @@ pub(crate) struct Inode {
     pub(crate) small_fsync_ns: AtomicU64,
     /// Errors of writeback so far; an open file remembers which it has reported.
     pub(crate) wb_errors: AtomicU32,
+}
+
+/// What is known of a directory's index while nothing can be written: a listing asks at each batch, and to
+/// look reads the whole index. Asked and forgotten under the directory's lock.
+#[derive(Default)]
+pub(crate) struct IndexHealth {
+    looked_at: AtomicBool,
+    damaged: AtomicBool,
+}
+
+impl IndexHealth {
+    /// Whether the index is damaged; `look` is called if that is not known.
+    pub(crate) fn is_damaged(&self, look: impl FnOnce() -> bool) -> bool {
+        if !self.looked_at.load(Ordering::Acquire) {
+            self.damaged.store(look(), Ordering::Relaxed);
+            self.looked_at.store(true, Ordering::Release);
+        }
+        self.damaged.load(Ordering::Relaxed)
+    }
+
+    /// The index may change from now on.
+    pub(crate) fn forget(&self) {
+        self.looked_at.store(false, Ordering::Release);
+    }
 }
 
 /// State of an inode, under its lock.
@@ -363,6 +389,7 @@ impl Inode {
             in_place: FlushCell::default(),
             entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
+            index: IndexHealth::default(),
             replaced: AtomicBool::new(false),
             small_fsync_ns: AtomicU64::new(0),
             wb_errors: AtomicU32::new(0),
