@@ -157,6 +157,11 @@ pub(crate) enum Command {
 
 impl Command {
     /// The name of the image that the command works on.
+    pub(crate) fn image(&mut self) -> Option<PathBuf> {
+        self.image_mut().cloned()
+    }
+
+    /// The same, to be changed.
     fn image_mut(&mut self) -> Option<&mut PathBuf> {
         Some(match self {
             Command::Mount(args) => &mut args.image,

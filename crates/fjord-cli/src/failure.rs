@@ -59,6 +59,16 @@ impl Failure {
         Failure { code: EXIT_DAMAGED, ..self }
     }
 
+    /// Puts the name of the image before a message about what is in the image, if it does not have it yet.
+    pub(crate) fn of_image(self, image: Option<&Path>) -> Failure {
+        let Some(image) = image.filter(|_| matches!(self.code, EXIT_DAMAGED | EXIT_UNSUPPORTED))
+        else {
+            return self;
+        };
+        let image = image.display().to_string();
+        if self.message.contains(&image) { self } else { self.context(image) }
+    }
+
     pub(crate) fn in_use(message: impl Into<String>) -> Failure {
         Failure { code: EXIT_IN_USE, message: message.into() }
     }

@@ -52,9 +52,11 @@ fn main() -> ExitCode {
         output::complain(message);
         return ExitCode::from(usage_code);
     }
+    let image = cli.command.image();
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
+            let failure = failure.of_image(image.as_deref());
             output::complain(&failure);
             ExitCode::from(failure.code)
         }
