@@ -5,6 +5,7 @@ mod access_lists;
 mod compressed;
 mod differential;
 mod ends;
+mod exercise;
 mod formats;
 mod layers;
 mod links;

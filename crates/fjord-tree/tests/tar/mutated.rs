@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 use fjord_block::{Device, FileDevice, FileOptions, MemDevice};
@@ -9,9 +10,10 @@ use fjord_mkfs::{MkfsOptions, format};
 use fjord_testkit::hostile::memory::{live_bytes, take_largest_bytes};
 use fjord_testkit::image::{Scratch, e2fsck_clean};
 use fjord_testkit::rng::{Rng, mix, seed_from_env};
-use fjord_tree::{Contents, Rules, Source, TarOptions, TreeError, populate};
+use fjord_tree::{Contents, Rules, Source, TreeError, populate};
 
 use crate::compressed::PROGRAMS;
+use crate::exercise;
 use crate::maker::{BLOCK, Member, Style, number, seal, stream};
 use crate::support::{piped, quiet};
 
@@ -165,54 +167,38 @@ fn text(bytes: &mut [u8], rng: &mut Rng) {
 
 /// Puts a stream into an image, with the memory it takes watched; `judge`: e2fsck sees the image.
 fn put_in(bytes: &[u8], layers: bool, judge: bool, what: &str) -> Result<(), TreeError> {
-    let options = MkfsOptions { size_bytes: Some(8 << 20), ..MkfsOptions::default() };
-    let dir = Scratch::in_memory("tar").expect("a directory");
-    let (path, image) = (dir.join("stream"), dir.join("image"));
-    std::fs::write(&path, bytes).expect("written");
+    let dir = Scratch::in_memory("image").expect("a directory");
+    let image = dir.join("image");
     let device: Arc<dyn Device> = if judge {
         File::create(&image).expect("made");
         Arc::new(FileDevice::open(&image, &FileOptions::default()).expect("opens"))
     } else {
         Arc::new(MemDevice::new(0))
     };
-    format(&*device, &options).expect("formats");
-    let inputs = [fjord_tree::TarInput::open(&path).expect("opens")];
-    let options = TarOptions { layers, ask_host: false };
     take_largest_bytes();
-    let measured = Contents::of_tar(&mut &bytes[..], &Rules::default());
-    let source = Source::Tars(&inputs, &options);
-    let done = populate(device, source, &Rules::default(), &mut |_| {});
+    let done = exercise::put_in(device, bytes, layers, what);
     let largest = take_largest_bytes();
     assert!(largest <= ALLOCATION_BYTES_MAX, "{what}: an allocation of {largest} bytes");
-    // What cannot be measured cannot be put in.
-    if let (Err(measured), Ok(_)) = (&measured, &done) {
-        panic!("{what}: put in, but not measured: {measured}");
-    }
     if judge {
         e2fsck_clean(&image).unwrap_or_else(|error| panic!("{what}: {error:#}"));
     }
-    done.map(drop)
+    done
 }
 
-/// Counts how streams end, and fails for errors that are not those of a bad stream.
-#[derive(Default)]
-struct Tally {
-    fine: u64,
-    refused: u64,
-}
-
-impl Tally {
-    fn count(&mut self, result: Result<(), TreeError>, what: &str) {
-        match result {
-            Ok(()) => self.fine += 1,
-            Err(TreeError::Tar { .. } | TreeError::Full { .. } | TreeError::LinkTooLong { .. }) => {
-                self.refused += 1
-            }
-            // Names that are too long, lists that are invalid, sizes beyond ext4's.
-            Err(TreeError::Engine { source: fjord::Error::Posix(_), .. }) => self.refused += 1,
-            Err(other) => panic!("{what}: {other:?}"),
-        }
-    }
+/// Writes the stream, each of its entries alone, and each with the one before, where the fuzz target
+/// `tar_stream` finds them, when `FJORD_FUZZ_CORPUS` names a directory. Returns how many.
+fn export(members: &[Member]) -> usize {
+    let Some(corpus) = std::env::var_os("FJORD_FUZZ_CORPUS") else { return 0 };
+    let dir = Path::new(&corpus).join("tar_stream");
+    std::fs::create_dir_all(&dir).expect("made");
+    let each = members.chunks(1).chain(members.windows(2)).chain([members]);
+    each.enumerate()
+        .map(|(number, members)| {
+            // The first byte: layers or not.
+            let seed = [&[number as u8 & 1][..], &stream(members)].concat();
+            std::fs::write(dir.join(format!("stream-{number}")), seed).expect("written");
+        })
+        .count()
 }
 
 #[test]
@@ -220,22 +206,26 @@ fn mutated_streams_end_in_errors_or_images() {
     let _quiet = quiet();
     let seed = seed_from_env("mutated_streams", 1);
     let whole = stream(&members());
+    println!("{} seeds of the fuzz target written", export(&members()));
     for layers in [false, true] {
         // `link` and below it whiteouts: sound either way.
         put_in(&whole, layers, true, "the stream itself").expect("sound");
     }
     let before = live_bytes();
-    let mut tally = Tally::default();
+    let (mut fine, mut refused) = (0, 0);
     for round in 0..ROUNDS {
         let what = format!("seed {seed} round {round}");
         let mut rng = Rng::new(mix(seed ^ mix(round)));
         let mut bytes = whole.clone();
         mutate(&mut bytes, &mut rng);
         let layers = rng.percent(50);
-        tally.count(put_in(&bytes, layers, round % JUDGED_EACH == 0, &what), &what);
+        match put_in(&bytes, layers, round % JUDGED_EACH == 0, &what) {
+            Ok(()) => fine += 1,
+            Err(_) => refused += 1,
+        }
     }
-    println!("{} put in, {} refused", tally.fine, tally.refused);
-    assert!(tally.fine > 50 && tally.refused > 300, "mutations hit too little or too much");
+    println!("{fine} put in, {refused} refused");
+    assert!(fine > 50 && refused > 300, "mutations hit too little or too much");
     let kept = live_bytes().saturating_sub(before);
     assert!(kept < KEPT_BYTES_MAX, "{kept} bytes are kept");
 }
