@@ -37,6 +37,10 @@ bugs! {
         LogStartNotOrdered,
         /// Commit: does not wait for ordered data.
         DataAfterCommit,
+        /// Cooperative commit: pieces begin where the blocks of revokes do.
+        PiecesOverRevokes,
+        /// Cooperative commit: the writes of pieces are not waited for before the flush.
+        PiecesNotAwaited,
         /// Commit: waiters and callbacks run before the log is written; freed blocks may be reused.
         ToldBeforeLogged,
         /// Commit: freed metadata blocks are not revoked.
@@ -263,8 +267,16 @@ bugs! {
         InsertLost,
         /// A transaction: what handles have added is gathered when it is locked, not when they have stopped.
         GatheredEarly,
+        /// Cooperative commit: two threads claim the same piece, so that nobody writes the next one.
+        PieceClaimedTwice,
+        /// Cooperative commit: the commit block follows before the pieces of other threads have been sent.
+        CommitBeforeLastPiece,
+        /// Cooperative commit: a thread that has sent a piece does not wake the one that waits for it.
+        PieceEndWakesNobody,
         /// Checkpoint: a commit counts as written home when its last batch is, whatever other threads write.
         BatchOfOthersUncounted,
+        /// Checkpoint: a thread writes a version home while another one writes an older one of the block.
+        TwoHomeWrites,
         /// Checkpoint: the end of a batch does not wake threads that have none left to claim.
         BatchEndWakesNobody,
     }

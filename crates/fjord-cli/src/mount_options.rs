@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use fjord::awake::LowLatency;
-use fjord::{CommitPipeline, DataMode, FsyncPolicyKind, JournalLists, MountOptions, Scheduler};
+use fjord::{
+    CommitPipeline, DataMode, FsyncPolicyKind, JournalIo, JournalLists, MountOptions, Scheduler,
+};
 use fjord_fuse::mount::{FuseOptions, Unclaimed};
 use rustix::mount::MountFlags;
 
@@ -167,6 +169,10 @@ fn set_engine_value(engine: &mut MountOptions, name: &str, value: &str) -> Resul
         "journal_lists" => {
             engine.journal_lists =
                 JournalLists::by_name(value).ok_or("expected locked or lockfree")?;
+        }
+        "journal_io" => {
+            engine.journal_io =
+                JournalIo::by_name(value).ok_or("expected dedicated or cooperative")?;
         }
         "resuid" => engine.resuid = Some(number()?),
         "resgid" => engine.resgid = Some(number()?),

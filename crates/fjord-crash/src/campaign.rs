@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::base::Features;
 use crate::explore::{Config, Shared, Workload, explore_until};
 use crate::finding::Finding;
+use crate::journal_how::JournalHow;
 use crate::minimise::minimise;
 use crate::panics;
 use crate::record::DeviceKind;
@@ -36,6 +37,8 @@ pub struct Plan {
     pub devices: Vec<DeviceKind>,
     /// Commit pipelines.
     pub pipelines: Vec<CommitPipeline>,
+    /// How the journal works, in turn.
+    pub journals: Vec<JournalHow>,
     /// Every workload under every configuration, instead of one each in turn.
     pub product: bool,
     /// Everything else.
@@ -63,6 +66,7 @@ impl Plan {
             data: vec![config.options.data],
             devices: vec![config.device],
             pipelines: vec![config.options.pipeline],
+            journals: vec![JournalHow::of(&config.options)],
             product: false,
             config,
             sample_every: 1,
@@ -134,14 +138,23 @@ impl Plan {
             turns.get_mut(turn)?.next()
         });
         let configs = self.configs();
-        let product = self.product;
+        let (product, journals) = (self.product, self.journals.clone());
         let jobs = bounded.chain(endless).enumerate().flat_map(move |(index, workload)| {
             let chosen = if product {
                 configs.clone()
             } else {
                 vec![configs[turn_of(index, configs.len())].clone()]
             };
-            chosen.into_iter().map(move |config| (config, workload.clone()))
+            // Each configuration meets each of them after a while.
+            let journal =
+                journals.get((index / configs.len().max(1) + index) % journals.len().max(1));
+            let journal = journal.copied();
+            chosen.into_iter().map(move |mut config| {
+                if let Some(journal) = journal {
+                    journal.apply(&mut config.options);
+                }
+                (config, workload.clone())
+            })
         });
         match self.workloads_max {
             Some(max) => Box::new(jobs.take(max)),

@@ -17,6 +17,7 @@ use crate::base::{FAST_COMMIT, FEATURES, Features, GROUPS, GROWING, SPECIAL};
 use crate::campaign::Plan;
 use crate::explore::{Config, Replayer, Shared, Workload, explore, explore_recording};
 use crate::finding::{CasePath, Damage, Target};
+use crate::journal_how::{JOURNALS, JournalHow};
 use crate::minimise::minimise;
 use crate::ops;
 use crate::record::DeviceKind;
@@ -84,6 +85,10 @@ pub struct CrashArgs {
     /// not given
     #[arg(long, value_name = "MODE")]
     pub pipeline: Vec<String>,
+    /// How the journal works (may be repeated): locked or lockfree, dedicated or cooperative, and the most
+    /// blocks of a descriptor if that is not as many as fit; all in turn if not given
+    #[arg(long, value_name = "LISTS,IO[,BLOCKS]")]
+    pub journal: Vec<String>,
     /// Discard freed blocks
     #[arg(long)]
     pub discard: bool,
@@ -214,6 +219,7 @@ impl fmt::Display for CrashArgs {
         line.flag("no-barrier", self.no_barrier);
         line.unless("scheduler", &self.scheduler, &usual.scheduler);
         line.list("pipeline", &self.pipeline);
+        line.list("journal", &self.journal);
         line.flag("discard", self.discard);
         line.unless("seed", &self.seed, &usual.seed);
         line.list("hours", self.hours);
@@ -312,6 +318,7 @@ impl CrashArgs {
             no_barrier: !options.barrier,
             scheduler: scheduler_name(options.scheduler),
             pipeline: vec![pipeline_name(options.pipeline)],
+            journal: vec![JournalHow::of(options).name()],
             discard: options.discard,
             seed: config.seed,
             subsets: config.budget.subsets_max,
@@ -368,6 +375,7 @@ impl CrashArgs {
             data: choose("data mode", &self.data, &DATA_MODES, |mode| data_name(*mode))?,
             devices: choose("device", &self.device, &DeviceKind::ALL, |kind| kind.name())?,
             pipelines: self.pipelines()?,
+            journals: self.journals()?,
             product: self.product,
             sample_every: self.sample_every,
             workloads_max: self.workloads,
@@ -424,6 +432,13 @@ impl CrashArgs {
         self.pipeline.iter().map(by_name).collect()
     }
 
+    fn journals(&self) -> Result<Vec<JournalHow>> {
+        match self.journal.as_slice() {
+            [] => Ok(JOURNALS.to_vec()),
+            names => names.iter().map(|name| JournalHow::by_name(name)).collect(),
+        }
+    }
+
     /// The feature sets asked for; without any, those that the policy makes use of. [`SPECIAL`]
     /// ones only by name.
     fn feature_sets(&self) -> Result<Vec<Features>> {
@@ -460,6 +475,7 @@ impl CrashArgs {
         config.options.data = *plan.data.first().context("a data mode")?;
         config.device = *plan.devices.first().context("a device")?;
         config.options.pipeline = *plan.pipelines.first().context("a pipeline")?;
+        plan.journals.first().context("a journal")?.apply(&mut config.options);
         config.findings_max = plan.findings_max;
         let threads = ops::parse_threads(self.ops.as_deref().unwrap_or_default())?;
         Ok((config, Workload::threads(ops::parse(&self.setup)?, threads)))
@@ -545,6 +561,7 @@ mod tests {
             no_barrier: true,
             scheduler: "epoch".into(),
             pipeline: vec!["dual".into()],
+            journal: vec!["locked,cooperative,5".into()],
             discard: true,
             seed: 7,
             hours: Some(0.5),

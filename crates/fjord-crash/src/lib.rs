@@ -7,7 +7,7 @@
 //!   [`panics`]: panics of the engine, as findings;
 //! - [`recording`], [`explore`]: all of it together for one workload; [`finding`], [`minimise`],
 //!   [`report`]: the results;
-//! - [`workloads`], [`edges`], [`campaign`], [`command`]: many workloads, and the command line.
+//! - [`workloads`], [`edges`], [`journal_how`], [`campaign`], [`command`]: many workloads, and the command line.
 //!
 //! ```no_run
 //! use fjord_crash::explore::{Config, Workload, explore};
@@ -31,6 +31,7 @@ pub mod explore;
 mod filling;
 pub mod finding;
 pub mod image;
+pub mod journal_how;
 pub mod judge;
 pub mod minimise;
 pub mod model;

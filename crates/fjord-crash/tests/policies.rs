@@ -6,6 +6,7 @@ use fjord::{FsyncPolicyKind, MountOptions, Scheduler};
 use fjord_crash::base::{FAST_COMMIT, FEATURES, Features, GROUPS};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::explore::Config;
+use fjord_crash::journal_how::JOURNALS;
 use fjord_crash::record::DeviceKind;
 use fjord_crash::workloads::Family;
 use fjord_testkit::size::pick;
@@ -26,6 +27,7 @@ fn fast_commits_are_replayed_alike() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
+    plan.journals = JOURNALS.to_vec();
     plan.sample_every = 613 * pick(8, 2, 1);
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Fsyncs], 1);
@@ -45,6 +47,7 @@ fn groups_commit_alone() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
+    plan.journals = JOURNALS.to_vec();
     plan.workloads_max = Some(16);
     let report = passes(&plan);
     assert!(report.partial_commits >= 10 && report.fallbacks > 0, "{report:?}");
@@ -66,6 +69,7 @@ fn i_transactions() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
+    plan.journals = JOURNALS.to_vec();
     plan.sample_every = 3 * pick(16, 2, 1);
     let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("the explorer runs");
     println!("{} workloads, {} states, {:?}", report.workloads, report.states, report.judged);
@@ -96,6 +100,7 @@ fn commits_overlap_under_every_pipeline() {
             let mut plan = Plan::new(&[Family::Overlaps], config);
             (plan.data, plan.devices) = (DATA.to_vec(), DeviceKind::ALL.to_vec());
             plan.pipelines = PIPELINES.to_vec();
+            plan.journals = JOURNALS.to_vec();
             plan.workloads_max = Some(DATA.len() * DeviceKind::ALL.len() * PIPELINES.len());
             let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("it runs");
             let (states, overlapped) = (report.all_states(), report.overlapped_commits);
@@ -145,6 +150,7 @@ fn threads_hold_under_every_policy() {
             let mut plan = Plan::new(&families, config);
             (plan.data, plan.devices) = (DATA.to_vec(), DeviceKind::ALL.to_vec());
             plan.pipelines = PIPELINES.to_vec();
+            plan.journals = JOURNALS.to_vec();
             plan.workloads_max = Some(16);
             let report = campaign::run(&plan, &Default::default(), &|_| ()).expect("it runs");
             println!(

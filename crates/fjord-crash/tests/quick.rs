@@ -7,6 +7,7 @@ use fjord_crash::base::{FEATURES, Features};
 use fjord_crash::campaign::{self, Plan};
 use fjord_crash::check::Kind;
 use fjord_crash::explore::{Config, Workload, explore, explore_recording};
+use fjord_crash::journal_how::JOURNALS;
 use fjord_crash::ops;
 use fjord_crash::record::DeviceKind;
 use fjord_crash::recording::record;
@@ -84,6 +85,7 @@ fn sample_over_the_scheduler() {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
+    plan.journals = JOURNALS.to_vec();
     plan.sample_every = 331 * pick(16, 2, 1);
     passes(&plan);
     (plan.families, plan.sample_every) = (vec![Family::Barriers], pick(16, 4, 2));
@@ -167,6 +169,7 @@ fn everywhere(plan: &mut Plan) {
     plan.data = DATA.to_vec();
     plan.devices = DeviceKind::ALL.to_vec();
     plan.pipelines = PIPELINES.to_vec();
+    plan.journals = JOURNALS.to_vec();
 }
 
 /// Compound commits keep metadata in the order of the calls; commits of groups do not, and judged by

@@ -272,26 +272,37 @@ impl Buffer {
         !state.home_write
     }
 
-    /// The version of `sequence` for a checkpoint to write; `None` if a newer committed one has
-    /// superseded it, or that of `newer` is about to, or the block was freed.
+    /// The version of `sequence` for a checkpoint to write; `newer` as in
+    /// [`Journal::checkpoint_older_than`](crate::Journal).
     pub(crate) fn begin_home_write(
         &self,
         sequence: Sequence,
         newer: Option<Sequence>,
-    ) -> Option<Buf> {
+    ) -> HomeWrite {
         let mut state = self.state.lock();
         if newer.is_some_and(|newer| state.frozen.iter().any(|(frozen, _)| *frozen == newer)) {
-            return None;
+            return HomeWrite::NotNeeded;
         }
         match &state.committed {
+            // Of two writes in flight either may be the one that lasts.
+            Some((committed, _))
+                if *committed == sequence && state.home_write && !planted(Bug::TwoHomeWrites) =>
+            {
+                HomeWrite::InFlight
+            }
             Some((committed, version)) if *committed == sequence => {
                 let in_flight = state.frozen.back().filter(|_| planted(Bug::CheckpointInFlight));
                 let version = in_flight.map_or(version, |(_, version)| version).clone();
                 state.home_write = true;
-                Some(version)
+                HomeWrite::Begun(version)
             }
-            _ => None,
+            _ => HomeWrite::NotNeeded,
         }
+    }
+
+    /// Whether a checkpoint is writing a version.
+    pub(crate) fn is_going_home(&self) -> bool {
+        self.state.lock().home_write
     }
 
     /// The newest committed version for a checkpoint to write home, whichever it is; `None` when that is
@@ -318,6 +329,16 @@ impl Buffer {
     fn set_base(&self, state: &mut Versions, version: Buf) {
         state.base = (self.keeps_base && !state.is_clean()).then_some(version);
     }
+}
+
+/// What a checkpoint has to do with a version.
+pub(crate) enum HomeWrite {
+    /// To write it.
+    Begun(Buf),
+    /// To wait until an older one, which another thread is writing, is there; then to ask again.
+    InFlight,
+    /// Nothing: a newer committed one has superseded it, or is about to, or the block was freed.
+    NotNeeded,
 }
 
 /// Outcome of freezing the entries of some parts of a shared block.

@@ -21,13 +21,21 @@ use fjord_block::{Buf, Class};
 use fjord_format::jbd2::IjournalMark;
 use fjord_format::types::BlockNo;
 
-use crate::buffer::Buffer;
-use crate::checkpoint_claims::{BATCH_BLOCKS, Batch, Claim};
+use crate::buffer::{Buffer, HomeWrite};
+use crate::checkpoint_claims::{BATCH_BLOCKS, Batch, Claim, ClaimedBlocks};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
+use crate::options::JournalIo;
+use crate::pipeline::Commit;
 use crate::stats;
 use crate::transaction::Sequence;
+
+/// The checkpoint lock of a thread that checkpoints: shared, or alone with [`JournalIo::Dedicated`].
+pub(crate) struct CheckpointGuard<'a> {
+    _shared: Option<RwLockReadGuard<'a, ()>>,
+    _alone: Option<RwLockWriteGuard<'a, ()>>,
+}
 
 impl Journal {
     /// Checkpoints the oldest committed transactions until at least `blocks` blocks were visited or
@@ -73,15 +81,23 @@ impl Journal {
 
     /// Joins a checkpoint, or begins one. A foreground waiter promotes the writes in flight of who has the
     /// lock alone.
-    pub(crate) fn share_checkpoint(&self, class: Class) -> RwLockReadGuard<'_, ()> {
+    pub(crate) fn share_checkpoint(&self, class: Class) -> CheckpointGuard<'_> {
         let lock = &self.inner.checkpoint_lock;
-        if class == Class::Background {
-            return lock.read();
+        if self.inner.io == JournalIo::Dedicated {
+            let alone = match class {
+                Class::Background => lock.write(),
+                _ => self.lock_checkpoint(),
+            };
+            return CheckpointGuard { _shared: None, _alone: Some(alone) };
         }
-        lock.try_read().unwrap_or_else(|| {
-            let _promoted = self.inner.checkpoint_writes.in_flight.promote();
-            lock.read()
-        })
+        let shared = match class {
+            Class::Background => lock.read(),
+            _ => lock.try_read().unwrap_or_else(|| {
+                let _promoted = self.inner.checkpoint_writes.in_flight.promote();
+                lock.read()
+            }),
+        };
+        CheckpointGuard { _shared: Some(shared), _alone: None }
     }
 
     /// As [`Journal::checkpoint_all`], for a caller that holds the commit lock and has waited for
@@ -105,32 +121,32 @@ impl Journal {
     pub(crate) fn checkpoint_batch(&self, class: Class, newer: Option<Sequence>) -> Result<Batch> {
         self.check_running()?;
         let claims = &self.inner.checkpoint_claims;
-        match claims.claim(|| self.inner.state.lock().pipeline.begin_checkpoint()) {
+        let last = self.inner.checkpoint_writes.last();
+        let has_last = |commit: &Commit| {
+            last.is_some_and(|last| commit.buffers.iter().any(|buffer| buffer.block() == last))
+        };
+        let begin = || self.inner.state.lock().pipeline.begin_checkpoint();
+        match claims.claim(begin, has_last) {
             Claim::Nothing => {
                 // A write of another thread may have failed meanwhile.
                 self.check_running()?;
                 Ok(Batch::Nothing)
             }
-            Claim::Wait => {
+            Claim::Wait(moves) => {
                 let _promoted = (class != Class::Background)
                     .then(|| self.inner.checkpoint_writes.in_flight.promote());
-                claims.wait();
+                claims.wait(moves);
                 Ok(Batch::Waited)
             }
-            Claim::Prepare(commit) => {
-                let last = self.inner.checkpoint_writes.last();
-                let has = |last: &BlockNo| commit.buffers.iter().any(|it| it.block() == *last);
-                let last = last.filter(has);
+            Claim::Prepare => {
                 self.or_stop(last.map_or(Ok(()), |last| self.write_others_home(last, class)))?;
                 claims.ready();
                 Ok(Batch::Done(0))
             }
-            Claim::Batch(commit, range) => {
-                let count = range.len();
-                let batch = &commit.buffers[range];
-                self.or_stop(self.write_versions(commit.sequence, newer, batch, class))?;
-                claims.ended(|| self.inner.state.lock().pipeline.end_checkpoint());
-                Ok(Batch::Done(count))
+            Claim::Batch(blocks) => {
+                self.or_stop(self.write_claimed(newer, &blocks, class))?;
+                claims.ended(&blocks, || self.inner.state.lock().pipeline.end_checkpoint());
+                Ok(Batch::Done(blocks.iter().map(|(_, range)| range.len()).sum()))
             }
         }
     }
@@ -144,18 +160,35 @@ impl Journal {
         written
     }
 
-    fn write_versions(
+    fn write_claimed(
         &self,
-        sequence: Sequence,
         newer: Option<Sequence>,
-        buffers: &[Arc<Buffer>],
+        blocks: &ClaimedBlocks,
         class: Class,
     ) -> Result<()> {
-        let begun = buffers.iter().filter_map(|buffer| {
-            let version = buffer.begin_home_write(sequence, newer)?;
-            Some((buffer, sequence, version))
-        });
-        self.send_home(buffers.len(), begun.collect(), class)
+        let mut left: Vec<(Arc<Buffer>, Sequence)> = Vec::new();
+        for (commit, range) in blocks {
+            let buffers = commit.buffers[range.clone()].iter();
+            left.extend(buffers.map(|buffer| (buffer.clone(), commit.sequence)));
+        }
+        let mut looked_at = left.len();
+        loop {
+            let (mut begun, mut in_flight) = (Vec::new(), Vec::new());
+            for (buffer, sequence) in left {
+                match buffer.begin_home_write(sequence, newer) {
+                    HomeWrite::Begun(version) => begun.push((buffer, sequence, version)),
+                    HomeWrite::InFlight => in_flight.push((buffer, sequence)),
+                    HomeWrite::NotNeeded => {}
+                }
+            }
+            self.send_home(looked_at - in_flight.len(), begun, class)?;
+            looked_at = in_flight.len();
+            // Batches wait for older ones only, so that none waits for another in a circle.
+            let Some((first, _)) = in_flight.first() else { return Ok(()) };
+            self.inner.checkpoint_writes.wait_until(|| !first.is_going_home());
+            self.check_running()?;
+            left = in_flight;
+        }
     }
 
     /// Writes the newest committed versions of all blocks but `last` to their home locations, durably.
@@ -164,7 +197,7 @@ impl Journal {
         for batch in buffers.chunks(BATCH_BLOCKS) {
             let begun = batch.iter().filter_map(|buffer| {
                 let (sequence, version) = buffer.begin_newest_home_write()?;
-                Some((buffer, sequence, version))
+                Some((buffer.clone(), sequence, version))
             });
             self.send_home(batch.len(), begun.collect(), class)?;
         }
@@ -175,7 +208,7 @@ impl Journal {
     fn send_home(
         &self,
         looked_at: usize,
-        begun: Vec<(&Arc<Buffer>, Sequence, Buf)>,
+        begun: Vec<(Arc<Buffer>, Sequence, Buf)>,
         class: Class,
     ) -> Result<()> {
         let blocks: Vec<(BlockNo, Buf)> = begun
@@ -197,7 +230,7 @@ impl Journal {
         for (buffer, sequence, _) in &begun {
             buffer.end_home_write(*sequence, result.is_ok());
         }
-        self.inner.live.remove_clean(begun.iter().map(|(buffer, ..)| *buffer));
+        self.inner.live.remove_clean(begun.iter().map(|(buffer, ..)| buffer));
         self.inner.checkpoint_writes.batch_ended();
         result
     }

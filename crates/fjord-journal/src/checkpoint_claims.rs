@@ -1,12 +1,16 @@
 //! Which home writes of a checkpoint come next, for threads that carry one out together.
 //!
-//! Owns the commit that is being checkpointed, and how far. A thread claims a batch of its blocks under the
+//! Owns the commits that are being checkpointed, and how far. A thread claims a batch of their blocks under the
 //! lock, writes it without, and tells the end of it; so the batches of several threads are in flight at a
-//! time ("cooperative checkpoint" of parallel journaling, FAST '18).
+//! time ("cooperative checkpoint" of parallel journaling, FAST '18). A batch may reach over several commits: of
+//! small ones many go home in one wait.
 //!
-//! Invariants: one commit at a time, the oldest, so that no block has two home writes in flight; each of its
-//! batches is claimed once; its checkpoint has ended when all have been claimed and each has been written.
+//! Invariants: commits are claimed from the oldest on, each of their blocks once; the checkpoint of a commit ends
+//! when all of it has been claimed and each batch with a part of it has been written, and not before that of an
+//! older one. A commit that has to be prepared is prepared while no batch is in flight. Two batches may have a
+//! block in common: which of them writes it, and when, is the buffer's state.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,32 +23,42 @@ use crate::pipeline::Commit;
 /// One where a model check looks at several batches.
 pub(crate) const BATCH_BLOCKS: usize = if cfg!(feature = "model") { 1 } else { 256 };
 
+/// Blocks of commits, in the order of commits.
+pub(crate) type ClaimedBlocks = Vec<(Arc<Commit>, Range<usize>)>;
+
 /// See the [module](self).
 pub(crate) struct CheckpointClaims {
-    current: Mutex<Option<Current>>,
-    /// Signalled when a batch has ended, or a commit is ready to be claimed from.
+    window: Mutex<Window>,
+    /// Signalled, with `window`, when a batch has ended, or a commit is prepared.
     moved: Condvar,
 }
 
-/// Guarded by `CheckpointClaims::current`.
-struct Current {
+/// Guarded by `CheckpointClaims::window`.
+#[derive(Default)]
+struct Window {
+    /// Oldest first.
+    commits: VecDeque<InProgress>,
+    /// Parts of commits in batches that have not ended.
+    in_flight_count: usize,
+    /// A thread prepares the first commit that is not claimed.
+    is_preparing: bool,
+    /// A write failed, so that nothing is claimed any more.
+    is_failed: bool,
+    /// Changes so far, for threads that wait for one.
+    moves: u64,
+}
+
+/// A commit whose checkpoint has begun.
+struct InProgress {
     commit: Arc<Commit>,
     /// Buffers that have been claimed.
     claimed_count: usize,
-    /// Batches that have not ended.
+    /// All of them have been, if there are any.
+    is_claimed: bool,
+    /// Batches with a part of it that have not ended.
     in_flight_count: usize,
-    preparation: Preparation,
-    /// A write failed, so that it never ends.
-    is_failed: bool,
-}
-
-/// How far what has to precede the batches of a commit is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Preparation {
-    Needed,
-    /// A thread is at it.
-    UnderWay,
-    Done,
+    /// What has to precede its batches is done.
+    is_prepared: bool,
 }
 
 /// What a call that claims and writes a batch did.
@@ -59,131 +73,170 @@ pub(crate) enum Batch {
 
 /// What a thread is to do next.
 pub(crate) enum Claim {
-    /// To prepare the commit, before any more of its blocks is written; then [`CheckpointClaims::ready`].
-    Prepare(Arc<Commit>),
-    /// To write these buffers of the commit; then [`CheckpointClaims::ended`].
-    Batch(Arc<Commit>, Range<usize>),
-    /// Nothing, until other threads have written theirs.
-    Wait,
+    /// To prepare the next commit, before any more of its blocks is written; then [`CheckpointClaims::ready`].
+    Prepare,
+    /// To write these blocks; then [`CheckpointClaims::ended`].
+    Batch(ClaimedBlocks),
+    /// Nothing, until other threads have moved on from this number of changes.
+    Wait(u64),
     /// Nothing is committed that is not checkpointed.
     Nothing,
 }
 
 impl Default for CheckpointClaims {
     fn default() -> CheckpointClaims {
-        CheckpointClaims {
-            current: Mutex::new(Rank::CheckpointClaims, None),
-            moved: Condvar::new(),
-        }
+        let window = Mutex::new(Rank::CheckpointClaims, Window::default());
+        CheckpointClaims { window, moved: Condvar::new() }
     }
 }
 
-impl Current {
-    fn is_claimed(&self) -> bool {
-        self.claimed_count == self.commit.buffers.len()
+impl InProgress {
+    fn new(commit: Arc<Commit>) -> InProgress {
+        InProgress {
+            commit,
+            claimed_count: 0,
+            is_claimed: false,
+            in_flight_count: 0,
+            is_prepared: false,
+        }
     }
 
-    /// Whether all depends on other threads.
-    fn is_busy(&self) -> bool {
-        let is_waited_for = match self.preparation {
-            Preparation::Needed => false,
-            Preparation::UnderWay => true,
-            Preparation::Done => self.is_claimed() && self.in_flight_count > 0,
+    /// Claims at most so many blocks.
+    fn claim(&mut self, blocks_max: usize) -> Range<usize> {
+        let first = self.claimed_count;
+        let end = self.commit.buffers.len().min(first.saturating_add(blocks_max));
+        self.claimed_count = end;
+        self.is_claimed = end == self.commit.buffers.len();
+        self.in_flight_count += 1;
+        first..end
+    }
+}
+
+impl Window {
+    /// The first commit that has not been claimed; `begin` begins the checkpoint of the next one.
+    fn unclaimed(
+        &mut self,
+        begin: &mut impl FnMut() -> Option<Arc<Commit>>,
+    ) -> Option<&mut InProgress> {
+        let at = match self.commits.iter().position(|commit| !commit.is_claimed) {
+            Some(at) => at,
+            None => {
+                self.commits.push_back(InProgress::new(begin()?));
+                self.commits.len() - 1
+            }
         };
-        is_waited_for && !self.is_failed
+        self.commits.get_mut(at)
     }
 }
 
 impl CheckpointClaims {
-    /// Claims what is next; `begin` begins the checkpoint of the oldest commit, if there is one.
-    pub(crate) fn claim(&self, begin: impl FnOnce() -> Option<Arc<Commit>>) -> Claim {
-        let mut slot = self.current.lock();
-        let Some(current) = &mut *slot else {
-            let Some(commit) = begin() else { return Claim::Nothing };
-            *slot = Some(Current {
-                commit: commit.clone(),
-                claimed_count: 0,
-                in_flight_count: 0,
-                preparation: Preparation::UnderWay,
-                is_failed: false,
-            });
-            return Claim::Prepare(commit);
-        };
-        if current.is_failed {
+    /// Claims what is next; `begin` begins the checkpoint of the oldest commit of which it has not begun, and
+    /// `needs` tells which have to be prepared.
+    pub(crate) fn claim(
+        &self,
+        mut begin: impl FnMut() -> Option<Arc<Commit>>,
+        needs: impl Fn(&Commit) -> bool,
+    ) -> Claim {
+        let window = &mut *self.window.lock();
+        if window.is_failed {
             return Claim::Nothing;
         }
-        if current.is_busy() {
-            return Claim::Wait;
+        if window.is_preparing {
+            return Claim::Wait(window.moves);
         }
-        if current.preparation == Preparation::Needed {
-            current.preparation = Preparation::UnderWay;
-            return Claim::Prepare(current.commit.clone());
+        let mut blocks = ClaimedBlocks::new();
+        let mut left = BATCH_BLOCKS;
+        let is_idle = window.in_flight_count == 0;
+        while left > 0
+            && blocks.len() < BATCH_BLOCKS
+            && let Some(next) = window.unclaimed(&mut begin)
+        {
+            if !next.is_prepared && needs(&next.commit) {
+                if !blocks.is_empty() || !is_idle {
+                    break;
+                }
+                window.is_preparing = true;
+                return Claim::Prepare;
+            }
+            next.is_prepared = true;
+            let range = next.claim(left);
+            left -= range.len();
+            blocks.push((next.commit.clone(), range));
         }
-        let first = current.claimed_count;
-        let end = current.commit.buffers.len().min(first + BATCH_BLOCKS);
-        current.claimed_count = end;
-        current.in_flight_count += 1;
-        Claim::Batch(current.commit.clone(), first..end)
+        window.in_flight_count += blocks.len();
+        match blocks.is_empty() {
+            false => Claim::Batch(blocks),
+            true if window.in_flight_count > 0 && !planted(Bug::BatchOfOthersUncounted) => {
+                Claim::Wait(window.moves)
+            }
+            true => Claim::Nothing,
+        }
     }
 
     /// What has to precede the next batch is done.
     pub(crate) fn ready(&self) {
-        if let Some(current) = &mut *self.current.lock() {
-            current.preparation = Preparation::Done;
+        let mut window = self.window.lock();
+        window.is_preparing = false;
+        if let Some(prepared) = window.unclaimed(&mut || None) {
+            prepared.is_prepared = true;
         }
-        self.moved.notify_all();
+        self.moved(&mut window);
     }
 
     /// What has to precede a batch is another from now on. No batch is in flight: the caller has the checkpoint
     /// lock alone.
     pub(crate) fn prepare_again(&self) {
-        if let Some(current) = &mut *self.current.lock() {
-            debug_assert!(
-                current.in_flight_count == 0 || current.is_failed,
-                "a batch is in flight"
-            );
-            current.preparation = Preparation::Needed;
-        }
+        let mut window = self.window.lock();
+        debug_assert!(window.in_flight_count == 0 || window.is_failed, "a batch is in flight");
+        window.commits.iter_mut().for_each(|commit| commit.is_prepared = false);
     }
 
-    /// A batch was written; `end` ends the checkpoint of its commit, if it was the last.
-    pub(crate) fn ended(&self, end: impl FnOnce()) {
-        let mut current = self.current.lock();
-        if let Some(commit) = &mut *current {
-            commit.in_flight_count = commit.in_flight_count.saturating_sub(1);
-            let is_written = commit.in_flight_count == 0 || planted(Bug::BatchOfOthersUncounted);
-            if commit.is_claimed() && is_written && !commit.is_failed {
-                end();
-                *current = None;
+    /// A batch was written; `end` ends the checkpoint of the oldest commit, when all of it is.
+    pub(crate) fn ended(&self, blocks: &ClaimedBlocks, mut end: impl FnMut()) {
+        let window = &mut *self.window.lock();
+        for (commit, _) in blocks {
+            window.in_flight_count = window.in_flight_count.saturating_sub(1);
+            let has = |other: &&mut InProgress| Arc::ptr_eq(&other.commit, commit);
+            if let Some(commit) = window.commits.iter_mut().find(has) {
+                commit.in_flight_count = commit.in_flight_count.saturating_sub(1);
             }
         }
-        drop(current);
-        if !planted(Bug::BatchEndWakesNobody) {
-            self.moved.notify_all();
+        let is_written = |commit: &InProgress| {
+            commit.in_flight_count == 0 || planted(Bug::BatchOfOthersUncounted)
+        };
+        let is_home = |commit: &InProgress| commit.is_claimed && is_written(commit);
+        while !window.is_failed && window.commits.front().is_some_and(is_home) {
+            end();
+            window.commits.pop_front();
         }
+        self.moved(window);
     }
 
     /// A batch failed, or what precedes one; the journal has stopped, so that nobody claims more.
     pub(crate) fn failed(&self) {
-        if let Some(current) = &mut *self.current.lock() {
-            current.is_failed = true;
-        }
-        self.moved.notify_all();
+        let mut window = self.window.lock();
+        window.is_failed = true;
+        self.moved(&mut window);
     }
 
-    /// Whether batches of the commit in progress can be claimed.
+    /// Whether a part of a commit has been claimed, and not all of it.
     pub(crate) fn has_more(&self) -> bool {
-        self.current
-            .lock()
-            .as_ref()
-            .is_some_and(|current| !current.is_claimed() && !current.is_failed)
+        let window = self.window.lock();
+        !window.is_failed && window.commits.iter().any(|commit| !commit.is_claimed)
     }
 
-    /// Waits while all depends on other threads.
-    pub(crate) fn wait(&self) {
-        let mut current = self.current.lock();
-        while current.as_ref().is_some_and(Current::is_busy) {
-            self.moved.wait(&mut current);
+    /// Waits until other threads have moved on.
+    pub(crate) fn wait(&self, moves: u64) {
+        let mut window = self.window.lock();
+        while window.moves == moves {
+            self.moved.wait(&mut window);
+        }
+    }
+
+    fn moved(&self, window: &mut Window) {
+        window.moves += 1;
+        if !planted(Bug::BatchEndWakesNobody) {
+            self.moved.notify_all();
         }
     }
 }
@@ -198,27 +251,79 @@ mod tests {
     use crate::pipeline::tests::commit_of;
     use crate::transaction::Sequence;
 
+    fn commit(sequence: u32, blocks: u64) -> Arc<Commit> {
+        let buffer = |number| Buffer::new(BlockNo(number), Buf::zeroed(1024), BufferKind::Metadata);
+        commit_of(Sequence(Tid(sequence)), (0..blocks).map(buffer).collect())
+    }
+
+    fn claimed(claim: Claim) -> ClaimedBlocks {
+        match claim {
+            Claim::Batch(blocks) => blocks,
+            Claim::Prepare => panic!("to prepare"),
+            Claim::Wait(_) => panic!("to wait"),
+            Claim::Nothing => panic!("nothing"),
+        }
+    }
+
     /// A commit that is in part in its home location when the order of home writes changes is prepared again,
     /// before any more of it is claimed.
     #[test]
     fn the_rest_of_a_commit_is_prepared_again() {
-        let buffer = |number| Buffer::new(BlockNo(number), Buf::zeroed(1024), BufferKind::Metadata);
-        let buffers = (0..BATCH_BLOCKS as u64 + 1).map(buffer).collect();
-        let mut commits = vec![commit_of(Sequence(Tid(7)), buffers)];
+        let mut commits = vec![commit(7, BATCH_BLOCKS as u64 + 1)];
         let claims = CheckpointClaims::default();
-        assert!(matches!(claims.claim(|| commits.pop()), Claim::Prepare(_)));
-        assert!(matches!(claims.claim(|| commits.pop()), Claim::Wait));
+        let mut claim = || claims.claim(|| commits.pop(), |_| true);
+        assert!(matches!(claim(), Claim::Prepare));
+        assert!(matches!(claim(), Claim::Wait(_)));
         claims.ready();
-        assert!(matches!(claims.claim(|| None), Claim::Batch(_, range) if range.start == 0));
-        claims.ended(|| panic!("a batch is left"));
+        let first = claimed(claim());
+        assert_eq!(first[0].1, 0..BATCH_BLOCKS);
+        claims.ended(&first, || panic!("a batch is left"));
         claims.prepare_again();
-        assert!(matches!(claims.claim(|| None), Claim::Prepare(_)));
-        assert!(matches!(claims.claim(|| None), Claim::Wait));
+        assert!(matches!(claim(), Claim::Prepare));
+        assert!(matches!(claim(), Claim::Wait(_)));
         claims.ready();
-        assert!(matches!(claims.claim(|| None), Claim::Batch(_, range) if range.len() == 1));
+        let second = claimed(claim());
+        assert_eq!(second[0].1.len(), 1);
         let mut has_ended = false;
-        claims.ended(|| has_ended = true);
-        assert!(has_ended && matches!(claims.claim(|| None), Claim::Nothing));
+        claims.ended(&second, || has_ended = true);
+        assert!(has_ended && matches!(claim(), Claim::Nothing));
         claims.prepare_again();
+    }
+
+    /// Small commits go home together, an empty one among them; each ends after those before it.
+    #[test]
+    #[cfg(not(feature = "model"))]
+    fn a_batch_reaches_over_commits() {
+        let mut commits =
+            vec![commit(10, 3), commit(9, BATCH_BLOCKS as u64), commit(8, 0), commit(7, 5)];
+        let claims = CheckpointClaims::default();
+        let mut claim = || claims.claim(|| commits.pop(), |_| false);
+        let first = claimed(claim());
+        let ranges: Vec<_> = first.iter().map(|(_, range)| range.clone()).collect();
+        assert_eq!(ranges, [0..5, 0..0, 0..BATCH_BLOCKS - 5]);
+        let second = claimed(claim());
+        let ranges: Vec<_> = second.iter().map(|(_, range)| range.clone()).collect();
+        assert_eq!(ranges, [BATCH_BLOCKS - 5..BATCH_BLOCKS, 0..3]);
+        assert!(matches!(claim(), Claim::Wait(_)));
+        claims.ended(&second, || panic!("older ones are left"));
+        let mut ended = 0;
+        claims.ended(&first, || ended += 1);
+        assert!(ended == 4 && matches!(claim(), Claim::Nothing));
+    }
+
+    /// A commit that has to be prepared waits for the batches before it.
+    #[test]
+    fn no_batch_is_in_flight_while_one_is_prepared() {
+        let mut commits = vec![commit(8, 1), commit(7, 1)];
+        let claims = CheckpointClaims::default();
+        let mut claim =
+            || claims.claim(|| commits.pop(), |commit| commit.sequence == Sequence(Tid(8)));
+        let first = claimed(claim());
+        assert!(first.len() == 1 && matches!(claim(), Claim::Wait(_)));
+        let mut ended = 0;
+        claims.ended(&first, || ended += 1);
+        assert!(ended == 1 && matches!(claim(), Claim::Prepare));
+        claims.ready();
+        assert_eq!(claimed(claim()).len(), 1);
     }
 }

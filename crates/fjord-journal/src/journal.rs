@@ -29,9 +29,10 @@ use crate::checkpoint_claims::CheckpointClaims;
 use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
+use crate::journal_thread::JournalThread;
 use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
-use crate::options::JournalLists;
+use crate::options::{JournalIo, JournalLists};
 use crate::part_set::{Part, PartSet};
 use crate::request_queue::Requests;
 use crate::state::State;
@@ -63,6 +64,10 @@ pub(crate) struct Inner {
     pub(crate) transaction_blocks_max: u32,
     /// How handles add to a transaction.
     pub(crate) lists: JournalLists,
+    /// Which threads carry out the I/O.
+    pub(crate) io: JournalIo,
+    /// The only one that commits, with [`JournalIo::Dedicated`].
+    pub(crate) thread: Option<JournalThread>,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.
     pub(crate) parts: OnceLock<Box<dyn PartRules>>,
     /// One transaction may use the whole log, and none is committed to free space.

@@ -7,7 +7,7 @@
 //! a dirty log. [`Journal::commit_parts`] commits some parts of the running transaction before the
 //! rest, as a separate transaction in the log.
 //!
-//! The journal has no threads. A caller of [`Journal::commit`] commits in its own thread unless
+//! The journal has no threads ([`JournalIo::Dedicated`] apart). A caller of [`Journal::commit`] commits in its own thread unless
 //! another thread does; timers and background checkpoints are threads of the engine, which call
 //! [`Journal::commit_running`] and [`Journal::checkpoint_some`]. [`Journal::commit_then`] takes a
 //! callback instead of waiting: a few of its callers commit for all.
@@ -25,7 +25,7 @@
 //! | commits | `commit` |
 //! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `roles` |
 //! | what they share | `journal` |
-//! | data | `state`, `pipeline`, `transaction`, `gate`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
+//! | data | `state`, `pipeline`, `transaction`, `gate`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `commit_pieces`, `journal_thread`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
 //! [`recovery`] needs the log and the areas only.
 
@@ -40,12 +40,14 @@ mod checkpoint_claims;
 mod checkpoint_writes;
 mod close;
 mod commit;
+mod commit_pieces;
 mod error;
 mod fast_commit;
 mod fast_commit_area;
 mod gate;
 mod handle;
 mod journal;
+mod journal_thread;
 mod late_joiners;
 mod live_buffers;
 mod log;
@@ -77,7 +79,7 @@ pub use fast_commit_area::{DataNeeds, FastCommitOutcome, FastCommitRequest, Fast
 pub use handle::Handle;
 pub use journal::Journal;
 pub use map::{JournalExtent, JournalMap};
-pub use options::{FitReplayed, JournalLists, JournalOptions, PipelineMode};
+pub use options::{FitReplayed, JournalIo, JournalLists, JournalOptions, PipelineMode};
 pub use part::Parts;
 pub use part_set::{Part, PartSet, WholeReason};
 pub use recovery::{RecoveryReport, recover};

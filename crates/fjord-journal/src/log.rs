@@ -29,6 +29,8 @@ pub(crate) struct Log {
     pub(crate) first: u32,
     /// Journal block just past it.
     pub(crate) end: u32,
+    /// Most versions that one descriptor describes, at least 1.
+    pub(crate) versions_per_descriptor: usize,
     /// Journal blocks of the fast-commit area, valid or not; empty without an area.
     pub(crate) area: Range<u32>,
     /// Held over I/O.
@@ -47,20 +49,27 @@ struct LastSuperblock {
 
 impl Log {
     /// Builds the log from a checked superblock and the block it was read from. With `has_area` the
-    /// log leaves space for fast commits.
+    /// log leaves space for fast commits. `descriptor_blocks_max` as in
+    /// [`JournalOptions`](crate::JournalOptions).
     pub(crate) fn new(
         device: Arc<dyn Device>,
         map: JournalMap,
         superblock: Superblock,
         block: Buf,
         has_area: bool,
+        descriptor_blocks_max: Option<usize>,
     ) -> Log {
+        let format = superblock.log_format();
         let maxlen = superblock.s_maxlen;
         let area = if has_area { superblock.reserved_area() } else { maxlen..maxlen };
         Log {
             device,
             map,
-            format: superblock.log_format(),
+            format,
+            versions_per_descriptor: format
+                .tags_per_descriptor()
+                .min(descriptor_blocks_max.unwrap_or(usize::MAX))
+                .max(1),
             first: superblock.s_first,
             // One block between them belongs to neither.
             end: if has_area { area.start.saturating_sub(1) } else { maxlen },

@@ -17,10 +17,11 @@ use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::{self, Area};
 use crate::journal::{Inner, Journal};
+use crate::journal_thread::JournalThread;
 use crate::live_buffers::LiveBuffers;
 use crate::log::Log;
 use crate::map::JournalMap;
-use crate::options::{JournalOptions, PipelineMode};
+use crate::options::{JournalIo, JournalOptions, PipelineMode};
 use crate::recovery::{self, RecoveryReport};
 use crate::request_queue::Requests;
 use crate::state::State;
@@ -39,6 +40,11 @@ impl Journal {
         block_size: usize,
         options: &JournalOptions,
     ) -> Result<(Journal, RecoveryReport)> {
+        if options.io == JournalIo::Dedicated && options.pipeline == PipelineMode::Dual {
+            let message =
+                "a dedicated journal thread has one commit at a time: use the serial pipeline";
+            return Err(JournalError::Usage(message.into()));
+        }
         let plan = recovery::scan(&device, &map, block_size)?;
         let table = plan.area_table()?;
         let pending = plan.i_transactions()?;
@@ -62,14 +68,26 @@ impl Journal {
         let changed = before != superblock.encode();
         let start = superblock.s_start;
         let has_area = pending || (options.fast_commit && superblock.has_fast_commit_room());
-        let log = Log::new(device.clone(), map, superblock, block, has_area);
+        let log = Log::new(
+            device.clone(),
+            map,
+            superblock,
+            block,
+            has_area,
+            options.descriptor_blocks_max,
+        );
         if !pending {
             fast_commit_area::wipe_stale_head(&log)?;
         }
         let next_tid = report.next_tid;
         let in_use = pending && start != 0;
         let head = if in_use { start } else { log.first };
-        let journal = Journal::build(device, block_size, Some(log), areas, options, next_tid, head);
+        let thread = match options.io {
+            JournalIo::Dedicated => Some(JournalThread::start()?),
+            JournalIo::Cooperative => None,
+        };
+        let journal =
+            Journal::build(device, block_size, (Some(log), areas, thread), options, next_tid, head);
         journal.inner.state.lock().empty_on_disk = !in_use;
         if changed {
             let log = journal.inner.log_or_usage()?;
@@ -82,14 +100,14 @@ impl Journal {
     /// to their home locations and flushes. A crash meanwhile leaves an inconsistent image, as with
     /// ext2.
     pub fn without_log(device: Arc<dyn Device>, block_size: usize) -> Journal {
-        Journal::build(device, block_size, None, None, &JournalOptions::default(), Tid(1), 0)
+        let none = (None, None, None);
+        Journal::build(device, block_size, none, &JournalOptions::default(), Tid(1), 0)
     }
 
     fn build(
         device: Arc<dyn Device>,
         block_size: usize,
-        log: Option<Log>,
-        areas: Option<Areas>,
+        (log, areas, thread): (Option<Log>, Option<Areas>, Option<JournalThread>),
         options: &JournalOptions,
         next_tid: Tid,
         head: u32,
@@ -104,6 +122,8 @@ impl Journal {
             ordered,
             dual: options.pipeline == PipelineMode::Dual && log_exists,
             lists: options.lists,
+            io: options.io,
+            thread,
             checkpoint_writes: CheckpointWrites::default(),
             device,
             block_size,

@@ -21,6 +21,11 @@ pub struct JournalOptions {
     pub pipeline: PipelineMode,
     /// How handles add to a transaction.
     pub lists: JournalLists,
+    /// Which threads carry out the I/O of commits and checkpoints.
+    pub io: JournalIo,
+    /// Most blocks that one descriptor describes; `None` for as many as fit. Of a large commit a descriptor
+    /// with its blocks is a piece, which one thread writes.
+    pub descriptor_blocks_max: Option<usize>,
     /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
     pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
@@ -76,6 +81,34 @@ impl JournalLists {
     }
 }
 
+/// Which threads carry out the I/O of commits and checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum JournalIo {
+    /// One thread of the journal commits for all, and one thread at a time checkpoints, as with JBD2.
+    Dedicated,
+    /// Threads that would wait carry it out together (parallel journaling, FAST '18).
+    #[default]
+    Cooperative,
+}
+
+impl JournalIo {
+    /// Both of them.
+    pub const ALL: [JournalIo; 2] = [JournalIo::Dedicated, JournalIo::Cooperative];
+
+    /// As in the mount option `journal_io`.
+    pub fn name(self) -> &'static str {
+        match self {
+            JournalIo::Dedicated => "dedicated",
+            JournalIo::Cooperative => "cooperative",
+        }
+    }
+
+    /// The one with this name.
+    pub fn by_name(name: &str) -> Option<JournalIo> {
+        JournalIo::ALL.into_iter().find(|io| io.name() == name)
+    }
+}
+
 /// Changes the content that replay is about to write to a block.
 pub type FitReplayed = fn(&dyn Device, BlockNo, &mut [u8]);
 
@@ -87,6 +120,8 @@ impl Default for JournalOptions {
             checksum: None,
             pipeline: PipelineMode::default(),
             lists: JournalLists::default(),
+            io: JournalIo::default(),
+            descriptor_blocks_max: None,
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,

@@ -26,6 +26,7 @@ use fjord_block::{Request, Ticket};
 use fjord_format::types::Tid;
 
 use crate::buffer::Buffer;
+use crate::commit_pieces::CommitPieces;
 use crate::part_set::{ChangedParts, Part};
 use crate::transaction::{Callback, Phase, Sequence};
 use crate::waiters::Waiters;
@@ -77,6 +78,8 @@ pub(crate) struct Unsettled {
     pub(crate) sent: Option<Sent>,
     /// Its script has run.
     pub(crate) dispatched: bool,
+    /// What threads that wait for it may write, until it is dispatched.
+    pub(crate) pieces: Option<Arc<CommitPieces>>,
     /// Its outcome, once the callbacks have been called.
     pub(crate) ended: Option<Ended>,
 }
@@ -123,6 +126,16 @@ impl Commit {
         self.is_last.then_some(self.tid)
     }
 
+    /// Threads that wait for the commit may write pieces of it.
+    pub(crate) fn share(&self, pieces: Arc<CommitPieces>) {
+        self.unsettled.lock().pieces = Some(pieces);
+    }
+
+    /// Its pieces, if any is left that no thread has claimed.
+    pub(crate) fn shared_pieces(&self) -> Option<Arc<CommitPieces>> {
+        self.unsettled.lock().pieces.clone().filter(|pieces| pieces.has_unclaimed())
+    }
+
     /// Takes what is left to settle; `None` unless the commit has been dispatched.
     pub(crate) fn take_sent(&self) -> Option<Sent> {
         self.unsettled.lock().sent.take()
@@ -164,7 +177,9 @@ impl Commit {
 
     /// The commit has ended: wakes the threads that wait for it. Under the state lock.
     pub(crate) fn end(&self, ended: Ended) {
-        self.unsettled.lock().ended = Some(ended);
+        let mut unsettled = self.unsettled.lock();
+        (unsettled.ended, unsettled.pieces) = (Some(ended), None);
+        drop(unsettled);
         self.wake_waiters();
     }
 
@@ -177,6 +192,7 @@ impl Commit {
     pub(crate) fn dispatched(&self, sent: Sent) {
         let mut unsettled = self.unsettled.lock();
         (unsettled.sent, unsettled.dispatched) = (Some(sent), true);
+        unsettled.pieces = None;
     }
 
     /// Whether its script waited until it was durable.
@@ -333,9 +349,10 @@ impl Pipeline {
         self.slots.front().map(|slot| &slot.commit)
     }
 
-    /// Begins the checkpoint of the oldest commit; `None` if it is not durable.
+    /// Begins the checkpoint of the oldest commit of which it has not begun; `None` if that is not durable.
     pub(crate) fn begin_checkpoint(&mut self) -> Option<Arc<Commit>> {
-        let slot = self.slots.front_mut().filter(|slot| slot.phase >= Phase::Committed)?;
+        let slot = self.slots.iter_mut().find(|slot| slot.phase != Phase::Checkpointing)?;
+        let slot = Some(slot).filter(|slot| slot.phase == Phase::Committed)?;
         slot.phase = Phase::Checkpointing;
         Some(slot.commit.clone())
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use fjord_block::plant::{Bug, planted};
 
 use crate::journal::Journal;
+use crate::log::Log;
 use crate::options::JournalLists;
 use crate::state::State;
 use crate::transaction::Transaction;
@@ -20,10 +21,19 @@ impl Journal {
     /// Most credits that a handle can start with.
     pub fn credits_max(&self) -> u32 {
         let max = self.transaction_blocks_max();
-        let Some(log) = &self.inner.log else { return max };
-        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
+        self.inner.log.as_ref().map_or(max, |log| self.blocks_in(log, max))
+    }
+
+    /// Most blocks of a transaction that takes so many log blocks.
+    fn blocks_in(&self, log: &Log, log_blocks: u32) -> u32 {
+        let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
+        // A full commit that ends a fast-commit stream leaves a block unused.
         let hidden = u32::from(self.inner.area.is_some());
-        max.saturating_sub(2 + hidden + max / per_descriptor)
+        let room = u64::from(log_blocks.saturating_sub(1 + hidden));
+        // Of each so many blocks one is a descriptor.
+        let per_descriptor = log.versions_per_descriptor as u64;
+        let blocks = room * per_descriptor / (per_descriptor + 1);
+        u32::try_from(blocks).unwrap_or(u32::MAX).saturating_sub(added)
     }
 
     /// While on, one transaction may use the whole log, and a handle that does not fit is an error
@@ -59,14 +69,7 @@ impl Journal {
     /// Most blocks that a transaction may reserve, as far as the log has room for it now.
     pub(crate) fn reservable_blocks(&self, state: &State) -> u32 {
         let Some(log) = &self.inner.log else { return u32::MAX };
-        let room = u64::from(self.transaction_blocks_max().min(self.free_blocks(state)));
-        let added = u64::from(if self.parts().is_some() { ADDED_BLOCKS } else { 0 });
-        let hidden = u64::from(self.inner.area.is_some());
-        let room = room.saturating_sub(1 + hidden);
-        // Of each so many blocks one is a descriptor.
-        let per_descriptor = (log.format.tags_per_descriptor() as u64).max(1);
-        let blocks = room * per_descriptor / (per_descriptor + 1);
-        u32::try_from(blocks.saturating_sub(added)).unwrap_or(u32::MAX)
+        self.blocks_in(log, self.transaction_blocks_max().min(self.free_blocks(state)))
     }
 
     /// Log blocks of a transaction with `blocks` buffers and revoke blocks.
@@ -76,7 +79,7 @@ impl Journal {
         // A full commit that ends a fast-commit stream leaves a block unused.
         let hidden = u32::from(self.inner.area.is_some());
         let blocks = blocks.saturating_add(added);
-        let per_descriptor = (log.format.tags_per_descriptor() as u32).max(1);
+        let per_descriptor = log.versions_per_descriptor as u32;
         blocks.saturating_add(blocks.div_ceil(per_descriptor)).saturating_add(1 + hidden)
     }
 

@@ -72,6 +72,7 @@ pub(crate) enum Stage {
 }
 
 /// Parts whose changes a caller wants to be durable.
+#[derive(Clone)]
 pub(crate) struct WantedParts {
     pub(crate) changes: ChangesUpTo,
     pub(crate) seeds: Vec<Part>,

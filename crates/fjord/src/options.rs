@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fjord_journal::{JournalLists, PipelineMode};
+use fjord_journal::{JournalIo, JournalLists, PipelineMode};
 
 use crate::attr::Timespec;
 use crate::awake::LowLatency;
@@ -294,6 +294,12 @@ pub struct MountOptions {
     pub pipeline: CommitPipeline,
     /// How changes enter the running transaction. `Locked` is there to be measured.
     pub journal_lists: JournalLists,
+    /// Which threads carry out the I/O of commits and checkpoints. `Dedicated`, which needs the serial pipeline,
+    /// is there to be measured.
+    pub journal_io: JournalIo,
+    /// Most blocks that one descriptor in the log describes; `None` for as many as fit. Threads that write a commit
+    /// together share it by descriptors.
+    pub descriptor_blocks_max: Option<usize>,
     /// Most bytes of dirty file data that an i-transaction carries, so that an fsync is one
     /// write; larger data is written to its place first. At most one block counts always.
     pub inline_data_max_bytes: u64,
@@ -358,6 +364,8 @@ impl Default for MountOptions {
             scheduler: Scheduler::default(),
             pipeline: CommitPipeline::default(),
             journal_lists: JournalLists::default(),
+            journal_io: JournalIo::default(),
+            descriptor_blocks_max: None,
             inline_data_max_bytes: 32 << 10,
             atime: AtimeMode::default(),
             diratime: true,

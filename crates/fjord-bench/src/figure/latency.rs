@@ -142,7 +142,7 @@ fn measure(profile: &Profile, case: &Case, writer: Option<Writer>) -> Result<Wai
 pub(super) fn run(figure: Figure) -> Result<LatencyReport> {
     // Each has a time of its own, so they may run side by side.
     let panels: Vec<Result<Vec<LatencyRow>>> = std::thread::scope(|scope| {
-        let profiles = Profile::ALL.into_iter().filter(|profile| profile.queue_depth > 1);
+        let profiles = super::profiles().filter(|profile| profile.queue_depth > 1);
         let threads: Vec<_> = profiles.map(|profile| scope.spawn(|| panel(profile))).collect();
         let ended = threads.into_iter().map(|thread| thread.join());
         ended.map(|rows| rows.unwrap_or_else(|panic| resume_unwind(panic))).collect()

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fjord::{AreaLayout, DataMode, Fs, FsyncPolicyKind, JournalLists, MkfsOptions, MountOptions};
 use fjord_block::MemDevice;
 use fjord_block::lock::{LockStats, lock_stats, reset_lock_stats};
-use fjord_block::sim::{Medium, Profile, SimDevice};
+use fjord_block::sim::{Profile, SimDevice};
 use serde::Serialize;
 
 use crate::error::{BenchError, Result};
@@ -26,24 +26,8 @@ const FILE_BYTES: u64 = 16 << 20;
 const AREA_BYTES: u64 = 8 << 20;
 /// Processors for which the bound is told: those of the slides, and fewer.
 const PROCESSOR_COUNTS: [u32; 3] = [8, 16, 72];
-/// What the slides measured on: flash behind 18 channels, with a cache that survives a power cut.
-const P3700: Profile = Profile {
-    name: "p3700",
-    about: "PCIe, 18 channels, power loss protection",
-    power_loss_protection: true,
-    flush_ns: 5_000,
-    cache_units: 4096,
-    medium: Medium::Flash {
-        channel_count: 18,
-        ways_per_channel: 4,
-        units_per_program: 16,
-        channel_bytes_per_s: 1_600_000_000,
-        program_ns: 660_000,
-        read_ns: 45_000,
-        suspend_ns: Some(10_000),
-    },
-    ..Profile::NVME
-};
+/// What the slides measured on.
+const P3700: Profile = Profile::P3700;
 
 /// What is measured, and how long.
 #[derive(Clone, Debug)]

@@ -11,6 +11,7 @@ mod plot;
 
 use std::path::Path;
 
+use fjord_block::sim::Profile;
 use serde::Serialize;
 
 use crate::error::{BenchError, Result};
@@ -18,6 +19,11 @@ use crate::error::{BenchError, Result};
 pub use latency::{LatencyReport, LatencyRow};
 pub use locks::{LockCost, LockOptions, LockRow, LocksReport, run_locks};
 pub use ordering::{Ordering, OrderingReport, OrderingRow};
+
+/// The devices of these figures: all but that of parallel journaling, whose figures run on others.
+fn profiles() -> impl Iterator<Item = &'static Profile> {
+    Profile::ALL.into_iter().filter(|profile| profile.name != Profile::P3700.name)
+}
 
 /// A figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 
 use std::fmt::Write as _;
 
-use fjord_block::sim::Profile;
 use serde::Serialize;
 
 use super::{Figure, drive};
@@ -90,7 +89,7 @@ pub struct OrderingReport {
 /// Measures them; with the queue depth over time where the figure shows it.
 pub(super) fn run(figure: Figure) -> Result<OrderingReport> {
     let mut rows = Vec::new();
-    for profile in Profile::ALL {
+    for profile in super::profiles() {
         let runs = Ordering::ALL.map(|ordering| drive::run(profile, ordering));
         let mut measured = Vec::new();
         for (ordering, run) in Ordering::ALL.into_iter().zip(runs) {

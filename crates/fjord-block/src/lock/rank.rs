@@ -121,6 +121,8 @@ ranks! {
     BufferState = 460,
     /// `Commit::unsettled`.
     Unsettled = 470,
+    /// `CommitPieces::sent`.
+    CommitPieces = 480,
     /// The queue of fast commits.
     FastCommitQueue = 490,
     /// `fast_commit::Waiting::outcome`.

@@ -97,6 +97,9 @@ Mount options of fjord:
   journal_lists=NAME
                      how changes enter a transaction: under a lock (locked) or without
                      (lockfree) (default: lockfree)
+  journal_io=NAME    who writes commits and checkpoints: one thread at a time, for commits a
+                     thread of the journal (dedicated, with pipeline=serial), or those that
+                     wait, together (cooperative) (default: cooperative)
 
 Examples:
   fjord mount disk.img /mnt
@@ -318,6 +321,7 @@ mod tests {
                 Some(("cache_size", "SIZE")) => "cache_size=8M".to_owned(),
                 Some((name, "NAME")) if name == "pipeline" => format!("{name}=dual"),
                 Some((name, "NAME")) if name == "journal_lists" => format!("{name}=locked"),
+                Some((name, "NAME")) if name == "journal_io" => format!("{name}=dedicated"),
                 Some((name, "BYTES" | "SIZE")) => format!("{name}=4096"),
                 Some((name, "SECONDS" | "N")) => format!("{name}=7"),
                 Some(_) => name,

@@ -35,6 +35,7 @@ Profiles:
   plain-ssd     SATA: queue of 32, 8 channels, barriers by transactional writeback
   supercap-ssd  SATA: queue of 32, 8 channels, power-loss protection
   nvme          PCIe: queue of 64, 8 channels, barriers by transactional writeback
+  p3700         PCIe: queue of 64, 18 channels, power-loss protection
   disk          7,200 rpm, write cache, no queue, no barriers
 
 DIR then contains `disk`, the device: give it to mkfs, fjord mount or losetup. Its contents are in

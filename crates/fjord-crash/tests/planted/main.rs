@@ -291,6 +291,24 @@ fn round_the_log(bug: Bug) -> Plant {
     Plant::new(bug).data(DataMode::Journal).ops(ROUND_THE_LOG)
 }
 
+/// Descriptors of four blocks: a commit has several pieces.
+fn in_pieces(bug: Bug) -> Plant {
+    Plant::new(bug).with(|config| config.options.descriptor_blocks_max = Some(4))
+}
+
+#[test]
+fn pieces_over_revokes() {
+    let plant = in_pieces(Bug::PiecesOverRevokes).setup("mkdir /d").ops(BLOCK_CHANGES_OWNER);
+    plant.shows_as(&[Kind::PromiseLost, Kind::RecoveryFailed]);
+}
+
+#[test]
+fn pieces_not_awaited() {
+    let direct = |config: &mut Config| config.options.scheduler = Scheduler::Direct;
+    let plant = in_pieces(Bug::PiecesNotAwaited).with(direct);
+    plant.shows_as(&[Kind::PromiseLost, Kind::RecoveryFailed]);
+}
+
 #[test]
 fn wrap_off_by_one() {
     round_the_log(Bug::WrapOffByOne).shows_as(&[Kind::PromiseLost, Kind::RecoveryFailed]);

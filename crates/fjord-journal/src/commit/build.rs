@@ -12,6 +12,7 @@ use fjord_format::jbd2::{self, ChecksumVersion, DescriptorBuilder, LogFormat, Re
 use fjord_format::types::{BlockNo, Tid};
 
 use crate::error::{JournalError, Result};
+use crate::log::Log;
 use crate::transaction::Version;
 
 /// Number of log blocks of a transaction, without its commit block.
@@ -22,10 +23,10 @@ pub(super) struct LogShape {
 }
 
 impl LogShape {
-    pub(super) fn new(format: &LogFormat, versions: usize, revokes: usize) -> LogShape {
+    pub(super) fn new(log: &Log, versions: usize, revokes: usize) -> LogShape {
         LogShape {
-            revoke_blocks: revokes.div_ceil(format.revokes_per_block().max(1)),
-            descriptors: versions.div_ceil(format.tags_per_descriptor().max(1)),
+            revoke_blocks: revokes.div_ceil(log.format.revokes_per_block().max(1)),
+            descriptors: versions.div_ceil(log.versions_per_descriptor),
             versions,
         }
     }
@@ -39,20 +40,23 @@ impl LogShape {
 pub(super) struct LogBlocks {
     /// One buffer per block; as many as [`LogShape::blocks`].
     pub(super) bufs: Vec<Buf>,
+    /// Number of the first of them that are revoke blocks.
+    pub(super) revoke_blocks: usize,
     /// Checksum v1 over descriptors and data.
     pub(super) crc: u32,
 }
 
 impl LogBlocks {
     pub(super) fn build(
-        format: &LogFormat,
+        log: &Log,
         tid: Tid,
         versions: &[Version],
         revoked: &BTreeSet<BlockNo>,
     ) -> Result<LogBlocks> {
-        let per_descriptor = format.tags_per_descriptor().max(1);
-        let shape = LogShape::new(format, versions.len(), revoked.len());
-        let mut blocks = LogBlocks { bufs: Vec::with_capacity(shape.blocks()), crc: !0 };
+        let format = &log.format;
+        let shape = LogShape::new(log, versions.len(), revoked.len());
+        let bufs = Vec::with_capacity(shape.blocks());
+        let mut blocks = LogBlocks { bufs, revoke_blocks: shape.revoke_blocks, crc: !0 };
         let usage = |error: FormatError| JournalError::Usage(error.to_string());
         let revoked: Vec<BlockNo> = revoked.iter().copied().collect();
         for mut chunk in revoked.chunks(format.revokes_per_block().max(1)) {
@@ -61,7 +65,7 @@ impl LogBlocks {
             }
             blocks.push_revokes(format, tid, chunk).map_err(usage)?;
         }
-        for chunk in versions.chunks(per_descriptor) {
+        for chunk in versions.chunks(log.versions_per_descriptor) {
             blocks.push_versions(format, tid, chunk).map_err(usage)?;
         }
         Ok(blocks)

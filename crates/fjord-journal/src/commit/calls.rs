@@ -28,8 +28,17 @@ impl Journal {
     }
 
     /// As [`Journal::commit`]; `arrives` as in [`Journal::take_turn`].
-    pub(crate) fn commit_for(&self, tid: Tid, mut arrives: bool) -> Result<()> {
+    pub(crate) fn commit_for(&self, tid: Tid, arrives: bool) -> Result<()> {
         check_no_open_handle(self, "a commit")?;
+        let Some(thread) = &self.inner.thread else { return self.commit_here(tid, arrives) };
+        if self.is_committed(tid) {
+            return Ok(());
+        }
+        let journal = self.clone();
+        thread.run(move || journal.commit_here(tid, arrives))
+    }
+
+    fn commit_here(&self, tid: Tid, mut arrives: bool) -> Result<()> {
         loop {
             match self.take_turn(&mut arrives, |state| self.next_for(state, tid))? {
                 Turn::Outcome(()) => return Ok(()),
@@ -54,6 +63,12 @@ impl Journal {
             return self.commit(tid);
         }
         check_no_open_handle(self, "a commit")?;
+        let Some(thread) = &self.inner.thread else { return self.commit_in_order_here(tid) };
+        let journal = self.clone();
+        thread.run(move || journal.commit_in_order_here(tid))
+    }
+
+    fn commit_in_order_here(&self, tid: Tid) -> Result<()> {
         loop {
             let turn = self.take_turn(&mut false, |state| {
                 Ok(match self.next_for(state, tid)? {

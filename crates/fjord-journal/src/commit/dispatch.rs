@@ -11,8 +11,9 @@ use fjord_block::plant::{Bug, planted};
 
 use super::build::LogShape;
 use super::lock::Locked;
+use super::protocol::Protocol;
 use super::retire::call_all;
-use super::script::{Protocol, Wants};
+use super::script::Wants;
 use crate::buffer::{Buffer, BufferKind};
 use crate::error::Result;
 use crate::journal::Journal;
@@ -70,7 +71,7 @@ impl Journal {
             call_all(commit.take_callbacks(), &Ok(()));
         }
         // From here on handles start again and modify the same buffers.
-        let script = self.script(protocol, &batch, &commit, wants);
+        let script = self.script(protocol, &mut batch, &commit, wants);
         match script.and_then(|script| self.run(script, &commit, batch.data)) {
             Ok(sent) => {
                 if planted(Bug::CommitLockReleasedEarly) {
@@ -162,7 +163,7 @@ impl Journal {
 
     /// Number of log blocks of the batch without its commit block; adds them to the statistics.
     fn count_body(&self, log: &Log, batch: &Batch) -> u32 {
-        let shape = LogShape::new(&log.format, batch.versions.len(), batch.revoked.len());
+        let shape = LogShape::new(log, batch.versions.len(), batch.revoked.len());
         stats::add(&self.inner.counters.descriptor_blocks, shape.descriptors);
         stats::add(&self.inner.counters.revoke_blocks, shape.revoke_blocks);
         stats::add(&self.inner.counters.revoke_records, batch.revoked.len());

@@ -22,6 +22,8 @@ mod failure;
 mod lock;
 mod log_start;
 mod partial;
+mod pieces;
+mod protocol;
 mod retire;
 mod room;
 mod script;

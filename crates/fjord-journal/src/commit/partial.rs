@@ -97,9 +97,26 @@ impl Journal {
     pub(crate) fn commit_wanted_parts(
         &self,
         wanted: &mut WantedParts,
-        mut arrives: bool,
+        arrives: bool,
     ) -> Result<PartialCommit> {
         check_no_open_handle(self, "a commit")?;
+        let Some(thread) = &self.inner.thread else {
+            return self.commit_wanted_parts_here(wanted, arrives);
+        };
+        let (journal, mut moved) = (self.clone(), wanted.clone());
+        let (outcome, moved) = thread.run(move || {
+            let outcome = journal.commit_wanted_parts_here(&mut moved, arrives);
+            (outcome, moved)
+        });
+        *wanted = moved;
+        outcome
+    }
+
+    fn commit_wanted_parts_here(
+        &self,
+        wanted: &mut WantedParts,
+        mut arrives: bool,
+    ) -> Result<PartialCommit> {
         let tid = wanted.changes.tid;
         let (Some(log), Some(parts)) = (&self.inner.log, self.parts()) else {
             return self.commit_whole_for(tid, WholeReason::NoParts, arrives);
@@ -252,8 +269,7 @@ impl Journal {
         let per_block = log.format.revokes_per_block().max(1);
         let rest = counts.all_revokes - counts.revokes;
         let revoke_blocks = counts.all_revokes.div_ceil(per_block) - rest.div_ceil(per_block);
-        let shape =
-            LogShape::new(&log.format, counts.blocks + counts.shared_blocks, counts.revokes);
+        let shape = LogShape::new(log, counts.blocks + counts.shared_blocks, counts.revokes);
         let state = self.inner.state.lock();
         let reserved =
             state.running.as_ref().map_or(0, |running| running.transaction.gate.reserved_blocks());

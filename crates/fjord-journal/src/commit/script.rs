@@ -1,7 +1,6 @@
 //! Scripts: what a commit sends to the device, in which order and with which waits, as data.
 //!
-//! Owns the four protocols and their one interpreter. Which protocol applies depends on the device
-//! and on the fast-commit area:
+//! Owns what each protocol ([`super::protocol`]) sends, and the one interpreter:
 //!
 //! | [`Protocol`] | when | script | durable |
 //! |---|---|---|---|
@@ -13,35 +12,26 @@
 //! Invariants: no script writes a commit block before everything that it refers to, unless the
 //! device keeps them in order; each script checks for a stopped journal before its last write.
 
+use std::sync::Arc;
+
 use fjord_block::lock::RwLockWriteGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, Order, Request, Ticket};
 use fjord_format::jbd2::{ChecksumVersion, CommitBlock};
 
 use super::build::LogBlocks;
+use super::protocol::Protocol;
+use crate::commit_pieces::CommitPieces;
 use crate::error::{JournalError, Result};
 use crate::fast_commit_area::Area;
 use crate::journal::Journal;
-use crate::log::{Log, home_requests, wait_all};
+use crate::log::{Log, wait_all};
 use crate::pipeline::{Commit, Sent};
-use crate::transaction::{Batch, Phase, Sequence};
+use crate::transaction::{Batch, Phase, Sequence, Version};
 
 const DATA: &str = "writing file data that a transaction refers to";
 pub(super) const BODY: &str = "writing the log";
 pub(super) const COMMIT: &str = "writing the commit block";
-
-/// How a commit keeps its writes in order.
-#[derive(Clone, Copy)]
-pub(super) enum Protocol<'a> {
-    /// Leaves order to the device.
-    Epochs(&'a Log),
-    /// Waits and flushes between them.
-    Waits(&'a Log),
-    /// As a full commit that ends the stream of fast commits in the area.
-    EndStream(&'a Log, &'a Area),
-    /// Without a log.
-    NoLog,
-}
 
 /// When a caller needs a commit to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +50,8 @@ enum Step<'a> {
     LogStart(&'a Log, Order, Class),
     /// Submits writes.
     Write(Vec<Request>),
+    /// Submits the pieces that nobody has claimed, and waits until the others have been submitted.
+    WritePieces(Arc<CommitPieces>),
     /// Dispatches file data that the device might still hold back.
     StartData,
     /// Waits for the file data and all writes so far.
@@ -82,6 +74,42 @@ enum Step<'a> {
     MoveStart(&'a Log, &'a Area, u32),
 }
 
+/// What a commit writes before its commit block.
+struct Body {
+    /// Pieces that other threads may write.
+    shared: Option<Arc<CommitPieces>>,
+    /// The other blocks: those of revokes come before the pieces, those of versions after them.
+    own: LogBlocks,
+}
+
+impl Body {
+    /// The pieces, the writes of the other blocks, and the journal block behind all.
+    fn requests(
+        self,
+        log: &Log,
+        commit: &Commit,
+        class: Class,
+    ) -> Result<(Option<Arc<CommitPieces>>, Vec<Request>, u32)> {
+        let mut bufs = self.own.bufs;
+        let shared_blocks =
+            self.shared.as_ref().map_or(0, |pieces| pieces.count() * pieces.piece_blocks());
+        let end = log.after(commit.log_start, (bufs.len() + shared_blocks) as u32);
+        if self.shared.is_none() {
+            return Ok((None, log.write_requests(commit.log_start, bufs, class)?, end));
+        }
+        let behind = bufs.split_off(self.own.revoke_blocks);
+        let at = log.after(commit.log_start, (bufs.len() + shared_blocks) as u32);
+        let mut requests = log.write_requests(commit.log_start, bufs, class)?;
+        requests.extend(log.write_requests(at, behind, class)?);
+        Ok((self.shared, requests, end))
+    }
+}
+
+/// The class of a commit's writes.
+fn class_of(wants: Wants) -> Class {
+    if wants == Wants::Order { Class::Async } else { Class::Sync }
+}
+
 /// Steps, and what is left to settle after them.
 pub(super) struct Script<'a> {
     steps: Vec<Step<'a>>,
@@ -98,54 +126,33 @@ enum Rest {
     CommitBlock(Request),
 }
 
-impl Protocol<'_> {
-    /// Log blocks left unused before the first one of the commit.
-    pub(super) fn hidden_blocks(&self) -> u32 {
-        let hides = matches!(self, Protocol::EndStream(..));
-        u32::from(hides && !planted(Bug::StreamEndNotHidden))
-    }
-
-    pub(super) fn log(&self) -> Option<&Log> {
-        match self {
-            Protocol::Epochs(log) | Protocol::Waits(log) | Protocol::EndStream(log, _) => Some(log),
-            Protocol::NoLog => None,
-        }
-    }
-}
-
 impl Journal {
-    /// The protocol of the next commit. The caller holds the commit lock.
-    pub(super) fn protocol(&self) -> Protocol<'_> {
-        match (&self.inner.log, self.live_area()) {
-            (Some(log), Some(area)) => Protocol::EndStream(log, area),
-            (Some(log), None) if self.inner.ordered => Protocol::Epochs(log),
-            (Some(log), None) => Protocol::Waits(log),
-            (None, _) => Protocol::NoLog,
-        }
-    }
-
     /// The script of a frozen commit.
     pub(super) fn script<'a>(
         &self,
         protocol: Protocol<'a>,
-        batch: &Batch,
+        batch: &mut Batch,
         commit: &Commit,
         wants: Wants,
     ) -> Result<Script<'a>> {
-        let Some(log) = protocol.log() else { return Ok(self.script_without_log(batch)) };
         let sequence = commit.sequence;
-        let LogBlocks { bufs, crc } =
-            LogBlocks::build(&log.format, sequence.0, &batch.versions, &batch.revoked)?;
+        let shared = self.share_pieces(protocol, batch, commit, class_of(wants));
+        let Some(log) = protocol.log() else {
+            return Ok(self.script_without_log(&batch.versions, shared));
+        };
+        let own = LogBlocks::build(log, sequence.0, &batch.versions, &batch.revoked)?;
+        let body = Body { shared, own };
         match protocol {
-            Protocol::Epochs(log) => self.script_epochs(log, batch, commit, bufs, crc, wants),
+            Protocol::Epochs(log) => self.script_epochs(log, batch, commit, body, wants),
             Protocol::Waits(log) => {
-                self.script_waits(log, commit, bufs, crc, wants != Wants::Durability)
+                self.script_waits(log, commit, body, wants != Wants::Durability)
             }
             Protocol::EndStream(log, area) => {
                 self.prepare_head(log, area, sequence, commit.log_start)?;
+                let LogBlocks { bufs, crc, .. } = body.own;
                 self.script_end_stream(log, area, protocol.hidden_blocks(), commit, bufs, crc)
             }
-            Protocol::NoLog => Ok(self.script_without_log(batch)),
+            Protocol::NoLog => Ok(self.script_without_log(&batch.versions, None)),
         }
     }
 
@@ -154,14 +161,13 @@ impl Journal {
         log: &'a Log,
         batch: &Batch,
         commit: &Commit,
-        bufs: Vec<Buf>,
-        crc: u32,
+        body: Body,
         wants: Wants,
     ) -> Result<Script<'a>> {
         let durable = wants == Wants::Durability;
-        let class = if wants == Wants::Order { Class::Async } else { Class::Sync };
-        let at = log.after(commit.log_start, bufs.len() as u32);
-        let mut body = log.write_requests(commit.log_start, bufs, class)?;
+        let class = class_of(wants);
+        let crc = body.own.crc;
+        let (shared, mut body, at) = body.requests(log, commit, class)?;
         let block = self.commit_request(log, commit.sequence, at, crc, durable, class)?;
         let (_, offset, _) = block.extent();
         let mut start = self.take_new_start().then_some(Order::Ordered);
@@ -180,6 +186,7 @@ impl Journal {
         // Data of i-transactions may not have been dispatched; it belongs to this epoch.
         steps.extend([Step::CheckRunning, Step::StartData]);
         steps.extend(start.map(|order| Step::LogStart(log, order, class)));
+        steps.extend(shared.map(Step::WritePieces));
         if log.format.checksum == ChecksumVersion::None {
             // Without checksums, recovery would accept the old contents of a block whose write
             // failed, and a device with native barriers may have written the commit block by then.
@@ -196,16 +203,17 @@ impl Journal {
         &self,
         log: &'a Log,
         commit: &Commit,
-        bufs: Vec<Buf>,
-        crc: u32,
+        body: Body,
         starts: bool,
     ) -> Result<Script<'a>> {
-        let at = log.after(commit.log_start, bufs.len() as u32);
-        let body = Step::Write(log.write_requests(commit.log_start, bufs, Class::Sync)?);
+        let crc = body.own.crc;
+        let (shared, body, at) = body.requests(log, commit, Class::Sync)?;
         let block = self.commit_request(log, commit.sequence, at, crc, false, Class::Sync)?;
         let start = self.take_new_start();
         let start = start.then_some(Step::LogStart(log, Order::Ordered, Class::Sync));
-        let mut steps: Vec<Step<'_>> = start.into_iter().chain([body]).collect();
+        let shared = shared.map(Step::WritePieces);
+        let mut steps: Vec<Step<'_>> =
+            start.into_iter().chain(shared).chain([Step::Write(body)]).collect();
         if planted(Bug::CommitBeforeBlocks) {
             steps.extend([Step::Write(vec![block.clone()]), Step::WaitOwn(COMMIT)]);
         }
@@ -242,15 +250,19 @@ impl Journal {
         Ok(Script { steps, rest: Rest::Nothing })
     }
 
-    fn script_without_log<'a>(&self, batch: &Batch) -> Script<'a> {
-        let blocks = batch.versions.iter();
-        let blocks = blocks.map(|(buffer, version)| (buffer.block(), version.clone())).collect();
-        let steps = vec![
-            Step::Write(home_requests(self.inner.block_size, blocks, Class::Sync)),
+    fn script_without_log<'a>(
+        &self,
+        versions: &[Version],
+        shared: Option<Arc<CommitPieces>>,
+    ) -> Script<'a> {
+        let mut steps = Vec::new();
+        steps.extend(shared.map(Step::WritePieces));
+        steps.extend([
+            Step::Write(self.requests_home(versions, Class::Sync)),
             Step::Wait("writing metadata"),
             Step::Enter(Phase::Committing),
             Step::Flush("flushing metadata"),
-        ];
+        ]);
         Script { steps, rest: Rest::Nothing }
     }
 
@@ -258,7 +270,7 @@ impl Journal {
     pub(super) fn run(
         &self,
         script: Script<'_>,
-        commit: &std::sync::Arc<Commit>,
+        commit: &Arc<Commit>,
         data: Vec<Ticket>,
     ) -> Result<Sent> {
         // Not waited for. A ticket that is alone runs in the waiting thread, which is fastest.
@@ -271,6 +283,11 @@ impl Journal {
                     own.extend((!planted(Bug::LogStartNotOrdered)).then_some(ticket));
                 }
                 Step::Write(requests) => own.extend(self.inner.device.submit(requests)),
+                Step::WritePieces(pieces) => {
+                    self.write_pieces(&pieces);
+                    let sent = pieces.wait()?;
+                    own.extend(sent.into_iter().filter(|_| !planted(Bug::PiecesNotAwaited)));
+                }
                 Step::StartData => own.iter().chain(&data).for_each(Ticket::start),
                 Step::Wait(what) => {
                     wait_with_data(&own, &data, what)?;

@@ -25,8 +25,9 @@ use std::sync::Arc;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{DeviceExt, Request, Ticket};
 
+use super::protocol::Protocol;
 use super::retire::{Dispatched, wait_body};
-use super::script::{COMMIT, Protocol, Wants};
+use super::script::{COMMIT, Wants};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::pipeline::{Commit, Sent};

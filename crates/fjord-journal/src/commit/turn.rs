@@ -1,7 +1,8 @@
 //! Turns: a thread that wants a commit waits for its outcome, or takes the role that it needs.
 //!
 //! A thread waits in the list of its commit ([`crate::waiters`]), and is woken when the commit has an
-//! outcome, or when it is the one that a free role is offered to ([`crate::roles`]).
+//! outcome, when it is the one that a free role is offered to ([`crate::roles`]), or when it may write pieces of
+//! the commit ([`super::pieces`]).
 //!
 //! Owns no state. Invariant: no thread leaves with an error while a commit in flight has neither an
 //! outcome nor a thread that settles it.
@@ -11,6 +12,7 @@ use std::time::Instant;
 
 use fjord_block::lock::{MutexGuard, Rank, Turn as LockTurn};
 
+use crate::commit_pieces::CommitPieces;
 use crate::error::Result;
 use crate::journal::{Inner, Journal};
 use crate::pipeline::Commit;
@@ -59,6 +61,8 @@ enum WaitFor {
 /// Result of a try to take the role that a thread needs.
 enum Tried<'a, T> {
     Turn(Turn<'a, T>),
+    /// No role, but pieces of the commit that is waited for.
+    Help(Arc<CommitPieces>),
     Wait(WaitFor),
 }
 
@@ -98,6 +102,10 @@ impl Journal {
             let waits_for = match tried {
                 Ok(Tried::Turn(turn)) => return Ok(turn),
                 Ok(Tried::Wait(waits_for)) => waits_for,
+                Ok(Tried::Help(pieces)) => {
+                    MutexGuard::unlocked(&mut state, || self.help(&pieces));
+                    continue;
+                }
                 Err(error) => {
                     drop(state);
                     self.settle_if_stopped();
@@ -157,6 +165,9 @@ impl Journal {
                     state.roles.settling = true;
                     let lock = SettleLock { inner: &self.inner, _held: orders.settle.taken() };
                     return Ok(Tried::Turn(Turn::Settle(lock)));
+                }
+                if let Some(pieces) = commit.shared_pieces() {
+                    return Ok(Tried::Help(pieces));
                 }
                 WaitFor::Frozen(commit)
             }

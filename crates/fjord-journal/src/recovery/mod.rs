@@ -87,7 +87,7 @@ pub fn drop_i_transactions(
         return Ok(false);
     }
     superblock.set_ijournal(None);
-    let log = Log::new(device.clone(), map.clone(), superblock, block, false);
+    let log = Log::new(device.clone(), map.clone(), superblock, block, false, None);
     log.write_superblock(&Counters::default(), true, |_| ())?;
     Ok(true)
 }

@@ -172,7 +172,8 @@ impl Plan {
         let pending = !self.report.fast_commit_records.is_empty();
         let keep = pending && !planted(Bug::FastCommitMarkedClean);
         let start = if keep { self.log_end } else { 0 };
-        let log = Log::new(self.device, self.map, self.superblock, self.superblock_block, false);
+        let log =
+            Log::new(self.device, self.map, self.superblock, self.superblock_block, false, None);
         log.write_superblock(&Counters::default(), true, |superblock| {
             superblock.s_start = start;
             superblock.s_sequence = sequence;

@@ -3,6 +3,7 @@
 
 mod areas;
 mod basic;
+mod cooperative;
 mod crash;
 mod failed;
 mod fast_commits;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fjord_format::jbd2::ChecksumVersion;
+use fjord_journal::{JournalIo, JournalLists, PipelineMode};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -16,9 +17,13 @@ const ROUNDS: u64 = 60;
 /// transaction boundary the shared value is the sum of the others. Older versions are copied
 /// out from under the writers all the time: they commit and checkpoint while the blocks go on
 /// being modified.
-#[test]
-fn versions_stay_apart_under_concurrency_and_crashes() {
-    let rig = Rig::new(1024, ChecksumVersion::V3, true, 60);
+fn versions_stay_apart(io: JournalIo, lists: JournalLists, descriptor_blocks_max: Option<usize>) {
+    let mut rig = Rig::new(1024, ChecksumVersion::V3, true, 60);
+    (rig.options.io, rig.options.lists) = (io, lists);
+    rig.options.descriptor_blocks_max = descriptor_blocks_max;
+    if io == JournalIo::Dedicated {
+        rig.options.pipeline = PipelineMode::Serial;
+    }
     let journal = rig.open();
     let start = rig.device.image();
     let shared = rig.buffer(0);
@@ -76,6 +81,22 @@ fn versions_stay_apart_under_concurrency_and_crashes() {
     journal.close().unwrap();
     assert_eq!(rig.value(&rig.device.image(), 0), THREADS * ROUNDS);
     assert!(shared.is_evictable());
+}
+
+#[test]
+fn versions_stay_apart_under_concurrency_and_crashes() {
+    versions_stay_apart(JournalIo::Cooperative, JournalLists::LockFree, None);
+}
+
+/// A commit of more than two blocks has several pieces.
+#[test]
+fn versions_stay_apart_where_threads_write_pieces() {
+    versions_stay_apart(JournalIo::Cooperative, JournalLists::LockFree, Some(2));
+}
+
+#[test]
+fn versions_stay_apart_where_one_thread_commits_for_all() {
+    versions_stay_apart(JournalIo::Dedicated, JournalLists::Locked, None);
 }
 
 #[test]

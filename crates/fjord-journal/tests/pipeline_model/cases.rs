@@ -13,6 +13,7 @@ const SERIAL: Setup = Setup {
     pipeline: PipelineMode::Serial,
     keeps_order: false,
     parts: false,
+    pieces: false,
     refusals: 0,
     fault: None,
 };
@@ -24,6 +25,10 @@ const fn ordered(setup: Setup) -> Setup {
 
 const fn parts(setup: Setup) -> Setup {
     Setup { parts: true, ..setup }
+}
+
+const fn pieces(setup: Setup) -> Setup {
+    Setup { pieces: true, ..setup }
 }
 
 const fn failing(setup: Setup, fault: Fault) -> Setup {
@@ -162,9 +167,42 @@ fn fsync_three(world: &World) {
     fsync_2(world);
 }
 
+/// Three blocks, for others to commit.
+fn fill_three(world: &World) {
+    for block in 0..3 {
+        world.change(block);
+    }
+}
+
+fn fsync_of_before(world: &World) {
+    world.fsync(world.newest(2));
+    world.assert_newest_durable();
+}
+
+fn try_fsync_of_before(world: &World) {
+    world.fsync(world.newest(2));
+}
+
+fn fsync_part_of_before(world: &World) {
+    world.fsync_part(world.newest(2));
+}
+
 fn checkpoint_durable(world: &World) {
     checkpoint(world);
     world.assert_newest_durable();
+}
+
+fn fsync_and_checkpoint(world: &World) {
+    fsync_0(world);
+    checkpoint(world);
+}
+
+/// Two commits with a block in common.
+fn fsync_four(world: &World) {
+    world.change(1);
+    fsync_0(world);
+    world.change(2);
+    fsync_0(world);
 }
 
 fn try_checkpoint(world: &World) {
@@ -342,6 +380,37 @@ cases! {
     CHECKPOINT_FAILS checkpoint_fails:
         Case::new(failing(SERIAL, Fault::Home(1)), &[try_checkpoint, try_checkpoint])
             .before(fsync_three).after(newest_durable), TWO;
+
+    PIECES_SERIAL pieces_serial:
+        Case::new(pieces(SERIAL), &[fsync_of_before, fsync_of_before]).before(fill_three), TWO;
+    PIECES_SERIAL_ORDERED pieces_serial_ordered:
+        Case::new(pieces(ordered(SERIAL)), &[fsync_of_before, fsync_of_before]).before(fill_three), TWO;
+    PIECES_DUAL pieces_dual:
+        Case::new(pieces(DUAL), &[fsync_of_before, fsync_of_before]).before(fill_three), TWO;
+    PIECES_DUAL_ORDERED pieces_dual_ordered:
+        Case::new(pieces(ordered(DUAL)), &[fsync_of_before, fsync_of_before]).before(fill_three), TWO;
+    PIECES_OF_PARTS pieces_of_parts:
+        Case::new(parts(pieces(DUAL)), &[fsync_part_of_before, fsync_part_of_before]).before(fill_three), TWO;
+    PIECES_OF_THREE pieces_of_three:
+        Case::new(pieces(SERIAL), &[fsync_of_before, fsync_of_before, fsync_of_before]).before(fill_three), MANY;
+    PIECES_AND_FSYNC pieces_and_fsync:
+        Case::new(pieces(DUAL), &[try_fsync_of_before, try_fsync_of_before, fsync_three])
+            .before(fill_three), MANY;
+    PIECE_FAILS piece_fails:
+        Case::new(failing(pieces(SERIAL), Fault::Body(FIRST)), &[try_fsync_of_before, try_fsync_of_before])
+            .before(fill_three).after(none_lasts), TWO;
+    PIECE_FAILS_ORDERED piece_fails_ordered:
+        Case::new(failing(pieces(ordered(DUAL)), Fault::Body(FIRST)), &[try_fsync_of_before, try_fsync_of_before])
+            .before(fill_three).after(none_lasts), TWO;
+    PIECES_AND_SHUTDOWN pieces_and_shutdown:
+        Case::new(pieces(SERIAL), &[try_fsync_of_before, try_fsync_of_before, shutdown])
+            .before(fill_three).after(any), MANY;
+
+    ONE_BLOCK_GOES_HOME one_block_goes_home:
+        Case::new(SERIAL, &[checkpoint, fsync_and_checkpoint]).before(fsync_0)
+            .after(newest_durable), TWO;
+    TWO_COMMITS_GO_HOME two_commits_go_home:
+        Case::new(SERIAL, &[checkpoint_durable, checkpoint_durable]).before(fsync_four), TWO;
 
     FREED_DUAL freed_dual:
         Case::new(DUAL, &[free_0, checkpoint]).before(fsync_0).after(reused), TWO;

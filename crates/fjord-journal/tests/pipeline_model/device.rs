@@ -160,13 +160,14 @@ impl Shared {
 
     /// How many commits may be in flight.
     fn check_bound(&self, state: &State, bytes: &[u8]) {
-        if log_block(bytes).is_none_or(|(is_commit_block, _)| is_commit_block) {
-            return;
-        }
+        let Some((false, own)) = log_block(bytes) else { return };
         let lost = |commit_block: bool| {
             let is_lost = |sent: &&Sent| match &sent.what {
-                What::Write { bytes, durable: false, .. } => log_block(bytes)
-                    .is_some_and(|(is_commit_block, _)| is_commit_block == commit_block),
+                What::Write { bytes, durable: false, .. } => {
+                    log_block(bytes).is_some_and(|(is_commit_block, sequence)| {
+                        is_commit_block == commit_block && sequence != own
+                    })
+                }
                 _ => false,
             };
             state.requests.iter().filter(is_lost).count()

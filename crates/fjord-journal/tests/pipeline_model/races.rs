@@ -15,6 +15,7 @@ const DEADLOCK: &str = "deadlock!";
 const NOT_DURABLE: &str = "but a power cut leaves";
 const NO_ANSWER: &str = "requests without an answer";
 const CALLBACK_LATE: &str = "comes after its caller";
+const TWO_WRITES: &str = "two writes of a block in flight";
 const TOO_MANY: &str = "commits that no flush covers";
 /// The interleaving decides which of them comes first.
 const STAGES: &str = "stages increase|callbacks are out of order";
@@ -115,8 +116,16 @@ races! {
         Bug::QueueNotLookedAt, cases::REQUESTS_SERIAL, Preemptions(2), NO_ANSWER;
     insert_lost: Bug::InsertLost, cases::FSYNCS_SERIAL, Preemptions(2), NOT_DURABLE;
     gathered_early: Bug::GatheredEarly, cases::FSYNCS_SERIAL, Preemptions(2), NOT_DURABLE;
+    piece_claimed_twice:
+        Bug::PieceClaimedTwice, cases::PIECES_SERIAL, Preemptions(2), NOT_DURABLE;
+    commit_before_last_piece:
+        Bug::CommitBeforeLastPiece, cases::PIECES_SERIAL_ORDERED, Preemptions(2), NOT_DURABLE;
+    piece_end_wakes_nobody:
+        Bug::PieceEndWakesNobody, cases::PIECES_SERIAL, Preemptions(2), DEADLOCK;
     batch_of_others_uncounted:
         Bug::BatchOfOthersUncounted, cases::CHECKPOINTS, Preemptions(2), NOT_DURABLE;
+    two_home_writes:
+        Bug::TwoHomeWrites, cases::ONE_BLOCK_GOES_HOME, Preemptions(2), TWO_WRITES;
     batch_end_wakes_nobody:
         Bug::BatchEndWakesNobody, cases::CHECKPOINTS, Preemptions(2), DEADLOCK;
     stop_unheard: Bug::StopUnheard, cases::SHUTDOWN_WHILE_LOCKED, Preemptions(2), DEADLOCK;

@@ -89,6 +89,8 @@ pub(crate) struct Setup {
     pub(crate) pipeline: PipelineMode,
     pub(crate) keeps_order: bool,
     pub(crate) parts: bool,
+    /// A commit of several blocks has as many pieces, which threads write together.
+    pub(crate) pieces: bool,
     /// How often a partial commit is not possible yet.
     pub(crate) refusals: usize,
     pub(crate) fault: Option<Fault>,
@@ -116,7 +118,11 @@ impl World {
     pub(crate) fn new(setup: Setup) -> World {
         let device = Arc::new(ModelDevice::new(setup.keeps_order, setup.bound(), setup.fault));
         let map = JournalMap::contiguous(BlockNo(JOURNAL_START), JOURNAL_BLOCKS).expect("a map");
-        let options = JournalOptions { pipeline: setup.pipeline, ..JournalOptions::default() };
+        let options = JournalOptions {
+            pipeline: setup.pipeline,
+            descriptor_blocks_max: setup.pieces.then_some(1),
+            ..JournalOptions::default()
+        };
         let over: Arc<dyn Device> = device.clone();
         let (journal, _) = Journal::open(over, map, BLOCK_SIZE, &options).expect("an open journal");
         if setup.parts {

@@ -495,6 +495,8 @@ fn open_journal(
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
         pipeline: options.pipeline.resolve()?,
         lists: options.journal_lists,
+        io: options.journal_io,
+        descriptor_blocks_max: options.descriptor_blocks_max,
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
         transaction_blocks_max: Some(transaction_blocks_max(geo, options)),
         replays_ijournal: true,
