@@ -1,7 +1,9 @@
 //! How fjord works as a target. Owns the words after a target's name.
 
 use fjord::awake::LowLatency;
-use fjord::{CommitPipeline, FsyncPolicyKind, JournalLists, MountOptions, Scheduler};
+use fjord::{
+    CommitPipeline, DataMode, FsyncPolicyKind, JournalIo, JournalLists, MountOptions, Scheduler,
+};
 
 use crate::error::{BenchError, Result};
 
@@ -16,6 +18,10 @@ pub struct How {
     pub dual: bool,
     /// Changes enter a transaction under a lock.
     pub locked_lists: bool,
+    /// One thread of the journal commits for all.
+    pub dedicated: bool,
+    /// File data goes through the journal.
+    pub data_journal: bool,
     /// Idle processors halt, also while calls come in quick succession.
     pub halts: bool,
     /// On a modelled device itself, in this process and with its barrier command, instead of the
@@ -28,6 +34,8 @@ pub struct How {
 const EPOCH: &str = "epoch";
 const DUAL: &str = "dual";
 const LOCKED: &str = "locked";
+const DEDICATED: &str = "dedicated";
+const DATA_JOURNAL: &str = "data-journal";
 const HALTS: &str = "nolow_latency";
 const NATIVE: &str = "native";
 const ORDER: &str = "order";
@@ -39,6 +47,8 @@ impl How {
         epoch: false,
         dual: false,
         locked_lists: false,
+        dedicated: false,
+        data_journal: false,
         halts: false,
         native: false,
         order: false,
@@ -57,6 +67,8 @@ impl How {
                 EPOCH => how.epoch = true,
                 DUAL => how.dual = true,
                 LOCKED => how.locked_lists = true,
+                DEDICATED => how.dedicated = true,
+                DATA_JOURNAL => how.data_journal = true,
                 HALTS => how.halts = true,
                 NATIVE => how.native = true,
                 ORDER => how.order = true,
@@ -77,6 +89,8 @@ impl How {
                 true => JournalLists::Locked,
                 false => default.journal_lists,
             },
+            journal_io: if self.dedicated { JournalIo::Dedicated } else { default.journal_io },
+            data: if self.data_journal { DataMode::Journal } else { default.data },
             low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
             ..default
         }
@@ -88,8 +102,10 @@ impl How {
         let epoch = self.epoch.then(|| "scheduler=epoch".into());
         let dual = self.dual.then(|| "pipeline=dual".into());
         let lists = self.locked_lists.then(|| "journal_lists=locked".into());
+        let io = self.dedicated.then(|| "journal_io=dedicated".into());
+        let data = self.data_journal.then(|| "data=journal".into());
         let halts = self.halts.then(|| HALTS.into());
-        [policy, epoch, dual, lists, halts].into_iter().flatten().collect()
+        [policy, epoch, dual, lists, io, data, halts].into_iter().flatten().collect()
     }
 
     /// A target's name and the words that give this back.
@@ -97,11 +113,13 @@ impl How {
         let epoch = self.epoch.then_some(EPOCH);
         let dual = self.dual.then_some(DUAL);
         let locked = self.locked_lists.then_some(LOCKED);
+        let dedicated = self.dedicated.then_some(DEDICATED);
+        let data_journal = self.data_journal.then_some(DATA_JOURNAL);
         let halts = self.halts.then_some(HALTS);
         let native = self.native.then_some(NATIVE);
         let order = self.order.then_some(ORDER);
         let policy = self.policy.map(FsyncPolicyKind::name);
-        let words = [policy, epoch, dual, locked, halts, native, order];
+        let words = [policy, epoch, dual, locked, dedicated, data_journal, halts, native, order];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
 }
@@ -110,7 +128,7 @@ fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
         BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {HALTS}, {NATIVE}, {ORDER}",
+            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {HALTS}, {NATIVE}, {ORDER}",
             known.join(", ")
         ))
     })

@@ -28,6 +28,8 @@ pub enum Target {
     /// The kernel's ext4, mounted with `nobarrier`: it sends no flushes, so an fsync promises neither
     /// order nor durability (the barrier paper's EXT4-OD).
     KernelNoBarrier,
+    /// The kernel's ext4 with all data in the journal (`data=journal`).
+    KernelDataJournal,
     /// fuse2fs.
     Fuse2fs,
     /// A directory of the caller's choice.
@@ -36,7 +38,7 @@ pub enum Target {
 
 impl Target {
     /// The targets that need no argument.
-    pub const ALL: [Target; 8] = [
+    pub const ALL: [Target; 9] = [
         Target::Raw,
         Target::Block,
         Target::Library(How::DEFAULT),
@@ -44,6 +46,7 @@ impl Target {
         Target::Kernel,
         Target::KernelFastCommit,
         Target::KernelNoBarrier,
+        Target::KernelDataJournal,
         Target::Fuse2fs,
     ];
 
@@ -57,6 +60,7 @@ impl Target {
             Target::Kernel => "kernel".into(),
             Target::KernelFastCommit => "kernel-fc".into(),
             Target::KernelNoBarrier => "kernel-nobarrier".into(),
+            Target::KernelDataJournal => "kernel-data-journal".into(),
             Target::Fuse2fs => "fuse2fs".into(),
             Target::Directory(path) => path.display().to_string(),
         }
@@ -111,7 +115,13 @@ impl Target {
 
     /// Whether it works only as root.
     pub(crate) fn needs_root(&self) -> bool {
-        matches!(self, Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier)
+        matches!(
+            self,
+            Target::Kernel
+                | Target::KernelFastCommit
+                | Target::KernelNoBarrier
+                | Target::KernelDataJournal
+        )
     }
 }
 
@@ -240,8 +250,11 @@ impl Options {
     pub fn new(dir: impl Into<PathBuf>) -> Options {
         Options {
             dir: dir.into(),
-            // Without barriers nothing is durable, which compares with nothing here.
-            targets: Target::ALL.into_iter().filter(|t| *t != Target::KernelNoBarrier).collect(),
+            // Without barriers nothing is durable, which compares with nothing here; nor does data in the journal.
+            targets: Target::ALL
+                .into_iter()
+                .filter(|t| !matches!(t, Target::KernelNoBarrier | Target::KernelDataJournal))
+                .collect(),
             workloads: vec![Workload::AppendFsync, Workload::OverwriteFdatasync],
             round_count: 5,
             turn: Duration::from_secs(1),

@@ -159,6 +159,9 @@ fn run_load(load: Load, fs: &dyn BenchFs, plan: &Plan) -> io::Result<Outcome> {
             Ok(Outcome::of_sample(sample, unit_kib << 10))
         }
         Load::Neighbours => beside_neighbours(fs, plan),
+        Load::Parallel { what, count } => {
+            what.run(fs, count, plan).map(|sample| Outcome::of_sample(sample, what.unit_bytes()))
+        }
         Load::Overwrite => {
             overwrite(fs, 1, plan.turn, false).map(|sample| Outcome::of_sample(sample, BLOCK_BYTES))
         }

@@ -9,6 +9,7 @@ mod fallbacks;
 mod load;
 mod measure;
 mod paper;
+mod parallel;
 mod picture;
 mod plan;
 mod report;
@@ -59,11 +60,19 @@ pub enum Experiment {
     Barrier12,
     /// Figure 13: append and fsync of a file each (DWSL) against threads.
     Barrier13,
+    /// Tokubench of *High-Performance Transaction Processing in Journaling File Systems* (FAST '18): file creation.
+    ParallelTokubench,
+    /// Sysbench of the same: random writes.
+    ParallelSysbench,
+    /// Varmail of the same.
+    ParallelVarmail,
+    /// Fileserver of the same.
+    ParallelFileserver,
 }
 
 impl Experiment {
     /// All of them.
-    pub const ALL: [Experiment; 14] = [
+    pub const ALL: [Experiment; 18] = [
         Experiment::Ijournaling6,
         Experiment::Ijournaling7,
         Experiment::Ijournaling8,
@@ -78,6 +87,10 @@ impl Experiment {
         Experiment::Barrier11,
         Experiment::Barrier12,
         Experiment::Barrier13,
+        Experiment::ParallelTokubench,
+        Experiment::ParallelSysbench,
+        Experiment::ParallelVarmail,
+        Experiment::ParallelFileserver,
     ];
 
     /// Its name on the command line.
@@ -97,6 +110,10 @@ impl Experiment {
             Experiment::Barrier11 => "barrier-11",
             Experiment::Barrier12 => "barrier-12",
             Experiment::Barrier13 => "barrier-13",
+            Experiment::ParallelTokubench => "parallel-tokubench",
+            Experiment::ParallelSysbench => "parallel-sysbench",
+            Experiment::ParallelVarmail => "parallel-varmail",
+            Experiment::ParallelFileserver => "parallel-fileserver",
         }
     }
 
@@ -134,6 +151,12 @@ impl Experiment {
             Experiment::Barrier13 => {
                 "4 KiB appended and fsynced, a file per thread (DWSL): fsyncs/s by threads"
             }
+            Experiment::ParallelTokubench => "files of 4 KiB created: files/s by threads",
+            Experiment::ParallelSysbench => {
+                "4 KiB written at random, a file per thread, an fsync each 100: writes/s by threads"
+            }
+            Experiment::ParallelVarmail => "varmail: rounds of its flow/s by threads",
+            Experiment::ParallelFileserver => "fileserver: rounds of its flow/s by threads",
         }
     }
 }
@@ -392,6 +415,17 @@ impl Experiment {
         matches!(
             self,
             Experiment::Ijournaling9 | Experiment::FastCommitTable | Experiment::Barrier13
+        ) || self.is_parallel()
+    }
+
+    /// Whether it is of parallel journaling.
+    fn is_parallel(self) -> bool {
+        matches!(
+            self,
+            Experiment::ParallelTokubench
+                | Experiment::ParallelSysbench
+                | Experiment::ParallelVarmail
+                | Experiment::ParallelFileserver
         )
     }
 }

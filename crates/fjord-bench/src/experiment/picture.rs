@@ -34,7 +34,11 @@ impl Experiment {
             | Experiment::FastCommitTable
             | Experiment::Fallbacks
             | Experiment::Barrier11
-            | Experiment::Barrier13 => Kind::BySetting,
+            | Experiment::Barrier13
+            | Experiment::ParallelTokubench
+            | Experiment::ParallelSysbench
+            | Experiment::ParallelVarmail
+            | Experiment::ParallelFileserver => Kind::BySetting,
         }
     }
 
@@ -57,6 +61,11 @@ impl Experiment {
             Experiment::Barrier11 => ("", "context switches per call"),
             Experiment::Barrier12 => ("time in ms", "commands in the queue"),
             Experiment::Barrier13 => ("threads", "fsyncs/s"),
+            Experiment::ParallelTokubench => ("threads", "files/s"),
+            Experiment::ParallelSysbench => ("threads", "writes/s"),
+            Experiment::ParallelVarmail | Experiment::ParallelFileserver => {
+                ("threads", "rounds of the flow/s")
+            }
             Experiment::Pbg2 => ("groups of a flex group", mean),
             Experiment::Fallbacks => ("program, in the order of the table", "% fallbacks"),
             Experiment::FastCommitTable => {
@@ -68,7 +77,8 @@ impl Experiment {
             x_label: x_label.into(),
             y_label: y_label.into(),
             log_x: self.kind() == Kind::Distribution
-                || matches!(self, Experiment::Ijournaling9 | Experiment::Barrier13),
+                || matches!(self, Experiment::Ijournaling9 | Experiment::Barrier13)
+                || self.is_parallel(),
             log_y: self.kind() != Kind::Distribution && !self.is_linear(),
             ..Panel::default()
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fjord::FsyncPolicyKind;
 
+use super::parallel::Parallel;
 use super::{Experiment, ExperimentOptions};
 use crate::options::{How, Target, policies};
 use crate::target::{DeviceKind, Setup};
@@ -33,7 +34,9 @@ pub(super) enum Load {
     FsMark { unit_kib: usize, file_kib: usize },
     /// A probe, alone and beside eight writers.
     Neighbours,
-    /// The same; commits are followed on the device.
+    /// Threads that seldom wait for the device.
+    Parallel { what: Parallel, count: usize },
+    /// Threads that append and fsync; commits are followed on the device.
     Commits { count: usize },
     /// Blocks of a file overwritten at random, each synced.
     Overwrite,
@@ -160,6 +163,10 @@ impl Experiment {
             Experiment::Barrier8 | Experiment::Barrier12 => (0.5, 0.1),
             Experiment::BarrierTable2 => (4.0, 0.1),
             Experiment::Barrier11 | Experiment::Barrier13 => (1.5, 0.1),
+            Experiment::ParallelTokubench
+            | Experiment::ParallelSysbench
+            | Experiment::ParallelVarmail
+            | Experiment::ParallelFileserver => (1.0, 0.05),
         }
     }
 
@@ -179,6 +186,10 @@ impl Experiment {
             Experiment::BarrierTable2 | Experiment::Barrier11 | Experiment::Barrier13 => {
                 &["disk", "ufs", "plain-ssd", "supercap-ssd"]
             }
+            Experiment::ParallelTokubench
+            | Experiment::ParallelSysbench
+            | Experiment::ParallelVarmail
+            | Experiment::ParallelFileserver => &["disk", "zram", "p3700"],
         };
         DeviceKind::ALL.into_iter().filter(|kind| names.contains(&kind.name())).collect()
     }
@@ -186,6 +197,9 @@ impl Experiment {
     fn targets(self) -> Vec<Target> {
         if self.is_of_barriers() {
             return barrier_targets(self);
+        }
+        if self.is_parallel() {
+            return parallel_targets();
         }
         let raw: &[Target] = if self == Experiment::Ijournaling9 { &[Target::Raw] } else { &[] };
         let kernel: &[Target] = match self {
@@ -267,6 +281,10 @@ impl Experiment {
             Experiment::Barrier11 => vec![plain("overwrite".into(), 0.0, Load::Overwrite)],
             Experiment::Barrier12 => vec![plain("overwrite".into(), 0.0, Load::Queue)],
             Experiment::Barrier13 => threads(target, plan),
+            Experiment::ParallelTokubench => parallel(Parallel::Create, plan),
+            Experiment::ParallelSysbench => parallel(Parallel::RandomWrite, plan),
+            Experiment::ParallelVarmail => parallel(Parallel::Varmail, plan),
+            Experiment::ParallelFileserver => parallel(Parallel::Fileserver, plan),
             Experiment::Neighbours => vec![plain("eight writers".into(), 0.0, Load::Neighbours)],
             Experiment::Fallbacks => {
                 let runs = |program: &Program| match target {
@@ -297,6 +315,35 @@ fn barrier_targets(experiment: Experiment) -> Vec<Target> {
     }
     let fjord = hows.into_iter().map(Target::Library);
     [Target::Kernel, Target::KernelNoBarrier].into_iter().chain(fjord).collect()
+}
+
+/// The slides' EXT4, P-EXT4 and O-EXT4: the kernel's, and in one code base fjord with one thread of the journal
+/// and locked lists, with threads that write together, and with lists without locks as well; ordered, and with all
+/// data in the journal. Processors may halt, as they may for the kernel.
+fn parallel_targets() -> Vec<Target> {
+    let full = How { halts: true, ..How::with_policy(FsyncPolicyKind::Compound) };
+    let cooperative = How { locked_lists: true, ..full };
+    let dedicated = How { dedicated: true, ..cooperative };
+    let systems = |data_journal| {
+        [dedicated, cooperative, full].map(|how| Target::Library(How { data_journal, ..how }))
+    };
+    let mut targets = vec![Target::Kernel];
+    targets.extend(systems(false));
+    targets.push(Target::KernelDataJournal);
+    targets.extend(systems(true));
+    targets
+}
+
+/// Thread counts up to those of the slides.
+fn parallel(what: Parallel, plan: &Plan) -> Vec<Setting> {
+    let counts: &[usize] = if plan.quick { &[1, 2] } else { &[1, 2, 4, 8, 16, 32, 72] };
+    let point = |count: &usize| Setting {
+        name: format!("{count} thread{}", if *count == 1 { "" } else { "s" }),
+        x: *count as f64,
+        setup: Setup::default(),
+        load: Load::Parallel { what, count: *count },
+    };
+    counts.iter().map(point).collect()
 }
 
 /// Thread counts; with i-transactions one shared area, and one per processor.

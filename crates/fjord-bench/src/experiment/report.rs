@@ -82,6 +82,16 @@ const OPS: Column = column("fsyncs_per_s", "fsyncs/s", 0, |outcome| {
 
 const LATENCY: [Column; 8] = [COUNT, MEAN, P50, P95, P99, P99_9, MAX, BACKGROUND];
 const BANDWIDTH: [Column; 4] = [RATE, OPS, P50, P99];
+/// Calls that seldom wait.
+const CALLS: [Column; 4] = [
+    column("operations_per_s", "ops/s", 0, |outcome| {
+        let seconds = outcome.written.seconds;
+        (seconds > 0.0).then(|| outcome.latency.len() as f64 / seconds)
+    }),
+    RATE,
+    P50,
+    P99,
+];
 const TAIL: [Column; 7] = [COUNT, MEAN, P50, P99, P99_9, P99_99, MAX];
 const SWITCHES: [Column; 4] = [
     COUNT,
@@ -188,6 +198,12 @@ impl Experiment {
             Experiment::BarrierTable2 => Shape { columns: &TAIL, ..latency(1) },
             Experiment::Barrier11 => Shape { columns: &SWITCHES, ..latency(1) },
             Experiment::Barrier12 => Shape { columns: &DEPTH, more_is_better: true, ..latency(1) },
+            Experiment::ParallelTokubench
+            | Experiment::ParallelSysbench
+            | Experiment::ParallelVarmail
+            | Experiment::ParallelFileserver => {
+                Shape { columns: &CALLS, more_is_better: true, ..latency(0) }
+            }
             Experiment::Barrier13 => {
                 Shape { columns: &BANDWIDTH, more_is_better: true, ..latency(1) }
             }
@@ -336,11 +352,24 @@ fn compound_of(target: &Target) -> Option<Target> {
     let compound = How::with_policy(fjord::FsyncPolicyKind::Compound);
     match target {
         Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier => Some(Target::Kernel),
-        Target::Library(how) => {
-            Some(Target::Library(How { native: how.native, halts: how.halts, ..compound }))
-        }
+        Target::KernelDataJournal => Some(Target::KernelDataJournal),
+        Target::Library(how) => Some(Target::Library(How {
+            native: how.native,
+            halts: how.halts,
+            data_journal: how.data_journal,
+            ..compound
+        })),
         Target::Fuse(how) => Some(Target::Fuse(How { halts: how.halts, ..compound })),
         _ => None,
+    }
+}
+
+/// The kernel's ext4 in the same data mode.
+fn kernel_of(target: &Target) -> Target {
+    match target {
+        Target::KernelDataJournal => Target::KernelDataJournal,
+        other if other.how().data_journal => Target::KernelDataJournal,
+        _ => Target::Kernel,
     }
 }
 
@@ -387,7 +416,7 @@ pub(super) fn build(
             turns: cell.turns.clone(),
             gains: Gains {
                 over_raw: gain(cell, Some(Target::Raw)),
-                over_kernel: gain(cell, Some(Target::Kernel)),
+                over_kernel: gain(cell, Some(kernel_of(&cell.target))),
                 over_kernel_fast_commit: gain(cell, Some(Target::KernelFastCommit)),
                 over_compound: gain(cell, compound_of(&cell.target)),
             },

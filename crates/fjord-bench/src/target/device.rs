@@ -32,13 +32,14 @@ pub enum DeviceKind {
 
 impl DeviceKind {
     /// All of them.
-    pub const ALL: [DeviceKind; 6] = [
+    pub const ALL: [DeviceKind; 7] = [
         DeviceKind::Disk,
         DeviceKind::Zram,
         DeviceKind::Modelled(&Profile::UFS),
         DeviceKind::Modelled(&Profile::PLAIN_SSD),
         DeviceKind::Modelled(&Profile::SUPERCAP_SSD),
         DeviceKind::Modelled(&Profile::NVME),
+        DeviceKind::Modelled(&Profile::P3700),
     ];
 
     /// Its name in tables and on the command line.

@@ -244,11 +244,15 @@ impl Stand {
                 return self.serve(LibraryFs::open(image, &self.engine_options(), order)?);
             }
             Target::Directory(_) => return Ok(()),
-            Target::Kernel | Target::KernelFastCommit | Target::KernelNoBarrier => {
+            Target::Kernel
+            | Target::KernelFastCommit
+            | Target::KernelNoBarrier
+            | Target::KernelDataJournal => {
                 let how = KernelMount {
                     medium: setup.medium,
                     no_delalloc: setup.no_delalloc,
                     no_barrier: self.target == Target::KernelNoBarrier,
+                    data_journal: self.target == Target::KernelDataJournal,
                     dirty_bytes_max: setup.cache_bytes,
                 };
                 Mount::kernel(image, &dir, &how)?

@@ -69,6 +69,8 @@ pub(crate) struct KernelMount {
     pub(crate) no_delalloc: bool,
     /// Without flushes.
     pub(crate) no_barrier: bool,
+    /// All data goes through the journal.
+    pub(crate) data_journal: bool,
     /// None leaves the limits as they are.
     pub(crate) dirty_bytes_max: Option<u64>,
 }
@@ -100,7 +102,11 @@ impl Mount {
                 device
             }
         };
-        let words = [(how.no_delalloc, "nodelalloc"), (how.no_barrier, "nobarrier")];
+        let words = [
+            (how.no_delalloc, "nodelalloc"),
+            (how.no_barrier, "nobarrier"),
+            (how.data_journal, "data=journal"),
+        ];
         let words = words.into_iter().filter(|(wanted, _)| *wanted).map(|(_, word)| word);
         let options = std::iter::once("defaults").chain(words).collect::<Vec<_>>().join(",");
         run_program("mount", &["-t", "ext4", "-o", &options], &[&device, dir])?;

@@ -75,6 +75,7 @@ fn open_on(target: &Target, options: &Options, image: &Path) -> Result<Option<Op
             | Target::Block
             | Target::KernelFastCommit
             | Target::KernelNoBarrier
+            | Target::KernelDataJournal
             | Target::Directory(_) => {
                 return Ok(None);
             }

@@ -27,9 +27,12 @@ Targets:
   fjord-library  fjord as a library, on an image file
   fjord-fuse     fjord mounted
                  both take an fsync policy and options: fjord-fuse:compound,
-                 fjord-library:compound:epoch:dual, fjord-fuse:ijournal:nolow_latency
+                 fjord-library:compound:epoch:dual, fjord-fuse:ijournal:nolow_latency,
+                 fjord-library:compound:locked:dedicated:data-journal
   kernel         the kernel's ext4 on a loop device (root)
   kernel-fc      the same with fast_commit (root)
+  kernel-nobarrier, kernel-data-journal
+                 the same mounted with nobarrier, with data=journal (root)
   fuse2fs        if installed
   /any/path      a directory of your choice, such as one on ext4 or xfs
 
@@ -56,12 +59,15 @@ Measured figures, every fsync policy and the kernel's ext4; minutes each:
   barrier-11        context switches of a sync call (Fig. 11)
   barrier-12        queue depth during sync calls (Fig. 12)
   barrier-13        append and fsync, a file per thread (Fig. 13)
+  parallel-tokubench, parallel-sysbench, parallel-varmail, parallel-fileserver
+                    one to 72 threads, ordered and with data=journal (FAST '18,
+                    parallel journaling)
 
 In builds with the feature lock-stats, in memory:
   locks             what locks cost per operation, and how far they let it scale
 
 Their devices: disk (an image file in DIR), zram (root), and the simulated ufs, plain-ssd,
-supercap-ssd and nvme, in real time. --targets fjord-library includes all its policies.
+supercap-ssd, nvme and p3700, in real time. --targets fjord-library includes all its policies.
 
 Images are made in a new directory in DIR, on the disk under test, and removed at the end.
 Targets take turns, so ratios within one run are comparable; absolute figures of two runs are not.
