@@ -190,7 +190,8 @@ impl Journal {
                 state.used_blocks.saturating_sub(keeps)
             };
             while self.is_log_full_for(credits) && may_free() < goal {
-                if matches!(self.checkpoint_batch(Class::Sync, None)?, Batch::Nothing) {
+                let next = self.checkpoint_batch(Class::Sync, None, usize::MAX)?;
+                if matches!(next, Batch::Nothing) {
                     break;
                 }
             }

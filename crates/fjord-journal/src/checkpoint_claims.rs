@@ -130,10 +130,12 @@ impl Window {
 }
 
 impl CheckpointClaims {
-    /// Claims what is next; `begin` begins the checkpoint of the oldest commit of which it has not begun, and
-    /// `needs` tells which have to be prepared.
+    /// Claims what is next. `begin` begins the checkpoint of the oldest commit of which it has not begun, as long as
+    /// fewer than `blocks_wanted` blocks have been claimed; what has begun is claimed to its end. `needs` tells which
+    /// commits have to be prepared.
     pub(crate) fn claim(
         &self,
+        blocks_wanted: usize,
         mut begin: impl FnMut() -> Option<Arc<Commit>>,
         needs: impl Fn(&Commit) -> bool,
     ) -> Claim {
@@ -149,7 +151,10 @@ impl CheckpointClaims {
         let is_idle = window.in_flight_count == 0;
         while left > 0
             && blocks.len() < BATCH_BLOCKS
-            && let Some(next) = window.unclaimed(&mut begin)
+            && let Some(next) = window.unclaimed(&mut || {
+                let may_begin = BATCH_BLOCKS - left < blocks_wanted;
+                if may_begin { begin() } else { None }
+            })
         {
             if !next.is_prepared && needs(&next.commit) {
                 if !blocks.is_empty() || !is_idle {
@@ -271,7 +276,7 @@ mod tests {
     fn the_rest_of_a_commit_is_prepared_again() {
         let mut commits = vec![commit(7, BATCH_BLOCKS as u64 + 1)];
         let claims = CheckpointClaims::default();
-        let mut claim = || claims.claim(|| commits.pop(), |_| true);
+        let mut claim = || claims.claim(usize::MAX, || commits.pop(), |_| true);
         assert!(matches!(claim(), Claim::Prepare));
         assert!(matches!(claim(), Claim::Wait(_)));
         claims.ready();
@@ -297,7 +302,7 @@ mod tests {
         let mut commits =
             vec![commit(10, 3), commit(9, BATCH_BLOCKS as u64), commit(8, 0), commit(7, 5)];
         let claims = CheckpointClaims::default();
-        let mut claim = || claims.claim(|| commits.pop(), |_| false);
+        let mut claim = || claims.claim(usize::MAX, || commits.pop(), |_| false);
         let first = claimed(claim());
         let ranges: Vec<_> = first.iter().map(|(_, range)| range.clone()).collect();
         assert_eq!(ranges, [0..5, 0..0, 0..BATCH_BLOCKS - 5]);
@@ -311,13 +316,31 @@ mod tests {
         assert!(ended == 4 && matches!(claim(), Claim::Nothing));
     }
 
+    /// Who wants few blocks begins no more commits than it takes, and ends what it has begun.
+    #[test]
+    #[cfg(not(feature = "model"))]
+    fn a_batch_is_no_larger_than_wanted() {
+        let large = BATCH_BLOCKS as u64 + 9;
+        let mut commits = vec![commit(10, 5), commit(9, large), commit(8, 2), commit(7, 2)];
+        let claims = CheckpointClaims::default();
+        let mut claim = |wanted| claims.claim(wanted, || commits.pop(), |_| false);
+        let lengths = |blocks: &ClaimedBlocks| -> Vec<usize> {
+            blocks.iter().map(|(_, range)| range.len()).collect()
+        };
+        assert_eq!(lengths(&claimed(claim(3))), [2, 2]);
+        assert_eq!(lengths(&claimed(claim(1))), [BATCH_BLOCKS]);
+        assert_eq!(lengths(&claimed(claim(0))), [9]);
+        assert!(matches!(claim(0), Claim::Wait(_)) && !claims.has_more());
+    }
+
     /// A commit that has to be prepared waits for the batches before it.
     #[test]
     fn no_batch_is_in_flight_while_one_is_prepared() {
         let mut commits = vec![commit(8, 1), commit(7, 1)];
         let claims = CheckpointClaims::default();
-        let mut claim =
-            || claims.claim(|| commits.pop(), |commit| commit.sequence == Sequence(Tid(8)));
+        let mut claim = || {
+            claims.claim(usize::MAX, || commits.pop(), |commit| commit.sequence == Sequence(Tid(8)))
+        };
         let first = claimed(claim());
         assert!(first.len() == 1 && matches!(claim(), Claim::Wait(_)));
         let mut ended = 0;

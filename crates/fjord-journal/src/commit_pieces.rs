@@ -114,6 +114,15 @@ impl CommitPieces {
         }
     }
 
+    /// The commit fails: nobody claims more, and what has been claimed is sent, or not at all, from here on.
+    pub(crate) fn give_up(&self) {
+        let claimed_count = self.next.swap(self.count(), Ordering::Relaxed).min(self.count());
+        let mut sent = self.sent.lock();
+        while sent.count < claimed_count {
+            self.moved.wait(&mut sent);
+        }
+    }
+
     fn end(&self, sent_piece: Result<Vec<Ticket>>) {
         let mut sent = self.sent.lock();
         sent.count += 1;

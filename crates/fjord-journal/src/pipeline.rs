@@ -131,6 +131,12 @@ impl Commit {
         self.unsettled.lock().pieces = Some(pieces);
     }
 
+    /// No thread writes pieces of it any more.
+    pub(crate) fn give_up_pieces(&self) {
+        let pieces = self.unsettled.lock().pieces.take();
+        pieces.into_iter().for_each(|pieces| pieces.give_up());
+    }
+
     /// Its pieces, if any is left that no thread has claimed.
     pub(crate) fn shared_pieces(&self) -> Option<Arc<CommitPieces>> {
         self.unsettled.lock().pieces.clone().filter(|pieces| pieces.has_unclaimed())

@@ -83,7 +83,10 @@ impl Journal {
                 }
                 Ok(commit)
             }
-            Err(error) => Err(self.fail_dispatch(&commit, error)),
+            Err(error) => {
+                commit.give_up_pieces();
+                Err(self.fail_dispatch(&commit, error))
+            }
         }
     }
 

@@ -101,7 +101,12 @@ impl Journal {
     /// Writes pieces of a commit that this thread waits for, and waits for these writes.
     pub(super) fn help(&self, pieces: &CommitPieces) {
         let own = self.write_pieces(pieces);
-        // The commit has the same tickets, and looks for a failure.
-        let _ = Ticket::wait_all(&own);
+        if pieces.class == Class::Sync {
+            // The commit has the same tickets, and looks for a failure.
+            let _ = Ticket::wait_all(&own);
+        } else {
+            // A flush of this thread's may end them sooner.
+            own.iter().for_each(Ticket::start);
+        }
     }
 }
