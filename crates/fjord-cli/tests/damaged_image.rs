@@ -224,22 +224,24 @@ fn a_directory_with_a_damaged_node_is_read_without_its_index() -> Result<()> {
         };
         ensure!(listed()?.len() == names.len());
         for (at, node) in nodes.iter().enumerate() {
-            // dx_node: limit and count at 8, the first target at 12, the second hash at 16.
-            for (offset, byte) in [(8, 0), (10, 1), (12, 2), (16, 3)] {
-                image.change(node + offset, |bytes| bytes[byte] ^= 0xff)?;
+            // dx_node: the length of the entry that hides it at 4, limit and count at 8, the first target at 12
+            // (beyond the directory, or another of its blocks), the second hash at 16.
+            for (offset, byte) in [(4, 1), (8, 0), (10, 1), (12, 2), (12, 0), (16, 3)] {
+                let flip = if (offset, byte) == (12, 0) { 1 } else { 0xff };
+                image.change(node + offset, |bytes| bytes[byte] ^= flip)?;
                 let what = format!("{features}: node {at}, {offset} + {byte}");
                 let mut found = listed().context(what.clone())?;
                 found.sort();
                 ensure!(found == names, "{what}: {} of {}", found.len(), names.len());
-                for name in names.iter().step_by(97) {
+                for name in names.iter().step_by(17) {
                     fjord(&["cat", image.text(), &format!("/deep/{name}")])?
                         .ok()
                         .context(what.clone())?;
                 }
-                if at == 0 && offset < 12 && features == "^metadata_csum" {
+                if at == 0 && (8..12).contains(&offset) && features == "^metadata_csum" {
                     image.check_reading().context(what)?;
                 }
-                image.change(node + offset, |bytes| bytes[byte] ^= 0xff)?;
+                image.change(node + offset, |bytes| bytes[byte] ^= flip)?;
             }
         }
         image::e2fsck_clean(&image.path)?;

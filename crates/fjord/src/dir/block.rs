@@ -111,16 +111,26 @@ pub(super) fn look_unchecked<T>(
     dir.fs.meta.look(locate_present(dir, state, lblk)?, look)
 }
 
-/// Reads a block of a directory whose index is damaged: one of entries, or a node of the index, which
-/// looks like one without entries, for which this returns `None`.
+/// Reads a block of a directory whose index is damaged: one of entries, or a node of the index, for which this
+/// returns `None`. A sound node looks like a block without entries; of another one the index tells.
 pub(super) fn read_leaf_or_node(
     dir: &Dir<'_>,
+    state: &InodeState,
     lblk: LogicalBlock,
     block: BlockNo,
 ) -> Result<Option<Arc<Buffer>>> {
-    let is_node =
-        dir.fs.meta.look(block, |bytes| Ok(htree::looks_like_node(bytes, dir.format())))?;
-    if is_node { Ok(None) } else { read_leaf_at(dir, lblk, block).map(Some) }
+    let format = dir.format();
+    let has_entries = |bytes: &[u8]| -> Result<(), FormatError> {
+        dirent::verify_checksum(bytes, format, dir.seed)?;
+        dirent::entries(format.entries_area(bytes)?, format).try_for_each(|entry| entry.map(drop))
+    };
+    let (is_node, is_leaf) = dir.fs.meta.look(block, |bytes| {
+        Ok((htree::looks_like_node(bytes, format), has_entries(bytes).is_ok()))
+    })?;
+    if is_node || (!is_leaf && super::htree::nodes(dir, state).contains(&lblk)) {
+        return Ok(None);
+    }
+    read_leaf_at(dir, lblk, block).map(Some)
 }
 
 /// Reads block 0, and says which kind it is.

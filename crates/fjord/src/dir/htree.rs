@@ -91,8 +91,40 @@ pub(super) fn is_root_damaged(dir: &Dir<'_>, state: &InodeState) -> bool {
 }
 
 /// Whether any block of the index cannot be used, or two entries lead to one block. Reads the whole index.
-pub(super) fn is_damaged(dir: &Dir<'_>, state: &InodeState) -> bool {
-    check(dir, state).is_err_and(|error| is_damage(&error))
+///
+/// # Errors
+/// A read failed.
+pub(super) fn is_damaged(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
+    match check(dir, state) {
+        Ok(()) => Ok(false),
+        Err(error) if is_damage(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The nodes below the root of which the sound blocks of the index tell.
+pub(super) fn nodes(dir: &Dir<'_>, state: &InodeState) -> HashSet<LogicalBlock> {
+    let mut nodes = HashSet::new();
+    let (Ok(blocks), Ok((root, indirect_levels, _))) =
+        (block::count(dir, state), read_root(dir, state))
+    else {
+        return nodes;
+    };
+    let mut level = targets(dir, ROOT, DxKind::Root, &root).unwrap_or_default();
+    for _ in 0..indirect_levels {
+        let mut next = Vec::new();
+        for (_, lblk) in level {
+            let is_new = lblk.0 < blocks && lblk != ROOT && nodes.insert(lblk);
+            if is_new
+                && next.len() <= blocks as usize
+                && let Ok(node) = block::read_index(dir, state, lblk, DxKind::Node)
+            {
+                next.extend(targets(dir, lblk, DxKind::Node, &node).unwrap_or_default());
+            }
+        }
+        level = next;
+    }
+    nodes
 }
 
 /// Whether an error says that the index cannot be used.
@@ -124,6 +156,9 @@ fn check(dir: &Dir<'_>, state: &InodeState) -> Result<()> {
             next.extend(targets(dir, lblk, DxKind::Node, &node)?);
             if let Some((own, _)) = next.get_mut(first) {
                 *own = hash;
+            }
+            if next.len() > blocks as usize {
+                return Err(dir.corrupt("its index leads to more blocks than it has"));
             }
         }
         level = next;

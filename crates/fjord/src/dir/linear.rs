@@ -57,7 +57,7 @@ pub(super) fn find_without_index(
 ) -> Result<Option<Found>> {
     for lblk in (1..block::count(dir, state)?).map(LogicalBlock) {
         let Located::At(at) = block::locate(dir, state, lblk)? else { continue };
-        let Some(buffer) = block::read_leaf_or_node(dir, lblk, at)? else { continue };
+        let Some(buffer) = block::read_leaf_or_node(dir, state, lblk, at)? else { continue };
         let bytes = buffer.read();
         let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
         let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(lblk))?;

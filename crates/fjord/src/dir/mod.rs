@@ -202,6 +202,10 @@ pub(crate) fn find(
             Err(error) if htree::is_damage(&error) && fs.is_read_only() => {
                 linear::find_without_index(&dir, state, name)
             }
+            // Damage may have led to another sound block.
+            Ok(None) if dir.is_listed_without_index(state) => {
+                linear::find_without_index(&dir, state, name)
+            }
             found => found,
         },
         _ => linear::find(&dir, state, name),

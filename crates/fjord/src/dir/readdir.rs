@@ -139,6 +139,10 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
     let blocks = u64::from(block::count(dir, state)?);
     let mut items = Vec::new();
     let without_index = dir.is_listed_without_index(state);
+    if without_index && cookie > blocks << bits {
+        // The file system has turned read-only in the middle of a listing, which would end here.
+        return Err(dir.corrupt("its index is damaged: begin the listing anew"));
+    }
     let mut lblk = (cookie >> bits).max(u64::from(without_index));
     while lblk < blocks {
         let here = LogicalBlock(u32::try_from(lblk).unwrap_or(u32::MAX));
@@ -146,7 +150,7 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
             Located::Hole(len) => lblk = lblk.saturating_add(u64::from(len)),
             Located::At(at) => {
                 let buffer = match without_index {
-                    true => block::read_leaf_or_node(dir, here, at)?,
+                    true => block::read_leaf_or_node(dir, state, here, at)?,
                     false => Some(block::read_leaf_at(dir, here, at)?),
                 };
                 let Some(buffer) = buffer else {

@@ -101,10 +101,11 @@ pub(crate) struct IndexHealth {
 }
 
 impl IndexHealth {
-    /// Whether the index is damaged; `look` is called if that is not known.
-    pub(crate) fn is_damaged(&self, look: impl FnOnce() -> bool) -> bool {
+    /// Whether the index is known to be damaged; `look` is called if that is not known, and again if it fails.
+    pub(crate) fn is_damaged<E>(&self, look: impl FnOnce() -> Result<bool, E>) -> bool {
         if !self.looked_at.load(Ordering::Acquire) {
-            self.damaged.store(look(), Ordering::Relaxed);
+            let Ok(damaged) = look() else { return false };
+            self.damaged.store(damaged, Ordering::Relaxed);
             self.looked_at.store(true, Ordering::Release);
         }
         self.damaged.load(Ordering::Relaxed)
