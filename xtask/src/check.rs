@@ -1,8 +1,8 @@
 //! `cargo xtask check`: what a change needs before the next one.
 //!
 //! Format, lints, the tests of the crates that the change touches in their shortest form, those that
-//! compare a page that it touches with the code, and a short selection of power cuts. What it leaves out is
-//! in docs/testing.md.
+//! compare a page that it touches with the code, and a short selection of power cuts. What would take it beyond
+//! [`TARGET`] it leaves out, and names. The rest of what it leaves out is in docs/testing.md.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,19 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use fjord_testkit::tools;
 
-use crate::testing::{Run, cargo, programs, run_limit::RunLimit};
+use crate::testing::{
+    Run,
+    budgets::Budgets,
+    cargo,
+    pool::{Job, Turn},
+    programs,
+    run_limit::RunLimit,
+};
+
+/// What a check with a warm target may take.
+const TARGET: Duration = Duration::from_secs(4 * 60);
+/// Time for tests, however long the builds have taken.
+const TESTS_MIN: Duration = Duration::from_secs(90);
 
 /// Limit of a whole check, builds included.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
@@ -35,6 +47,9 @@ pub(crate) struct CheckArgs {
     /// What changed since this commit. If the files are those of HEAD: since its parent
     #[arg(long, value_name = "REV", default_value = "HEAD")]
     since: String,
+    /// Also what takes the check beyond four minutes
+    #[arg(long)]
+    all: bool,
 }
 
 /// Runs the check.
@@ -72,12 +87,24 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
                 || (program.name == CRASH.1 && !packages.is_empty())
                 || pages.iter().any(|(.., name)| *name == program.name)
         };
-        let jobs: Vec<_> = built
-            .iter()
-            .filter(|program| is_wanted(program))
-            .map(|program| program.job(""))
-            .collect();
+        let jobs = built.iter().filter(|program| is_wanted(program)).map(|program| program.job(""));
+        let first = |name: &str| {
+            name == CRASH.1
+                || pages.iter().any(|(.., page)| *page == name)
+                || has_changed(name, &files)
+        };
+        let budgets = Budgets::load(&root)?;
+        let cost = |job: &Job| budgets.of(&job.program_name);
+        let time = match args.all {
+            true => Duration::MAX,
+            false => TARGET.saturating_sub(started.elapsed()).max(TESTS_MIN),
+        };
+        let (jobs, left) = select(jobs.collect(), cost, first, time);
         run.pool(&jobs);
+        if !left.is_empty() {
+            let names: Vec<&str> = left.iter().map(|job| &*job.program_name).collect();
+            println!("left out, since it takes longer (--all takes it too): {}", names.join("; "));
+        }
         run.count_skipped();
     }
     drop(limit);
@@ -87,6 +114,39 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     }
     println!("{whole:8.1} s  in all");
     run.end()
+}
+
+/// The programs that fit into `time`, the longest first, and those that do not: `first` ones always, then those that
+/// take the least, so that as many as possible run.
+fn select(
+    mut jobs: Vec<Job>,
+    cost: impl Fn(&Job) -> Duration,
+    first: impl Fn(&str) -> bool,
+    time: Duration,
+) -> (Vec<Job>, Vec<Job>) {
+    jobs.sort_by_key(|job| (!first(&job.program_name), cost(job)));
+    // One that keeps all processors busy has them to itself; of others two take as long as one.
+    let mut spent = Duration::ZERO;
+    let fits = |job: &Job| {
+        spent = spent.saturating_add(match job.turn {
+            Turn::Busy => cost(job),
+            Turn::Waits => cost(job) / 2,
+        });
+        first(&job.program_name) || spent <= time
+    };
+    let (mut fit, left): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(fits);
+    fit.sort_by_key(|job| std::cmp::Reverse(cost(job)));
+    (fit, left)
+}
+
+/// Whether the source of a test program is among `files`: `crates/fjord-cli/tests/killed.rs` is of
+/// `fjord-cli: killed`.
+fn has_changed(name: &str, files: &[String]) -> bool {
+    let Some((package, program)) = name.split_once(": ") else { return false };
+    let source = format!("crates/{package}/tests/{program}");
+    files.iter().any(|file| {
+        file.strip_prefix(&source).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+    })
 }
 
 /// Files that differ from those of `since`, below `root`, those that git does not know yet included.
@@ -142,6 +202,57 @@ mod tests {
         let found = touched(&files.map(str::to_owned));
         assert_eq!(found.into_iter().collect::<Vec<_>>(), ["fjord-journal", "xtask"]);
         assert!(touched(&["README.md".to_owned()]).is_empty());
+    }
+
+    fn job(name: &str, turn: Turn) -> Job {
+        Job {
+            name: name.to_owned(),
+            program_name: name.to_owned(),
+            program: "true".into(),
+            arguments: Vec::new(),
+            dir: "/".into(),
+            env: Vec::new(),
+            turn,
+            limit: Duration::from_secs(1),
+            is_careless: false,
+        }
+    }
+
+    /// What has changed always runs, then what takes least; two that wait count as one.
+    #[test]
+    fn a_check_ends_in_time() {
+        let cost = |job: &Job| Duration::from_secs(job.program_name.len() as u64 * 10);
+        let jobs = || {
+            let waits = ["a", "bb", "ccc", "dddd"].map(|name| job(name, Turn::Waits));
+            waits.into_iter().chain([job("eeeee", Turn::Busy)]).collect::<Vec<Job>>()
+        };
+        let names = |jobs: &[Job]| -> Vec<String> {
+            jobs.iter().map(|job| job.program_name.clone()).collect()
+        };
+        let (fit, left) = select(jobs(), cost, |_| false, Duration::from_secs(30));
+        assert_eq!(
+            (names(&fit), names(&left)),
+            (vec!["ccc".into(), "bb".into(), "a".into()], vec!["dddd".into(), "eeeee".into()])
+        );
+        let (fit, left) = select(jobs(), cost, |name| name == "eeeee", Duration::from_secs(30));
+        assert_eq!(names(&fit), ["eeeee"]);
+        assert_eq!(left.len(), 4);
+        let (fit, left) = select(jobs(), cost, |_| false, Duration::MAX);
+        assert!(fit.len() == 5 && left.is_empty());
+    }
+
+    #[test]
+    fn sources_of_programs_are_known() {
+        let files = ["crates/fjord-cli/tests/killed.rs", "crates/fjord/tests/names/main.rs"];
+        let files = files.map(str::to_owned);
+        for (name, changed) in [
+            ("fjord-cli: killed", true),
+            ("fjord: names", true),
+            ("fjord-cli: kill", false),
+            ("fjord: unit tests", false),
+        ] {
+            assert_eq!(has_changed(name, &files), changed, "{name}");
+        }
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Stage {
 
 /// What stages may take.
 #[derive(Debug)]
-pub(super) struct Budgets {
+pub(crate) struct Budgets {
     stages: BTreeMap<String, Duration>,
     /// All stages that run tests, one after the other.
     tests: Duration,
@@ -52,7 +52,7 @@ pub(super) struct Budgets {
 
 impl Budgets {
     /// Those of the workspace at `root`.
-    pub(super) fn load(root: &Path) -> Result<Budgets> {
+    pub(crate) fn load(root: &Path) -> Result<Budgets> {
         let text = std::fs::read_to_string(root.join(BUDGETS)).context(BUDGETS)?;
         Budgets::parse(&text).context(BUDGETS)
     }
@@ -79,7 +79,7 @@ impl Budgets {
     }
 
     /// That of a stage; one without has none to keep.
-    pub(super) fn of(&self, name: &str) -> Duration {
+    pub(crate) fn of(&self, name: &str) -> Duration {
         self.stages.get(name).copied().unwrap_or_default()
     }
 

@@ -20,7 +20,7 @@ use programs::{OWN_BUILDS, TestProgram, cargo_command, own_build_name};
 use run_limit::RunLimit;
 use totals::Totals;
 
-mod budgets;
+pub(crate) mod budgets;
 mod kept;
 pub(crate) mod pool;
 pub(crate) mod programs;
