@@ -16,7 +16,7 @@ use fjord_testkit::tools;
 
 use crate::testing::{
     Run,
-    budgets::Budgets,
+    budgets::{Budgets, known_times},
     cargo,
     pool::{Job, Turn},
     programs,
@@ -94,7 +94,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
                 || has_changed(name, &files)
         };
         let budgets = Budgets::load(&root)?;
-        let cost = |job: &Job| budgets.of(&job.program_name);
+        let known = known_times(&root);
+        let cost = |job: &Job| {
+            known.get(&job.program_name).copied().unwrap_or_else(|| budgets.of(&job.program_name))
+        };
         let time = match args.all {
             true => Duration::MAX,
             false => TARGET.saturating_sub(started.elapsed()).max(TESTS_MIN),
