@@ -6,9 +6,10 @@
 use std::io;
 use std::time::Instant;
 
+use super::fallbacks;
 use super::plan::Plan;
 use crate::target::{BenchFile, BenchFs};
-use crate::workload::{Sample, Sequence, run_timed};
+use crate::workload::{Sample, Sequence, filled, run_timed};
 
 /// What the threads do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl Parallel {
     pub(super) fn unit_bytes(self) -> usize {
         match self {
             Parallel::Create | Parallel::RandomWrite => BLOCK_BYTES,
-            Parallel::Varmail => 2 * MAIL_BYTES,
+            Parallel::Varmail => 2 * fallbacks::MAIL_BYTES as usize,
             Parallel::Fileserver => FILE_BYTES + APPEND_BYTES,
         }
     }
@@ -46,7 +47,7 @@ impl Parallel {
         let mut sample = match self {
             Parallel::Create => create(fs, &root, thread_count, plan),
             Parallel::RandomWrite => random_write(fs, &root, thread_count, plan),
-            Parallel::Varmail => varmail(fs, &root, thread_count, plan),
+            Parallel::Varmail => fallbacks::varmail(fs, &root, thread_count, plan),
             Parallel::Fileserver => fileserver(fs, &root, thread_count, plan),
         }?;
         let prepared = began.elapsed().saturating_sub(sample.elapsed);
@@ -65,9 +66,6 @@ const DIR_FILE_COUNT: u64 = 1_000;
 const RANDOM_FILE_BYTES: u64 = 16 << 20;
 /// `--file-fsync-freq` of sysbench.
 const FSYNC_EVERY: u64 = 100;
-/// Mails of each thread, and the mean size of one and of what is added to it.
-const MAIL_COUNT: u64 = 50;
-const MAIL_BYTES: usize = 16 << 10;
 /// Files of each thread of the file server, their size, and what is appended.
 const FILE_COUNT: u64 = 40;
 const FILE_BYTES: usize = 128 << 10;
@@ -97,12 +95,7 @@ fn random_write(
 ) -> io::Result<Sample> {
     let block = [0xa5; BLOCK_BYTES];
     let start = |thread: usize| {
-        let mut file = fs.create(&format!("{root}/{thread}"))?;
-        let chunk = vec![1; 1 << 20];
-        for offset in (0..RANDOM_FILE_BYTES).step_by(chunk.len()) {
-            file.write_at(offset, &chunk)?;
-        }
-        file.sync(false)?;
+        let file = filled(fs, &format!("{root}/{thread}"), RANDOM_FILE_BYTES)?;
         Ok((file, Sequence::new(thread as u64 + 1)))
     };
     type State = (Box<dyn BenchFile>, Sequence);
@@ -149,31 +142,6 @@ impl Files {
         file.read_at(0, &mut vec![0; self.sizes[index] as usize])?;
         Ok(file)
     }
-}
-
-fn varmail(fs: &dyn BenchFs, root: &str, thread_count: usize, plan: &Plan) -> io::Result<Sample> {
-    let data = vec![0x5a; 2 * MAIL_BYTES];
-    let count = if plan.quick { 4 } else { MAIL_COUNT };
-    let start = |thread: usize| {
-        Files::new(fs, format!("{root}/{thread}"), count, &data[..MAIL_BYTES], thread)
-    };
-    run_timed(thread_count, plan.turn, start, |files: &mut Files, _| {
-        let (gone, old, read) = (files.pick(), files.pick(), files.pick());
-        let added = 1 + files.sequence.next() % (2 * MAIL_BYTES as u64 - 1);
-        fs.remove_file(&files.path(gone))?;
-        let mut file = fs.create(&files.path(gone))?;
-        file.write_at(0, &data[..added as usize])?;
-        file.sync(false)?;
-        files.sizes[gone] = added;
-        let mut file = files.read(fs, old)?;
-        // A mailbox does not grow forever.
-        if files.sizes[old] < 16 * MAIL_BYTES as u64 {
-            file.write_at(files.sizes[old], &data[..added as usize])?;
-            files.sizes[old] += added;
-        }
-        file.sync(false)?;
-        files.read(fs, read).map(drop)
-    })
 }
 
 fn fileserver(

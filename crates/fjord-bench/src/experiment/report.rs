@@ -83,15 +83,8 @@ const OPS: Column = column("fsyncs_per_s", "fsyncs/s", 0, |outcome| {
 const LATENCY: [Column; 8] = [COUNT, MEAN, P50, P95, P99, P99_9, MAX, BACKGROUND];
 const BANDWIDTH: [Column; 4] = [RATE, OPS, P50, P99];
 /// Calls that seldom wait.
-const CALLS: [Column; 4] = [
-    column("operations_per_s", "ops/s", 0, |outcome| {
-        let seconds = outcome.written.seconds;
-        (seconds > 0.0).then(|| outcome.latency.len() as f64 / seconds)
-    }),
-    RATE,
-    P50,
-    P99,
-];
+const CALLS: [Column; 4] =
+    [Column { name: "operations_per_s", heading: "ops/s", ..OPS }, RATE, P50, P99];
 const TAIL: [Column; 7] = [COUNT, MEAN, P50, P99, P99_9, P99_99, MAX];
 const SWITCHES: [Column; 4] = [
     COUNT,
@@ -359,7 +352,9 @@ fn compound_of(target: &Target) -> Option<Target> {
             data_journal: how.data_journal,
             ..compound
         })),
-        Target::Fuse(how) => Some(Target::Fuse(How { halts: how.halts, ..compound })),
+        Target::Fuse(how) => {
+            Some(Target::Fuse(How { halts: how.halts, data_journal: how.data_journal, ..compound }))
+        }
         _ => None,
     }
 }

@@ -59,6 +59,17 @@ pub(super) fn create(
     Ok(sample)
 }
 
+/// Makes a file of so many bytes, whole MiBs, all written and durable.
+pub(crate) fn filled(fs: &dyn BenchFs, path: &str, bytes: u64) -> io::Result<Box<dyn BenchFile>> {
+    let mut file = fs.create(path)?;
+    let chunk = vec![1; 1 << 20];
+    for offset in (0..bytes).step_by(chunk.len()) {
+        file.write_at(offset, &chunk)?;
+    }
+    file.sync(false)?;
+    Ok(file)
+}
+
 /// Overwrites random blocks of a file per thread, each followed by fdatasync, or by fsync without
 /// `data_only`.
 pub(crate) fn overwrite(
@@ -73,13 +84,7 @@ pub(crate) fn overwrite(
         let file = match fs.open(&name) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let mut file = fs.create(&name)?;
-                let chunk = vec![1; 1 << 20];
-                for offset in (0..OVERWRITE_FILE_BYTES).step_by(chunk.len()) {
-                    file.write_at(offset, &chunk)?;
-                }
-                file.sync(false)?;
-                file
+                filled(fs, &name, OVERWRITE_FILE_BYTES)?
             }
             Err(error) => return Err(error),
         };

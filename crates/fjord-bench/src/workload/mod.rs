@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-pub(crate) use fsync::overwrite;
+pub(crate) use fsync::{filled, overwrite};
 pub(crate) use huge::open_huge;
 pub(crate) use stream::{LARGE_FILE, READ_FILE_BYTES};
 

@@ -102,6 +102,19 @@ pub struct Profile {
     pub medium: Medium,
 }
 
+/// The flash of a modern NVMe drive behind so many channels.
+const fn nvme_flash(channel_count: u32) -> Medium {
+    Medium::Flash {
+        channel_count,
+        ways_per_channel: 4,
+        units_per_program: 16,
+        channel_bytes_per_s: 1_600_000_000,
+        program_ns: 660_000,
+        read_ns: 45_000,
+        suspend_ns: Some(10_000),
+    }
+}
+
 impl Profile {
     /// The mobile storage of the paper: UFS 2.0 with one channel and an LFS-like log.
     pub const UFS: Profile = Profile {
@@ -201,15 +214,7 @@ impl Profile {
         power_loss_protection: false,
         barrier: Some(BarrierForm::TransactionalWriteback),
         transfer_order: TransferOrder::Random(4),
-        medium: Medium::Flash {
-            channel_count: 8,
-            ways_per_channel: 4,
-            units_per_program: 16,
-            channel_bytes_per_s: 1_600_000_000,
-            program_ns: 660_000,
-            read_ns: 45_000,
-            suspend_ns: Some(10_000),
-        },
+        medium: nvme_flash(8),
     };
 
     /// What parallel journaling was measured on (FAST '18): the flash of [`Profile::NVME`] behind 18 channels, with a
@@ -220,15 +225,7 @@ impl Profile {
         power_loss_protection: true,
         flush_ns: 5_000,
         cache_units: 4096,
-        medium: Medium::Flash {
-            channel_count: 18,
-            ways_per_channel: 4,
-            units_per_program: 16,
-            channel_bytes_per_s: 1_600_000_000,
-            program_ns: 660_000,
-            read_ns: 45_000,
-            suspend_ns: Some(10_000),
-        },
+        medium: nvme_flash(18),
         ..Profile::NVME
     };
 

@@ -65,61 +65,67 @@ fn recovered(rig: &Rig) -> Option<u64> {
     Some(first)
 }
 
-/// One write of a commit fails, each in turn: all threads are told, the journal stops, and what was committed before
-/// is there.
-#[test]
-fn a_failed_write_of_a_commit_is_told_to_all() {
-    for io in JournalIo::ALL {
-        let mut failed = 0;
+/// In each of both ways to write, each write of `call` fails in turn, which all threads make at a time; `before` comes
+/// first. `check` sees what they were told, and the values after a restart. Returns the fewest writes that there were.
+fn each_write_fails(
+    before: impl Fn(&Journal, &[Arc<Buffer>]) -> Tid,
+    call: impl Fn(&Journal, Tid) -> fjord_journal::Result<()> + Sync,
+    check: impl Fn(&[fjord_journal::Result<()>], Option<u64>) -> bool,
+) -> u64 {
+    let writes = JournalIo::ALL.map(|io| {
         for skip_count in 0.. {
             let rig = rig(io);
             let journal = rig.open();
             let buffers: Vec<_> = (0..BLOCKS).map(|block| rig.buffer(block)).collect();
-            journal.commit(change_all(&journal, &buffers, 1)).unwrap();
-            let tid = change_all(&journal, &buffers, 2);
+            let tid = before(&journal, &buffers);
             fail_write(&rig.device, skip_count);
-            let told = together(|| journal.commit(tid));
+            let told = together(|| call(&journal, tid));
             if rig.device.faults().hit_count() == 0 {
                 assert!(told.iter().all(Result::is_ok), "{told:?}");
-                break;
+                return skip_count;
             }
-            failed += 1;
-            assert!(told.iter().all(Result::is_err), "{io:?}, write {skip_count}: {told:?}");
             assert!(journal.error().is_some() && journal.start(1).is_err());
-            assert!(matches!(recovered(&rig), None | Some(1)), "{io:?}, write {skip_count}");
+            let found = recovered(&rig);
+            assert!(check(&told, found), "{io:?}, write {skip_count}: {told:?}, {found:?}");
         }
-        // Its pieces, and the commit block.
-        assert!(failed >= 2, "{io:?}: {failed}");
-    }
+        unreachable!("a call has an end")
+    });
+    writes.into_iter().min().unwrap_or(0)
 }
 
-/// One write home fails, each in turn: all threads are told, and recovery has everything.
+/// All threads are told, the journal stops, and what was committed before is there.
 #[test]
-fn a_failed_write_of_a_checkpoint_is_told_to_all() {
-    for io in JournalIo::ALL {
-        let mut failed = 0;
-        for skip_count in 0.. {
-            let rig = rig(io);
-            let journal = rig.open();
-            let buffers: Vec<_> = (0..BLOCKS).map(|block| rig.buffer(block)).collect();
-            for value in 1..=3 {
+fn a_failed_write_of_a_commit_is_told_to_all() {
+    let writes = each_write_fails(
+        |journal, buffers| {
+            journal.commit(change_all(journal, buffers, 1)).unwrap();
+            change_all(journal, buffers, 2)
+        },
+        |journal, tid| journal.commit(tid),
+        |told, found| told.iter().all(Result::is_err) && matches!(found, None | Some(1)),
+    );
+    // Its pieces, and the commit block.
+    assert!(writes >= 2, "{writes}");
+}
+
+/// A thread is told, and recovery has everything.
+#[test]
+fn a_failed_write_of_a_checkpoint_is_told() {
+    let writes = each_write_fails(
+        |journal, buffers| {
+            for value in 1..=2 {
                 // Each commit has blocks of its own, and some that the next one has too.
-                let own = if value == 3 { &buffers[..] } else { &buffers[3 * value - 3..] };
-                journal.commit(change_all(&journal, own, value as u64)).unwrap();
+                let own = &buffers[3 * value - 3..];
+                journal.commit(change_all(journal, own, value as u64)).unwrap();
             }
-            fail_write(&rig.device, skip_count);
-            let told = together(|| journal.checkpoint_all());
-            if rig.device.faults().hit_count() == 0 {
-                assert!(told.iter().all(Result::is_ok), "{told:?}");
-                break;
-            }
-            failed += 1;
-            assert!(told.iter().any(Result::is_err), "{io:?}, write {skip_count}: {told:?}");
-            assert!(journal.error().is_some() && journal.start(1).is_err());
-            assert_eq!(recovered(&rig), Some(3), "{io:?}, write {skip_count}");
-        }
-        assert!(failed >= 1, "{io:?}: {failed}");
-    }
+            let last = change_all(journal, buffers, 3);
+            journal.commit(last).unwrap();
+            last
+        },
+        |journal, _| journal.checkpoint_all(),
+        |told, found| told.iter().any(Result::is_err) && found == Some(3),
+    );
+    assert!(writes >= 1, "{writes}");
 }
 
 /// A device at which the thread that submits the second descriptor stands still until it may go on.
