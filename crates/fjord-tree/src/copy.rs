@@ -174,7 +174,7 @@ impl Copy<'_, '_> {
             }
             true
         });
-        self.builder.at(path, read)?;
+        let read = self.builder.at(path, read);
         names.sort();
         for name in names {
             let below = [path.strip_suffix(b"/").unwrap_or(path), b"/", &name].concat();
@@ -184,7 +184,7 @@ impl Copy<'_, '_> {
                 self.builder.go_on(error)?;
             }
         }
-        Ok(())
+        read
     }
 
     /// Gives a directory its attributes, complete or not.

@@ -285,7 +285,7 @@ impl InodeRef {
     /// Calls `emit` for each entry from `cookie` on (0: the start) until it returns false.
     ///
     /// # Errors
-    /// `ENOTDIR`, I/O errors, corruption.
+    /// `ENOTDIR`, I/O errors; corruption, after all entries that can be read.
     pub fn read_dir(&self, cookie: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.reading(|| dir::read_dir(&self.fs, &self.inode, cookie, emit))?;
         attr::accessed(&self.fs, &self.inode);

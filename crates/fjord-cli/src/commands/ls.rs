@@ -71,15 +71,60 @@ impl Entry {
 
 /// The names in a directory, in order, without `.` and `..`.
 pub(crate) fn names(dir: &InodeRef) -> Result<Vec<Vec<u8>>> {
+    let (names, read) = readable_names(dir);
+    read?;
+    Ok(names)
+}
+
+/// As [`names`]: those that can be read, and the error that others cannot.
+pub(super) fn readable_names(dir: &InodeRef) -> (Vec<Vec<u8>>, Result<()>) {
     let mut names = Vec::new();
-    dir.read_dir(0, &mut |e| {
+    let read = dir.read_dir(0, &mut |e| {
         if e.name != b"." && e.name != b".." {
             names.push(e.name.to_vec());
         }
         true
-    })?;
+    });
     names.sort();
-    Ok(names)
+    (names, read.map_err(Failure::from))
+}
+
+/// What cannot be listed, because it is damaged. As with ls(1) on Linux's mount the rest is.
+#[derive(Default)]
+pub(super) struct Unlisted {
+    count: usize,
+}
+
+impl Unlisted {
+    /// What was read. If it is damaged, that is said and counted; other failures stay failures.
+    pub(super) fn pass<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(failure) if failure.code == EXIT_DAMAGED => {
+                output::complain(&failure.message);
+                self.count += 1;
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// # Errors
+    /// Of damage, if there was any.
+    pub(super) fn result(&self) -> Result<()> {
+        match self.count {
+            0 => Ok(()),
+            1 => {
+                Err(Failure::new("one damaged entry or part of a directory is not listed")
+                    .of_damage())
+            }
+            count => {
+                let what =
+                    format!("{count} damaged entries or parts of directories are not listed");
+                Err(Failure::new(what).of_damage())
+            }
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -87,25 +132,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let file = paths::find(&fs, &args.path, Last::Follow)?;
     let attr = file.attr();
     let mut entries = Vec::new();
-    let mut damaged = 0;
+    let mut unlisted = Unlisted::default();
     if attr.kind() == FileKind::Directory {
         if args.all {
             entries.push(Entry::new(b".", &file, &attr)?);
             let parent = file.lookup(b"..").context(&args.path)?;
             entries.push(Entry::new(b"..", &parent, &parent.attr())?);
         }
-        for name in names(&file).context(&args.path)? {
+        let (names, read) = readable_names(&file);
+        for name in names {
             let child = file.lookup(&name).context(output::name(&name));
-            match child.and_then(|child| Entry::new(&name, &child, &child.attr())) {
-                Ok(entry) => entries.push(entry),
-                // As ls(1) on Linux's mount, which shows the others.
-                Err(failure) if failure.code == EXIT_DAMAGED => {
-                    output::complain(&failure.message);
-                    damaged += 1;
-                }
-                Err(failure) => return Err(failure),
-            }
+            let entry = child.and_then(|child| Entry::new(&name, &child, &child.attr()));
+            entries.extend(unlisted.pass(entry)?);
         }
+        unlisted.pass(read.context(&args.path))?;
     } else {
         entries.push(Entry::new(args.path.as_bytes(), &file, &attr)?);
     }
@@ -116,10 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             entries.iter().map(|e| if args.long { long(e) } else { format!("{}\n", e.name) });
         output::print(lines.collect())?;
     }
-    match damaged {
-        0 => Ok(()),
-        count => Err(Failure::new(format!("{count} damaged entries are not listed")).of_damage()),
-    }
+    unlisted.result()
 }
 
 fn long(e: &Entry) -> String {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use fjord::{FileKind, InodeRef};
 use serde::Serialize;
 
-use super::ls::{self, Entry};
+use super::ls::{self, Entry, Unlisted};
 use crate::{
     failure::{Context, Failure, Result},
     image, output,
@@ -43,32 +43,48 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let fs = image::open_to_read(&args.image)?;
     let top = paths::find(&fs, &args.path, Last::Follow)?;
     let depth = args.depth.min(DEPTH_MAX);
-    let tree = collect(args.path.as_bytes(), &top, depth)?;
+    let mut unlisted = Unlisted::default();
+    let entry = Entry::new(args.path.as_bytes(), &top, &top.attr())?;
+    let tree = collect(&args.path, entry, &top, depth, &mut unlisted)?;
     if args.json {
-        return output::json(&tree);
+        output::json(&tree)?;
+        return unlisted.result();
     }
     let mut text = format!("{}\n", tree.entry.name);
     let mut counts = (0, 0);
     draw(&tree, "", &mut text, &mut counts);
-    output::print(format!("{text}\n{} directories, {} files\n", counts.0, counts.1))
+    output::print(format!("{text}\n{} directories, {} files\n", counts.0, counts.1))?;
+    unlisted.result()
 }
 
-fn collect(name: &[u8], file: &InodeRef, depth: usize) -> Result<Node> {
-    let attr = file.attr();
+/// The tree below `file`, which has this path, but for what is damaged.
+fn collect(
+    path: &str,
+    entry: Entry,
+    file: &InodeRef,
+    depth: usize,
+    unlisted: &mut Unlisted,
+) -> Result<Node> {
     let mut children = Vec::new();
-    if attr.kind() == FileKind::Directory && depth > 0 {
-        for name in ls::names(file)? {
-            let child = file.lookup(&name).context(output::name(&name))?;
+    if file.attr().kind() == FileKind::Directory && depth > 0 {
+        let (names, read) = ls::readable_names(file);
+        for name in names {
+            let below = format!("{}/{}", path.trim_end_matches('/'), output::name(&name));
+            let child = file.lookup(&name).map_err(Failure::from).and_then(|child| {
+                let entry = Entry::new(&name, &child, &child.attr())?;
+                Ok((child, entry))
+            });
+            let Some((child, entry)) = unlisted.pass(child.context(&below))? else { continue };
             if child.ino() == file.ino() {
                 return Err(Failure::new(format!(
-                    "{}: the directory contains itself; run e2fsck -f on the image",
-                    output::name(&name)
+                    "{below}: the directory contains itself; run e2fsck -f on the image"
                 )));
             }
-            children.push(collect(&name, &child, depth - 1).context(output::name(&name))?);
+            children.push(collect(&below, entry, &child, depth - 1, unlisted)?);
         }
+        unlisted.pass(read.context(path))?;
     }
-    Ok(Node { entry: Entry::new(name, file, &attr)?, children })
+    Ok(Node { entry, children })
 }
 
 fn draw(node: &Node, indent: &str, text: &mut String, counts: &mut (usize, usize)) {

@@ -55,10 +55,14 @@ impl EngineHandler {
 
     fn readdir_plain(&self, request: &Request<'_>, args: &ReadIn) -> Outcome<DirentBuf> {
         let mut out = DirentBuf::new(args.size as usize);
-        self.node(request)?.read_dir(args.offset, &mut |e| {
+        let read = self.node(request)?.read_dir(args.offset, &mut |e| {
             let kind = dirent_type(e.kind);
             out.push(u64::from(e.ino.0), e.next_cookie, kind, e.name, None)
-        })?;
+        });
+        // An error after entries is the answer to the next request, which begins behind them.
+        if out.as_bytes().is_empty() {
+            read?;
+        }
         Ok(out)
     }
 
@@ -66,7 +70,7 @@ impl EngineHandler {
         let mut out = DirentBuf::new(args.size as usize);
         let mut found = Vec::new();
         let mut room = args.size as usize;
-        self.node(request)?.read_dir(args.offset, &mut |e| {
+        let read = self.node(request)?.read_dir(args.offset, &mut |e| {
             let len = DirentBuf::entry_len(e.name.len(), true);
             if len > room {
                 return false;
@@ -79,7 +83,10 @@ impl EngineHandler {
                 name: e.name.to_vec(),
             });
             true
-        })?;
+        });
+        if found.is_empty() {
+            read?;
+        }
         for f in found {
             let entry = if f.name == b"." || f.name == b".." {
                 EntryOut::default()

@@ -39,6 +39,8 @@ pub struct ReadDir {
     path: Arc<Path>,
     cookie: u64,
     fetched: VecDeque<OwnedDirEntry>,
+    /// What comes after the fetched entries, if it is an error.
+    failure: Option<Error>,
     done: bool,
 }
 
@@ -56,15 +58,18 @@ pub struct OwnedDirEntry {
 impl ReadDir {
     pub(super) fn new(dir: InodeRef, path: &Path) -> Result<Self> {
         let (path, fetched) = (Arc::from(path), VecDeque::new());
-        let mut listing = Self { dir, path, cookie: 0, fetched, done: false };
-        listing.fetch()?;
-        Ok(listing)
+        let mut listing = Self { dir, path, cookie: 0, fetched, failure: None, done: false };
+        listing.fetch();
+        match listing.failure.take_if(|_| listing.fetched.is_empty()) {
+            Some(error) => Err(error),
+            None => Ok(listing),
+        }
     }
 
-    fn fetch(&mut self) -> Result<()> {
+    fn fetch(&mut self) {
         let mut count = 0;
         let Self { dir, path, fetched, cookie, .. } = self;
-        dir.read_dir(*cookie, &mut |entry| {
+        let read = dir.read_dir(*cookie, &mut |entry| {
             *cookie = entry.next_cookie;
             count += 1;
             if entry.name != b"." && entry.name != b".." {
@@ -77,9 +82,9 @@ impl ReadDir {
                 });
             }
             count < BATCH
-        })?;
+        });
+        self.failure = read.err();
         self.done = count < BATCH;
-        Ok(())
     }
 }
 
@@ -88,12 +93,9 @@ impl Iterator for ReadDir {
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.fetched.is_empty() && !self.done {
-            if let Err(error) = self.fetch() {
-                self.done = true;
-                return Some(Err(error));
-            }
+            self.fetch();
         }
-        self.fetched.pop_front().map(Ok)
+        self.fetched.pop_front().map(Ok).or_else(|| self.failure.take().map(Err))
     }
 }
 

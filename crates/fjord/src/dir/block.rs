@@ -26,6 +26,49 @@ pub(super) enum First {
     Leaf,
 }
 
+/// Most blocks passed over because the map of blocks is damaged: a search through any size ends.
+const UNMAPPED_BLOCKS_MAX: u32 = 1024;
+
+/// The first damage that a search through all blocks passed over.
+#[derive(Default)]
+pub(super) struct Damage {
+    pub(super) first: Option<Error>,
+    /// Blocks whose place is not known.
+    unmapped_count: u32,
+}
+
+impl Damage {
+    /// What was read, or `None` if it is damaged; other errors stay errors.
+    pub(super) fn pass<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.is_corrupt() => {
+                self.first.get_or_insert(error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Self::pass`], of the place of a block.
+    pub(super) fn pass_map<T>(&mut self, located: Result<T>) -> Result<Option<T>> {
+        let located = self.pass(located)?;
+        self.unmapped_count += u32::from(located.is_none());
+        Ok(located)
+    }
+
+    /// Whether the search gives up.
+    pub(super) fn is_too_much(&self) -> bool {
+        self.unmapped_count >= UNMAPPED_BLOCKS_MAX
+    }
+
+    /// # Errors
+    /// The first damage, if there was any.
+    pub(super) fn into_result(self) -> Result<()> {
+        self.first.map_or(Ok(()), Err)
+    }
+}
+
 /// Number of blocks of the directory.
 pub(super) fn count(dir: &Dir<'_>, state: &InodeState) -> Result<u32> {
     let blocks = state.size >> dir.fs.geo.block_size_bits;

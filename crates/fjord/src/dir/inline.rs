@@ -80,30 +80,28 @@ pub(super) fn is_empty(dir: &Dir<'_>, state: &InodeState) -> Result<bool> {
     Ok(each_entry(dir, &parsed, |_, _| Some(()))?.is_none())
 }
 
-/// Copies all entries, `.` and `..` first, with the offsets that they would have in a block,
-/// and those after them.
-pub(super) fn collect<T>(
+/// Calls `visit` for all entries up to the first that is damaged, `.` and `..` first, with the offsets that they
+/// would have in a block, and those after them.
+pub(super) fn each(
     dir: &Dir<'_>,
     state: &InodeState,
-    mut copy: impl FnMut(InodeNo, FileType, &[u8], u64, u64) -> T,
-) -> Result<Vec<T>> {
+    mut visit: impl FnMut(InodeNo, FileType, &[u8], u64, u64),
+) -> Result<()> {
     let tail = read_tail(dir, state)?;
     let parsed = parse(dir, state, &tail)?;
-    let mut copies = vec![
-        copy(dir.inode.ino, FileType::Directory, b".", 0, 12),
-        copy(parsed.parent, FileType::Directory, b"..", 12, DOTS_BYTES),
-    ];
+    visit(dir.inode.ino, FileType::Directory, b".", 0, 12);
+    visit(parsed.parent, FileType::Directory, b"..", 12, DOTS_BYTES);
     let head_bytes = parsed.head.len() as u64;
     each_entry(dir, &parsed, |in_xattr, entry| {
         let start = if in_xattr { DOTS_BYTES + head_bytes } else { DOTS_BYTES };
         let position = start + entry.offset as u64;
         let behind = position + entry.rec_len as u64;
         if let Some(ino) = entry.inode {
-            copies.push(copy(ino, entry.file_type, entry.name, position, behind));
+            visit(ino, entry.file_type, entry.name, position, behind);
         }
         None::<()>
-    })?;
-    Ok(copies)
+    })
+    .map(drop)
 }
 
 /// Makes `state` an empty inline directory. `false` when its inode has no room for that.

@@ -2,12 +2,14 @@
 //!
 //! Invariants: holes are skipped, as in Linux; an entry goes to the first block with space for it.
 
-use fjord_format::LogicalBlock;
+use std::sync::Arc;
+
 use fjord_format::dirent::{self, Inserted};
-use fjord_journal::Handle;
+use fjord_format::{BlockNo, LogicalBlock};
+use fjord_journal::{Buffer, Handle};
 use rustix::io::Errno;
 
-use super::block::{self, Located};
+use super::block::{self, Damage, Located};
 use super::{Dir, Found, NewEntry, Place, early_room_bytes, htree};
 use crate::error::Result;
 use crate::inode::InodeState;
@@ -38,15 +40,9 @@ fn each_block<T>(
     Ok(None)
 }
 
-/// See [`super::find`].
+/// See [`super::find`]. The name may be in a sound block though another is damaged.
 pub(super) fn find(dir: &Dir<'_>, state: &InodeState, name: &[u8]) -> Result<Option<Found>> {
-    each_block(dir, state, |lblk, area| {
-        let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(lblk))?;
-        Ok(entry.and_then(|entry| {
-            let place = Place::Block { lblk, offset: entry.offset };
-            Some(Found { ino: entry.inode?, file_type: entry.file_type, place })
-        }))
-    })
+    find_from(dir, state, name, 0, |lblk, at| block::read_leaf_at(dir, lblk, at).map(Some))
 }
 
 /// As [`find`], in a directory whose index is damaged: in all blocks but the first, the root of the index.
@@ -55,18 +51,44 @@ pub(super) fn find_without_index(
     state: &InodeState,
     name: &[u8],
 ) -> Result<Option<Found>> {
-    for lblk in (1..block::count(dir, state)?).map(LogicalBlock) {
-        let Located::At(at) = block::locate(dir, state, lblk)? else { continue };
-        let Some(buffer) = block::read_leaf_or_node(dir, state, lblk, at)? else { continue };
-        let bytes = buffer.read();
-        let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
-        let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(lblk))?;
-        if let Some((entry, ino)) = entry.and_then(|entry| entry.inode.map(|ino| (entry, ino))) {
-            let place = Place::Block { lblk, offset: entry.offset };
-            return Ok(Some(Found { ino, file_type: entry.file_type, place }));
+    find_from(dir, state, name, 1, |lblk, at| block::read_leaf_or_node(dir, state, lblk, at))
+}
+
+/// Looks into the blocks from `first` on that `read` gives.
+fn find_from(
+    dir: &Dir<'_>,
+    state: &InodeState,
+    name: &[u8],
+    first: u32,
+    read: impl Fn(LogicalBlock, BlockNo) -> Result<Option<Arc<Buffer>>>,
+) -> Result<Option<Found>> {
+    let (blocks, mut damage, mut lblk) = (block::count(dir, state)?, Damage::default(), first);
+    while lblk < blocks && !damage.is_too_much() {
+        let here = LogicalBlock(lblk);
+        let at = match damage.pass_map(block::locate(dir, state, here))? {
+            Some(Located::Hole(len)) => {
+                lblk = lblk.saturating_add(len);
+                continue;
+            }
+            Some(Located::At(at)) => Some(at),
+            None => None,
+        };
+        let buffer = at.map(|at| damage.pass(read(here, at))).transpose()?.flatten().flatten();
+        let found = buffer.map(|buffer| {
+            let bytes = buffer.read();
+            let area = dir.format().entries_area(&bytes).map_err(dir.damaged(here))?;
+            let entry = dirent::find(area, dir.format(), name).map_err(dir.damaged(here))?;
+            Ok(entry.and_then(|entry| {
+                let place = Place::Block { lblk: here, offset: entry.offset };
+                Some(Found { ino: entry.inode?, file_type: entry.file_type, place })
+            }))
+        });
+        if let Some(found) = damage.pass(found.transpose())?.flatten().flatten() {
+            return Ok(Some(found));
         }
+        lblk += 1;
     }
-    Ok(None)
+    damage.into_result().map(|()| None)
 }
 
 /// See [`super::is_empty`].

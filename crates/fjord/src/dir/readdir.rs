@@ -8,19 +8,24 @@
 //!   number the names that agree in all these. `.` and `..` are positions 0 and 1.
 //! - Other directories are listed by byte offset; entries never move there.
 //!
+//! A damaged block ends no listing: the entries up to a bad one, and all other blocks, are listed as Linux does,
+//! and the end of the listing is the error. A failed read of the device ends it.
+//!
 //! Invariants: positions fit 63 bits (FUSE and `telldir` take signed numbers) and rise from
-//! entry to entry; the callback runs without any lock of the directory.
+//! entry to entry; the callback runs without any lock of the directory; no listing that left out damage ends
+//! without an error, also one that is taken up again behind it.
 
 use fjord_format::checksum::crc32c;
-use fjord_format::dirent::{self, FileType};
+use fjord_format::dirent::{self, DirEntry as RawEntry, FileType};
 use fjord_format::hash::{HashKind, HashVersion, dirhash};
 use fjord_format::{InodeNo, LogicalBlock};
+use fjord_journal::Buffer;
 use rustix::io::Errno;
 
-use super::block::{self, Located};
+use super::block::{self, Damage, Located};
 use super::{Dir, htree, inline, is_inline, parent_entry};
 use crate::attr::FileKind;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
 use crate::vfs::DirEntry;
@@ -35,9 +40,8 @@ const FIRST_HASHED: u64 = 2;
 /// Most leaves with names of one hash before the directory counts as damaged.
 const SAME_HASH_LEAVES_MAX: usize = 1024;
 
-/// A copied entry with its position.
+/// A copied entry.
 struct Item {
-    position: u64,
     next_cookie: u64,
     ino: InodeNo,
     file_type: FileType,
@@ -49,12 +53,13 @@ struct Batch {
     items: Vec<Item>,
     /// Where to continue, or `None` at the end.
     next: Option<u64>,
+    damage: Damage,
 }
 
 /// Calls `visit` for the entries from `cookie` (0: the start) on until it returns `false`.
 ///
 /// # Errors
-/// `ENOTDIR`, `ENOENT` for a directory that was removed; damage, I/O.
+/// `ENOTDIR`, `ENOENT` for a directory that was removed; I/O; damage, after all entries that can be read.
 pub(crate) fn read_dir(
     fs: &FsInner,
     inode: &Inode,
@@ -73,6 +78,9 @@ pub(crate) fn read_dir(
             }
             collect(&Dir::new(fs, inode, &state), &state, cookie)?
         };
+        if let Some(damage) = batch.damage.first {
+            inode.listing_damage.get_or_init(|| Box::new(damage));
+        }
         for item in &batch.items {
             let entry = DirEntry {
                 ino: item.ino,
@@ -86,7 +94,12 @@ pub(crate) fn read_dir(
         }
         match batch.next {
             Some(next) if next > cookie => cookie = next,
-            _ => return Ok(()),
+            _ => {
+                return inode
+                    .listing_damage
+                    .get()
+                    .map_or(Ok(()), |damage| Err(Error::clone(damage)));
+            }
         }
     }
 }
@@ -110,24 +123,21 @@ fn collect(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
         let mut items = if cookie <= DOTDOT { dots(dir, state, cookie)? } else { Vec::new() };
         let rest = collect_by_offset(dir, state, cookie)?;
         items.extend(rest.items);
-        return Ok(Batch { items, next: rest.next });
+        return Ok(Batch { items, ..rest });
     }
     let by_hash = dir.params.dir_index
         && (dir.is_indexed(state) || is_inline(state) || block::count(dir, state)? <= 1);
     if by_hash {
         collect_by_hash(dir, state, cookie)
     } else if is_inline(state) {
-        inline::collect(dir, state, |ino, file_type, name, position, next_cookie| Item {
-            position,
-            next_cookie,
-            ino,
-            file_type,
-            name: name.into(),
-        })
-        .map(|mut items: Vec<Item>| {
-            items.retain(|item| item.position >= cookie);
-            Batch { items, next: None }
-        })
+        let (mut items, mut damage) = (Vec::new(), Damage::default());
+        let read = inline::each(dir, state, |ino, file_type, name, position, next_cookie| {
+            if position >= cookie {
+                items.push(Item { next_cookie, ino, file_type, name: name.into() });
+            }
+        });
+        damage.pass(read)?;
+        Ok(Batch { items, next: None, damage })
     } else {
         collect_by_offset(dir, state, cookie)
     }
@@ -144,43 +154,58 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
         return Err(dir.corrupt("its index is damaged: begin the listing anew"));
     }
     let mut lblk = (cookie >> bits).max(u64::from(without_index));
-    while lblk < blocks {
+    let mut damage = Damage::default();
+    while lblk < blocks && items.is_empty() && !damage.is_too_much() {
         let here = LogicalBlock(u32::try_from(lblk).unwrap_or(u32::MAX));
-        match block::locate(dir, state, here)? {
-            Located::Hole(len) => lblk = lblk.saturating_add(u64::from(len)),
-            Located::At(at) => {
-                let buffer = match without_index {
-                    true => block::read_leaf_or_node(dir, state, here, at)?,
-                    false => Some(block::read_leaf_at(dir, here, at)?),
-                };
-                let Some(buffer) = buffer else {
-                    lblk += 1;
-                    continue;
-                };
-                let bytes = buffer.read();
-                let area = dir.format().entries_area(&bytes).map_err(dir.damaged(here))?;
-                // From the start of the block: the record at the cookie may be gone.
-                for entry in dirent::entries(area, dir.format()) {
-                    let entry = entry.map_err(dir.damaged(here))?;
-                    let position = (lblk << bits).saturating_add(entry.offset as u64);
-                    let next_cookie = position.saturating_add(entry.rec_len as u64);
-                    if let Some(ino) = entry.inode
-                        && position >= cookie
-                    {
-                        let file_type = entry.file_type;
-                        let name = entry.name.into();
-                        items.push(Item { position, next_cookie, ino, file_type, name });
-                    }
-                }
-                lblk += 1;
-                if !items.is_empty() {
-                    break;
-                }
+        let Some(located) = damage.pass_map(block::locate(dir, state, here))? else {
+            lblk += 1;
+            continue;
+        };
+        let at = match located {
+            Located::Hole(len) => {
+                lblk = lblk.saturating_add(u64::from(len));
+                continue;
             }
+            Located::At(at) => at,
+        };
+        let read = match without_index {
+            true => block::read_leaf_or_node(dir, state, here, at),
+            false => block::read_leaf_at(dir, here, at).map(Some),
+        };
+        if let Some(Some(buffer)) = damage.pass(read)? {
+            let read = each_entry(dir, here, &buffer, |entry, ino| {
+                let position = (lblk << bits).saturating_add(entry.offset as u64);
+                let next_cookie = position.saturating_add(entry.rec_len as u64);
+                // From the start of the block: the record at the cookie may be gone.
+                if position >= cookie {
+                    let (file_type, name) = (entry.file_type, entry.name.into());
+                    items.push(Item { next_cookie, ino, file_type, name });
+                }
+            });
+            damage.pass(read)?;
+        }
+        lblk += 1;
+    }
+    let goes_on = lblk < blocks && !damage.is_too_much();
+    Ok(Batch { items, next: goes_on.then_some(lblk << bits), damage })
+}
+
+/// Calls `visit` for the used entries of a block up to the first that is damaged.
+fn each_entry(
+    dir: &Dir<'_>,
+    lblk: LogicalBlock,
+    buffer: &Buffer,
+    mut visit: impl FnMut(&RawEntry<'_>, InodeNo),
+) -> Result<()> {
+    let bytes = buffer.read();
+    let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+    for entry in dirent::entries(area, dir.format()) {
+        let entry = entry.map_err(dir.damaged(lblk))?;
+        if let Some(ino) = entry.inode {
+            visit(&entry, ino);
         }
     }
-    let next = (lblk < blocks).then_some(lblk << bits);
-    Ok(Batch { items, next })
+    Ok(())
 }
 
 /// Names of some leaves, to be sorted by hash.
@@ -189,9 +214,14 @@ struct Gathered<'a> {
     version: HashVersion,
     /// Position without the number among equals, then the entry.
     names: Vec<(u64, InodeNo, FileType, Box<[u8]>)>,
+    damage: Damage,
 }
 
-impl Gathered<'_> {
+impl<'a> Gathered<'a> {
+    fn new(dir: &Dir<'a>, version: HashVersion) -> Gathered<'a> {
+        Gathered { dir: *dir, version, names: Vec::new(), damage: Damage::default() }
+    }
+
     fn add(&mut self, ino: InodeNo, file_type: FileType, name: &[u8]) {
         if name == b"." || name == b".." {
             return;
@@ -209,20 +239,15 @@ impl Gathered<'_> {
 
     fn add_leaf(&mut self, state: &InodeState, lblk: LogicalBlock) -> Result<()> {
         let dir = self.dir;
-        let buffer = block::read_leaf(&dir, state, lblk)?;
-        let bytes = buffer.read();
-        let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
-        for entry in dirent::entries(area, dir.format()) {
-            let entry = entry.map_err(dir.damaged(lblk))?;
-            if let Some(ino) = entry.inode {
-                self.add(ino, entry.file_type, entry.name);
-            }
-        }
+        let read = block::read_leaf(&dir, state, lblk).and_then(|buffer| {
+            each_entry(&dir, lblk, &buffer, |entry, ino| self.add(ino, entry.file_type, entry.name))
+        });
+        self.damage.pass(read)?;
         Ok(())
     }
 
     /// Sorts and numbers the names; drops those before `cookie`.
-    fn into_items(mut self, cookie: u64) -> Vec<Item> {
+    fn into_batch(mut self, cookie: u64) -> Batch {
         self.names.sort_unstable_by(|a, b| (a.0, &a.3).cmp(&(b.0, &b.3)));
         let mut items = Vec::with_capacity(self.names.len());
         let (mut last, mut number) = (None, 0);
@@ -231,10 +256,10 @@ impl Gathered<'_> {
             last = Some(base);
             let position = base + number;
             if position >= cookie {
-                items.push(Item { position, next_cookie: position + 1, ino, file_type, name });
+                items.push(Item { next_cookie: position + 1, ino, file_type, name });
             }
         }
-        items
+        Batch { items, next: None, damage: self.damage }
     }
 }
 
@@ -242,7 +267,7 @@ fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     let mut push = |position: u64, ino: InodeNo, name: &[u8]| {
         let file_type = FileType::Directory;
-        items.push(Item { position, next_cookie: position + 1, ino, file_type, name: name.into() });
+        items.push(Item { next_cookie: position + 1, ino, file_type, name: name.into() });
     };
     if cookie == DOT {
         push(DOT, dir.inode.ino, b".");
@@ -256,35 +281,32 @@ fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Vec<Item>> {
 fn collect_by_hash(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
     let mut items = dots(dir, state, cookie)?;
     let cookie = cookie.max(FIRST_HASHED);
-    if dir.is_indexed(state) {
-        let (more, next) = collect_leaf(dir, state, cookie)?;
-        items.extend(more);
-        return Ok(Batch { items, next });
-    }
-    let version = dir.default_hash()?;
-    let mut gathered = Gathered { dir: *dir, version, names: Vec::new() };
-    if is_inline(state) {
-        inline::collect(dir, state, |ino, file_type, name, _, _| {
-            gathered.add(ino, file_type, name);
-        })?;
-    } else if block::count(dir, state)? > 0 {
-        gathered.add_leaf(state, LogicalBlock(0))?;
-    }
-    items.extend(gathered.into_items(cookie));
-    Ok(Batch { items, next: None })
+    let batch = if dir.is_indexed(state) {
+        collect_leaf(dir, state, cookie)?
+    } else {
+        let mut gathered = Gathered::new(dir, dir.default_hash()?);
+        if is_inline(state) {
+            let read = inline::each(dir, state, |ino, file_type, name, _, _| {
+                gathered.add(ino, file_type, name);
+            });
+            gathered.damage.pass(read)?;
+        } else if block::count(dir, state)? > 0 {
+            gathered.add_leaf(state, LogicalBlock(0))?;
+        }
+        gathered.into_batch(cookie)
+    };
+    items.extend(batch.items);
+    Ok(Batch { items, ..batch })
 }
 
 /// The names of the first leaf with any at or after `cookie`, and the position after it.
 /// Leaves that share names of one hash count as one.
-fn collect_leaf(
-    dir: &Dir<'_>,
-    state: &InodeState,
-    cookie: u64,
-) -> Result<(Vec<Item>, Option<u64>)> {
+fn collect_leaf(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
     let major = u32::try_from((cookie - FIRST_HASHED) >> 32).unwrap_or(u32::MAX >> 1);
     let (mut path, _) = htree::probe(dir, state, |_| major.saturating_mul(2))?;
+    let mut damage = Damage::default();
     loop {
-        let mut gathered = Gathered { dir: *dir, version: path.version, names: Vec::new() };
+        let mut gathered = Gathered::new(dir, path.version);
         let mut leaves = 0;
         let next = loop {
             gathered.add_leaf(state, path.leaf)?;
@@ -301,13 +323,15 @@ fn collect_leaf(
                 other => break other,
             }
         };
-        let items = gathered.into_items(cookie);
-        let Some(next) = next else { return Ok((items, None)) };
-        if !items.is_empty() {
+        let mut batch = gathered.into_batch(cookie);
+        damage.first = damage.first.or(batch.damage.first.take());
+        let Some(next) = next else { return Ok(Batch { damage, ..batch }) };
+        if !batch.items.is_empty() {
             let behind = (u64::from(next >> 1) << 32) + FIRST_HASHED;
             // A name in the wrong leaf must not be returned twice.
-            let last = items.last().map_or(behind, |item| item.next_cookie);
-            return Ok((items, Some(behind.max(last))));
+            let last = batch.items.last().map_or(behind, |item| item.next_cookie);
+            batch.next = Some(behind.max(last));
+            return Ok(Batch { damage, ..batch });
         }
     }
 }

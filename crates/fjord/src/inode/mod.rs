@@ -25,8 +25,8 @@ pub(crate) mod flags;
 pub(crate) mod table;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use fjord_block::lock::{Mutex, MutexGuard, Rank, RwLock};
 use fjord_block::{QuasiAsyncWrites, Ticket};
@@ -36,6 +36,7 @@ use fjord_journal::ChangesUpTo;
 
 use crate::attr::FileKind;
 use crate::cache::page::PageMap;
+use crate::error::Error;
 use crate::file::carry::DeferredRun;
 
 use carried::Carried;
@@ -82,6 +83,9 @@ pub(crate) struct Inode {
     pub(crate) no_capability: AtomicBool,
     /// Whether the directory's index is damaged, while nothing can be written.
     pub(crate) index: IndexHealth,
+    /// The first damage that a listing of the directory passed over: each listing ends with it, also one that is
+    /// taken up behind it. Only e2fsck mends it, on an image that nobody has mounted.
+    pub(crate) listing_damage: OnceLock<Box<Error>>,
     /// Truncated to zero since its last close: new content is written back on close, see
     /// [`crate::file::truncate`].
     pub(crate) replaced: AtomicBool,
@@ -391,6 +395,7 @@ impl Inode {
             entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
             index: IndexHealth::default(),
+            listing_damage: OnceLock::new(),
             replaced: AtomicBool::new(false),
             small_fsync_ns: AtomicU64::new(0),
             wb_errors: AtomicU32::new(0),
