@@ -29,6 +29,8 @@ pub struct How {
     pub native: bool,
     /// Sync calls give order only (`fbarrier`, `fdatabarrier`).
     pub order: bool,
+    /// A file system for each thread, side by side on the device; in the figures of parallel journaling.
+    pub separate: bool,
 }
 
 const EPOCH: &str = "epoch";
@@ -39,6 +41,7 @@ const DATA_JOURNAL: &str = "data-journal";
 const HALTS: &str = "nolow_latency";
 const NATIVE: &str = "native";
 const ORDER: &str = "order";
+const SEPARATE: &str = "separate";
 
 impl How {
     /// The defaults.
@@ -52,6 +55,7 @@ impl How {
         halts: false,
         native: false,
         order: false,
+        separate: false,
     };
 
     /// An fsync policy, and the defaults.
@@ -72,6 +76,7 @@ impl How {
                 HALTS => how.halts = true,
                 NATIVE => how.native = true,
                 ORDER => how.order = true,
+                SEPARATE => how.separate = true,
                 policy => how.policy = Some(policy_from_name(policy)?),
             }
         }
@@ -118,8 +123,10 @@ impl How {
         let halts = self.halts.then_some(HALTS);
         let native = self.native.then_some(NATIVE);
         let order = self.order.then_some(ORDER);
+        let separate = self.separate.then_some(SEPARATE);
         let policy = self.policy.map(FsyncPolicyKind::name);
-        let words = [policy, epoch, dual, locked, dedicated, data_journal, halts, native, order];
+        let words =
+            [policy, epoch, dual, locked, dedicated, data_journal, halts, native, order, separate];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
 }
@@ -128,7 +135,7 @@ fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
         BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {HALTS}, {NATIVE}, {ORDER}",
+            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {HALTS}, {NATIVE}, {ORDER}, {SEPARATE}",
             known.join(", ")
         ))
     })

@@ -78,9 +78,13 @@ impl Target {
         let target = Target::ALL.into_iter().find(|target| target.name() == plain);
         let usage = |message: String| Err(BenchError::Usage(message));
         match target {
+            Some(Target::Library(_)) if how.separate && (how.native || how.order) => usage(
+                format!("{name}: separate file systems are synced, on a device of the kernel"),
+            ),
             Some(Target::Library(_)) => Ok(Target::Library(how)),
-            Some(Target::Fuse(_)) if how.native || how.order => usage(format!(
-                "{name}: only fjord-library works on a modelled device itself, or without fsync"
+            Some(Target::Fuse(_)) if how.native || how.order || how.separate => usage(format!(
+                "{name}: only fjord-library works on a modelled device itself, without fsync, or \
+                 with a file system for each thread"
             )),
             Some(Target::Fuse(_)) => Ok(Target::Fuse(how)),
             Some(target) if how == How::default() => Ok(target),

@@ -155,7 +155,14 @@ fn senseless_options_are_refused() {
     for name in ["fjord-fuse", "fjord-library:epoch", "fjord-fuse:ijournal:epoch:nolow_latency"] {
         assert_eq!(Target::from_name(name).unwrap().name(), name);
     }
-    for name in ["kernel:nolow_latency", "kernel:epoch", "raw:compound", "fjord-fuse:epic"] {
+    for name in [
+        "kernel:nolow_latency",
+        "kernel:epoch",
+        "raw:compound",
+        "fjord-fuse:epic",
+        "fjord-fuse:separate",
+        "fjord-library:native:separate",
+    ] {
         assert!(matches!(Target::from_name(name), Err(BenchError::Usage(_))), "{name}");
     }
 }

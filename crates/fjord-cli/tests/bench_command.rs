@@ -403,6 +403,30 @@ fn commits_and_queues_of_modelled_devices() -> Result<()> {
     Ok(())
 }
 
+/// Threads that seldom wait, on one file system and on one for each, in RAM.
+#[test]
+fn parallel_figures_have_a_file_system_for_each_thread() -> Result<()> {
+    let how = ["locked:dedicated", "data-journal", "separate", "data-journal:separate"];
+    let targets = how.map(|how| format!("fjord-library:compound:{how}"));
+    for figure in ["tokubench", "sysbench", "varmail", "fileserver"] {
+        let scratch = Scratch::new(&format!("bench-{figure}"))?;
+        let output = Command::new(env!("CARGO_BIN_EXE_fjord"))
+            .args(["bench", "--quick", "--devices=zram", "--json=-", "--targets"])
+            .args([targets.join(","), format!("--figure=parallel-{figure}")])
+            .arg(scratch.path())
+            .output()?;
+        let (out, _) = ended(&output, 0)?;
+        ensure_empty(scratch.path())?;
+        let report: serde_json::Value = serde_json::from_str(&out)?;
+        ensure!(report["left_out"] == serde_json::json!([]), "{report}");
+        ensure!(rows(&report)?.len() == 2 * targets.len(), "{figure}: {report}");
+        for row in rows(&report)? {
+            ensure!(row["numbers"]["operations_per_s"].as_f64() > Some(0.0), "{figure}: {row}");
+        }
+    }
+    Ok(())
+}
+
 /// The name alone is enough, and a directory of one's own is a target on the disk.
 #[test]
 fn neighbours_by_name_and_a_directory_as_target() -> Result<()> {

@@ -281,10 +281,10 @@ impl Experiment {
             Experiment::Barrier11 => vec![plain("overwrite".into(), 0.0, Load::Overwrite)],
             Experiment::Barrier12 => vec![plain("overwrite".into(), 0.0, Load::Queue)],
             Experiment::Barrier13 => threads(target, plan),
-            Experiment::ParallelTokubench => parallel(Parallel::Create, plan),
-            Experiment::ParallelSysbench => parallel(Parallel::RandomWrite, plan),
-            Experiment::ParallelVarmail => parallel(Parallel::Varmail, plan),
-            Experiment::ParallelFileserver => parallel(Parallel::Fileserver, plan),
+            Experiment::ParallelTokubench => parallel(Parallel::Create, target, plan),
+            Experiment::ParallelSysbench => parallel(Parallel::RandomWrite, target, plan),
+            Experiment::ParallelVarmail => parallel(Parallel::Varmail, target, plan),
+            Experiment::ParallelFileserver => parallel(Parallel::Fileserver, target, plan),
             Experiment::Neighbours => vec![plain("eight writers".into(), 0.0, Load::Neighbours)],
             Experiment::Fallbacks => {
                 let runs = |program: &Program| match target {
@@ -318,14 +318,17 @@ fn barrier_targets(experiment: Experiment) -> Vec<Target> {
 }
 
 /// The slides' EXT4, P-EXT4 and O-EXT4: the kernel's, and in one code base fjord with one thread of the journal
-/// and locked lists, with threads that write together, and with lists without locks as well; ordered, and with all
-/// data in the journal. Processors may halt, as they may for the kernel.
+/// and locked lists, with threads that write together, and with lists without locks as well; then as many file
+/// systems as threads, what SpanFS would reach at best; ordered, and with all data in the journal. Processors may
+/// halt, as they may for the kernel.
 fn parallel_targets() -> Vec<Target> {
     let full = How { halts: true, ..How::with_policy(FsyncPolicyKind::Compound) };
     let cooperative = How { locked_lists: true, ..full };
     let dedicated = How { dedicated: true, ..cooperative };
+    let separate = How { separate: true, ..full };
     let systems = |data_journal| {
-        [dedicated, cooperative, full].map(|how| Target::Library(How { data_journal, ..how }))
+        [dedicated, cooperative, full, separate]
+            .map(|how| Target::Library(How { data_journal, ..how }))
     };
     let mut targets = vec![Target::Kernel];
     targets.extend(systems(false));
@@ -335,12 +338,12 @@ fn parallel_targets() -> Vec<Target> {
 }
 
 /// Thread counts up to those of the slides.
-fn parallel(what: Parallel, plan: &Plan) -> Vec<Setting> {
+fn parallel(what: Parallel, target: &Target, plan: &Plan) -> Vec<Setting> {
     let counts: &[usize] = if plan.quick { &[1, 2] } else { &[1, 2, 4, 8, 16, 32, 72] };
     let point = |count: &usize| Setting {
         name: format!("{count} thread{}", if *count == 1 { "" } else { "s" }),
         x: *count as f64,
-        setup: Setup::default(),
+        setup: Setup { part_count: target.how().separate.then_some(*count), ..Setup::default() },
         load: Load::Parallel { what, count: *count },
     };
     counts.iter().map(point).collect()

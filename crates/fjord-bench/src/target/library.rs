@@ -54,7 +54,7 @@ impl Drop for LibraryFs {
     }
 }
 
-fn io_error(error: fjord::Error) -> io::Error {
+pub(super) fn io_error(error: fjord::Error) -> io::Error {
     let kind = io::Error::from_raw_os_error(error.errno()).kind();
     io::Error::new(kind, error)
 }

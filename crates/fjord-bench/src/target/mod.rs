@@ -10,6 +10,7 @@ mod library;
 mod model;
 mod mount;
 mod posix;
+mod separate;
 
 use std::fs;
 use std::io;
@@ -75,6 +76,8 @@ pub(crate) struct Setup {
     pub(crate) area_count: Option<usize>,
     /// Groups of a flex group; mke2fs decides when not given.
     pub(crate) flex_group_count: Option<u32>,
+    /// File systems of a target that has one for each thread.
+    pub(crate) part_count: Option<usize>,
 }
 
 /// A target ready to be measured.
@@ -239,6 +242,14 @@ impl Stand {
         let mount = match &self.target {
             Target::Raw => return self.serve(bytes::RawFs::open(image)?),
             Target::Block => return self.serve(bytes::BlockFs::open(image)?),
+            Target::Library(how) if how.separate => {
+                let Some(count) = setup.part_count else {
+                    let name = self.target.name();
+                    return Err(BenchError::Usage(format!("{name} is for the figures parallel-*")));
+                };
+                let made = separate::SeparateFs::make(image, count, &self.engine_options());
+                return self.serve(made?);
+            }
             Target::Library(_) => {
                 let order = self.target.how().order;
                 return self.serve(LibraryFs::open(image, &self.engine_options(), order)?);

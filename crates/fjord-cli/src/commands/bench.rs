@@ -28,7 +28,8 @@ Targets:
   fjord-fuse     fjord mounted
                  both take an fsync policy and options: fjord-fuse:compound,
                  fjord-library:compound:epoch:dual, fjord-fuse:ijournal:nolow_latency,
-                 fjord-library:compound:locked:dedicated:data-journal
+                 fjord-library:compound:locked:dedicated:data-journal;
+                 fjord-library:separate is a file system for each thread (parallel-*)
   kernel         the kernel's ext4 on a loop device (root)
   kernel-fc      the same with fast_commit (root)
   kernel-nobarrier, kernel-data-journal
