@@ -10,12 +10,14 @@ use std::{
     fs::File,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use rustix::ioctl::{Getter, NoArg, ioctl, opcode};
 
 use super::{
+    bounded,
     look::SYS,
     seen::{Seen, disk_sequence},
     thaw,
@@ -86,7 +88,7 @@ pub(super) fn own(
         known.contains_key(name)
             || before.get(name) != Some(attached)
                 && !attached.image.starts_with(beside)
-                && file_system(name).is_some_and(|it| seen.is_mounted(it))
+                && file_system(name, attached).is_some_and(|it| seen.is_mounted(it))
     });
     devices
 }
@@ -97,11 +99,22 @@ fn open(name: &str) -> Option<File> {
     options.open(Path::new("/dev").join(name)).ok()
 }
 
-/// Number of the file system that the image lies on.
-fn file_system(name: &str) -> Option<u64> {
-    // SAFETY: the call fills one `struct loop_info64`, which LoopInfo is as large as.
-    let info = unsafe { ioctl(open(name)?, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) };
-    info.ok().map(|info| info[0])
+/// Number of the file system that the image lies on; `None` also if that does not answer. Each attachment is
+/// asked once: to open a device delays its end.
+fn file_system(name: &str, attached: &Attached) -> Option<u64> {
+    static KNOWN: Mutex<BTreeMap<(String, String), Option<u64>>> = Mutex::new(BTreeMap::new());
+    let key = (name.to_owned(), attached.sequence.clone());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    *known.entry(key).or_insert_with_key(|(name, sequence)| {
+        let device = name.clone();
+        let look = move || {
+            // SAFETY: the call fills one `struct loop_info64`, which LoopInfo is as large as.
+            let info =
+                unsafe { ioctl(open(&device)?, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) };
+            info.ok().map(|info| info[0])
+        };
+        bounded::ask(&format!("{name} {sequence}"), look).flatten()
+    })
 }
 
 /// Waits for those of `list` that detach themselves; returns those that stay, and whether a frozen file system

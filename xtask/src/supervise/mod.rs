@@ -15,7 +15,7 @@
 //!
 //! Invariant: a supervisor ends, whatever its program does, and whether or not somebody reads what it
 //! prints; it makes no system call that waits for a FUSE server before that server is dead and its connection
-//! aborted.
+//! aborted, but for those of [`bounded`], for which nobody waits long.
 
 use std::{
     collections::HashSet,
@@ -41,6 +41,7 @@ use rustix::{
 
 use crate::say;
 
+mod bounded;
 mod caller;
 mod look;
 mod loops;

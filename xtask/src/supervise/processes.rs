@@ -1,6 +1,8 @@
 //! Processes below this one, as proc(5) shows them.
 //!
 //! Owns no state. Everything read here may have ended before it is read: what cannot be read is left out.
+//! Of the processes of others only `stat` is read: the arguments of a process are in its memory, which is locked
+//! while one of its threads waits for a FUSE server in mprotect(2) or the like.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -10,7 +12,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 
-use super::look::PROC;
+use super::{bounded, look::PROC};
 
 /// Processes that are named while they are killed: a chain, in which each starts the next, has any number.
 pub(super) const NAMED_MAX: usize = 10;
@@ -36,17 +38,25 @@ impl fmt::Display for Process {
 impl Process {
     /// None if there is no such process any more, or only its exit status.
     fn read(pid: i32) -> Option<Process> {
+        Process::read_without_command(pid).map(Process::with_command)
+    }
+
+    fn read_without_command(pid: i32) -> Option<Process> {
         let (state, parent) = state_and_parent(&PROC.text(format!("{pid}/stat")).ok()?)?;
         // A process whose first thread has ended is a zombie with threads.
         if matches!(state, 'Z' | 'X') && PROC.names(format!("{pid}/task")).len() <= 1 {
             return None;
         }
-        let mut command = PROC.text(format!("{pid}/cmdline")).unwrap_or_default();
-        if command.is_empty() {
-            // Without memory of its own any more.
-            command = name(pid);
-        }
-        Some(Process { pid: Pid::from_raw(pid)?, parent, state, command })
+        Some(Process { pid: Pid::from_raw(pid)?, parent, state, command: String::new() })
+    }
+
+    fn with_command(self) -> Process {
+        let pid = self.pid.as_raw_nonzero().get();
+        let file = format!("{pid}/cmdline");
+        let read = bounded::ask(&file.clone(), move || PROC.text(file).unwrap_or_default());
+        // Without an answer, or without memory of its own any more.
+        let command = read.filter(|command| !command.is_empty()).unwrap_or_else(|| name(pid));
+        Process { command, ..self }
     }
 
     /// Its folder in /proc.
@@ -83,9 +93,9 @@ fn numbers() -> impl Iterator<Item = i32> {
     PROC.names(".").into_iter().filter_map(|name| name.parse().ok())
 }
 
-/// All processes that run.
+/// All processes that run, without their commands.
 fn all() -> Vec<Process> {
-    numbers().filter_map(Process::read).collect()
+    numbers().filter_map(Process::read_without_command).collect()
 }
 
 /// The children of this process, those that have ended included: quick to tell, and so soon enough for a
@@ -151,7 +161,8 @@ pub(crate) fn descendants_outside(leave_out: impl Fn(&Process) -> bool) -> Vec<P
     let mut found = Vec::new();
     let mut parents = vec![rustix::process::getpid().as_raw_nonzero().get()];
     while let Some(parent) = parents.pop() {
-        let mut children = by_parent.remove(&parent).unwrap_or_default();
+        let children = by_parent.remove(&parent).unwrap_or_default().into_iter();
+        let mut children: Vec<Process> = children.map(Process::with_command).collect();
         children.retain(|child| !leave_out(child));
         parents.extend(children.iter().map(|child| child.pid.as_raw_nonzero().get()));
         found.extend(children);
