@@ -8,7 +8,9 @@
 //! child. `clippy.toml` of this crate forbids these calls anywhere else.
 //!
 //! The child shares the memory, so a core dump waits for it before Linux 5.16: a server that crashes while
-//! a call is under way may have to be killed.
+//! a call is under way may have to be killed. In that memory are the rings of io_uring too, and a ring keeps the image
+//! open and locked: the child is killed with the thread that waits for it. What no signal ends, such as a sync of
+//! another file system whose server has the request and does not answer, keeps the image locked until it ends.
 //!
 //! Owns no state. Invariant: the child makes async-signal-safe calls only.
 
@@ -124,6 +126,8 @@ pub(crate) fn sync() {
 /// What the child does.
 struct Job<F> {
     call: Option<F>,
+    /// The process that waits.
+    parent: libc::pid_t,
     /// 0, the errno of the call, or [`NO_RESULT`].
     result: AtomicI32,
 }
@@ -137,7 +141,9 @@ struct Job<F> {
 /// `call` is async-signal-safe (signal-safety(7)): other threads may hold any lock, and none of them
 /// runs in the child.
 unsafe fn run<F: FnOnce() -> Result<(), Errno>>(call: F) -> Result<(), Errno> {
-    let mut job = Job { call: Some(call), result: AtomicI32::new(NO_RESULT) };
+    // SAFETY: getpid(2) has no conditions.
+    let parent = unsafe { libc::getpid() };
+    let mut job = Job { call: Some(call), parent, result: AtomicI32::new(NO_RESULT) };
     let mut stack = vec![0_u128; STACK_WORDS];
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let blocked = block_signals();
@@ -170,8 +176,14 @@ unsafe fn run<F: FnOnce() -> Result<(), Errno>>(call: F) -> Result<(), Errno> {
 extern "C" fn child<F: FnOnce() -> Result<(), Errno>>(job: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `run` passes a job of this type and waits, so nothing else uses it.
     let job = unsafe { &mut *job.cast::<Job<F>>() };
+    // SAFETY: these are system calls.
+    let is_orphan = unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        // It may have ended before; none outside of this process' namespace can be the parent.
+        libc::getppid() != job.parent
+    };
     close_all();
-    if let Some(call) = job.call.take() {
+    if !is_orphan && let Some(call) = job.call.take() {
         let errno = call().err().map_or(0, Errno::raw_os_error);
         job.result.store(errno, Ordering::SeqCst);
     }
