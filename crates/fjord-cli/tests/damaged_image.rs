@@ -361,6 +361,88 @@ fn a_directory_with_a_damaged_leaf_is_read_but_for_it() -> Result<()> {
     Ok(())
 }
 
+/// What `fjord ls` lists of `/many`, and a mount; the exit code tells of damage where names are told apart by it.
+fn names_of_many(image: &Image, code: i32) -> Result<Vec<String>> {
+    let said = fjord(&["ls", image.text(), "/many"])?;
+    ensure!(said.code == Some(code), "{:?}: {}", said.code, said.stderr);
+    ensure!(said.stderr.contains("damaged directory"), "{}", said.stderr);
+    let names: Vec<String> = said.stdout.lines().map(str::to_owned).collect();
+    let fuse = FjordMount::with_program(program(), &image.path, &["-o", "ro,noload"])?;
+    let listed = listing(&fuse.path().join("many"))?;
+    ensure!(listed == (names.clone(), code != 0), "{} of {}", listed.0.len(), names.len());
+    for name in &names {
+        fs::symlink_metadata(fuse.path().join("many").join(name)).context(name.clone())?;
+    }
+    fuse.unmount()?;
+    Ok(names)
+}
+
+/// A name of which the hash is not one of its block is listed, and found too while nothing can be written. The order
+/// of the listing, by hash, leads past no other name.
+#[test]
+fn a_name_in_a_block_of_other_hashes_is_listed() -> Result<()> {
+    let image = Image::new("misplaced", &["-O", "^metadata_csum"])?;
+    let mut told_count = 0;
+    let all: Vec<String> =
+        fjord(&["ls", image.text(), "/many"])?.ok()?.stdout.lines().map(str::to_owned).collect();
+    for leaf in image.blocks_of("/many")?.into_iter().skip(1).step_by(3) {
+        let records = image.records_of(leaf)?;
+        let (at, old) = records.last().context("a name")?;
+        image.change(at + 8, |bytes| bytes[..2].copy_from_slice(b"ZZ"))?;
+        let mut wanted = all.clone();
+        wanted.retain(|name| name != old);
+        // Linux passes over it where its hash lies before those of the block.
+        let linux = KernelMount::new(&image.path, "ro,noload")?;
+        let (mut theirs, _) = listing(&linux.path().join("many"))?;
+        linux.unmount()?;
+        theirs.retain(|name| !name.starts_with("ZZ"));
+        ensure!(theirs == wanted, "Linux: {} names", theirs.len());
+        wanted.insert(0, format!("ZZ{}", &old[2..]));
+        // By chance it is one of the block's.
+        if fjord(&["ls", image.text(), "/many"])?.code == Some(4) {
+            ensure!(names_of_many(&image, 4)? == wanted, "{old}");
+            told_count += 1;
+        }
+        image.change(at + 8, |bytes| bytes[..2].copy_from_slice(&old.as_bytes()[..2]))?;
+    }
+    ensure!(told_count > 2, "{told_count}");
+    image::e2fsck_clean(&image.path).map(drop)
+}
+
+/// The block with the root of the index: not one record of it is sound, or `.`, `..` or a length is wrong.
+#[test]
+fn a_directory_with_a_damaged_first_block_is_listed() -> Result<()> {
+    let image = Image::new("first", &["-O", "^metadata_csum"])?;
+    let first = image.block_of("/many")?;
+    let linux = KernelMount::new(&image.path, "ro,noload")?;
+    let (wanted, _) = listing(&linux.path().join("many"))?;
+    linux.unmount()?;
+    for (offset, bytes) in [(0, [0xff; 4]), (4, [0; 4]), (8, [b'x'; 4]), (12, [0; 4]), (16, [3; 4])]
+    {
+        let mut old = [0; 4];
+        image.change(first + offset, |at| old = std::mem::replace(at, bytes))?;
+        let code = fjord(&["ls", image.text(), "/many"])?.code.context("an exit code")?;
+        let names = names_of_many(&image, code).with_context(|| format!("byte {offset}"))?;
+        ensure!(names == wanted, "byte {offset}: {} names", names.len());
+        image.change(first + offset, |at| *at = old)?;
+    }
+    image::e2fsck_clean(&image.path).map(drop)
+}
+
+/// A name that cannot be: those behind it in its block are listed and found.
+#[test]
+fn a_name_that_cannot_be_hides_no_other() -> Result<()> {
+    for features in ["^metadata_csum", "^metadata_csum,^dir_index"] {
+        let image = Image::new("name", &["-O", features])?;
+        let leaf = *image.blocks_of("/many")?.get(2).context("a block")?;
+        let (at, lost) = image.records_of(leaf)?.swap_remove(1);
+        image.change(at + 8 + 4, |bytes| bytes[0] = 0)?;
+        let names = names_of_many(&image, 4)?;
+        ensure!(names.len() == 299 && !names.contains(&lost), "{features}: {}", names.len());
+    }
+    Ok(())
+}
+
 /// In the inode there is nothing but the names: those up to the damage are listed, by Linux too.
 #[test]
 fn a_damaged_inline_directory_is_read_up_to_the_damage() -> Result<()> {

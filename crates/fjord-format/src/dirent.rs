@@ -239,6 +239,18 @@ impl DirFormat {
         le::put_u16(WHAT, area, offset.saturating_add(REC_LEN_OFFSET), raw)
     }
 
+    /// Length of the record at `offset`, if another one or the end can lie behind it.
+    fn sound_rec_len(&self, area: &[u8], offset: usize) -> Option<usize> {
+        let bytes = area.get(offset..)?;
+        let [_, _, _, _, r0, r1, ..] = *bytes.first_chunk::<HEADER_BYTES>()?;
+        let rec_len = rec_len_from_disk(u16::from_le_bytes([r0, r1]), self.block_bytes);
+        let rest = bytes.len().checked_sub(rec_len)?;
+        let is_sound = rec_len >= REC_LEN_MIN
+            && rec_len.is_multiple_of(4)
+            && (rest == 0 || rest >= REC_LEN_MIN);
+        is_sound.then_some(rec_len)
+    }
+
     /// Decodes and checks the record at `offset`.
     ///
     /// # Errors
@@ -303,20 +315,22 @@ impl<'a> Iterator for Records<'a> {
             return None;
         }
         let entry = self.format.entry_at(self.area, self.offset);
-        self.offset = match &entry {
-            Ok(entry) => self.offset.saturating_add(entry.rec_len),
-            Err(_) => self.area.len(),
+        let rec_len = match &entry {
+            Ok(entry) => Some(entry.rec_len),
+            Err(_) => self.format.sound_rec_len(self.area, self.offset),
         };
+        self.offset = rec_len.map_or(self.area.len(), |len| self.offset.saturating_add(len));
         Some(entry)
     }
 }
 
-/// Every record of the area, free ones too. Ends after the first error.
+/// Every record of the area, free ones too. After an error come the records behind it, if the length of the
+/// damaged one is sound.
 pub fn records<'a>(area: &'a [u8], format: &DirFormat) -> Records<'a> {
     Records { format: *format, area, offset: 0 }
 }
 
-/// The used entries of the area, `.` and `..` among them. Ends after the first error.
+/// The used entries of the area, `.` and `..` among them. Errors as of [`records`].
 pub fn entries<'a>(
     area: &'a [u8],
     format: &DirFormat,
@@ -324,18 +338,20 @@ pub fn entries<'a>(
     records(area, format).filter(|entry| entry.as_ref().map_or(true, |e| e.inode.is_some()))
 }
 
-/// The entry with this name.
+/// The entry with this name, also behind damage.
 ///
 /// # Errors
-/// [`FormatError::Corrupt`] when a record up to the name breaks a rule.
+/// [`FormatError::Corrupt`] when a record breaks a rule, and no other has the name.
 pub fn find<'a>(area: &'a [u8], format: &DirFormat, name: &[u8]) -> Result<Option<DirEntry<'a>>> {
+    let mut damage = None;
     for entry in entries(area, format) {
-        let entry = entry?;
-        if entry.name == name {
-            return Ok(Some(entry));
+        match entry {
+            Ok(entry) if entry.name == name => return Ok(Some(entry)),
+            Ok(_) => {}
+            Err(error) => damage = damage.or(Some(error)),
         }
     }
-    Ok(None)
+    damage.map_or(Ok(None), Err)
 }
 
 /// Whether the area names nothing but `.` and `..`.

@@ -62,6 +62,11 @@ impl Damage {
         self.unmapped_count >= UNMAPPED_BLOCKS_MAX
     }
 
+    /// This, or else what another search passed over later.
+    pub(super) fn or(self, later: Damage) -> Damage {
+        Damage { first: self.first.or(later.first), ..self }
+    }
+
     /// # Errors
     /// The first damage, if there was any.
     pub(super) fn into_result(self) -> Result<()> {

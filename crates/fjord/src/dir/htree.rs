@@ -7,7 +7,7 @@
 //! as the directory has blocks.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use fjord_format::dirent::{self, Inserted};
@@ -224,6 +224,13 @@ impl Path {
             }
         }
         Ok(start..self.next_hash(dir)?.map_or(u32::MAX, |next| next & !1))
+    }
+
+    /// The hashes of names in the leaf: also the one at which the next begins, where its names continue there.
+    pub(super) fn leaf_hashes(&self, dir: &Dir<'_>) -> Result<RangeInclusive<u32>> {
+        let Range { start, end } = self.bounds(dir)?;
+        let continues = self.next_hash(dir)?.is_none_or(|next| next & 1 == 1);
+        Ok(start..=if continues { end } else { end.saturating_sub(1) })
     }
 
     fn descend(&mut self, dir: &Dir<'_>, next: LogicalBlock) -> Result<()> {

@@ -161,7 +161,20 @@ impl<'a> Dir<'a> {
             self.inode.index.forget();
             return false;
         }
-        self.is_indexed(state) && self.inode.index.is_damaged(|| htree::is_damaged(self, state))
+        let look = || {
+            let is_damaged = htree::is_damaged(self, state)?;
+            if is_damaged {
+                let found = self.corrupt("its index is damaged, and all its blocks are searched");
+                tracing::warn!("{found}");
+            }
+            Ok::<_, Error>(is_damaged)
+        };
+        self.is_indexed(state) && self.inode.index.is_damaged(look)
+    }
+
+    /// Whether a listing has met damage, while nothing can be written.
+    fn has_unreachable_names(&self) -> bool {
+        self.fs.is_read_only() && self.inode.listing_damage.get().is_some()
     }
 
     /// Whether `..` is read from a root of an index that is otherwise damaged: nothing can be written.
@@ -202,8 +215,8 @@ pub(crate) fn find(
             Err(error) if htree::is_damage(&error) && fs.is_read_only() => {
                 linear::find_without_index(&dir, state, name)
             }
-            // Damage may have led to another sound block.
-            Ok(None) if dir.is_listed_without_index(state) => {
+            // Damage may have led to another sound block, or the name lies in a block for other hashes.
+            Ok(None) if dir.is_listed_without_index(state) || dir.has_unreachable_names() => {
                 linear::find_without_index(&dir, state, name)
             }
             found => found,

@@ -15,6 +15,8 @@
 //! entry to entry; the callback runs without any lock of the directory; no listing that left out damage ends
 //! without an error, also one that is taken up again behind it.
 
+use std::ops::RangeInclusive;
+
 use fjord_format::checksum::crc32c;
 use fjord_format::dirent::{self, DirEntry as RawEntry, FileType};
 use fjord_format::hash::{HashKind, HashVersion, dirhash};
@@ -120,10 +122,14 @@ fn kind(file_type: FileType) -> Option<FileKind> {
 fn collect(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
     if dir.is_listed_without_index(state) {
         // Positions of the root of the index are those of no name.
-        let mut items = if cookie <= DOTDOT { dots(dir, state, cookie)? } else { Vec::new() };
+        let mut damage = Damage::default();
+        let mut items = match cookie <= DOTDOT {
+            true => dots(dir, state, cookie, &mut damage)?,
+            false => Vec::new(),
+        };
         let rest = collect_by_offset(dir, state, cookie)?;
         items.extend(rest.items);
-        return Ok(Batch { items, ..rest });
+        return Ok(Batch { items, damage: damage.or(rest.damage), ..rest });
     }
     let by_hash = dir.params.dir_index
         && (dir.is_indexed(state) || is_inline(state) || block::count(dir, state)? <= 1);
@@ -190,7 +196,7 @@ fn collect_by_offset(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<B
     Ok(Batch { items, next: goes_on.then_some(lblk << bits), damage })
 }
 
-/// Calls `visit` for the used entries of a block up to the first that is damaged.
+/// Calls `visit` for the used entries of a block that are not damaged; the error is of the first that is.
 fn each_entry(
     dir: &Dir<'_>,
     lblk: LogicalBlock,
@@ -199,13 +205,15 @@ fn each_entry(
 ) -> Result<()> {
     let bytes = buffer.read();
     let area = dir.format().entries_area(&bytes).map_err(dir.damaged(lblk))?;
+    let mut damage = Damage::default();
     for entry in dirent::entries(area, dir.format()) {
-        let entry = entry.map_err(dir.damaged(lblk))?;
-        if let Some(ino) = entry.inode {
+        if let Some(entry) = damage.pass(entry.map_err(dir.damaged(lblk)))?
+            && let Some(ino) = entry.inode
+        {
             visit(&entry, ino);
         }
     }
-    Ok(())
+    damage.into_result()
 }
 
 /// Names of some leaves, to be sorted by hash.
@@ -222,7 +230,13 @@ impl<'a> Gathered<'a> {
         Gathered { dir: *dir, version, names: Vec::new(), damage: Damage::default() }
     }
 
-    fn add(&mut self, ino: InodeNo, file_type: FileType, name: &[u8]) {
+    /// Adds a name of a leaf for `hashes` (`None`: for all), which lies there at `offset`.
+    fn add(
+        &mut self,
+        (ino, file_type, name): (InodeNo, FileType, &[u8]),
+        hashes: Option<&RangeInclusive<u32>>,
+        offset: usize,
+    ) {
         if name == b"." || name == b".." {
             return;
         }
@@ -232,15 +246,32 @@ impl<'a> Gathered<'a> {
             HashKind::Legacy => crc32c(0, name),
             HashKind::HalfMd4 | HashKind::Tea => hash.minor_hash,
         };
-        let minor = u64::from(minor) & !SAME_HASH_MASK;
-        let position = (u64::from(hash.hash >> 1) << 32 | minor) + FIRST_HASHED;
+        let (mut major, mut minor) = (hash.hash, u64::from(minor) & !SAME_HASH_MASK);
+        if let Some(hashes) = hashes
+            && !hashes.contains(&major)
+        {
+            // Its own hash would lead the next batch past other leaves, or back.
+            (major, minor) = (*hashes.start(), (offset as u64) << SAME_HASH_BITS);
+            let name = String::from_utf8_lossy(name);
+            let damage =
+                self.dir.corrupt(format_args!("{name:?} lies among names of other hashes"));
+            self.damage.first.get_or_insert(damage);
+        }
+        let position = (u64::from(major >> 1) << 32 | minor) + FIRST_HASHED;
         self.names.push((position, ino, file_type, name.into()));
     }
 
-    fn add_leaf(&mut self, state: &InodeState, lblk: LogicalBlock) -> Result<()> {
+    fn add_leaf(
+        &mut self,
+        state: &InodeState,
+        lblk: LogicalBlock,
+        hashes: Option<&RangeInclusive<u32>>,
+    ) -> Result<()> {
         let dir = self.dir;
         let read = block::read_leaf(&dir, state, lblk).and_then(|buffer| {
-            each_entry(&dir, lblk, &buffer, |entry, ino| self.add(ino, entry.file_type, entry.name))
+            each_entry(&dir, lblk, &buffer, |entry, ino| {
+                self.add((ino, entry.file_type, entry.name), hashes, entry.offset);
+            })
         });
         self.damage.pass(read)?;
         Ok(())
@@ -263,7 +294,7 @@ impl<'a> Gathered<'a> {
     }
 }
 
-fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Vec<Item>> {
+fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64, damage: &mut Damage) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     let mut push = |position: u64, ino: InodeNo, name: &[u8]| {
         let file_type = FileType::Directory;
@@ -272,14 +303,17 @@ fn dots(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Vec<Item>> {
     if cookie == DOT {
         push(DOT, dir.inode.ino, b".");
     }
-    if cookie <= DOTDOT {
-        push(DOTDOT, parent_entry(dir, state)?.ino, b"..");
+    if cookie <= DOTDOT
+        && let Some(parent) = damage.pass(parent_entry(dir, state))?
+    {
+        push(DOTDOT, parent.ino, b"..");
     }
     Ok(items)
 }
 
 fn collect_by_hash(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch> {
-    let mut items = dots(dir, state, cookie)?;
+    let mut damage = Damage::default();
+    let mut items = dots(dir, state, cookie, &mut damage)?;
     let cookie = cookie.max(FIRST_HASHED);
     let batch = if dir.is_indexed(state) {
         collect_leaf(dir, state, cookie)?
@@ -287,16 +321,16 @@ fn collect_by_hash(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Bat
         let mut gathered = Gathered::new(dir, dir.default_hash()?);
         if is_inline(state) {
             let read = inline::each(dir, state, |ino, file_type, name, _, _| {
-                gathered.add(ino, file_type, name);
+                gathered.add((ino, file_type, name), None, 0);
             });
             gathered.damage.pass(read)?;
         } else if block::count(dir, state)? > 0 {
-            gathered.add_leaf(state, LogicalBlock(0))?;
+            gathered.add_leaf(state, LogicalBlock(0), None)?;
         }
         gathered.into_batch(cookie)
     };
     items.extend(batch.items);
-    Ok(Batch { items, ..batch })
+    Ok(Batch { items, damage: damage.or(batch.damage), ..batch })
 }
 
 /// The names of the first leaf with any at or after `cookie`, and the position after it.
@@ -309,7 +343,7 @@ fn collect_leaf(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch>
         let mut gathered = Gathered::new(dir, path.version);
         let mut leaves = 0;
         let next = loop {
-            gathered.add_leaf(state, path.leaf)?;
+            gathered.add_leaf(state, path.leaf, Some(&path.leaf_hashes(dir)?))?;
             leaves += 1;
             if leaves > SAME_HASH_LEAVES_MAX {
                 return Err(dir.corrupt("too many leaves with names of one hash"));
@@ -324,7 +358,7 @@ fn collect_leaf(dir: &Dir<'_>, state: &InodeState, cookie: u64) -> Result<Batch>
             }
         };
         let mut batch = gathered.into_batch(cookie);
-        damage.first = damage.first.or(batch.damage.first.take());
+        damage = damage.or(std::mem::take(&mut batch.damage));
         let Some(next) = next else { return Ok(Batch { damage, ..batch }) };
         if !batch.items.is_empty() {
             let behind = (u64::from(next >> 1) << 32) + FIRST_HASHED;
