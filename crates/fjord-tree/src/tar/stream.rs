@@ -479,7 +479,7 @@ impl<'a> TarReader<'a> {
             _ => {
                 if self.skip_stray_data(stated)? && entry.kind != TarKind::HardLink {
                     // Those of a hard link are its target's.
-                    entry.ignore(format!(
+                    entry.lose(&format!(
                         "{stated} bytes of data, which this type of file cannot have"
                     ));
                 }

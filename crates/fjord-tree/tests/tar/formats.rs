@@ -376,8 +376,8 @@ fn sizes_of_what_has_no_data() {
     let data = |flag: u8, path: &str| Member { data: vec![b'#'; 700], ..Member::new(flag, path) };
     let outcome = Outcome::members(&[data(b'0', "a/"), data(b'5', "b"), Member::file("c", b"c")]);
     assert_eq!(outcome.paths(), ["a", "b", "c"]);
-    assert_eq!(outcome.done.skipped.len(), 2, "{:?}", outcome.done.skipped);
-    assert!(outcome.done.skipped[0].contains("700 bytes of data"), "{:?}", outcome.done.skipped);
+    assert_eq!(outcome.done.unkept.len(), 2, "{:?}", outcome.done.unkept);
+    assert!(outcome.done.unkept[0].contains("700 bytes of data"), "{:?}", outcome.done.unkept);
 }
 
 /// Of several extended headers before an entry the last one counts, as for GNU tar.
