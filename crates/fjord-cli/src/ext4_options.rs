@@ -20,6 +20,8 @@ const ALWAYS: &str = "fjord always does";
 const NO_QUOTA: &str = "fjord keeps no quotas";
 const NO_SUCH_PATH: &str = "fjord has no such choice";
 const AT_CLOSE: &str = "fjord writes replaced content at close in any case";
+const NO_CHECK: &str = "e2fsck checks an image";
+const NO_MANDATORY_LOCKS: &str = "Linux has no mandatory locks any more";
 const SHARED_COMMITS: &str = "commits that wait for another one share it";
 const WHEN_USED: &str = "fjord initializes inode tables when they are used";
 
@@ -49,8 +51,11 @@ const FLAGS: &[(&str, Verdict)] = &[
         Nothing("an image with metadata_csum has it in any case, another one never"),
     ),
     ("nojournal_checksum", Nothing("an image with metadata_csum has checksums in any case")),
+    ("mand", Nothing(NO_MANDATORY_LOCKS)),
+    ("nomand", Nothing(NO_MANDATORY_LOCKS)),
     ("mblk_io_submit", Nothing(NO_SUCH_PATH)),
     ("nomblk_io_submit", Nothing(NO_SUCH_PATH)),
+    ("nocheck", Nothing(NO_CHECK)),
     ("no_mbcache", Nothing(NO_SUCH_PATH)),
     ("nombcache", Nothing(NO_SUCH_PATH)),
     ("no_prefetch_block_bitmaps", Nothing(ALLOCATOR)),
@@ -93,6 +98,7 @@ const VALUES: &[(&str, Verdict)] = &[
 
 /// Options of which only some values change nothing.
 const CHOICES: &[(&str, &str, Verdict)] = &[
+    ("check", "none", Nothing(NO_CHECK)),
     ("data_err", "abort", Nothing(ALWAYS)),
     ("data_err", "ignore", Nothing("fjord turns read-only when a write fails in any case")),
     ("dax", "never", Nothing(ALWAYS)),

@@ -221,7 +221,8 @@ mod tests {
     fn options_of_ext4_that_change_nothing_are_taken() {
         let list = "minixdf,auto_da_alloc,noauto_da_alloc,journal_checksum,init_itable=10,noinit_itable,\
                     i_version,stripe=256,delalloc,journal_ioprio=3,min_batch_time=0,max_batch_time=15000,\
-                    data_err=abort,block_validity,inode_readahead_blks=32,dioread_nolock,nobh,orlov";
+                    data_err=abort,block_validity,inode_readahead_blks=32,dioread_nolock,nobh,orlov,nomand,nostrictatime,symfollow,\
+                    check=none";
         assert!(parsed(list).unwrap().engine.minix_df);
         assert!(!parsed(&format!("{list},bsddf")).unwrap().engine.minix_df);
     }

@@ -39,7 +39,7 @@ shows the latest of them.
 
 Mount options of every file system:
   ro, rw             read-only, read-write
-  nosuid nodev noexec sync dirsync lazytime
+  nosuid nodev noexec nosymfollow sync dirsync lazytime
                      as mount(8) describes them
   noatime, relatime, strictatime, nodiratime
                      when access times are updated (default: relatime)
@@ -136,7 +136,7 @@ pub(crate) struct Args {
     #[arg(long)]
     writeback_cache: bool,
     /// Mount read-only; a dirty journal is replayed first, unless -o noload is given
-    #[arg(long, visible_alias = "ro")]
+    #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
     /// Check the arguments and the directory, but do not mount; for the mount helper
     #[arg(long, hide = true)]

@@ -446,6 +446,7 @@ fn unprivileged_list(subtype: &str, source: &str, options: &FuseOptions) -> Stri
         (MountFlags::DIRSYNC, "dirsync"),
         (MountFlags::NOATIME, "noatime"),
         (MountFlags::NODIRATIME, "nodiratime"),
+        (MountFlags::NOSYMFOLLOW, "nosymfollow"),
     ] {
         if options.flags.contains(flag) {
             list.push(',');
@@ -483,6 +484,9 @@ pub fn is_dead(dir: &Path) -> bool {
     matches!(child::stat_fs(dir), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
+/// `ST_NOSYMFOLLOW` of linux/statfs.h, which has no name in rustix.
+const ST_NOSYMFOLLOW: u64 = 0x2000;
+
 /// The flags of the mount on `dir`, of those that statvfs(3) tells.
 ///
 /// # Errors
@@ -501,6 +505,7 @@ pub fn flags_of(dir: &Path) -> Result<MountFlags, MountError> {
         (Told::NOATIME, MountFlags::NOATIME),
         (Told::NODIRATIME, MountFlags::NODIRATIME),
         (Told::RELATIME, MountFlags::RELATIME),
+        (Told::from_bits_retain(ST_NOSYMFOLLOW), MountFlags::NOSYMFOLLOW),
     ];
     let flags = pairs.into_iter().filter(|(told_as, _)| told.contains(*told_as));
     Ok(flags.map(|(_, flag)| flag).collect())
