@@ -340,6 +340,10 @@ fn the_library_opens_partitions() -> Result<()> {
     refused(format!("{path}@1"), &["not an ext2"])?;
     refused(format!("{path}@offset=90000000+90000000"), &["100663296 bytes", "180000000"])?;
     refused(format!("{path}"), &["a disk with these partitions (GPT)", "IMAGE@NUMBER"])?;
+    // A part that ends with the disk's second table: nobody is told to write over it.
+    let error = Fs::open(format!("{path}@offset=45088768"), &MountOptions::default()).err();
+    let text = error.context("a wrong offset")?.to_string();
+    ensure!(text.contains("check the path and the offset") && !text.contains("--force"), "{text}");
     let plain = disk.scratch.join("plain");
     fs::write(&plain, vec![0; 1 << 20])?;
     refused(format!("{}@1", plain.display()), &["no partition table"])

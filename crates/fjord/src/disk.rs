@@ -56,6 +56,10 @@ impl fmt::Display for DiskContents {
             }
             DiskContents::Known(what) => match held::unpacked_by(what) {
                 Some(command) => write!(f, " but {what}; unpack it first: `{command}`"),
+                // A part of a disk: nobody should write a file system over its partitions.
+                None if held::is_partition_table(what) => {
+                    write!(f, " but {what}; check the path and the offset")
+                }
                 None => write!(
                     f,
                     " but {what}; check the path, or replace it with `fjord mkfs --force`"

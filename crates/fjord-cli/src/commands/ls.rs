@@ -26,6 +26,9 @@ pub(crate) struct Args {
     /// Also show . and .. (names that begin with a dot are always shown)
     #[arg(short, long)]
     all: bool,
+    /// As ls(1) has it: a name on each line, as always
+    #[arg(short = '1', hide = true)]
+    one: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
