@@ -442,25 +442,6 @@ fn mount_8_by_type() -> Result<()> {
     Ok(())
 }
 
-/// Links are not followed, and a remount keeps it so.
-#[test]
-fn nosymfollow_is_kept_by_a_remount() -> Result<()> {
-    let (_scratch, img, dir) = image_to_mount("nosymfollow")?;
-    let mount = FjordMount::with_program(program(), &img, &["-o", "nosymfollow"])?;
-    std::os::unix::fs::symlink("target", mount.path().join("link"))?;
-    fs::write(mount.path().join("target"), "content")?;
-    for options in ["remount,ro", "remount,rw"] {
-        let read = fs::read(mount.path().join("link")).map_err(|error| error.raw_os_error());
-        ensure!(read == Err(Some(libc::ELOOP)), "{read:?} before {options}");
-        let mut remount = Command::new(program());
-        tools::run(remount.args(["mount", "-o", options]).arg(&img).arg(mount.path()))?.ok()?;
-    }
-    let read = fs::read(mount.path().join("link")).map_err(|error| error.raw_os_error());
-    ensure!(read == Err(Some(libc::ELOOP)), "{read:?}");
-    drop(dir);
-    mount.unmount()
-}
-
 /// What an entry of fstab says about access times is what /proc/mounts shows, also after a remount by
 /// the entry, and `mount -a` knows a mount that is there.
 #[test]

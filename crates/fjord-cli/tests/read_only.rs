@@ -368,3 +368,23 @@ fn an_image_that_fjord_does_not_write() -> Result<()> {
     drop(device);
     replayed(&img).map(drop)
 }
+
+/// Links are not followed, and a remount keeps it so.
+#[test]
+fn nosymfollow_is_kept_by_a_remount() -> Result<()> {
+    let scratch = Scratch::new("nosymfollow")?;
+    let img = scratch.join("image");
+    image::make_sparse(&img, 64 << 20)?;
+    tools::run(tools::command("mke2fs")?.args(["-q", "-F", "-t", "ext4"]).arg(&img))?.ok()?;
+    let mounted = mount(&img, "nosymfollow")?;
+    std::os::unix::fs::symlink("target", mounted.path().join("link"))?;
+    fs::write(mounted.path().join("target"), "content")?;
+    let read = || fs::read(mounted.path().join("link")).map_err(|error| error.raw_os_error());
+    for options in ["remount,ro", "remount,rw"] {
+        ensure!(read() == Err(Some(libc::ELOOP)), "before {options}");
+        let mut remount = Command::new(program());
+        tools::run(remount.args(["mount", "-o", options]).arg(&img).arg(mounted.path()))?.ok()?;
+    }
+    ensure!(read() == Err(Some(libc::ELOOP)), "at the end");
+    mounted.unmount()
+}

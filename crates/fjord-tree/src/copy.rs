@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use crate::builder::{Builder, COPY_BYTES, Meta, New, Populated, Progress, Spot, shown};
 use crate::error::{Result, TreeError};
+use crate::extract::readable_names;
 use crate::host::DEPTH_MAX;
 use crate::marks::Marks;
 use crate::put::Destination;
@@ -167,15 +168,8 @@ impl Copy<'_, '_> {
 
     /// Copies what is in a directory. Entries that fail on their own do not stop the others.
     fn fill(&mut self, from: &InodeRef, made: &InodeRef, path: &[u8], depth: usize) -> Result<()> {
-        let mut names = Vec::new();
-        let read = from.read_dir(0, &mut |entry| {
-            if entry.name != b"." && entry.name != b".." {
-                names.push(entry.name.to_vec());
-            }
-            true
-        });
+        let (names, read) = readable_names(from);
         let read = self.builder.at(path, read);
-        names.sort();
         for name in names {
             let below = [path.strip_suffix(b"/").unwrap_or(path), b"/", &name].concat();
             let child = self.builder.at(&below, from.lookup(&name))?;

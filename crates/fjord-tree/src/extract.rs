@@ -160,8 +160,9 @@ fn checked_name(name: &[u8], path: &Path) -> Result<CString> {
     }
 }
 
-/// The names in a directory of the image, sorted: those that could be read before an error, and that.
-fn names(dir: &InodeRef, path: &Path) -> (Vec<Vec<u8>>, Result<()>) {
+/// The names in a directory of the image but `.` and `..`, sorted: those that can be read, and the error that others
+/// cannot.
+pub fn readable_names(dir: &InodeRef) -> (Vec<Vec<u8>>, fjord::Result<()>) {
     let mut names = Vec::new();
     let read = dir.read_dir(0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
@@ -170,7 +171,7 @@ fn names(dir: &InodeRef, path: &Path) -> (Vec<Vec<u8>>, Result<()>) {
         true
     });
     names.sort();
-    (names, at(path, read))
+    (names, read)
 }
 
 impl<'e> Extraction<'e> {
@@ -248,14 +249,14 @@ impl<'e> Extraction<'e> {
 
     /// Copies what is in a directory. Entries that fail on their own do not stop the others.
     fn fill(&mut self, from: &InodeRef, to: &OwnedFd, path: &Path, depth: usize) -> Result<()> {
-        let (names, read) = names(from, path);
+        let (names, read) = readable_names(from);
         for name in names {
             let path = path.join(OsStr::from_bytes(&name));
             let copied = at(&path, from.lookup(&name))
                 .and_then(|file| self.entry(&file, to, &name, &path, depth + 1));
             copied.or_else(|error| self.go_on(error))?;
         }
-        read.or_else(|error| self.go_on(error))
+        at(path, read).or_else(|error| self.go_on(error))
     }
 
     /// Lists an error that concerns one entry; also damage, beside which the rest can be read.

@@ -27,7 +27,9 @@ pub use contents::Contents;
 pub use copy::{CopyItem, CopyRules, copy};
 pub use error::{Full, Result, TreeError, limit};
 pub use exclude::Exclude;
-pub use extract::{ExtractRules, Extracted, extract, extract_into, extract_to_stream};
+pub use extract::{
+    ExtractRules, Extracted, extract, extract_into, extract_to_stream, readable_names,
+};
 pub use fit::Room;
 pub use host::is_root;
 pub use owners::{IdKind, IdOfName, Owners};

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use fjord::{Attr, FileKind, InodeRef};
+use fjord_tree::readable_names;
 use serde::Serialize;
 
 use crate::{
@@ -77,19 +78,6 @@ pub(crate) fn names(dir: &InodeRef) -> Result<Vec<Vec<u8>>> {
     let (names, read) = readable_names(dir);
     read?;
     Ok(names)
-}
-
-/// As [`names`]: those that can be read, and the error that others cannot.
-pub(super) fn readable_names(dir: &InodeRef) -> (Vec<Vec<u8>>, Result<()>) {
-    let mut names = Vec::new();
-    let read = dir.read_dir(0, &mut |e| {
-        if e.name != b"." && e.name != b".." {
-            names.push(e.name.to_vec());
-        }
-        true
-    });
-    names.sort();
-    (names, read.map_err(Failure::from))
 }
 
 /// What cannot be listed, because it is damaged. As with ls(1) on Linux's mount the rest is.

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use fjord::{FileKind, InodeRef};
+use fjord_tree::readable_names;
 use serde::Serialize;
 
-use super::ls::{self, Entry, Unlisted};
+use super::ls::{Entry, Unlisted};
 use crate::{
     failure::{Context, Failure, Result},
     image, output,
@@ -67,7 +68,7 @@ fn collect(
 ) -> Result<Node> {
     let mut children = Vec::new();
     if file.attr().kind() == FileKind::Directory && depth > 0 {
-        let (names, read) = ls::readable_names(file);
+        let (names, read) = readable_names(file);
         for name in names {
             let below = format!("{}/{}", path.trim_end_matches('/'), output::name(&name));
             let child = file.lookup(&name).map_err(Failure::from).and_then(|child| {

@@ -8,8 +8,9 @@
 //!   number the names that agree in all these. `.` and `..` are positions 0 and 1.
 //! - Other directories are listed by byte offset; entries never move there.
 //!
-//! A damaged block ends no listing: the entries up to a bad one, and all other blocks, are listed as Linux does,
-//! and the end of the listing is the error. A failed read of the device ends it.
+//! Damage ends no listing: a block with a wrong checksum is passed over, a bad record alone, or with the rest of
+//! its block if its length is bad. What is left is listed, and the end of the listing is the error. A failed read of
+//! the device ends it.
 //!
 //! Invariants: positions fit 63 bits (FUSE and `telldir` take signed numbers) and rise from
 //! entry to entry; the callback runs without any lock of the directory; no listing that left out damage ends
