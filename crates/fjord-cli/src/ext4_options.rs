@@ -28,11 +28,13 @@ const WHEN_USED: &str = "fjord initializes inode tables when they are used";
 const DAX: Verdict = Refused("the mapping of the device into programs");
 const EXTERNAL_JOURNAL: Verdict = Refused("a journal on another device");
 const QUOTAS: Verdict = Refused("quotas");
+const SECURITY_LABELS: Verdict = Refused("labels of SELinux for files that have none");
 
 /// Options without a value.
 const FLAGS: &[(&str, Verdict)] = &[
     ("auto_da_alloc", Nothing(ALWAYS)),
     ("noauto_da_alloc", Nothing(AT_CLOSE)),
+    ("abort", Refused("a file system that has failed; -o ro mounts it read-only")),
     ("bh", Nothing(NO_SUCH_PATH)),
     ("nobh", Nothing(NO_SUCH_PATH)),
     ("block_validity", Nothing(ALWAYS)),
@@ -42,6 +44,7 @@ const FLAGS: &[(&str, Verdict)] = &[
     ("dioread_lock", Nothing(NO_SUCH_PATH)),
     ("dioread_nolock", Nothing(NO_SUCH_PATH)),
     ("nodioread_nolock", Nothing(NO_SUCH_PATH)),
+    ("fc_debug_force", Nothing("--fsync fast-commit is the policy of fast commits")),
     ("i_version", Nothing(ALWAYS)),
     ("init_itable", Nothing(WHEN_USED)),
     ("noinit_itable", Nothing(WHEN_USED)),
@@ -77,9 +80,10 @@ const FLAGS: &[(&str, Verdict)] = &[
     ("usrquota", QUOTAS),
 ];
 
-/// Options with a value, whatever it is.
-const VALUES: &[(&str, Verdict)] = &[
+/// Options whose value is a number.
+const NUMBERS: &[(&str, Verdict)] = &[
     ("auto_da_alloc", Nothing(AT_CLOSE)),
+    ("fc_debug_max_replay", Nothing("it limits the replay in tests of Linux")),
     ("init_itable", Nothing(WHEN_USED)),
     ("inode_readahead_blks", Nothing(ALLOCATOR)),
     ("journal_ioprio", Nothing("the device orders requests by their class")),
@@ -87,6 +91,14 @@ const VALUES: &[(&str, Verdict)] = &[
     ("min_batch_time", Nothing(SHARED_COMMITS)),
     ("mb_optimize_scan", Nothing(ALLOCATOR)),
     ("stripe", Nothing(ALLOCATOR)),
+];
+
+/// Options with a value, whatever it is.
+const VALUES: &[(&str, Verdict)] = &[
+    ("context", SECURITY_LABELS),
+    ("defcontext", SECURITY_LABELS),
+    ("fscontext", SECURITY_LABELS),
+    ("rootcontext", SECURITY_LABELS),
     ("grpjquota", QUOTAS),
     ("journal_dev", EXTERNAL_JOURNAL),
     ("journal_path", EXTERNAL_JOURNAL),
@@ -107,13 +119,19 @@ const CHOICES: &[(&str, &str, Verdict)] = &[
 ];
 
 /// What Linux's option means here; `None` for one that is not in the list.
-pub(crate) fn verdict(name: &str, value: Option<&str>) -> Option<Verdict> {
-    let Some(value) = value else {
-        return FLAGS.iter().find(|(flag, _)| *flag == name).map(|(_, verdict)| *verdict);
+///
+/// # Errors
+/// What is expected in place of the value.
+pub(crate) fn verdict(name: &str, value: Option<&str>) -> Result<Option<Verdict>, &'static str> {
+    let named = |list: &[(&str, Verdict)]| {
+        list.iter().find(|(option, _)| *option == name).map(|(_, verdict)| *verdict)
     };
+    let Some(value) = value else { return Ok(named(FLAGS)) };
+    if let Some(verdict) = named(NUMBERS) {
+        return value.parse::<u32>().map(|_| Some(verdict)).map_err(|_| "expected a number");
+    }
     let choice = CHOICES.iter().find(|(option, of, _)| *option == name && *of == value);
-    let any = || VALUES.iter().find(|(option, _)| *option == name).map(|(_, verdict)| *verdict);
-    choice.map(|(.., verdict)| *verdict).or_else(any)
+    Ok(choice.map(|(.., verdict)| *verdict).or_else(|| named(VALUES)))
 }
 
 #[cfg(test)]
@@ -122,11 +140,12 @@ mod tests {
 
     #[test]
     fn values_count_where_they_make_the_difference() {
-        assert_eq!(verdict("dax", Some("never")), Some(Nothing(ALWAYS)));
-        assert!(matches!(verdict("dax", Some("always")), Some(Refused(_))));
-        assert!(matches!(verdict("dax", None), Some(Refused(_))));
-        assert_eq!(verdict("dax", Some("maybe")), None);
-        assert!(matches!(verdict("stripe", Some("16")), Some(Nothing(_))));
-        assert_eq!(verdict("stripe", None), None);
+        assert_eq!(verdict("dax", Some("never")), Ok(Some(Nothing(ALWAYS))));
+        assert!(matches!(verdict("dax", Some("always")), Ok(Some(Refused(_)))));
+        assert!(matches!(verdict("dax", None), Ok(Some(Refused(_)))));
+        assert_eq!(verdict("dax", Some("maybe")), Ok(None));
+        assert!(matches!(verdict("stripe", Some("16")), Ok(Some(Nothing(_)))));
+        assert_eq!(verdict("stripe", Some("abc")), Err("expected a number"));
+        assert_eq!(verdict("stripe", None), Ok(None));
     }
 }

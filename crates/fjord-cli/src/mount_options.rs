@@ -102,7 +102,8 @@ fn set_engine_option(engine: &mut MountOptions, option: &Unclaimed) -> Result<()
         Some(value) => format!("{name}={value}"),
         None => name.to_owned(),
     };
-    match ext4_options::verdict(name, option.value.as_deref()) {
+    let verdict = ext4_options::verdict(name, option.value.as_deref());
+    match verdict.map_err(|e| Failure::usage(format!("mount option {shown}: {e}")))? {
         Some(Verdict::Nothing(why)) => {
             tracing::info!("mount option {shown} changes nothing: {why}");
             return Ok(());
@@ -240,6 +241,10 @@ mod tests {
             ("journal_path=/dev/sdb", "another device"),
             ("cache_size=1", "at least 8M"),
             ("blksize=7", "blksize=7"),
+            ("stripe=abc", "stripe=abc: expected a number"),
+            ("init_itable=", "init_itable=: expected a number"),
+            ("abort", "-o ro"),
+            ("context=system_u:object_r:tmp_t:s0", "SELinux"),
         ] {
             let e = parsed(list).unwrap_err();
             assert!(e.message.contains(word), "{e}");

@@ -702,7 +702,8 @@ fn a_copy_goes_on_beside_damage() -> Result<()> {
     let said = fjord(&["get", "-r"], &image, &["/dir", text(&out)])?;
     let said = said.expect_code(&[4])?.stderr;
     for told in ["dir/bad", "dir/below/bad", "2 entries were not copied"] {
-        ensure!(said.contains(told), "{told}: {said}");
+        let line = said.lines().find(|line| line.contains(told)).unwrap_or_default();
+        ensure!(line.starts_with(&format!("fjord: {}: ", image.display())), "{told}: {said}");
     }
     for name in ["dir/a", "dir/below/c", "dir/z"] {
         ensure!(fs::read_to_string(out.join(name))? == name, "{name}");
@@ -718,9 +719,29 @@ fn a_copy_goes_on_beside_damage() -> Result<()> {
         "{}",
         said.stderr
     );
+    ensure!(said.stderr.starts_with(&format!("fjord: {}: /dir/z: ", image.display())), "{said:?}");
     let names: Vec<&str> =
         said.stdout.lines().filter_map(|line| line.split(' ').next_back()).collect();
     ensure!(names == [".", "..", "a", "bad", "below", "a"], "{names:?}");
+    Ok(())
+}
+
+/// Letters that ls(1) has.
+#[test]
+fn ls_takes_the_letters_of_coreutils() -> Result<()> {
+    let scratch = Scratch::in_memory("ls")?;
+    let (image, file) = (scratch.join("image"), scratch.join("file"));
+    fs::write(&file, vec![1; 1536])?;
+    fjord(&["mkfs", "--size", "16M"], &image, &[])?.ok()?;
+    fjord(&["put"], &image, &[text(&file), "/file"])?.ok()?;
+    ensure!(fjord(&["ls", "-1"], &image, &[])?.ok()?.stdout == "file\nlost+found\n");
+    for (letters, size) in [("-lah", " 1.5 KiB "), ("-la", " 1536 ")] {
+        let listed = fjord(&["ls", letters], &image, &[])?.ok()?.stdout;
+        let line = listed.lines().find(|line| line.ends_with(" file")).unwrap_or_default();
+        ensure!(line.contains(size), "{letters}: {listed}");
+        ensure!(listed.lines().any(|line| line.ends_with(" ..")), "{letters}: {listed}");
+    }
+    ensure!(fjord(&["ls", "--help"], &image, &[])?.ok()?.stdout.contains("human-readable"));
     Ok(())
 }
 

@@ -388,3 +388,17 @@ fn nosymfollow_is_kept_by_a_remount() -> Result<()> {
     ensure!(read() == Err(Some(libc::ELOOP)), "at the end");
     mounted.unmount()
 }
+
+/// The letter of mount(8) for a read-only mount.
+#[test]
+fn the_letter_r_mounts_read_only() -> Result<()> {
+    let scratch = Scratch::in_memory("letter")?;
+    let img = scratch.join("image");
+    make(&img, "^fast_commit")?;
+    let mount = FjordMount::with_program(&program(), &img, &["-r"])?;
+    ensure!(shown_options(mount.path())?.split(',').any(|option| option == "ro"));
+    let said = fs::write(mount.path().join("new"), "x").map_err(|error| error.raw_os_error());
+    ensure!(said == Err(Some(libc::EROFS)), "{said:?}");
+    mount.unmount()?;
+    Ok(())
+}

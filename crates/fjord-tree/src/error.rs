@@ -275,3 +275,20 @@ pub(crate) fn list(lines: &mut Vec<String>, mut what: String) {
     what.truncate(len);
     lines.push(what);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hostile tree has as many entries that fail as it likes, with paths as long as it likes.
+    #[test]
+    fn lists_for_people_are_bounded() {
+        let mut lines = Vec::new();
+        for _ in 0..3 * LISTED_MAX {
+            list(&mut lines, "é".repeat(LINE_BYTES_MAX));
+        }
+        assert_eq!(lines.len(), LISTED_MAX + 1);
+        assert!(lines.iter().all(|line| line.len() <= LINE_BYTES_MAX));
+        assert_eq!(lines.last().map(String::as_str), Some("more, which are not listed"));
+    }
+}

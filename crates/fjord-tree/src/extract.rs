@@ -39,8 +39,10 @@ pub struct Extracted {
     pub unkept: Vec<String>,
     /// Entries that could not be copied, with reasons.
     pub failed: Vec<String>,
-    /// Some of them because the image is damaged there.
-    pub is_damaged: bool,
+    /// Entries that could not be read, because the image is damaged there.
+    pub damaged: Vec<String>,
+    /// Whether damage is the reason for some of `unkept`.
+    pub unkept_by_damage: bool,
 }
 
 /// Copies a file, or a directory with all that is in it, to the path `target`, which the caller of
@@ -262,8 +264,7 @@ impl<'e> Extraction<'e> {
     /// Lists an error that concerns one entry; also damage, beside which the rest can be read.
     fn go_on(&mut self, error: TreeError) -> Result<()> {
         if let TreeError::Engine { source: Error::Corrupt { .. } | Error::Io(_), .. } = &error {
-            self.done.is_damaged = true;
-            list(&mut self.done.failed, error.to_string());
+            list(&mut self.done.damaged, error.to_string());
             return Ok(());
         }
         list_or_end(error, &mut self.done.unkept, &mut self.done.failed)
@@ -320,7 +321,7 @@ impl<'e> Extraction<'e> {
     }
 
     fn lose(&mut self, path: &Path, what: &str, error: &Error) {
-        self.done.is_damaged |= matches!(error, Error::Corrupt { .. } | Error::Io(_));
+        self.done.unkept_by_damage |= matches!(error, Error::Corrupt { .. } | Error::Io(_));
         list(&mut self.done.unkept, format!("{}: {what}: {error}", path.display()));
     }
 

@@ -38,6 +38,9 @@ pub struct ImageName {
     part: Option<Part>,
 }
 
+/// What `off_t` can count.
+const FILE_SIZE_MAX_BYTES: u64 = i64::MAX as u64;
+
 /// A part of a file or device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
@@ -111,7 +114,13 @@ impl ImageName {
             None => Ok(None),
             Some(Part::Number(number)) => self.partition(number).map(Some),
             Some(Part::Bytes { offset, size: Some(size) }) => {
-                Ok(Some(offset..offset.saturating_add(size)))
+                let end = offset.checked_add(size).filter(|end| *end <= FILE_SIZE_MAX_BYTES);
+                end.map(|end| Some(offset..end)).ok_or_else(|| {
+                    let file = self.path.display();
+                    Error::Usage(format!(
+                        "{file}: no file has bytes {offset}+{size}; check offset and size"
+                    ))
+                })
             }
             Some(Part::Bytes { offset, size: None }) => {
                 let (_, size_bytes) = self.open_to_look()?;
@@ -199,6 +208,21 @@ mod tests {
             ("disk@99999999999", ("disk@99999999999", None)),
         ] {
             assert_eq!(part(name), (PathBuf::from(wanted.0), wanted.1), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_part_ends_within_what_a_file_can_have() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        for (bytes, end) in [
+            ("9223372036854775806+1", Some(9_223_372_036_854_775_807)),
+            ("9223372036854775807+1", None),
+            ("18446744073709551615+5", None),
+        ] {
+            let mut name = OsString::from(file.path());
+            name.push(format!("@offset={bytes}"));
+            let range = ImageName::parse(Path::new(&name)).range();
+            assert_eq!(range.ok().flatten().map(|range| range.end), end, "{bytes}");
         }
     }
 }

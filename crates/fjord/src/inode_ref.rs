@@ -16,7 +16,7 @@ use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Cred, SetAttr};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::fallocate::{self, FallocMode};
 use crate::file::seek::{self, FiemapExtent};
 use crate::file::write::WriteOptions;
@@ -87,6 +87,14 @@ impl InodeRef {
     pub(crate) fn new(fs: &Arc<FsInner>, inode: Arc<Inode>) -> Self {
         fs.inodes.add_ref(&inode);
         Self { fs: fs.clone(), inode }
+    }
+
+    /// Damage of this directory that a walk through the tree has met.
+    ///
+    /// # Errors
+    /// `Corrupt` with this detail.
+    pub(crate) fn damaged<T>(&self, detail: String) -> Result<T> {
+        noting(&self.fs, false, || Err(Error::corrupt("directory", detail)))
     }
 
     /// The inode's state, for a look.

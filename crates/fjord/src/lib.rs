@@ -79,7 +79,7 @@ pub use file::seek::FiemapExtent;
 pub use file::write::WriteOptions;
 pub use fjord_block::{Device, FileDevice, FileOptions, MemDevice, MemImage, OpenError};
 pub use fjord_format::InodeNo;
-pub use fjord_journal::{JournalIo, JournalLists};
+pub use fjord_journal::{JournalIo, JournalLists, RecoveryReport};
 pub use fjord_mkfs::{IjournalAreas, JournalSize, MkfsOptions};
 pub use fs::events::{Event, Severity};
 pub use fs::status::{Failure, ShutdownMode};

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use fjord_block::{Device, SnapshotOptions, SnapshotReport};
 use fjord_format::InodeNo;
+use fjord_journal::RecoveryReport;
 use fjord_mkfs::MkfsOptions;
 use rustix::io::Errno;
 
@@ -289,6 +290,12 @@ impl Fs {
         self.0.journal().checkpoint_all().map_err(Error::from)
     }
 
+    /// What this mount has found in the journal and replayed; the records of fast commits are not kept. `None` for
+    /// an image without a journal and where the journal was not read, as for a read-only open.
+    pub fn recovery(&self) -> Option<&RecoveryReport> {
+        self.0.recovery.get()
+    }
+
     /// Whether everything before the end of this epoch is durable ([`crate::File::fbarrier`]). Without
     /// a wait; `false` may be out of date.
     pub fn is_durable(&self, epoch: Epoch) -> bool {
@@ -443,6 +450,10 @@ impl Fs {
     /// # Errors
     /// I/O errors and corruption: also where it has no links or is no directory.
     pub fn root(&self) -> Result<InodeRef> {
+        noting(&self.0, false, || self.checked_root())
+    }
+
+    fn checked_root(&self) -> Result<InodeRef> {
         let bad = |detail: &str| {
             Error::corrupt(
                 "inode",

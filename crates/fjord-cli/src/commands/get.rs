@@ -70,6 +70,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     bar.finish_and_clear();
     let copied = copied?;
-    output::copied(&copied.failed, &copied.unkept)
-        .map_err(|failure| if copied.is_damaged { failure.of_damage() } else { failure })
+    let image = args.image.display();
+    let damaged = copied.damaged.iter().map(|line| format!("{image}: {line}"));
+    let failed: Vec<String> = damaged.chain(copied.failed).collect();
+    let is_damaged = copied.unkept_by_damage || !copied.damaged.is_empty();
+    output::copied(&failed, &copied.unkept)
+        .map_err(|failure| if is_damaged { failure.of_damage() } else { failure })
 }

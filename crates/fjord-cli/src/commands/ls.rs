@@ -1,6 +1,6 @@
 //! `fjord ls`: list a directory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fjord::{Attr, FileKind, InodeRef};
 use fjord_tree::readable_names;
@@ -13,8 +13,11 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  fjord ls disk.img\n  fjord ls -l disk.img /etc\n  \
-fjord ls --json disk.img / | jq '.[].name'")]
+#[command(
+    disable_help_flag = true,
+    after_help = "Examples:\n  fjord ls disk.img\n  fjord ls -lh disk.img /etc\n  \
+fjord ls --json disk.img / | jq '.[].name'"
+)]
 pub(crate) struct Args {
     /// Image file or block device
     pub(crate) image: PathBuf,
@@ -24,6 +27,9 @@ pub(crate) struct Args {
     /// Also show mode, owner, size and time
     #[arg(short, long)]
     long: bool,
+    /// With -l: sizes with units
+    #[arg(short = 'h', long)]
+    human_readable: bool,
     /// Also show . and .. (names that begin with a dot are always shown)
     #[arg(short, long)]
     all: bool,
@@ -33,6 +39,9 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 }
 
 /// A directory entry with the attributes of its file.
@@ -81,18 +90,22 @@ pub(crate) fn names(dir: &InodeRef) -> Result<Vec<Vec<u8>>> {
 }
 
 /// What cannot be listed, because it is damaged. As with ls(1) on Linux's mount the rest is.
-#[derive(Default)]
-pub(super) struct Unlisted {
+pub(super) struct Unlisted<'a> {
+    image: &'a Path,
     count: usize,
 }
 
-impl Unlisted {
+impl<'a> Unlisted<'a> {
+    pub(super) fn of(image: &'a Path) -> Unlisted<'a> {
+        Unlisted { image, count: 0 }
+    }
+
     /// What was read. If it is damaged, that is said and counted; other failures stay failures.
     pub(super) fn pass<T>(&mut self, read: Result<T>) -> Result<Option<T>> {
         match read {
             Ok(value) => Ok(Some(value)),
             Err(failure) if failure.code == EXIT_DAMAGED => {
-                output::complain(&failure.message);
+                output::complain(failure.of_image(Some(self.image)));
                 self.count += 1;
                 Ok(None)
             }
@@ -123,7 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let file = paths::find(&fs, &args.path, Last::Follow)?;
     let attr = file.attr();
     let mut entries = Vec::new();
-    let mut unlisted = Unlisted::default();
+    let mut unlisted = Unlisted::of(&args.image);
     if attr.kind() == FileKind::Directory {
         if args.all {
             entries.push(Entry::new(b".", &file, &attr)?);
@@ -132,7 +145,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         let (names, read) = readable_names(&file);
         for name in names {
-            let child = file.lookup(&name).context(output::name(&name));
+            let below = format!("{}/{}", args.path.trim_end_matches('/'), output::name(&name));
+            let child = file.lookup(&name).context(below);
             let entry = child.and_then(|child| Entry::new(&name, &child, &child.attr()));
             entries.extend(unlisted.pass(entry)?);
         }
@@ -143,17 +157,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.json {
         output::json(&entries)?;
     } else {
-        let lines =
-            entries.iter().map(|e| if args.long { long(e) } else { format!("{}\n", e.name) });
+        let size = |bytes: u64| match args.human_readable {
+            true => crate::size::show(bytes),
+            false => bytes.to_string(),
+        };
+        let lines = entries.iter().map(|e| match args.long {
+            true => long(e, &size(e.size)),
+            false => format!("{}\n", e.name),
+        });
         output::print(lines.collect())?;
     }
     unlisted.result()
 }
 
-fn long(e: &Entry) -> String {
+/// The line of `ls -l`; `size` as it is to be shown.
+fn long(e: &Entry, size: &str) -> String {
     let target = e.target.as_ref().map(|t| format!(" -> {t}")).unwrap_or_default();
     format!(
-        "{} {:>3} {:>5} {:>5} {:>12} {} {}{target}\n",
-        e.mode, e.links, e.uid, e.gid, e.size, e.modified, e.name
+        "{} {:>3} {:>5} {:>5} {size:>12} {} {}{target}\n",
+        e.mode, e.links, e.uid, e.gid, e.modified, e.name
     )
 }

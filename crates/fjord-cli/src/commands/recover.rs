@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fjord::{Error, Fs};
+use fjord::Fs;
 use serde::Serialize;
 
 use crate::{
@@ -58,22 +58,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Opens an image, which recovers it.
 fn open(image: &Path) -> Result<(Outcome, Fs)> {
-    let found = image::log(image)?;
-    let report = found.as_ref().map(|plan| plan.report());
+    let fs = image::open_to_write(image)?;
+    let report = fs.recovery().cloned().unwrap_or_default();
     let outcome = Outcome {
-        was_dirty: report.is_some_and(|r| r.was_dirty),
+        was_dirty: report.was_dirty,
         dropped_fsyncs: false,
-        transactions: report.map_or(0, |r| r.transactions),
-        replayed_blocks: report.map_or(0, |r| r.replayed_blocks),
-        revoked_blocks: report.map_or(0, |r| r.revoked_blocks),
-        fast_commits: report.map_or(0, |r| r.fast_commits),
-        i_transactions: found.as_ref().map_or(Ok(0), |plan| {
-            let found = plan.i_transactions().map_err(Error::from);
-            found.map(|found| found.len()).context(image.display())
-        })?,
+        transactions: report.transactions,
+        replayed_blocks: report.replayed_blocks,
+        revoked_blocks: report.revoked_blocks,
+        fast_commits: report.fast_commits,
+        i_transactions: report.i_transactions,
     };
-    drop(found);
-    Ok((outcome, image::open_to_write(image)?))
+    Ok((outcome, fs))
 }
 
 /// After a failed recovery: discards the i-transactions if damage is the reason and the ijournal

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let fs = image::open_to_read(&args.image)?;
     let top = paths::find(&fs, &args.path, Last::Follow)?;
     let depth = args.depth.min(DEPTH_MAX);
-    let mut unlisted = Unlisted::default();
+    let mut unlisted = Unlisted::of(&args.image);
     let entry = Entry::new(args.path.as_bytes(), &top, &top.attr())?;
     let tree = collect(&args.path, entry, &top, depth, &mut unlisted)?;
     if args.json {
@@ -64,7 +64,7 @@ fn collect(
     entry: Entry,
     file: &InodeRef,
     depth: usize,
-    unlisted: &mut Unlisted,
+    unlisted: &mut Unlisted<'_>,
 ) -> Result<Node> {
     let mut children = Vec::new();
     if file.attr().kind() == FileKind::Directory && depth > 0 {

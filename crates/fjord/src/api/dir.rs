@@ -189,7 +189,7 @@ pub(super) fn empty(dir: &InodeRef) -> Result<()> {
                     if !inside.insert(inode.ino()) {
                         let detail =
                             format!("the directory with inode {} contains itself", inode.ino());
-                        return Err(Error::corrupt("directory", detail));
+                        return here.dir.damaged(detail);
                     }
                     stack.push(Emptied::new(inode, Some(entry))?);
                 } else {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::dir::{OwnedDirEntry, ReadDir};
 use crate::attr::{Attr, FileKind};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::vfs::{Fs, InodeRef};
 
 /// Iterates over a tree; see [`Fs::walk`].
@@ -104,7 +104,7 @@ impl Walk {
         if self.inside.contains(&ino) {
             let detail =
                 format!("the directory with inode {ino} contains itself at {}", path.display());
-            return Err(Error::corrupt("directory", detail));
+            return inode.damaged(detail);
         }
         let mut entries = ReadDir::new(inode, &path)?.collect::<Result<Vec<_>>>()?;
         entries.sort_unstable_by(|a, b| b.file_name().cmp(a.file_name()));

@@ -34,7 +34,7 @@ use fjord_format::BlockNo;
 use fjord_format::features::Compat;
 use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::time::{SECONDS_MAX, SECONDS_MAX_32BIT, SECONDS_MIN};
-use fjord_journal::{Handle, Journal};
+use fjord_journal::{Handle, Journal, RecoveryReport};
 use rustix::io::Errno;
 
 use crate::alloc::{GroupParts, Groups};
@@ -123,6 +123,8 @@ pub(crate) struct FsInner {
     pub(crate) parts: OnceLock<Arc<GroupParts>>,
     /// Set once, at the end of mount.
     journal: OnceLock<Journal>,
+    /// What the mount has replayed; without the records of fast commits. Set once, where the mount has read a log.
+    pub(crate) recovery: OnceLock<RecoveryReport>,
 }
 
 /// Counters of a mounted file system.

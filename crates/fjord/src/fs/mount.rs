@@ -22,7 +22,7 @@ use fjord_format::superblock::{
     FsState, OS_HURD, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES,
 };
 use fjord_format::{BlockNo, FormatError, InodeNo};
-use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions};
+use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions, RecoveryReport};
 
 use crate::alloc::{GroupParts, Groups};
 use crate::awake::{Awake, CPU_DMA_LATENCY, FSYNC_TIME_MIN};
@@ -214,7 +214,8 @@ fn load(
             opened.journal.set_parts(parts.clone())?;
         }
         fs.set_journal(opened.journal);
-        (aborted, fast_commits) = (opened.aborted, opened.fast_commits);
+        (aborted, fast_commits) = (opened.report.errno.is_some(), opened.fast_commits);
+        fs.recovery.get_or_init(|| opened.report);
     }
     if !fs.options.read_only {
         start_writing(&fs, purpose, aborted, fast_commits)?;
@@ -453,6 +454,7 @@ fn build(
         options,
         parts: OnceLock::new(),
         journal: OnceLock::new(),
+        recovery: OnceLock::new(),
     })
 }
 
@@ -461,8 +463,8 @@ struct OpenedJournal {
     journal: Journal,
     /// The blocks it lies in.
     runs: Vec<(BlockNo, u64)>,
-    /// Its last user stopped it because of an error.
-    aborted: bool,
+    /// What was found and done; without the fast commits.
+    report: RecoveryReport,
     /// What is to be applied before anything else.
     fast_commits: Vec<Record>,
 }
@@ -517,7 +519,7 @@ fn open_journal(
         let detail = "the log is too short for a transaction".to_owned();
         return Err(Error::corrupt("journal", detail));
     }
-    Ok(Some(OpenedJournal { journal, runs, aborted: report.errno.is_some(), fast_commits }))
+    Ok(Some(OpenedJournal { journal, runs, report, fast_commits }))
 }
 
 /// Blocks of a transaction stay in memory until it is checkpointed: a running and a committing one

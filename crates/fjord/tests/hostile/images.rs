@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
+use fjord::{Error, FileDevice, FileOptions, Fs, MkfsOptions, MountOptions};
 use fjord_block::MemDevice;
 use fjord_testkit::hostile::{self, Options, base};
 use fjord_testkit::image;
@@ -43,5 +44,33 @@ fn damaged_images() -> Result<()> {
     let summary = hostile::run(&options)?;
     println!("{summary:?}");
     assert!(summary.opened > summary.cases / 4, "too few images open: {summary:?}");
+    Ok(())
+}
+
+/// Damage that is seen above the directories stops changes as any other does: a root that is none, and a directory
+/// that contains itself, met by a walk and by a removal.
+#[test]
+fn damage_of_the_tree_is_noted() -> Result<()> {
+    type Meet = fn(&Fs) -> fjord::Result<()>;
+    let walk: Meet = |fs| fs.walk("/")?.try_for_each(|entry| entry.map(drop));
+    let cases: [(&str, Meet); 3] = [
+        ("set_inode_field <2> mode 0100644", |fs| fs.root().map(drop)),
+        ("link /dir /dir/again", walk),
+        ("link /dir /dir/again", |fs| fs.remove_dir_all("/dir")),
+    ];
+    for (request, meet) in cases {
+        let file = tempfile::NamedTempFile::new()?;
+        image::make_sparse(file.path(), 16 << 20)?;
+        let device = FileDevice::open(file.path(), &FileOptions::default())?;
+        let fs =
+            Fs::create_on(Arc::new(device), &MkfsOptions::default(), &MountOptions::default())?;
+        fs.create_dir("/dir")?;
+        fs.unmount()?;
+        image::debugfs_write(file.path(), &[request.to_owned()])?;
+        let fs = Fs::open(file.path(), &MountOptions::default())?;
+        let Err(error) = meet(&fs) else { bail!("{request}: no error") };
+        ensure!(matches!(error, Error::Corrupt { .. }), "{request}: {error}");
+        ensure!(fs.stats().failure.is_some(), "{request}: {error}, yet still writable");
+    }
     Ok(())
 }
