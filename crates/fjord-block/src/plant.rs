@@ -104,6 +104,8 @@ bugs! {
         ShiftNotCommitted,
         /// Writeback: metadata is committed after submission of the data, not after its transfer.
         WritebackNotAwaited,
+        /// Writeback: of a request with the data of several files, that of the second is left out.
+        NeighbourForgotten,
         /// Fsync: does only what fdatasync does.
         FsyncAsFdatasync,
         /// Fsync: fdatasync of a directory ignores changes of its entries.

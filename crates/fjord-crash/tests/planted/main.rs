@@ -528,6 +528,13 @@ fn writeback_not_awaited() {
 }
 
 #[test]
+fn neighbour_forgotten() {
+    Plant::new(Bug::NeighbourForgotten)
+        .ops("create /a; append /a 5000; create /b; append /b 5000; sync")
+        .shows_as(&[Kind::PromiseLost, Kind::ForeignBytes]);
+}
+
+#[test]
 fn fsync_as_fdatasync() {
     Plant::new(Bug::FsyncAsFdatasync).shows_as(&[Kind::PromiseLost]);
 }

@@ -17,8 +17,8 @@ use rustix::io::Errno;
 
 use super::pace;
 use super::writeback::{
-    Batch, Mode, complete, drain, noting, store_lazy, submit_all, wanted_size, write_batches,
-    write_inode,
+    Batch, Mode, complete, drain, noting, store_lazy, submit_all, submit_together, wanted_size,
+    write_batches, write_inode,
 };
 use crate::error::Result;
 use crate::fs::FsInner;
@@ -76,7 +76,7 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, want: Want, class: Class, enough: imp
     }
 }
 
-/// An inode of a group whose data is on its way.
+/// An inode of a group whose data has blocks.
 struct Started<'a> {
     busy: &'a Busy<'a>,
     in_flight: MutexGuard<'a, InFlight>,
@@ -84,6 +84,13 @@ struct Started<'a> {
     /// See [`wanted_size`].
     wanted: u64,
     result: Result<()>,
+}
+
+impl Started<'_> {
+    fn batches(&mut self) -> impl Iterator<Item = (&Inode, &mut Batch)> {
+        let inode: &Inode = self.busy.inode();
+        self.pending.iter_mut().map(move |batch| (inode, batch))
+    }
 }
 
 /// Writes back many inodes, keeping the device busy with the data of several at once: files
@@ -108,6 +115,8 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class)
                 None => others.push(busy),
             }
         }
+        let mut batches: Vec<_> = started.iter_mut().flat_map(Started::batches).collect();
+        submit_together(fs, &mut batches);
         for one in started {
             first_error = first_error.and(end_one(fs, one, class));
         }
@@ -119,7 +128,7 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class)
     first_error
 }
 
-/// Submits the data of an inode with little data. `None` if its lock is taken: a thread that holds
+/// Begins the writeback of an inode with little data, which [`submit_together`] submits. `None` if its lock is taken: a thread that holds
 /// several may block only on the first, or two groups would deadlock.
 fn start_one<'a>(
     fs: &Arc<FsInner>,
@@ -131,7 +140,7 @@ fn start_one<'a>(
     let mut in_flight =
         if may_wait { inode.lock_writeback() } else { inode.writeback.try_lock()? };
     let mut pending = VecDeque::new();
-    let mode = Mode::DataFirst(class);
+    let mode = Mode::Together(class);
     let wanted = wanted_size(inode, &(0..u64::MAX));
     let result = drain(fs, inode, &mut in_flight)
         .and_then(|()| submit_all(fs, inode, &mut in_flight, 0..u64::MAX, mode, &mut pending));

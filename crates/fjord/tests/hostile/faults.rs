@@ -206,7 +206,10 @@ fn use_it(fs: &Fs, device: &FaultDevice, fault_op: Option<IoOp>) -> Result<Promi
     // Data that found no room, and to which nothing referred, waits for it.
     let is_full = |error: &fjord::Error| error.errno() == libc::ENOSPC;
     let waits = run.errors.iter().any(is_full) && !fs.is_read_only();
-    let is_lost = || device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read) && !waits;
+    // The one failure was that of a request with the data of several files, each written again alone.
+    let is_mended = || fs.stats().events.iter().any(|e| e.message.contains("was written again"));
+    let is_hit = || device.faults().hit_count() > 0 && fault_op != Some(IoOp::Read);
+    let is_lost = || is_hit() && !waits && !is_mended();
     if is_lost() {
         if !is_told {
             // It was sent behind the last promise and shows with the next one.

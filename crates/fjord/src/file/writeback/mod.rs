@@ -1,7 +1,7 @@
 //! Writeback: dirty pages to the device, and their extents into the metadata.
 //!
 //! Owns the order of the two: [`runs`] has blocks for the data, [`extents`] the metadata, [`in_flight`]
-//! the writes that nobody has waited for. In the background, blocks are picked in memory, data is written and
+//! the writes that nobody has waited for, [`together`] requests with data of several inodes. In the background, blocks are picked in memory, data is written and
 //! awaited, and only then does a handle insert the extents, so that a periodic commit never waits
 //! for data of other files. An fsync cannot spare that wait: it inserts the extents at once and
 //! attaches the data's tickets to the transaction.
@@ -14,6 +14,7 @@
 mod extents;
 mod in_flight;
 mod runs;
+mod together;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -32,7 +33,7 @@ use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 
 use extents::{journal_pages, record};
-use in_flight::{reap, record_in_flight, wait_all};
+use in_flight::{reap, record_in_flight};
 
 pub(super) use extents::insert_run;
 pub(crate) use extents::journals_data;
@@ -40,6 +41,7 @@ pub(crate) use in_flight::{
     drain, drain_submitted, finish, leave_in_flight, submitted, wait_in_flight,
 };
 pub(super) use runs::{Place, WriteRun, place, take_back};
+pub(super) use together::submit_together;
 
 /// Pages taken in one go.
 const BATCH_PAGES: usize = 2048;
@@ -62,6 +64,8 @@ pub(crate) enum Mode {
     },
     /// Data first, then metadata; who waits is the class of the data writes.
     DataFirst(Class),
+    /// The same; the data is left to [`submit_together`], with that of other inodes.
+    Together(Class),
 }
 
 impl Mode {
@@ -71,10 +75,14 @@ impl Mode {
     }
 }
 
-/// Runs whose data has been submitted.
+/// Runs whose data has been submitted, unless it is left to [`submit_together`].
 pub(super) struct Batch {
     runs: Vec<WriteRun>,
     tickets: Vec<Ticket>,
+    /// Who waits for the data, while it is not submitted.
+    unsent: Option<Class>,
+    /// Some of its requests carry data of other inodes too.
+    is_merged: bool,
     /// The size in bytes that a crash may show once they are written. That of the moment at which
     /// the pages were taken: what is dirtied later is not there.
     shown_size: u64,
@@ -177,7 +185,7 @@ pub(super) fn submit_all(
         let mut state = inode.state.write();
         let batch_pages = match mode {
             _ if pass.is_some() => Pace::pass_pages(fs.geo.block_size),
-            Mode::DataFirst(_) => fs.pace.batch_pages(fs.geo.block_size),
+            Mode::DataFirst(_) | Mode::Together(_) => fs.pace.batch_pages(fs.geo.block_size),
             Mode::Fsync { .. } | Mode::Barrier { .. } => BATCH_PAGES,
         };
         let pages = inode.pages.take_dirty(cursor..range.end, batch_pages);
@@ -209,7 +217,7 @@ pub(super) fn submit_all(
                 }
                 record_in_flight(fs, in_flight, batch, mode);
             }
-            Mode::DataFirst(_) => {
+            Mode::DataFirst(_) | Mode::Together(_) => {
                 drop(state);
                 batch.pass = pass;
                 pending.push_back(batch);
@@ -285,6 +293,11 @@ fn submit(
     for run in &runs {
         state.carried.written_in_place(run.phys, run.len());
     }
+    if let Mode::Together(class) = mode {
+        let unsent = Some(class);
+        let (tickets, is_merged, ends_epoch) = (Vec::new(), false, false);
+        return Ok(Batch { runs, tickets, unsent, is_merged, shown_size, ends_epoch, pass: None });
+    }
     let (class, order) = how(fs, inode, mode);
     let mut orders = vec![order; runs.len()];
     // Else a commit will end the epoch.
@@ -310,7 +323,8 @@ fn submit(
     if matches!(mode, Mode::DataFirst(_)) {
         inode.quasi_async.began(&tickets);
     }
-    Ok(Batch { runs, tickets, shown_size, ends_epoch, pass: None })
+    let (unsent, is_merged) = (None, false);
+    Ok(Batch { runs, tickets, unsent, is_merged, shown_size, ends_epoch, pass: None })
 }
 
 /// Class and order of data writes. Data that is complete before its extents enter a transaction
@@ -323,7 +337,7 @@ fn how(fs: &FsInner, inode: &Inode, mode: Mode) -> (Class, Order) {
         }
         Mode::Fsync { .. } => (Class::Sync, Order::Ordered),
         Mode::Barrier { .. } => (Class::Async, Order::Ordered),
-        Mode::DataFirst(class) => {
+        Mode::DataFirst(class) | Mode::Together(class) => {
             let in_order = fs.data_in_order.load(Ordering::Acquire);
             let order = if in_order { Order::Ordered } else { Order::Orderless };
             (inode.quasi_async.class(class), order)
@@ -339,9 +353,10 @@ fn is_data_only(state: &InodeState, runs: &[WriteRun], datasync: bool) -> bool {
 
 /// Waits for a background batch, then inserts its extents.
 pub(super) fn complete(fs: &Arc<FsInner>, inode: &Arc<Inode>, mut batch: Batch) -> Result<()> {
+    submit_together(fs, &mut [(&**inode, &mut batch)]);
     let written = match planted(Bug::WritebackNotAwaited) {
         true => Ok(()),
-        false => wait_all(&batch.tickets),
+        false => together::wait(fs, inode, &mut batch),
     };
     drop(batch.pass.take());
     inode.quasi_async.ended();
