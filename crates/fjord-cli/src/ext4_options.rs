@@ -80,21 +80,32 @@ const FLAGS: &[(&str, Verdict)] = &[
     ("usrquota", QUOTAS),
 ];
 
+/// Which numbers an option takes, in words and as a test.
+type Range = (&'static str, fn(u32) -> bool);
+
+const ANY: Range = ("a number", |_| true);
+const FLAG: Range = ("0 or 1", |number| number <= 1);
+const PRIORITY: Range = ("a number from 0 to 7", |number| number <= 7);
+const READAHEAD: Range = ("0 or a power of 2, up to 1073741824", |number| {
+    number == 0 || number.is_power_of_two() && number <= 1 << 30
+});
+
 /// Options whose value is a number.
-const NUMBERS: &[(&str, Verdict)] = &[
-    ("auto_da_alloc", Nothing(AT_CLOSE)),
-    ("fc_debug_max_replay", Nothing("it limits the replay in tests of Linux")),
-    ("init_itable", Nothing(WHEN_USED)),
-    ("inode_readahead_blks", Nothing(ALLOCATOR)),
-    ("journal_ioprio", Nothing("the device orders requests by their class")),
-    ("max_batch_time", Nothing(SHARED_COMMITS)),
-    ("min_batch_time", Nothing(SHARED_COMMITS)),
-    ("mb_optimize_scan", Nothing(ALLOCATOR)),
-    ("stripe", Nothing(ALLOCATOR)),
+const NUMBERS: &[(&str, Range, Verdict)] = &[
+    ("auto_da_alloc", ANY, Nothing(AT_CLOSE)),
+    ("fc_debug_max_replay", ANY, Nothing("it limits the replay in tests of Linux")),
+    ("init_itable", ANY, Nothing(WHEN_USED)),
+    ("inode_readahead_blks", READAHEAD, Nothing(ALLOCATOR)),
+    ("journal_ioprio", PRIORITY, Nothing("the device orders requests by their class")),
+    ("max_batch_time", ANY, Nothing(SHARED_COMMITS)),
+    ("min_batch_time", ANY, Nothing(SHARED_COMMITS)),
+    ("mb_optimize_scan", FLAG, Nothing(ALLOCATOR)),
+    ("stripe", ANY, Nothing(ALLOCATOR)),
 ];
 
 /// Options with a value, whatever it is.
 const VALUES: &[(&str, Verdict)] = &[
+    ("check", Nothing(NO_CHECK)),
     ("context", SECURITY_LABELS),
     ("defcontext", SECURITY_LABELS),
     ("fscontext", SECURITY_LABELS),
@@ -110,28 +121,45 @@ const VALUES: &[(&str, Verdict)] = &[
 
 /// Options of which only some values change nothing.
 const CHOICES: &[(&str, &str, Verdict)] = &[
-    ("check", "none", Nothing(NO_CHECK)),
     ("data_err", "abort", Nothing(ALWAYS)),
     ("data_err", "ignore", Nothing("fjord turns read-only when a write fails in any case")),
     ("dax", "never", Nothing(ALWAYS)),
     ("dax", "inode", Nothing("no file of an image has the flag in effect")),
     ("dax", "always", DAX),
+    ("grpjquota", "", Nothing(NO_QUOTA)),
+    ("max_dir_size_kb", "0", Nothing("there is no limit")),
+    ("usrjquota", "", Nothing(NO_QUOTA)),
 ];
 
 /// What Linux's option means here; `None` for one that is not in the list.
 ///
 /// # Errors
-/// What is expected in place of the value.
-pub(crate) fn verdict(name: &str, value: Option<&str>) -> Result<Option<Verdict>, &'static str> {
+/// What is expected in place of the value, or of none.
+pub(crate) fn verdict(name: &str, value: Option<&str>) -> Result<Option<Verdict>, String> {
     let named = |list: &[(&str, Verdict)]| {
         list.iter().find(|(option, _)| *option == name).map(|(_, verdict)| *verdict)
     };
-    let Some(value) = value else { return Ok(named(FLAGS)) };
-    if let Some(verdict) = named(NUMBERS) {
-        return value.parse::<u32>().map(|_| Some(verdict)).map_err(|_| "expected a number");
+    let flag = named(FLAGS).filter(|_| value.is_none());
+    if flag.is_some() {
+        return Ok(flag);
     }
-    let choice = CHOICES.iter().find(|(option, of, _)| *option == name && *of == value);
-    Ok(choice.map(|(.., verdict)| *verdict).or_else(|| named(VALUES)))
+    if let Some((_, (expected, takes), verdict)) = NUMBERS.iter().find(|known| known.0 == name) {
+        let number = value.and_then(|value| value.parse().ok());
+        return match number.is_some_and(takes) {
+            true => Ok(Some(*verdict)),
+            false => Err(format!("expected {expected}")),
+        };
+    }
+    let choices = || CHOICES.iter().filter(|(option, ..)| *option == name);
+    let choice = choices().find(|(_, of, _)| Some(*of) == value).map(|(.., verdict)| *verdict);
+    let found = choice.or_else(|| named(VALUES).filter(|_| value.is_some()));
+    match found {
+        None if choices().next().is_some() => {
+            let known: Vec<&str> = choices().map(|(_, of, _)| *of).collect();
+            Err(format!("expected one of: {}", known.join(", ")))
+        }
+        found => Ok(found),
+    }
 }
 
 #[cfg(test)]
@@ -143,9 +171,26 @@ mod tests {
         assert_eq!(verdict("dax", Some("never")), Ok(Some(Nothing(ALWAYS))));
         assert!(matches!(verdict("dax", Some("always")), Ok(Some(Refused(_)))));
         assert!(matches!(verdict("dax", None), Ok(Some(Refused(_)))));
-        assert_eq!(verdict("dax", Some("maybe")), Ok(None));
+        assert_eq!(
+            verdict("dax", Some("maybe")),
+            Err("expected one of: never, inode, always".into())
+        );
+        assert_eq!(verdict("max_dir_size_kb", Some("0")), Ok(Some(Nothing("there is no limit"))));
+        assert!(matches!(verdict("max_dir_size_kb", Some("8")), Ok(Some(Refused(_)))));
+        assert_eq!(verdict("usrjquota", Some("")), Ok(Some(Nothing(NO_QUOTA))));
+        assert_eq!(verdict("frob", Some("1")), Ok(None));
+        for (name, value, is_taken) in [
+            ("journal_ioprio", "7", true),
+            ("journal_ioprio", "8", false),
+            ("inode_readahead_blks", "32", true),
+            ("inode_readahead_blks", "33", false),
+            ("inode_readahead_blks", "2147483648", false),
+            ("mb_optimize_scan", "2", false),
+        ] {
+            assert_eq!(verdict(name, Some(value)).is_ok(), is_taken, "{name}={value}");
+        }
         assert!(matches!(verdict("stripe", Some("16")), Ok(Some(Nothing(_)))));
-        assert_eq!(verdict("stripe", Some("abc")), Err("expected a number"));
-        assert_eq!(verdict("stripe", None), Ok(None));
+        assert_eq!(verdict("stripe", Some("abc")), Err("expected a number".into()));
+        assert_eq!(verdict("stripe", None), Err("expected a number".into()));
     }
 }

@@ -110,6 +110,10 @@ impl From<Error> for Failure {
                 "; the image, or the file system that holds it, is full: free space or use a \
                  larger one"
             }
+            libc::EMLINK => {
+                "; ext4 allows a file 65,000 names, and without dir_nlink a directory as many \
+                 subdirectories: make a copy in place of the link"
+            }
             libc::EROFS if !matches!(e, Error::Open(_)) => {
                 "; the image is read-only since an earlier error: unmount it and run e2fsck -f"
             }

@@ -13,6 +13,7 @@ mod failure;
 mod helper;
 mod image;
 mod in_use;
+mod log_line;
 mod man;
 mod mode_change;
 mod mount_options;
@@ -28,7 +29,7 @@ mod targets;
 mod tree_rules;
 mod users;
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use clap::Parser;
 use tracing_subscriber::{
@@ -47,12 +48,13 @@ fn main() -> ExitCode {
             return ExitCode::from(if e.use_stderr() { usage_code } else { 0 });
         }
     };
-    start_log(cli.verbose);
-    if let Err(message) = cli.settle() {
+    let settled = cli.settle();
+    let image = cli.command.image();
+    start_log(cli.verbose, image.as_deref());
+    if let Err(message) = settled {
         output::complain(message);
         return ExitCode::from(usage_code);
     }
-    let image = cli.command.image();
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -63,7 +65,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn start_log(verbose: u8) {
+/// `image` is named in each line.
+fn start_log(verbose: u8, image: Option<&Path>) {
     let level = match verbose {
         0 => "warn",
         1 => "info",
@@ -75,8 +78,7 @@ fn start_log(verbose: u8) {
     let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        .without_time()
+        .event_format(log_line::LogLine::of(image))
         // Printing it to a closed standard error would panic.
         .log_internal_errors(false)
         .with_filter(filter);

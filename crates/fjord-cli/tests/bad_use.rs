@@ -301,6 +301,49 @@ fn areas_that_are_damaged_can_be_given_up() -> Result<()> {
     Ok(())
 }
 
+/// A wrong checksum in the journal's superblock: the mark goes, so that e2fsck can repair the rest.
+#[test]
+fn a_damaged_journal_superblock_with_the_mark_can_be_repaired() -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let (scratch, _, _) = image_to_mount("marked")?;
+    let made = with_an_i_transaction(&scratch)?;
+    let journal = fs::read(&made)?
+        .chunks(1024)
+        .position(|block| block.starts_with(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4]))
+        .context("no journal")?;
+    for (command, codes) in [(&["recover", "--drop-fsyncs"][..], [DAMAGED]), (&["fsck", "-y"], [1])]
+    {
+        let cut = scratch.join(command[0]);
+        fs::copy(&made, &cut)?;
+        let file = File::options().write(true).open(&cut)?;
+        file.write_all_at(&[1, 2, 3, 4], journal as u64 * 1024 + 0xfc)?;
+        let wants = ["checksum", "recover --drop-fsyncs"];
+        expect(&fjord().arg("recover").arg(&cut).output()?, DAMAGED, &wants)?;
+        let given_up = fjord().args(command).arg(&cut).output()?;
+        ensure!(codes.map(Some).contains(&given_up.status.code()), "{given_up:?}");
+        let told = [&given_up.stdout[..], &given_up.stderr].concat();
+        ensure!(String::from_utf8_lossy(&told).contains("discarded"), "{given_up:?}");
+        image::e2fsck_repair(&cut)?;
+        image::e2fsck_clean(&cut)?;
+    }
+    Ok(())
+}
+
+/// A bad sector in an i-transaction looks as a power cut in its fsync does: it is left out, with a warning.
+#[test]
+fn an_i_transaction_that_is_not_whole_is_told() -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    let (scratch, _, _) = image_to_mount("not-whole")?;
+    let cut = with_an_i_transaction(&scratch)?;
+    let bytes = fs::read(&cut)?;
+    let at = bytes.chunks(1024).position(|block| block.starts_with(b"fjIT")).context("no area")?;
+    let file = File::options().write(true).open(&cut)?;
+    file.write_all_at(b"zzzz", at as u64 * 1024 + 200)?;
+    let done = fjord().arg("recover").arg(&cut).output()?;
+    expect(&done, 0, &["not whole", "not applied", &cut.to_string_lossy()])?;
+    Ok(())
+}
+
 /// What recovery can read is never discarded, whatever is asked for.
 #[test]
 fn areas_that_are_sound_are_not_given_up() -> Result<()> {
@@ -316,6 +359,7 @@ fn areas_that_are_sound_are_not_given_up() -> Result<()> {
     let kept = fjord().args(["recover", "--drop-fsyncs", "--json"]).arg(&copy).output()?;
     let said: serde_json::Value = serde_json::from_slice(&kept.stdout)?;
     ensure!(said["dropped_fsyncs"] == false && said["i_transactions"] == 1, "{said}");
+    ensure!(said["was_dirty"] == true, "{said}");
     for img in [&cut, &copy] {
         let read = fjord().arg("cat").arg(img).arg("/synced").output()?;
         ensure!(read.stdout == b"what was synced", "{read:?}");

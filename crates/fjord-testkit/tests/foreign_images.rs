@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use fjord::{
-    AreaLayout, Cred, Fs, FsyncPolicyKind, MountOptions, SetAttr, ShutdownMode, XattrFlags,
+    AreaLayout, Cred, Fs, FsyncPolicyKind, MountOptions, SetAttr, SetTime, ShutdownMode, XattrFlags,
 };
 use fjord_testkit::image::{self, KernelMount, Scratch};
 use fjord_testkit::manifest::{Compare, Manifest};
@@ -277,7 +277,7 @@ fn inodes_that_have_grown_get_their_extra_fields() -> Result<()> {
         let smallest = ["-t", "ext4", "-I", "128", "-O", "^metadata_csum,^flex_bg"];
         let image = made(&scratch, &smallest)?;
         let mount = KernelMount::new(&image, "rw")?;
-        for name in ["changed", "untouched"] {
+        for name in ["changed", "untouched", "late"] {
             fs::write(mount.path().join(name), b"old")?;
         }
         fs::create_dir(mount.path().join("dir"))?;
@@ -290,6 +290,11 @@ fn inodes_that_have_grown_get_their_extra_fields() -> Result<()> {
         let fs = opened(&image)?;
         fs.write("/changed", b"new content")?;
         fs.create_dir("/dir/inner")?;
+        // The change that brings the fields may need them.
+        let late = fjord::Timespec { sec: 4_102_444_800, nsec: 123_000_000 };
+        let times = SetAttr { mtime: Some(SetTime::At(late)), ..SetAttr::default() };
+        fs.resolve("/late")?.set_attr(&times, &Cred::root())?;
+        ensure!(fs.metadata("/late")?.mtime == late, "{:?}", fs.metadata("/late")?.mtime);
         let shown = fs.metadata("/changed")?;
         fs.unmount()?;
         image::e2fsck_clean(&image).context(features)?;
@@ -304,6 +309,7 @@ fn inodes_that_have_grown_get_their_extra_fields() -> Result<()> {
         let linux = fs::metadata(mount.path().join("changed"))?;
         ensure!(linux.mtime_nsec() == i64::from(shown.mtime.nsec), "{linux:?} and {shown:?}");
         ensure!(linux.mtime_nsec() != 0, "whole seconds");
+        ensure!(fs::metadata(mount.path().join("late"))?.mtime() == late.sec);
     }
     Ok(())
 }

@@ -115,18 +115,21 @@ impl ImageName {
             Some(Part::Number(number)) => self.partition(number).map(Some),
             Some(Part::Bytes { offset, size: Some(size) }) => {
                 let end = offset.checked_add(size).filter(|end| *end <= FILE_SIZE_MAX_BYTES);
-                end.map(|end| Some(offset..end)).ok_or_else(|| {
-                    let file = self.path.display();
-                    Error::Usage(format!(
-                        "{file}: no file has bytes {offset}+{size}; check offset and size"
-                    ))
-                })
+                end.map(|end| Some(offset..end)).ok_or_else(|| self.beyond_any_file(offset, size))
             }
             Some(Part::Bytes { offset, size: None }) => {
                 let (_, size_bytes) = self.open_to_look()?;
+                if offset > FILE_SIZE_MAX_BYTES {
+                    return Err(self.beyond_any_file(offset, 1));
+                }
                 Ok(Some(offset..size_bytes.max(offset)))
             }
         }
+    }
+
+    fn beyond_any_file(&self, offset: u64, size: u64) -> Error {
+        let file = self.path.display();
+        Error::Usage(format!("{file}: no file has bytes {offset}+{size}; check offset and size"))
     }
 
     /// Opens and locks the image; `options.range` is set by the name.
@@ -218,6 +221,7 @@ mod tests {
             ("9223372036854775806+1", Some(9_223_372_036_854_775_807)),
             ("9223372036854775807+1", None),
             ("18446744073709551615+5", None),
+            ("18446744073709551615", None),
         ] {
             let mut name = OsString::from(file.path());
             name.push(format!("@offset={bytes}"));

@@ -61,7 +61,7 @@ fn open(image: &Path) -> Result<(Outcome, Fs)> {
     let fs = image::open_to_write(image)?;
     let report = fs.recovery().cloned().unwrap_or_default();
     let outcome = Outcome {
-        was_dirty: report.was_dirty,
+        was_dirty: report.was_dirty || report.i_transactions > 0,
         dropped_fsyncs: false,
         transactions: report.transactions,
         replayed_blocks: report.replayed_blocks,
@@ -80,8 +80,11 @@ fn discard_and_open(image: &Path, failure: Failure) -> Result<(Outcome, Fs)> {
         return Err(failure);
     }
     let dropped_fsyncs = image::drop_fsyncs(image)?;
-    let (outcome, fs) = open(image)?;
-    Ok((Outcome { dropped_fsyncs, ..outcome }, fs))
+    let discarded = "the fsynced changes since the last commit are discarded";
+    let opened = open(image);
+    let (outcome, fs) = if dropped_fsyncs { opened.context(discarded)? } else { opened? };
+    let was_dirty = outcome.was_dirty || dropped_fsyncs;
+    Ok((Outcome { was_dirty, dropped_fsyncs, ..outcome }, fs))
 }
 
 fn tell(args: &Args, outcome: &Outcome) -> Result<()> {

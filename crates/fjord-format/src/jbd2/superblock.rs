@@ -325,6 +325,22 @@ impl Superblock {
         put_be32(&mut *self.image, IJOURNAL_START, 0);
     }
 
+    /// Clears the mark in a superblock as it lies on disk, which may have a wrong checksum; that stays wrong.
+    /// Whether there was one.
+    pub fn clear_ijournal_in(bytes: &mut [u8]) -> bool {
+        let version = BlockHeader::decode(bytes).map(|header| header.block_type);
+        if bytes.len() < SUPERBLOCK_BYTES || version != Some(BlockType::SuperblockV2) {
+            return false;
+        }
+        let mut features = Incompat::from_bits_retain(be32(bytes, FEATURE_INCOMPAT));
+        if !features.contains(Incompat::FJORD_IJOURNAL) {
+            return false;
+        }
+        features.remove(Incompat::FJORD_IJOURNAL);
+        put_be32(bytes, FEATURE_INCOMPAT, features.bits());
+        true
+    }
+
     /// Checks the geometry against the file system: its block size in bytes, and the blocks
     /// that the journal inode really has.
     pub fn check(&self, block_size_bytes: u32, mapped_blocks: u64) -> Result<()> {

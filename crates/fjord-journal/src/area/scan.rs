@@ -3,7 +3,8 @@
 //! An area is searched from its first block to its last, without a head pointer. An i-transaction
 //! is valid if it has the nonce of the mark, all its checksums match, and it is newer than the last
 //! commit. A mismatch means a torn write, for which no fsync had returned, or a partly overwritten
-//! i-transaction that had committed.
+//! i-transaction that had committed. Damage done later looks the same, so that a warning names what is not
+//! whole and newer than the last commit.
 
 use std::sync::Arc;
 
@@ -69,12 +70,18 @@ pub(crate) fn scan(
         uuid: superblock.s_uuid,
         nonce: mark.nonce,
     };
-    let mut found = Vec::new();
+    let (mut found, mut torn_at) = (Vec::new(), Vec::new());
     for area in 0..table.area_count {
         // Bounds were checked by `read_table`.
         let first = superblock.s_maxlen + 1 + area * table.area_blocks;
         let bytes = read_blocks(device, map, format.block_size, first, table.area_blocks)?;
-        scan_area(&format, first, &bytes, committed, &mut found)?;
+        scan_area(&format, first, &bytes, committed, &mut found, &mut torn_at)?;
+    }
+    if !torn_at.is_empty() {
+        tracing::warn!(
+            "i-transactions at journal blocks {torn_at:?} are not whole, and not applied: a crash has cut them \
+             off, before their fsync returned, or they were damaged later"
+        );
     }
     found.sort_by_key(|transaction| transaction.sub_id);
     if planted(Bug::ItransactionOrder) {
@@ -89,6 +96,7 @@ fn scan_area(
     bytes: &[u8],
     committed: Tid,
     found: &mut Vec<ITransaction>,
+    torn_at: &mut Vec<u32>,
 ) -> Result<()> {
     let block_size = format.block_size;
     let mut at = 0;
@@ -106,7 +114,10 @@ fn scan_area(
                 found.push(transaction);
                 at += header.total_blocks as usize * block_size;
             }
-            Err(FormatError::Checksum { .. } | FormatError::Truncated { .. }) => at += block_size,
+            Err(FormatError::Checksum { .. } | FormatError::Truncated { .. }) => {
+                torn_at.push(first + (at / block_size) as u32);
+                at += block_size;
+            }
             Err(source) => {
                 let at = first + (at / block_size) as u32;
                 return Err(JournalError::Format { at, source });

@@ -23,6 +23,7 @@ mod tests;
 use std::sync::Arc;
 
 use fjord_block::{Buf, Device, DeviceExt};
+use fjord_format::FormatError;
 use fjord_format::jbd2::{Incompat, Superblock};
 
 use crate::error::{JournalError, Result};
@@ -63,7 +64,12 @@ pub(crate) fn scan_cases(
     map: &JournalMap,
     block_size: usize,
 ) -> Result<Plan, Refusal> {
-    let (superblock, block) = load_superblock(device, map, block_size)?;
+    let loaded = load_superblock(device, map, block_size);
+    let (superblock, block) =
+        loaded.map_err(|refusal| match is_marked(device, map, block_size) {
+            Ok(true) => Refusal { error: JournalError::Marked(Box::new(refusal.error)), ..refusal },
+            _ => refusal,
+        })?;
     let scan = scan::Scan::new(device, map, superblock.clone(), block);
     scan.run().map_err(|refusal| {
         let error = refusal.error.under_mark_of(&superblock);
@@ -72,17 +78,23 @@ pub(crate) fn scan_cases(
 }
 
 /// Discards all i-transactions: clears the ijournal mark, durably, so that e2fsck, Linux and fjord
-/// use the log alone. Returns whether the mark was set.
+/// use the log alone. Returns whether the mark was set. In a superblock with a wrong checksum only the
+/// mark is cleared, and the checksum stays wrong: e2fsck can then repair the journal.
 ///
 /// # Errors
-/// `Format` for an invalid superblock, `BadMap`, and those of the device.
+/// `Format` for a superblock that is invalid in other ways, `BadMap`, and those of the device.
 pub fn drop_i_transactions(
     device: &Arc<dyn Device>,
     map: &JournalMap,
     block_size: usize,
 ) -> Result<bool> {
-    let (mut superblock, block) =
-        load_superblock(device, map, block_size).map_err(|refusal| refusal.error)?;
+    let loaded = load_superblock(device, map, block_size).map_err(|refusal| refusal.error);
+    let (mut superblock, block) = match loaded {
+        Err(JournalError::Format { source: FormatError::Checksum { .. }, .. }) => {
+            return clear_mark_alone(device, map, block_size);
+        }
+        loaded => loaded?,
+    };
     if superblock.ijournal().is_none() {
         return Ok(false);
     }
@@ -92,12 +104,46 @@ pub fn drop_i_transactions(
     Ok(true)
 }
 
-/// Whether the ijournal mark is set, with which e2fsck and Linux refuse the image. Writes nothing.
+/// Clears the mark in a superblock whose checksum is wrong.
+fn clear_mark_alone(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<bool> {
+    let (offset, mut block) = read_first_block(device, map, block_size)?;
+    if !Superblock::clear_ijournal_in(&mut block) {
+        return Ok(false);
+    }
+    let written = device.write_all_at(offset, &block).and_then(|()| device.flush());
+    written.map_err(JournalError::io("writing the journal superblock"))?;
+    Ok(true)
+}
+
+/// Whether the ijournal mark is set, with which e2fsck and Linux refuse the image; also in a superblock with
+/// a wrong checksum. Writes nothing.
 ///
 /// # Errors
 /// As [`drop_i_transactions`].
 pub fn is_marked(device: &Arc<dyn Device>, map: &JournalMap, block_size: usize) -> Result<bool> {
-    read_superblock(device, map, block_size).map(|(superblock, _)| superblock.ijournal().is_some())
+    match read_superblock(device, map, block_size) {
+        Ok((superblock, _)) => Ok(superblock.ijournal().is_some()),
+        Err(JournalError::Format { source: FormatError::Checksum { .. }, .. }) => {
+            let (_, mut block) = read_first_block(device, map, block_size)?;
+            Ok(Superblock::clear_ijournal_in(&mut block))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The journal's first block, and where it lies on the device, in bytes.
+fn read_first_block(
+    device: &Arc<dyn Device>,
+    map: &JournalMap,
+    block_size: usize,
+) -> Result<(u64, Vec<u8>)> {
+    let (start, _) = map.run(0)?;
+    let offset = start.0.saturating_mul(block_size as u64);
+    let mut block = vec![0; block_size];
+    device
+        .read_exact_at(offset, &mut block)
+        .map_err(JournalError::io("reading the journal superblock"))?;
+    Ok((offset, block))
 }
 
 /// Reads and checks the journal superblock; returns it with the block it lies in.

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use fjord_format::geometry::GOOD_OLD_INODE_BYTES;
 use fjord_format::inode::{DiskInode, InodeFlags};
 use fjord_format::time::{SECONDS_MAX, SECONDS_MAX_32BIT, SECONDS_MIN, Timestamp};
 use fjord_journal::Handle;
@@ -164,7 +165,10 @@ fn apply(fs: &FsInner, state: &mut InodeState, change: &SetAttr, cred: &Cred) {
         }
         disk.mode = disk.mode & S_IFMT | mode;
     }
-    let last = if disk.extra_isize > 0 { SECONDS_MAX } else { SECONDS_MAX_32BIT };
+    // Without extra fields there are no attributes that keep it from getting them with this change.
+    let has_extra = disk.extra_isize.max(fs.geo.want_extra_isize) > 0
+        && fs.geo.inode_size > GOOD_OLD_INODE_BYTES;
+    let last = if has_extra { SECONDS_MAX } else { SECONDS_MAX_32BIT };
     let at = |set: SetTime| match set {
         // Linux lets the ends of the range stand for all that lies beyond, whole seconds only.
         SetTime::At(Timespec { sec, .. }) if sec <= SECONDS_MIN || sec >= last => {
