@@ -330,8 +330,11 @@ fn lock_holder(metadata: &fs::Metadata) -> String {
     match (0..LOCK_TABLE_LOOKS).find_map(|_| pid()) {
         Some(pid) if pid == std::process::id().to_string() => "this process itself".to_owned(),
         Some(pid) => {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("process {pid} ({})", name.trim_end())
+            match fs::read_to_string(format!("/proc/{pid}/comm")) {
+                Ok(name) => format!("process {pid} ({})", name.trim_end()),
+                // Who took the lock has ended, or is in another PID namespace.
+                Err(_) => format!("a process that has it from process {pid}, which has ended"),
+            }
         }
         None => "another process".to_owned(),
     }
