@@ -332,7 +332,7 @@ fn lock_holder(metadata: &fs::Metadata) -> String {
         Some(pid) => {
             match fs::read_to_string(format!("/proc/{pid}/comm")) {
                 Ok(name) => format!("process {pid} ({})", name.trim_end()),
-                // Who took the lock has ended, or is in another PID namespace.
+                // Its children have the lock with its descriptor.
                 Err(_) => format!("a process that has it from process {pid}, which has ended"),
             }
         }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Class, Order, Request, Ticket};
+use fjord_block::{Class, Order, Ticket};
 use rustix::io::Errno;
 
 use crate::cache::page::DirtyPage;
@@ -308,17 +308,8 @@ fn submit(
     if ends_epoch && let Some(last) = orders.last_mut() {
         *last = Order::Barrier;
     }
-    let requests = runs
-        .iter()
-        .zip(&orders)
-        .map(|(run, &order)| Request::Write {
-            offset: fs.byte_offset(run.phys),
-            bufs: run.bufs.clone(),
-            order,
-            fua: false,
-            class,
-        })
-        .collect();
+    let requests =
+        runs.iter().zip(&orders).map(|(run, &order)| run.request(fs, order, class)).collect();
     let tickets = fs.device.submit(requests);
     if matches!(mode, Mode::DataFirst(_)) {
         inode.quasi_async.began(&tickets);

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use fjord_block::Buf;
+use fjord_block::{Buf, Class, Order, Request};
 use fjord_format::BlockNo;
 
 use crate::alloc::{Goal, Run};
@@ -39,6 +39,12 @@ impl WriteRun {
     pub(in crate::file) fn len(&self) -> u32 {
         // A batch has some thousand pages at most.
         self.bufs.len() as u32
+    }
+
+    /// Its write.
+    pub(super) fn request(&self, fs: &FsInner, order: Order, class: Class) -> Request {
+        let bufs = self.bufs.clone();
+        Request::Write { offset: fs.byte_offset(self.phys), bufs, order, fua: false, class }
     }
 
     /// Some of its pages.

@@ -12,8 +12,7 @@ use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Class, IoError, Order, Request, Ticket};
 
 use super::in_flight::wait_all;
-use super::{Batch, WriteRun, how};
-use crate::file::writeback::Mode;
+use super::{Batch, Mode, WriteRun, how};
 use crate::fs::FsInner;
 use crate::inode::Inode;
 
@@ -142,12 +141,6 @@ pub(super) fn wait(fs: &FsInner, inode: &Inode, batch: &mut Batch) -> Result<(),
 
 fn submit_alone(fs: &FsInner, inode: &Inode, batch: &Batch) -> Vec<Ticket> {
     let (class, order) = how(fs, inode, Mode::DataFirst(Class::Sync));
-    let requests = batch.runs.iter().map(|run| Request::Write {
-        offset: fs.byte_offset(run.phys),
-        bufs: run.bufs.clone(),
-        order,
-        fua: false,
-        class,
-    });
+    let requests = batch.runs.iter().map(|run| run.request(fs, order, class));
     fs.device.submit(requests.collect())
 }
