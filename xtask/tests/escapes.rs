@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -170,6 +170,50 @@ fn a_loop_device_of_a_run_beside_it_stays() {
     let output = attaches.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
+}
+
+/// A file system has a number while it is mounted; then that is another's.
+#[test]
+fn a_file_system_of_another_with_a_number_that_the_program_had_stays() {
+    let [dir, others] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let script = "for n in 1 2 3 4 5 6 7 8 9; do
+                      mkdir \"$TMPDIR/$n\" && mount -t tmpfs none \"$TMPDIR/$n\" || exit 1
+                  done
+                  sleep 1.5 && stat -c %d \"$TMPDIR\"/[1-9] >numbers && umount \"$TMPDIR\"/[1-9] && \
+                  mv numbers free && until test -e over; do sleep 0.02; done";
+    let mut command = xtask();
+    command.args(["supervise", "--limit", "100", "--scratch"]).arg(dir.path().join("scratch"));
+    command.args(["--", "sh", "-c", script]).current_dir(&dir);
+    let supervised = command.stdout(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while !dir.path().join("free").exists() && started.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let numbers = fs::read_to_string(dir.path().join("free")).unwrap();
+    let numbers: Vec<u64> = numbers.lines().map(|line| line.parse().unwrap()).collect();
+    // The kernel gives the lowest that is free; what runs beside this test may have taken one.
+    let mut mounts = Vec::new();
+    let has_number = loop {
+        let mountpoint = others.path().join(mounts.len().to_string());
+        fs::create_dir(&mountpoint).unwrap();
+        run("mount", &["-t", "tmpfs", "none", mountpoint.to_str().unwrap()]);
+        let is_it = numbers.contains(&fs::metadata(&mountpoint).unwrap().dev());
+        mounts.push(mountpoint);
+        if is_it || mounts.len() == 200 {
+            break is_it;
+        }
+    };
+    let image = mounts[mounts.len() - 1].join("image");
+    fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let device = run("losetup", &["--find", "--show", image.to_str().unwrap()]);
+    fs::write(dir.path().join("over"), "").unwrap();
+    let output = supervised.wait_with_output().unwrap();
+    let detached = Command::new("losetup").args(["--detach", &device]).status().unwrap();
+    mounts.iter().for_each(|dir| drop(run("umount", &["-l", dir.to_str().unwrap()])));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!((output.status.code(), &*text), (Some(0), ""));
+    assert!(detached.success(), "the device of another was detached");
+    assert!(has_number, "none of 200 file systems had one of {numbers:?}");
 }
 
 /// Runs a command that must succeed; what it printed.

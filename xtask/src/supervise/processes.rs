@@ -1,7 +1,7 @@
 //! Processes below this one, as proc(5) shows them.
 //!
 //! Owns no state. Everything read here may have ended before it is read: what cannot be read is left out.
-//! Of the processes of others only `stat` is read: the arguments of a process are in its memory, which is locked
+//! Of the processes of others only `stat` is read here: the arguments of a process are in its memory, which is locked
 //! while one of its threads waits for a FUSE server in mprotect(2) or the like.
 
 use std::{
@@ -94,7 +94,7 @@ fn numbers() -> impl Iterator<Item = i32> {
 }
 
 /// All processes that run, without their commands.
-fn all() -> Vec<Process> {
+pub(super) fn all() -> Vec<Process> {
     numbers().filter_map(Process::read_without_command).collect()
 }
 

@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags, makedev, openat};
 
 use super::{
     look::{self, CONNECTIONS, PROC, SYS},
-    processes::{Process, descendants},
+    processes::{self, Process, descendants},
 };
 
 /// Device number of a mounted file system.
@@ -51,7 +51,7 @@ pub(super) struct Seen {
     foreign_namespaces: BTreeSet<PathBuf>,
     /// Each with its folder in [`CONNECTIONS`]: the name may be that of another program's later.
     connections: Vec<(String, File)>,
-    /// File systems that it has mounted.
+    /// File systems that it has mounted. The number of one that is gone may be that of another program's.
     mounted: BTreeSet<Device>,
     /// Block devices that it has mounted, with the [`disk_sequence`] of that time: another program's may get
     /// the name later.
@@ -92,13 +92,12 @@ impl Seen {
 
     /// One thread, as its folder in /proc, for each mount namespace that the program has made.
     pub(super) fn namespaces(&self, processes: &[Process]) -> Vec<String> {
-        let own = PROC.link("self/ns/mnt").ok();
+        let own = namespace("self");
         let mut found = BTreeMap::new();
         for folder in processes.iter().flat_map(Process::threads) {
-            let namespace = PROC.link(format!("{folder}/ns/mnt")).ok();
             let is_new =
                 |it: &PathBuf| Some(it) != own.as_ref() && !self.foreign_namespaces.contains(it);
-            if let Some(namespace) = namespace.filter(is_new) {
+            if let Some(namespace) = namespace(&folder).filter(is_new) {
                 found.entry(namespace).or_insert(folder);
             }
         }
@@ -179,9 +178,28 @@ impl Seen {
         self.devices.contains(&(name.to_owned(), sequence.to_owned()))
     }
 
-    /// Whether the program has mounted the file system with this number, as stat(2) has it.
+    /// Whether the program has mounted the file system that has this number now, as stat(2) has it.
     pub(super) fn is_mounted(&self, number: u64) -> bool {
-        self.mounted.iter().any(|(major, minor)| makedev(*major, *minor) == number)
+        let is_it = |(major, minor): &Device| makedev(*major, *minor) == number;
+        self.mounted.iter().any(is_it) && !self.mounted_by_others().iter().any(is_it)
+    }
+
+    /// File systems in the mount namespaces of all other processes.
+    fn mounted_by_others(&self) -> BTreeSet<Device> {
+        let own = descendants();
+        let mut namespaces: BTreeSet<PathBuf> = namespace("self").into_iter().collect();
+        namespaces.extend(own.iter().flat_map(Process::threads).filter_map(|it| namespace(&it)));
+        let own: BTreeSet<String> = own.iter().map(Process::folder).collect();
+        let mut found = BTreeSet::new();
+        for folder in processes::all().iter().map(Process::folder) {
+            let is_others = !own.contains(&folder)
+                && namespace(&folder).is_some_and(|it| namespaces.insert(it));
+            if is_others {
+                let table = PROC.read(folder + "/mountinfo").unwrap_or_default();
+                found.extend(mountinfo::parse(&table).iter().map(device));
+            }
+        }
+        found
     }
 
     /// Ends the connections that are still there, and those of `fuseblk` mounts of these devices: whoever
@@ -206,10 +224,15 @@ impl Seen {
     }
 }
 
+/// The mount namespace of a process or thread.
+fn namespace(folder: &str) -> Option<PathBuf> {
+    PROC.link(format!("{folder}/ns/mnt")).ok()
+}
+
 /// The mount namespaces of the caller and of the first process.
 fn namespaces_of_callers() -> BTreeSet<PathBuf> {
     let parent = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
-    [1, parent].iter().filter_map(|pid| PROC.link(format!("{pid}/ns/mnt")).ok()).collect()
+    [1, parent].iter().filter_map(|pid| namespace(&pid.to_string())).collect()
 }
 
 /// The FUSE connections that a process or thread has a descriptor of.
