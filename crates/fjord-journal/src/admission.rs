@@ -13,7 +13,7 @@ use fjord_block::lock::{Rank, thread_local};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::Tid;
 
-use crate::checkpoint_claims::Batch;
+use crate::checkpoint_claims::{Batch, Wanted};
 use crate::error::{JournalError, Result};
 use crate::handle::Handle;
 use crate::journal::Journal;
@@ -190,7 +190,8 @@ impl Journal {
                 state.used_blocks.saturating_sub(keeps)
             };
             while self.is_log_full_for(credits) && may_free() < goal {
-                let next = self.checkpoint_batch(Class::Sync, None, usize::MAX)?;
+                let wanted = Wanted::Room(goal.saturating_sub(may_free()));
+                let next = self.checkpoint_batch(Class::Sync, None, wanted)?;
                 if matches!(next, Batch::Nothing) {
                     break;
                 }

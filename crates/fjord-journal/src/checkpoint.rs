@@ -22,7 +22,7 @@ use fjord_format::jbd2::IjournalMark;
 use fjord_format::types::BlockNo;
 
 use crate::buffer::{Buffer, HomeWrite};
-use crate::checkpoint_claims::{BATCH_BLOCKS, Batch, Claim, ClaimedBlocks};
+use crate::checkpoint_claims::{BATCH_BLOCKS, Batch, Claim, ClaimedBlocks, Wanted};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::{Log, home_requests, wait_all};
@@ -56,7 +56,7 @@ impl Journal {
         let mut done = 0;
         // To the end of a commit, so that the tail can move past it.
         while done < blocks || self.inner.checkpoint_claims.has_more() {
-            let wanted = blocks.saturating_sub(done);
+            let wanted = Wanted::Blocks(blocks.saturating_sub(done));
             match self.checkpoint_batch(class, None, wanted)? {
                 Batch::Done(count) => done += count.max(1),
                 Batch::Waited => {}
@@ -113,19 +113,19 @@ impl Journal {
     /// caller will move the tail: blocks with a version of it are skipped. The caller has the checkpoint lock
     /// alone.
     pub(crate) fn checkpoint_older_than(&self, newer: Option<Sequence>) -> Result<()> {
-        let all = usize::MAX;
+        let all = Wanted::Blocks(usize::MAX);
         while !matches!(self.checkpoint_batch(Class::Sync, newer, all)?, Batch::Nothing) {}
         Ok(())
     }
 
     /// Writes the next batch of the oldest commit home, or waits for those of other threads where none is
-    /// left. Begins no commit once it has `blocks_wanted`. The checkpoint lock is held; with `newer` alone, see
+    /// left. Begins no commit that `wanted` does not need. The checkpoint lock is held; with `newer` alone, see
     /// [`Journal::checkpoint_older_than`].
     pub(crate) fn checkpoint_batch(
         &self,
         class: Class,
         newer: Option<Sequence>,
-        blocks_wanted: usize,
+        wanted: Wanted,
     ) -> Result<Batch> {
         self.check_running()?;
         let claims = &self.inner.checkpoint_claims;
@@ -134,7 +134,7 @@ impl Journal {
             last.is_some_and(|last| commit.buffers.iter().any(|buffer| buffer.block() == last))
         };
         let begin = || self.inner.state.lock().pipeline.begin_checkpoint();
-        match claims.claim(blocks_wanted, begin, has_last) {
+        match claims.claim(wanted, begin, has_last) {
             Claim::Nothing => {
                 // A write of another thread may have failed meanwhile.
                 self.check_running()?;

@@ -38,6 +38,8 @@ pub(crate) struct CheckpointClaims {
 struct Window {
     /// Oldest first.
     commits: VecDeque<InProgress>,
+    /// Their log blocks.
+    log_blocks: u32,
     /// Parts of commits in batches that have not ended.
     in_flight_count: usize,
     /// A thread prepares the first commit that is not claimed.
@@ -69,6 +71,16 @@ pub(crate) enum Batch {
     Waited,
     /// Nothing is committed that is not checkpointed.
     Nothing,
+}
+
+/// How far a thread goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted {
+    /// It has so many blocks left to write home.
+    Blocks(usize),
+    /// So many log blocks have to become free, those of commits included whose checkpoint has begun: threads that
+    /// wait for the same room write no more home, all of them together, than it takes.
+    Room(u32),
 }
 
 /// What a thread is to do next.
@@ -113,15 +125,24 @@ impl InProgress {
 }
 
 impl Window {
-    /// The first commit that has not been claimed; `begin` begins the checkpoint of the next one.
+    /// The first commit that has not been claimed; `begin` begins the checkpoint of the next one, which
+    /// `wanted` may stand against for a thread that has claimed so many blocks.
     fn unclaimed(
         &mut self,
+        wanted: Wanted,
+        claimed: usize,
         begin: &mut impl FnMut() -> Option<Arc<Commit>>,
     ) -> Option<&mut InProgress> {
         let at = match self.commits.iter().position(|commit| !commit.is_claimed) {
             Some(at) => at,
             None => {
-                self.commits.push_back(InProgress::new(begin()?));
+                let may_begin = match wanted {
+                    Wanted::Blocks(blocks) => claimed < blocks,
+                    Wanted::Room(blocks) => self.log_blocks < blocks,
+                };
+                let commit = if may_begin { begin()? } else { return None };
+                self.log_blocks = self.log_blocks.saturating_add(commit.log_blocks);
+                self.commits.push_back(InProgress::new(commit));
                 self.commits.len() - 1
             }
         };
@@ -130,12 +151,11 @@ impl Window {
 }
 
 impl CheckpointClaims {
-    /// Claims what is next. `begin` begins the checkpoint of the oldest commit of which it has not begun, as long as
-    /// fewer than `blocks_wanted` blocks have been claimed; what has begun is claimed to its end. `needs` tells which
-    /// commits have to be prepared.
+    /// Claims what is next. `begin` begins the checkpoint of the oldest commit of which it has not begun, as far as
+    /// `wanted` goes; what has begun is claimed to its end. `needs` tells which commits have to be prepared.
     pub(crate) fn claim(
         &self,
-        blocks_wanted: usize,
+        wanted: Wanted,
         mut begin: impl FnMut() -> Option<Arc<Commit>>,
         needs: impl Fn(&Commit) -> bool,
     ) -> Claim {
@@ -151,10 +171,7 @@ impl CheckpointClaims {
         let is_idle = window.in_flight_count == 0;
         while left > 0
             && blocks.len() < BATCH_BLOCKS
-            && let Some(next) = window.unclaimed(&mut || {
-                let may_begin = BATCH_BLOCKS - left < blocks_wanted;
-                if may_begin { begin() } else { None }
-            })
+            && let Some(next) = window.unclaimed(wanted, BATCH_BLOCKS - left, &mut begin)
         {
             if !next.is_prepared && needs(&next.commit) {
                 if !blocks.is_empty() || !is_idle {
@@ -182,7 +199,7 @@ impl CheckpointClaims {
     pub(crate) fn ready(&self) {
         let mut window = self.window.lock();
         window.is_preparing = false;
-        if let Some(prepared) = window.unclaimed(&mut || None) {
+        if let Some(prepared) = window.unclaimed(Wanted::Blocks(0), 0, &mut || None) {
             prepared.is_prepared = true;
         }
         self.moved(&mut window);
@@ -212,7 +229,9 @@ impl CheckpointClaims {
         let is_home = |commit: &InProgress| commit.is_claimed && is_written(commit);
         while !window.is_failed && window.commits.front().is_some_and(is_home) {
             end();
-            window.commits.pop_front();
+            let home = window.commits.pop_front();
+            let log_blocks = home.map_or(0, |home| home.commit.log_blocks);
+            window.log_blocks = window.log_blocks.saturating_sub(log_blocks);
         }
         self.moved(window);
     }
@@ -276,7 +295,7 @@ mod tests {
     fn the_rest_of_a_commit_is_prepared_again() {
         let mut commits = vec![commit(7, BATCH_BLOCKS as u64 + 1)];
         let claims = CheckpointClaims::default();
-        let mut claim = || claims.claim(usize::MAX, || commits.pop(), |_| true);
+        let mut claim = || claims.claim(Wanted::Blocks(usize::MAX), || commits.pop(), |_| true);
         assert!(matches!(claim(), Claim::Prepare));
         assert!(matches!(claim(), Claim::Wait(_)));
         claims.ready();
@@ -302,7 +321,7 @@ mod tests {
         let mut commits =
             vec![commit(10, 3), commit(9, BATCH_BLOCKS as u64), commit(8, 0), commit(7, 5)];
         let claims = CheckpointClaims::default();
-        let mut claim = || claims.claim(usize::MAX, || commits.pop(), |_| false);
+        let mut claim = || claims.claim(Wanted::Blocks(usize::MAX), || commits.pop(), |_| false);
         let first = claimed(claim());
         let ranges: Vec<_> = first.iter().map(|(_, range)| range.clone()).collect();
         assert_eq!(ranges, [0..5, 0..0, 0..BATCH_BLOCKS - 5]);
@@ -323,7 +342,7 @@ mod tests {
         let large = BATCH_BLOCKS as u64 + 9;
         let mut commits = vec![commit(10, 5), commit(9, large), commit(8, 2), commit(7, 2)];
         let claims = CheckpointClaims::default();
-        let mut claim = |wanted| claims.claim(wanted, || commits.pop(), |_| false);
+        let mut claim = |wanted| claims.claim(Wanted::Blocks(wanted), || commits.pop(), |_| false);
         let lengths = |blocks: &ClaimedBlocks| -> Vec<usize> {
             blocks.iter().map(|(_, range)| range.len()).collect()
         };
@@ -333,13 +352,35 @@ mod tests {
         assert!(matches!(claim(0), Claim::Wait(_)) && !claims.has_more());
     }
 
+    /// Threads that wait for room begin no more commits, together, than it takes.
+    #[test]
+    fn room_is_made_once() {
+        let mut commits = vec![commit(9, 1), commit(8, 1), commit(7, 1)];
+        let log_blocks = commits[0].log_blocks;
+        assert!(log_blocks > 0);
+        let claims = CheckpointClaims::default();
+        let mut claim = |blocks| claims.claim(Wanted::Room(blocks), || commits.pop(), |_| false);
+        let first = claimed(claim(log_blocks));
+        assert_eq!(first.len(), 1);
+        assert!(matches!(claim(log_blocks), Claim::Wait(_)), "another thread makes it");
+        let second = claimed(claim(log_blocks + 1));
+        assert_eq!(second.len(), 1);
+        claims.ended(&first, || ());
+        claims.ended(&second, || ());
+        assert_eq!(claimed(claim(log_blocks)).len(), 1, "what has ended counts no more");
+    }
+
     /// A commit that has to be prepared waits for the batches before it.
     #[test]
     fn no_batch_is_in_flight_while_one_is_prepared() {
         let mut commits = vec![commit(8, 1), commit(7, 1)];
         let claims = CheckpointClaims::default();
         let mut claim = || {
-            claims.claim(usize::MAX, || commits.pop(), |commit| commit.sequence == Sequence(Tid(8)))
+            claims.claim(
+                Wanted::Blocks(usize::MAX),
+                || commits.pop(),
+                |commit| commit.sequence == Sequence(Tid(8)),
+            )
         };
         let first = claimed(claim());
         assert!(first.len() == 1 && matches!(claim(), Claim::Wait(_)));

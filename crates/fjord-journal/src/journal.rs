@@ -66,6 +66,8 @@ pub(crate) struct Inner {
     pub(crate) lists: JournalLists,
     /// Which threads carry out the I/O.
     pub(crate) io: JournalIo,
+    /// See [`JournalOptions::helpers_max`](crate::JournalOptions::helpers_max).
+    pub(crate) helpers_max: usize,
     /// The only one that commits, with [`JournalIo::Dedicated`].
     pub(crate) thread: Option<JournalThread>,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.

@@ -123,6 +123,7 @@ impl Journal {
             dual: options.pipeline == PipelineMode::Dual && log_exists,
             lists: options.lists,
             io: options.io,
+            helpers_max: options.helpers_max.unwrap_or_else(spare_processors),
             thread,
             checkpoint_writes: CheckpointWrites::default(),
             device,
@@ -153,4 +154,9 @@ impl Journal {
         };
         Journal { inner: Arc::new(inner) }
     }
+}
+
+/// Processors besides the one of the thread that commits; one at least.
+fn spare_processors() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get().saturating_sub(1).max(1))
 }

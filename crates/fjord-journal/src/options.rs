@@ -26,6 +26,9 @@ pub struct JournalOptions {
     /// Most blocks that one descriptor describes; `None` for as many as fit. Of a large commit a descriptor
     /// with its blocks is a piece, which one thread writes.
     pub descriptor_blocks_max: Option<usize>,
+    /// Most waiting threads that are woken to help with the pieces of a commit; `None` for one less than the
+    /// processors, since more would only take turns.
+    pub helpers_max: Option<usize>,
     /// Keep a fast-commit area at the end of the journal (`s_num_fc_blks`), if there is space.
     pub fast_commit: bool,
     /// Largest transaction in log blocks; `None` for a third of the log.
@@ -122,6 +125,7 @@ impl Default for JournalOptions {
             lists: JournalLists::default(),
             io: JournalIo::default(),
             descriptor_blocks_max: None,
+            helpers_max: None,
             fast_commit: false,
             transaction_blocks_max: None,
             replays_ijournal: false,

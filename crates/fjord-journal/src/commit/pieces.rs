@@ -59,7 +59,7 @@ impl Journal {
         let pieces = Arc::new(pieces);
         let state = self.inner.state.lock();
         commit.share(pieces.clone());
-        for _ in 0..count {
+        for _ in 0..count.min(self.inner.helpers_max) {
             if !commit.waiters.iter().any(|waiters| waiters.wake_one()) {
                 break;
             }

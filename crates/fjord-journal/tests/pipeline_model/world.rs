@@ -121,6 +121,7 @@ impl World {
         let options = JournalOptions {
             pipeline: setup.pipeline,
             descriptor_blocks_max: setup.pieces.then_some(1),
+            helpers_max: Some(BUFFERS as usize),
             ..JournalOptions::default()
         };
         let over: Arc<dyn Device> = device.clone();

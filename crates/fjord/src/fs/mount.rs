@@ -497,6 +497,8 @@ fn open_journal(
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
         pipeline: options.pipeline.resolve()?,
         lists: options.journal_lists,
+        // Small descriptors are for tests, which want many threads at the pieces.
+        helpers_max: options.descriptor_blocks_max.map(|_| usize::MAX),
         io: options.journal_io,
         descriptor_blocks_max: options.descriptor_blocks_max,
         fast_commit: geo.features.compat.contains(Compat::FAST_COMMIT),
