@@ -98,6 +98,7 @@ pub(super) fn open(
         start: range.start,
         is_range: options.range.is_some(),
         size_bytes: AtomicU64::new(size_bytes),
+        size_changes: Default::default(),
         room: (options.takes_room && !is_block_device && !options.read_only)
             .then(|| Room::new(size_bytes)),
         path: path.to_owned(),

@@ -55,6 +55,9 @@ pub(super) struct RawFile {
     pub(super) is_range: bool,
     /// Size of the device.
     pub(super) size_bytes: AtomicU64,
+    /// Changes of the size that have begun, and that have ended: while they differ, the size of the file and that
+    /// of the device may.
+    pub(super) size_changes: [AtomicU64; 2],
     /// The allocated space of a file that is open for writing, if it is tracked.
     pub(super) room: Option<Room>,
     /// For messages.
@@ -204,11 +207,20 @@ impl RawFile {
         if self.is_block_device {
             return None;
         }
-        let size_bytes = self.present_size()?;
-        let expected_bytes = self.place(self.size_bytes());
-        if size_bytes >= expected_bytes {
-            return None;
-        }
+        let (size_bytes, expected_bytes) = loop {
+            let begun = self.size_changes[0].load(Ordering::SeqCst);
+            let is_stable = self.size_changes[1].load(Ordering::SeqCst) == begun;
+            let size_bytes = self.present_size()?;
+            let expected_bytes = self.place(self.size_bytes());
+            if size_bytes >= expected_bytes {
+                return None;
+            }
+            if is_stable && self.size_changes[0].load(Ordering::SeqCst) == begun {
+                break (size_bytes, expected_bytes);
+            }
+            // Another thread changes the size: one of the two is older than the other.
+            std::thread::yield_now();
+        };
         if !self.told_truncated.swap(true, Ordering::Relaxed) {
             let image = self.path.display();
             tracing::error!(%image, size_bytes, expected_bytes, "the image file was truncated");
@@ -296,12 +308,25 @@ impl RawFile {
         }
     }
 
+    /// Runs a change of the size.
+    fn change_size<T>(&self, change: impl FnOnce() -> T) -> T {
+        let [begun, ended] = &self.size_changes;
+        begun.fetch_add(1, Ordering::SeqCst);
+        let result = change();
+        ended.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+
     pub(super) fn set_size(&self, size_bytes: u64) -> IoResult {
         if self.is_block_device || self.is_range {
             return Err(IoError::new(IoErrorKind::Unsupported, IoOp::SetSize, 0, size_bytes));
         }
+        self.change_size(|| self.set_size_now(size_bytes))
+    }
+
+    fn set_size_now(&self, size_bytes: u64) -> IoResult {
         let before_bytes = self.size_bytes();
-        // Concurrent checks must not take it for truncated.
+        // Requests beyond it are refused from here on.
         self.size_bytes.fetch_min(size_bytes, Ordering::AcqRel);
         let set = || rustix::fs::ftruncate(&self.buffered, size_bytes);
         let result = match &self.room {
@@ -318,6 +343,10 @@ impl RawFile {
         if self.is_range {
             return Ok(self.size_bytes());
         }
+        self.change_size(|| self.ensure_size_now(size_bytes))
+    }
+
+    fn ensure_size_now(&self, size_bytes: u64) -> Result<u64, IoError> {
         let failed = |errno: Errno| IoError::os(errno.raw_os_error(), IoOp::SetSize, 0, size_bytes);
         // Transfers name their offsets, so that nobody needs the position.
         let found_bytes = rustix::fs::seek(&self.buffered, SeekFrom::End(0)).map_err(failed)?;

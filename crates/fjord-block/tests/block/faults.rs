@@ -183,6 +183,34 @@ fn a_file_truncated_behind_our_back_fails_reads() {
     }
 }
 
+/// A check beside a change of the size takes neither size for a truncation.
+#[test]
+fn a_file_that_changes_its_size_is_not_truncated() {
+    const CHANGES: u64 = 20_000;
+    let dir = tempfile::tempdir().unwrap();
+    let device = backends::open_new(backends::BACKENDS[1], dir.path(), 1 << 20);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let checks = scope.spawn(|| {
+            while !is_over() {
+                device.check().unwrap();
+            }
+        });
+        for change in 0..CHANGES {
+            if checks.is_finished() {
+                break;
+            }
+            match change % 3 {
+                0 => drop(device.ensure_size((1 << 20) + 4096).unwrap()),
+                1 => device.set_size((1 << 20) + 8192).unwrap(),
+                _ => device.set_size(1 << 20).unwrap(),
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn a_full_host_is_told_and_recovered_from() {
     // A file size limit acts like a full disk, but only a process of its own may have it; a tiny
