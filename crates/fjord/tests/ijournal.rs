@@ -326,6 +326,81 @@ fn close(gate: &GateDevice) {
     gate.hold(|request| matches!(request, Request::Flush { .. }));
 }
 
+/// Two threads fsync one file. What the first has carried is in its i-transaction only, which is held up; so the
+/// second must not return before that is durable.
+#[test]
+fn an_fsync_beside_another_of_the_file_waits_for_what_that_carries() {
+    let gate = gate(&image(areas(2, 1 << 20)));
+    let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
+    let file = fs.root().expect("a root").create(b"file", 0o644, &Cred::root()).expect("a file");
+    file.fsync(false).expect("durable");
+    file.write(0, &[7; 5000]).expect("written");
+    // The first i-transaction only; each request is asked for more than once.
+    let first = std::sync::OnceLock::new();
+    gate.hold(move |request| match request {
+        Request::Write { fua: true, offset, .. } => first.get_or_init(|| *offset) == offset,
+        _ => false,
+    });
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| file.fsync(false));
+        gate.wait_until_held();
+        let (done, is_done) = channel();
+        let (file, durable) = (&file, &gate);
+        scope.spawn(move || {
+            file.write(5000, &[8; 100]).expect("written");
+            file.fsync(false).expect("durable");
+            done.send(durable.durable_image()).expect("somebody waits");
+        });
+        // It returns at once where it does not wait.
+        let early = is_done.recv_timeout(Duration::from_millis(300)).ok();
+        gate.release_all();
+        let image = early.unwrap_or_else(|| is_done.recv_timeout(PATIENCE).expect("it ends"));
+        first.join().expect("no panic").expect("durable");
+        let (_, found) = after_a_kill(&MemDevice::from_image(&image));
+        let content = found.read("/file").expect("it is there");
+        assert!(content == [vec![7; 5000], vec![8; 100]].concat(), "fsynced data is lost");
+        found.unmount().expect("clean");
+    });
+    drop(file);
+    fs.unmount().expect("clean");
+}
+
+/// An i-transaction was too large for its area when its data had been taken to be carried: only the commit that
+/// the fsync falls back to has them, and it is stuck. Another fsync of the file waits for it.
+#[test]
+fn an_fsync_beside_one_that_falls_back_waits_for_the_commit() {
+    let gate = gate(&image(areas(1, 64 << 10)));
+    let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
+    let file = fs.root().expect("a root").create(b"file", 0o644, &Cred::root()).expect("a file");
+    file.fsync(false).expect("durable");
+    fs.sync().expect("synced");
+    file.write(0, &[7; 32 << 10]).expect("written");
+    close(&gate);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| file.fsync(false));
+        gate.wait_until_held();
+        let (done, is_done) = channel();
+        let (file, durable) = (&file, &gate);
+        scope.spawn(move || {
+            file.write(32 << 10, &[8; 100]).expect("written");
+            file.fsync(false).expect("durable");
+            done.send(durable.durable_image()).expect("somebody waits");
+        });
+        let early = is_done.recv_timeout(Duration::from_millis(300)).ok();
+        gate.release_all();
+        let image = early.unwrap_or_else(|| is_done.recv_timeout(PATIENCE).expect("it ends"));
+        first.join().expect("no panic").expect("durable");
+        let (_, found) = after_a_kill(&MemDevice::from_image(&image));
+        let content = found.read("/file").expect("it is there");
+        assert!(content == [vec![7; 32 << 10], vec![8; 100]].concat(), "fsynced data is lost");
+        found.unmount().expect("clean");
+    });
+    let why = fallbacks(&fs);
+    assert!(why.iter().any(|(why, _)| *why == Fallback::TooLarge), "{why:?}");
+    drop(file);
+    fs.unmount().expect("clean");
+}
+
 /// A commit is stuck in its flush. Fsyncs of files that it holds, and of others, in private and
 /// shared directories, with renames and removals in between, go on.
 #[test]

@@ -23,6 +23,9 @@ pub(crate) struct Carried {
     unflushed: Option<(Tid, u64)>,
     /// Blocks that [`Carried::prune`] left.
     pruned_len: usize,
+    /// Data was to be carried, and no i-transaction with it is durable: if none will be, the commit of this
+    /// transaction makes it so.
+    unlogged: Option<Tid>,
 }
 
 impl Carried {
@@ -30,6 +33,21 @@ impl Carried {
     pub(crate) fn carry(&mut self, block: BlockNo, tid: Tid) {
         self.blocks.insert(block, tid);
         self.superseded.remove(&block);
+    }
+
+    /// Data is to be carried by an i-transaction of `tid`.
+    pub(crate) fn begin(&mut self, tid: Tid) {
+        self.unlogged = Some(tid);
+    }
+
+    /// That i-transaction is durable.
+    pub(crate) fn end(&mut self) {
+        self.unlogged = None;
+    }
+
+    /// Whether only a commit will have data that was to be carried. The caller's is the only fsync of the file.
+    pub(crate) fn needs_commit(&self, committed: impl Fn(Tid) -> bool) -> bool {
+        self.unlogged.is_some_and(|tid| !committed(tid))
     }
 
     /// `count` blocks from `start` on are overwritten.

@@ -29,6 +29,9 @@
 //!
 //! An fsync writes nothing if a durable i-transaction has the current state of the inode.
 //!
+//! Fsyncs of one file are written one after the other, and each is durable before the next one is built: what an
+//! earlier one carries is not in a later one.
+//!
 //! Invariants: an i-transaction names the newest transaction that changed the file, and includes
 //! every uncommitted block of the extent tree; a name is left out only if a durable i-transaction
 //! has it; recovery of all live i-transactions fits in one transaction.
@@ -163,9 +166,9 @@ impl Ijournal {
             writeback::drain_submitted(fs, inode, &mut in_flight)?;
         }
         let prepared = self.prepare(fs, inode, &mut in_flight, &chain, datasync)?;
-        // Under the lock: no other overwrites are in flight.
+        // Under the lock: no other overwrites are in flight. It is held until the i-transaction is durable: the
+        // next one of the file has not what this one carries.
         let in_place = inode.in_place.owed();
-        drop(in_flight);
         let outcome = match prepared {
             Some(prepared) => {
                 if planted(Bug::EntryLoggedTooEarly) {
@@ -184,6 +187,7 @@ impl Ijournal {
         if let Some(mark) = in_place {
             inode.in_place.record_flush(mark);
         }
+        drop(in_flight);
         carry::reap_many(fs);
         Ok(outcome)
     }
@@ -201,11 +205,17 @@ impl Ijournal {
         let mut guard = inode.state.write();
         check_kind(fs, &guard)?;
         check_state(fs, &guard)?;
+        if guard.carried.needs_commit(committed) {
+            return Err(Fallback::CommitUnderWay.into());
+        }
         let mut data = Vec::new();
         let dirty = inode.pages.dirty_count();
         if (1..=pages_max(fs)).contains(&dirty) {
             if self.carries(fs, inode, &guard, datasync) {
                 data = carry::carry(fs, inode, in_flight, &mut guard, dirty)?;
+                if let Some(tid) = inode.sync_tid.get() {
+                    guard.carried.begin(tid);
+                }
             } else {
                 drop(guard);
                 let (range, mode) = (0..u64::MAX, Mode::Fsync { datasync });
@@ -316,13 +326,13 @@ impl Ijournal {
         drop(writer);
         fs.fsync_counters.logged(count, data_bytes);
         inode.set_logged(prepared.touches);
-        if flush_before.is_some() || !superseded.is_empty() {
-            let mut state = inode.state.write();
-            state.carried.named(&superseded);
-            if let Some(mark) = flush_before {
-                state.carried.flushed(mark);
-            }
+        let mut state = inode.state.write();
+        state.carried.end();
+        state.carried.named(&superseded);
+        if let Some(mark) = flush_before {
+            state.carried.flushed(mark);
         }
+        drop(state);
         if wants_commit {
             fs.threads.want_commit();
         }
