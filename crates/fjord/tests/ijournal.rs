@@ -6,7 +6,8 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use fjord::{
-    AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, MountOptions, RenameFlags, Scheduler, SetAttr,
+    AreaLayout, Cred, Fallback, Fs, FsyncPolicyKind, InodeRef, MountOptions, RenameFlags,
+    Scheduler, SetAttr,
 };
 use fjord_block::{Device, DeviceExt, FaultDevice, MemDevice, MemImage, Request};
 use fjord_testkit::gate_device::{Cache, GateDevice};
@@ -326,6 +327,30 @@ fn close(gate: &GateDevice) {
     gate.hold(|request| matches!(request, Request::Flush { .. }));
 }
 
+/// One thread fsyncs the file, and is held up by the device; another one appends to it at `end` and fsyncs it. The
+/// content of `/file` after a power cut at the moment at which the second fsync returns.
+fn durable_beside_a_held_fsync(gate: &GateDevice, file: &InodeRef, end: u64) -> Vec<u8> {
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| file.fsync(false));
+        gate.wait_until_held();
+        let (done, is_done) = channel();
+        scope.spawn(move || {
+            file.write(end, &[8; 100]).expect("written");
+            file.fsync(false).expect("durable");
+            done.send(gate.durable_image()).expect("somebody waits");
+        });
+        // It returns at once where it does not wait.
+        let early = is_done.recv_timeout(Duration::from_millis(300)).ok();
+        gate.release_all();
+        let image = early.unwrap_or_else(|| is_done.recv_timeout(PATIENCE).expect("it ends"));
+        first.join().expect("no panic").expect("durable");
+        let (_, found) = after_a_kill(&MemDevice::from_image(&image));
+        let content = found.read("/file").expect("it is there");
+        found.unmount().expect("clean");
+        content
+    })
+}
+
 /// Two threads fsync one file. What the first has carried is in its i-transaction only, which is held up; so the
 /// second must not return before that is durable.
 #[test]
@@ -341,26 +366,8 @@ fn an_fsync_beside_another_of_the_file_waits_for_what_that_carries() {
         Request::Write { fua: true, offset, .. } => first.get_or_init(|| *offset) == offset,
         _ => false,
     });
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| file.fsync(false));
-        gate.wait_until_held();
-        let (done, is_done) = channel();
-        let (file, durable) = (&file, &gate);
-        scope.spawn(move || {
-            file.write(5000, &[8; 100]).expect("written");
-            file.fsync(false).expect("durable");
-            done.send(durable.durable_image()).expect("somebody waits");
-        });
-        // It returns at once where it does not wait.
-        let early = is_done.recv_timeout(Duration::from_millis(300)).ok();
-        gate.release_all();
-        let image = early.unwrap_or_else(|| is_done.recv_timeout(PATIENCE).expect("it ends"));
-        first.join().expect("no panic").expect("durable");
-        let (_, found) = after_a_kill(&MemDevice::from_image(&image));
-        let content = found.read("/file").expect("it is there");
-        assert!(content == [vec![7; 5000], vec![8; 100]].concat(), "fsynced data is lost");
-        found.unmount().expect("clean");
-    });
+    let content = durable_beside_a_held_fsync(&gate, &file, 5000);
+    assert!(content == [vec![7; 5000], vec![8; 100]].concat(), "fsynced data is lost");
     drop(file);
     fs.unmount().expect("clean");
 }
@@ -376,25 +383,8 @@ fn an_fsync_beside_one_that_falls_back_waits_for_the_commit() {
     fs.sync().expect("synced");
     file.write(0, &[7; 32 << 10]).expect("written");
     close(&gate);
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| file.fsync(false));
-        gate.wait_until_held();
-        let (done, is_done) = channel();
-        let (file, durable) = (&file, &gate);
-        scope.spawn(move || {
-            file.write(32 << 10, &[8; 100]).expect("written");
-            file.fsync(false).expect("durable");
-            done.send(durable.durable_image()).expect("somebody waits");
-        });
-        let early = is_done.recv_timeout(Duration::from_millis(300)).ok();
-        gate.release_all();
-        let image = early.unwrap_or_else(|| is_done.recv_timeout(PATIENCE).expect("it ends"));
-        first.join().expect("no panic").expect("durable");
-        let (_, found) = after_a_kill(&MemDevice::from_image(&image));
-        let content = found.read("/file").expect("it is there");
-        assert!(content == [vec![7; 32 << 10], vec![8; 100]].concat(), "fsynced data is lost");
-        found.unmount().expect("clean");
-    });
+    let content = durable_beside_a_held_fsync(&gate, &file, 32 << 10);
+    assert!(content == [vec![7; 32 << 10], vec![8; 100]].concat(), "fsynced data is lost");
     let why = fallbacks(&fs);
     assert!(why.iter().any(|(why, _)| *why == Fallback::TooLarge), "{why:?}");
     drop(file);
