@@ -3,7 +3,8 @@
 //! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
 //! exactly one reply (or none, where the protocol has none); one worker is always waiting for a
 //! request, or will be within a millisecond, unless [`SessionConfig::threads_max`] are busy, so a
-//! worker that commits does not delay other requests for long; [`Session::run`] returns
+//! worker that commits does not delay other requests for long; no more than
+//! [`SessionConfig::threads_idle_max`] wait, but for the two of the start; [`Session::run`] returns
 //! after every worker has ended and the handler has seen [`Handler::destroy`].
 
 use std::{
@@ -130,7 +131,8 @@ struct Shared<H> {
     transport: Arc<dyn Transport>,
     handler: H,
     config: SessionConfig,
-    /// Workers in [`Channel::receive`]. A hint for growing and shrinking, not a lock.
+    /// Workers in [`Channel::receive`], and those that are being started. A hint for growing and shrinking,
+    /// not a lock.
     idle: AtomicUsize,
     /// Set once, by [`Session::init`], where the mount asks for it.
     awake: OnceLock<Awake>,
@@ -205,6 +207,7 @@ impl<H: Handler> Session<H> {
     pub fn run(&self) -> Result<(), SessionError> {
         // Two from the start: one at work, one waiting.
         for _ in 0..2 {
+            self.shared.idle.fetch_add(1, Ordering::Relaxed);
             spawn_worker(&self.shared)?;
         }
         let mut workers = self.shared.workers.lock();
@@ -259,34 +262,41 @@ fn refuse(bytes: &[u8], channel: &dyn Channel, errno: i32) {
     }
 }
 
+/// Starts a worker that its caller has counted as idle.
 fn spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
+    let started = try_spawn_worker(shared);
+    if !matches!(started, Ok(true)) {
+        shared.idle.fetch_sub(1, Ordering::Relaxed);
+    }
+    started.map(drop)
+}
+
+/// `false` if no further worker may be started.
+fn try_spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<bool> {
     let mut channel = match shared.transport.channel() {
         Ok(channel) => channel,
         // The connection ended meanwhile: the workers there are find out by themselves.
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Ok(()),
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Ok(false),
         Err(e) => return Err(e),
     };
     let buf = RequestBuf::new(shared.config.io_len_max as usize)?;
     {
         let mut workers = shared.workers.lock();
         if *workers >= shared.config.threads_max {
-            return Ok(());
+            return Ok(false);
         }
         *workers += 1;
     }
-    // Counted before it starts, so that two busy workers do not both spawn a third.
-    shared.idle.fetch_add(1, Ordering::Relaxed);
     let for_thread = Arc::clone(shared);
     let spawned = thread::Builder::new().name("fjord-fuse".into()).spawn(move || {
         let _leave = Leave(&for_thread);
         work(&for_thread, channel.as_mut(), buf);
     });
     if let Err(e) = spawned {
-        shared.idle.fetch_sub(1, Ordering::Relaxed);
         leave(shared);
         return Err(e);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Counts a worker out, also when it unwinds.
@@ -311,7 +321,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf:
     let mut scratch = Scratch::default();
     loop {
         let received = channel.receive(&mut buf);
-        let others_idle = shared.idle.fetch_sub(1, Ordering::Relaxed) - 1;
+        shared.idle.fetch_sub(1, Ordering::Relaxed);
         let bytes = match received {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return,
@@ -325,24 +335,39 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf:
             Err(e) => {
                 tracing::debug!(error = %e, "refused a FUSE request");
                 refuse(bytes, channel, e.errno());
-                shared.idle.fetch_add(1, Ordering::Relaxed);
-                continue;
+                if may_rest(shared) {
+                    continue;
+                }
+                return;
             }
         };
         let forget = matches!(request.op, Op::Forget { .. } | Op::BatchForget { .. });
-        if others_idle == 0
-            && !forget
+        if !forget
+            && shared.idle.load(Ordering::Relaxed) == 0
             && *shared.workers.lock() < shared.config.threads_max
+            && nobody_is_idle(shared)
             && let Err(e) = spawn_worker(shared)
         {
             tracing::warn!(error = %e, "no further FUSE worker could be started");
         }
         serve(shared, &request, channel, &mut scratch);
-        if shared.idle.fetch_add(1, Ordering::Relaxed) >= shared.config.threads_idle_max {
-            shared.idle.fetch_sub(1, Ordering::Relaxed);
+        if !may_rest(shared) {
             return;
         }
     }
+}
+
+/// Whether no worker waits for requests and none is being started; then one more counts as idle, which
+/// the caller starts. Counted from the decision on: a start takes long enough for others to decide the same.
+fn nobody_is_idle<H>(shared: &Shared<H>) -> bool {
+    shared.idle.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// Counts a worker in as idle, if not enough are.
+fn may_rest<H>(shared: &Shared<H>) -> bool {
+    let idle_max = shared.config.threads_idle_max;
+    let one_more = |idle| (idle < idle_max).then_some(idle + 1);
+    shared.idle.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
 }
 
 fn serve<H: Handler>(
@@ -372,7 +397,132 @@ fn serve<H: Handler>(
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::{self, Receiver, Sender};
+
+    use zerocopy::IntoBytes;
+
     use super::*;
+    use crate::transport::ReplyPath;
+
+    /// A connection whose requests are numbers, and whose further channels take long to open.
+    struct Slow {
+        requests: Arc<parking_lot::Mutex<Receiver<u64>>>,
+        replies: Sender<u64>,
+        opened: AtomicUsize,
+        is_opening: AtomicBool,
+        opened_together: AtomicBool,
+        /// The opening of a third channel ends.
+        opens: parking_lot::Mutex<Receiver<()>>,
+    }
+
+    struct SlowChannel {
+        requests: Arc<parking_lot::Mutex<Receiver<u64>>>,
+        replies: Sender<u64>,
+    }
+
+    impl Transport for Slow {
+        fn channel(&self) -> io::Result<Box<dyn Channel>> {
+            if self.opened.fetch_add(1, Ordering::SeqCst) >= 2 {
+                if self.is_opening.swap(true, Ordering::SeqCst) {
+                    self.opened_together.store(true, Ordering::SeqCst);
+                } else {
+                    self.replies.send(OPENING).unwrap();
+                    self.opens.lock().recv().unwrap();
+                    self.is_opening.store(false, Ordering::SeqCst);
+                }
+            }
+            let (requests, replies) = (self.requests.clone(), self.replies.clone());
+            Ok(Box::new(SlowChannel { requests, replies }))
+        }
+
+        fn abort(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Channel for SlowChannel {
+        fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>> {
+            let Ok(unique) = self.requests.lock().recv() else { return Ok(None) };
+            let len = size_of::<InHeader>();
+            let opcode = Opcode::Statfs as u32;
+            let header = InHeader { len: len as u32, opcode, unique, ..Default::default() };
+            buf.as_mut_slice()[..len].copy_from_slice(header.as_bytes());
+            Ok(Some(&buf.as_mut_slice()[..len]))
+        }
+
+        fn reply_path(&self) -> Arc<dyn ReplyPath> {
+            Arc::new(SlowPath(self.replies.clone()))
+        }
+    }
+
+    struct SlowPath(Sender<u64>);
+
+    impl ReplyPath for SlowPath {
+        fn send(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+            let header: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+            self.0.send(u64::from_ne_bytes(header[8..16].try_into().unwrap())).unwrap();
+            Ok(())
+        }
+    }
+
+    /// Told instead of a reply when a third channel is being opened.
+    const OPENING: u64 = 1000;
+    /// The request that is answered when the test says so.
+    const HELD: u64 = 1;
+
+    struct Holds(parking_lot::Mutex<Receiver<()>>);
+
+    impl Handler for Holds {
+        fn init(&self, _: Negotiated) {}
+
+        fn handle(&self, request: &Request<'_>, reply: Responder, _: &mut Scratch) {
+            if request.header.unique == HELD {
+                self.0.lock().recv().unwrap();
+            }
+            reply.empty();
+        }
+
+        fn destroy(&self) {}
+    }
+
+    /// Failed once under load: workers that were started at the same time stayed, all of them idle.
+    #[test]
+    fn one_worker_is_started_at_a_time() {
+        let (request, requests) = mpsc::channel();
+        let (replies, replied) = mpsc::channel();
+        let (open, opens) = mpsc::channel();
+        let (release, held) = mpsc::channel();
+        let slow = Arc::new(Slow {
+            requests: Arc::new(parking_lot::Mutex::new(requests)),
+            replies,
+            opened: AtomicUsize::new(0),
+            is_opening: AtomicBool::new(false),
+            opened_together: AtomicBool::new(false),
+            opens: parking_lot::Mutex::new(opens),
+        });
+        let handler = Holds(parking_lot::Mutex::new(held));
+        let session = Session::new(slow.clone(), handler, SessionConfig::default());
+        let server = thread::spawn(move || session.run().unwrap());
+        // Both workers are busy: the one that has the second request starts a third.
+        request.send(HELD).unwrap();
+        request.send(2).unwrap();
+        assert_eq!(replied.recv(), Ok(OPENING));
+        release.send(()).unwrap();
+        assert_eq!(replied.recv(), Ok(HELD));
+        // Only its worker is there for these; the third one is on its way.
+        for unique in 3..9 {
+            request.send(unique).unwrap();
+            assert_eq!(replied.recv(), Ok(unique));
+        }
+        open.send(()).unwrap();
+        assert_eq!(replied.recv(), Ok(2));
+        assert!(!slow.opened_together.load(Ordering::SeqCst));
+        assert_eq!(slow.opened.load(Ordering::SeqCst), 3);
+        drop(request);
+        server.join().unwrap();
+    }
 
     #[test]
     fn only_offered_flags_are_used() {
