@@ -281,6 +281,15 @@ bugs! {
         TwoHomeWrites,
         /// Checkpoint: the end of a batch does not wake threads that have none left to claim.
         BatchEndWakesNobody,
+        /// The table of live buffers: one that a handle has just joined is removed, since it was clean before.
+        BufferLostWhileFetched,
+    }
+    /// Mistakes that the model check finds, without a race, and no image shows.
+    RULES {
+        /// A transaction: the freeze takes a buffer that has left because its block was freed.
+        RemovedBufferWritten,
+        /// Checkpoint: a commit counts as written home before its last batch is claimed.
+        HomeBeforeLastBatch,
     }
 }
 

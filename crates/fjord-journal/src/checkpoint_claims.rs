@@ -226,7 +226,9 @@ impl CheckpointClaims {
         let is_written = |commit: &InProgress| {
             commit.in_flight_count == 0 || planted(Bug::BatchOfOthersUncounted)
         };
-        let is_home = |commit: &InProgress| commit.is_claimed && is_written(commit);
+        let is_claimed =
+            |commit: &InProgress| commit.is_claimed || planted(Bug::HomeBeforeLastBatch);
+        let is_home = |commit: &InProgress| is_claimed(commit) && is_written(commit);
         while !window.is_failed && window.commits.front().is_some_and(is_home) {
             end();
             let home = window.commits.pop_front();

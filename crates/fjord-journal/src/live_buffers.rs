@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fjord_block::lock::{Mutex, Rank};
+use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
 
 use crate::buffer::{Buffer, Joined, WriteGuard};
@@ -81,9 +82,11 @@ impl LiveBuffers {
     /// Removes those of `buffers` that have become clean.
     pub(crate) fn remove_clean<'a>(&self, buffers: impl Iterator<Item = &'a Arc<Buffer>>) {
         for buffer in buffers {
+            let was_clean = planted(Bug::BufferLostWhileFetched) && !buffer.is_dirty();
             let mut live = self.shard(buffer.block()).lock();
             let known = live.get(&buffer.block());
-            if known.is_some_and(|known| Arc::ptr_eq(known, buffer)) && !buffer.is_dirty() {
+            let is_known = known.is_some_and(|known| Arc::ptr_eq(known, buffer));
+            if is_known && (was_clean || !buffer.is_dirty()) {
                 live.remove(&buffer.block());
             }
         }

@@ -197,16 +197,24 @@ impl Transaction {
             let parts = std::mem::take(&mut contents.parts);
             std::mem::replace(&mut *contents, Contents { parts, ..Contents::default() })
         };
-        let freeze = |buffer: Arc<Buffer>| {
-            buffer.freeze(self.tid, sequence).map(|version| (buffer, version))
-        };
+        let mut buffers = contents.buffers;
+        let mut versions = Vec::with_capacity(buffers.len());
+        buffers.retain(|buffer| {
+            let version = buffer.freeze(self.tid, sequence);
+            let is_frozen = version.is_some();
+            versions.extend(version.map(|version| (buffer.clone(), version)));
+            is_frozen
+        });
+        let is_revoked = |buffer: &Arc<Buffer>| contents.revoked.contains(&buffer.block());
+        debug_assert!(!buffers.iter().any(is_revoked), "a freed block is logged");
         Batch {
             tid: self.tid,
             sequence,
             generation,
             parts: None,
             reserved_blocks: 0,
-            versions: contents.buffers.into_iter().filter_map(freeze).collect(),
+            buffers,
+            versions,
             revoked: contents.revoked,
             forgotten: contents.forgotten.into_values().collect(),
             data: contents.data.into_iter().map(|(_, ticket)| ticket).collect(),
@@ -227,6 +235,8 @@ pub(crate) struct Batch {
     /// Reserved log blocks that the rest of the transaction no longer needs; valid with `parts`
     /// only.
     pub(crate) reserved_blocks: u32,
+    /// Those of `versions`, in the same order.
+    pub(crate) buffers: Vec<Arc<Buffer>>,
     pub(crate) versions: Vec<Version>,
     pub(crate) revoked: BTreeSet<BlockNo>,
     pub(crate) forgotten: Vec<Arc<Buffer>>,
@@ -291,16 +301,15 @@ impl Running {
         self.waiters.count() + self.late_waiters.count()
     }
 
-    /// A commit takes the threads that wait for it: all if it ends the transaction.
+    /// A commit takes the threads that wait for it: all if it ends the transaction, which is to be let go of
+    /// before the state lock is.
     pub(crate) fn take_waiters(&mut self, ends: bool) -> Vec<Arc<Waiters>> {
+        if ends {
+            return vec![self.waiters.clone(), self.late_waiters.clone()];
+        }
         self.closed = false;
         let late = std::mem::take(&mut self.late_waiters);
-        let waiters = std::mem::take(&mut self.waiters);
-        if ends {
-            return vec![waiters, late];
-        }
-        self.waiters = late;
-        vec![waiters]
+        vec![std::mem::replace(&mut self.waiters, late)]
     }
 
     /// A commit takes its parts, `None` for all. Threads that wanted some of them while it was in

@@ -86,6 +86,7 @@ pub(super) fn varmail(
         for index in 0..count {
             fs.create(&mail(dir, thread, index))?.write_at(0, &data[..MAIL_BYTES as usize])?;
         }
+        sync_after_last(fs, thread, thread_count)?;
         let seed = clock.fetch_add(1, Ordering::Relaxed);
         Ok((thread, vec![MAIL_BYTES; count as usize], Sequence::new(seed)))
     };
@@ -108,6 +109,15 @@ pub(super) fn varmail(
         file.sync(false)?;
         fs.open(&mail(dir, *thread, read as u64))?.read_at(0, &mut vec![0; sizes[read] as usize])
     })
+}
+
+/// Makes the files that threads begin with durable, once the last thread has its own.
+pub(super) fn sync_after_last(
+    fs: &dyn BenchFs,
+    thread: usize,
+    thread_count: usize,
+) -> io::Result<()> {
+    if thread + 1 == thread_count { fs.sync() } else { Ok(()) }
 }
 
 fn mail(dir: &str, thread: usize, index: u64) -> String {

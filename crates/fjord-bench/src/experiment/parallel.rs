@@ -1,7 +1,8 @@
 //! The workloads of *High-Performance Transaction Processing in Journaling File Systems* (parallel journaling,
 //! FAST '18): many threads, and few or no calls that wait for the device.
 //!
-//! What is left in memory at the end of a turn is synced, and that counts.
+//! What is left in memory at the end of a turn is synced, and that counts; the files of its beginning are durable
+//! before it.
 
 use std::io;
 use std::time::Instant;
@@ -152,7 +153,11 @@ fn fileserver(
 ) -> io::Result<Sample> {
     let data = vec![0x5a; FILE_BYTES];
     let count = if plan.quick { 2 } else { FILE_COUNT };
-    let start = |thread: usize| Files::new(fs, format!("{root}/{thread}"), count, &data, thread);
+    let start = |thread: usize| {
+        let files = Files::new(fs, format!("{root}/{thread}"), count, &data, thread)?;
+        fallbacks::sync_after_last(fs, thread, thread_count)?;
+        Ok(files)
+    };
     run_timed(thread_count, plan.turn, start, |files: &mut Files, _| {
         let (gone, old, read) = (files.pick(), files.pick(), files.pick());
         fs.remove_file(&files.path(gone))?;

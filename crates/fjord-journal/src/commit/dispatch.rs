@@ -14,7 +14,7 @@ use super::lock::Locked;
 use super::protocol::Protocol;
 use super::retire::call_all;
 use super::script::Wants;
-use crate::buffer::{Buffer, BufferKind};
+use crate::buffer::BufferKind;
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::log::Log;
@@ -107,8 +107,7 @@ impl Journal {
         log_blocks: u32,
         unsettled: Mutex<Unsettled>,
     ) -> Arc<Commit> {
-        let buffers: Vec<Arc<Buffer>> =
-            batch.versions.iter().map(|(buffer, _)| buffer.clone()).collect();
+        let buffers = std::mem::take(&mut batch.buffers);
         let (parts, forgotten) = (batch.parts.take(), std::mem::take(&mut batch.forgotten));
         let mut state = self.inner.state.lock();
         let log_start = state.head;

@@ -377,6 +377,7 @@ fn take_parts(parts: &dyn PartRules, locked: &Locked, plan: Plan) -> Result<Batc
         sequence,
         generation: locked.generation,
         reserved_blocks,
+        buffers: versions.iter().map(|(buffer, _)| buffer.clone()).collect(),
         versions,
         revoked,
         forgotten: forgotten.map(|(_, buffer)| buffer).collect(),

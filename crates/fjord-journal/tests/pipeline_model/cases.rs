@@ -152,6 +152,14 @@ fn free_0(world: &World) {
     world.fsync(world.free(0, 1));
 }
 
+fn change_and_free_0(world: &World) {
+    world.fsync(world.change_and_free(0, 1));
+}
+
+fn fetch_0(world: &World) {
+    world.change_and_fetch(0);
+}
+
 fn reused(world: &World) {
     world.assert_reused(0);
 }
@@ -412,6 +420,11 @@ cases! {
     TWO_COMMITS_GO_HOME two_commits_go_home:
         Case::new(SERIAL, &[checkpoint_durable, checkpoint_durable]).before(fsync_four), TWO;
 
+    FETCHED_WHILE_REMOVED fetched_while_removed:
+        Case::new(SERIAL, &[checkpoint, fetch_0]).before(fsync_0), TWO;
+
+    CHANGED_AND_FREED changed_and_freed:
+        Case::new(SERIAL, &[change_and_free_0, checkpoint]).before(fsync_0).after(reused), TWO;
     FREED_DUAL freed_dual:
         Case::new(DUAL, &[free_0, checkpoint]).before(fsync_0).after(reused), TWO;
     FREED_DUAL_ORDERED freed_dual_ordered:

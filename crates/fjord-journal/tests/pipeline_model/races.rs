@@ -16,6 +16,7 @@ const NOT_DURABLE: &str = "but a power cut leaves";
 const NO_ANSWER: &str = "requests without an answer";
 const CALLBACK_LATE: &str = "comes after its caller";
 const TWO_WRITES: &str = "two writes of a block in flight";
+const NOT_FOUND: &str = "a buffer with changes is not in the table";
 const TOO_MANY: &str = "commits that no flush covers";
 /// The interleaving decides which of them comes first.
 const STAGES: &str = "stages increase|callbacks are out of order";
@@ -79,6 +80,12 @@ fn every_check_can_fail() {
     shows(Bug::LogStartNotOrdered, cases::FSYNCS_DUAL_ORDERED, NOT_DURABLE);
 }
 
+#[test]
+fn every_rule_is_checked() {
+    shows(Bug::RemovedBufferWritten, cases::CHANGED_AND_FREED, "a freed block is logged");
+    shows(Bug::HomeBeforeLastBatch, cases::CHECKPOINTS, NOT_DURABLE);
+}
+
 /// A test for each race.
 macro_rules! races {
     ($($name:ident: $bug:expr, $case:expr, $search:expr, $symptom:expr;)*) => {
@@ -128,13 +135,15 @@ races! {
         Bug::TwoHomeWrites, cases::ONE_BLOCK_GOES_HOME, Preemptions(2), TWO_WRITES;
     batch_end_wakes_nobody:
         Bug::BatchEndWakesNobody, cases::CHECKPOINTS, Preemptions(2), DEADLOCK;
+    buffer_lost_while_fetched:
+        Bug::BufferLostWhileFetched, cases::FETCHED_WHILE_REMOVED, Preemptions(2), NOT_FOUND;
     stop_unheard: Bug::StopUnheard, cases::SHUTDOWN_WHILE_LOCKED, Preemptions(2), DEADLOCK;
 }
 
 #[test]
-fn every_race_has_a_test() {
+fn every_bug_has_a_test() {
     let tests = include_str!("races.rs");
-    for race in Bug::RACES {
-        assert!(tests.contains(&format!("Bug::{race:?}, cases::")), "{race:?} has no test");
+    for bug in Bug::RACES.iter().chain(Bug::RULES) {
+        assert!(tests.contains(&format!("Bug::{bug:?}, cases::")), "{bug:?} has no test");
     }
 }

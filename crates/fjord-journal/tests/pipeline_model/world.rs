@@ -145,7 +145,16 @@ impl World {
         Some(change)
     }
 
-    /// The same, with data at the home location of another block.
+    /// Changes a block, and fetches its buffer while the transaction runs.
+    pub(crate) fn change_and_fetch(&self, block: u64) {
+        let changed = self.change(block).expect("the journal runs");
+        assert!(
+            self.journal.live_buffer(BlockNo(changed.block)).is_some(),
+            "a buffer with changes is not in the table"
+        );
+    }
+
+    /// As [`World::change`], with data at the home location of another block.
     pub(crate) fn change_with_data(&self, block: u64, data: u64) -> Option<Change> {
         let handle = self.journal.start(1).ok()?;
         let change = self.change_under(&handle, block, Some(data))?;
@@ -157,6 +166,17 @@ impl World {
     /// Frees a block, whose place takes data as soon as that has committed, and changes another.
     pub(crate) fn free(&self, freed: u64, block: u64) -> Option<Change> {
         let handle = self.journal.start(2).ok()?;
+        self.free_under(handle, freed, block)
+    }
+
+    /// The same for a block that the transaction has changed.
+    pub(crate) fn change_and_free(&self, freed: u64, block: u64) -> Option<Change> {
+        let handle = self.journal.start(3).ok()?;
+        drop(handle.get_write(&self.buffers[freed as usize]).ok()?);
+        self.free_under(handle, freed, block)
+    }
+
+    fn free_under(&self, handle: Handle, freed: u64, block: u64) -> Option<Change> {
         handle.forget(BlockNo(freed), Some(&self.buffers[freed as usize])).ok()?;
         let change = self.change_under(&handle, block, None)?;
         let (device, record) = (self.device.clone(), self.record.clone());
