@@ -345,7 +345,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf:
         if !forget
             && shared.idle.load(Ordering::Relaxed) == 0
             && *shared.workers.lock() < shared.config.threads_max
-            && nobody_is_idle(shared)
+            && claims_start(shared)
             && let Err(e) = spawn_worker(shared)
         {
             tracing::warn!(error = %e, "no further FUSE worker could be started");
@@ -359,7 +359,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf:
 
 /// Whether no worker waits for requests and none is being started; then one more counts as idle, which
 /// the caller starts. Counted from the decision on: a start takes long enough for others to decide the same.
-fn nobody_is_idle<H>(shared: &Shared<H>) -> bool {
+fn claims_start<H>(shared: &Shared<H>) -> bool {
     shared.idle.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 

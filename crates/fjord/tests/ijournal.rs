@@ -327,6 +327,15 @@ fn close(gate: &GateDevice) {
     gate.hold(|request| matches!(request, Request::Flush { .. }));
 }
 
+/// A file system with an empty `/file`, which is durable.
+fn with_file(layout: Option<AreaLayout>) -> (Arc<GateDevice>, Fs, InodeRef) {
+    let gate = gate(&image(layout));
+    let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
+    let file = fs.root().expect("a root").create(b"file", 0o644, &Cred::root()).expect("a file");
+    file.fsync(false).expect("durable");
+    (gate, fs, file)
+}
+
 /// One thread fsyncs the file, and is held up by the device; another one appends to it at `end` and fsyncs it. The
 /// content of `/file` after a power cut at the moment at which the second fsync returns.
 fn durable_beside_a_held_fsync(gate: &GateDevice, file: &InodeRef, end: u64) -> Vec<u8> {
@@ -355,10 +364,7 @@ fn durable_beside_a_held_fsync(gate: &GateDevice, file: &InodeRef, end: u64) -> 
 /// second must not return before that is durable.
 #[test]
 fn an_fsync_beside_another_of_the_file_waits_for_what_that_carries() {
-    let gate = gate(&image(areas(2, 1 << 20)));
-    let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
-    let file = fs.root().expect("a root").create(b"file", 0o644, &Cred::root()).expect("a file");
-    file.fsync(false).expect("durable");
+    let (gate, fs, file) = with_file(areas(2, 1 << 20));
     file.write(0, &[7; 5000]).expect("written");
     // The first i-transaction only; each request is asked for more than once.
     let first = std::sync::OnceLock::new();
@@ -376,10 +382,7 @@ fn an_fsync_beside_another_of_the_file_waits_for_what_that_carries() {
 /// the fsync falls back to has them, and it is stuck. Another fsync of the file waits for it.
 #[test]
 fn an_fsync_beside_one_that_falls_back_waits_for_the_commit() {
-    let gate = gate(&image(areas(1, 64 << 10)));
-    let fs = Fs::open_device(gate.clone(), &options()).expect("the image mounts");
-    let file = fs.root().expect("a root").create(b"file", 0o644, &Cred::root()).expect("a file");
-    file.fsync(false).expect("durable");
+    let (gate, fs, file) = with_file(areas(1, 64 << 10));
     fs.sync().expect("synced");
     file.write(0, &[7; 32 << 10]).expect("written");
     close(&gate);
