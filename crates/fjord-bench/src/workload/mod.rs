@@ -153,7 +153,8 @@ pub(crate) fn run_turn(
     .map_err(BenchError::io(what))
 }
 
-/// Runs `op` from each thread until the time is over; `start` makes a thread's state, untimed.
+/// Runs `op` from each thread until the time is over; `start` makes a thread's state, untimed. A thread that a busy
+/// machine starts late calls it once.
 pub(crate) fn run_timed<S: Send>(
     thread_count: usize,
     turn: Duration,
@@ -167,12 +168,15 @@ pub(crate) fn run_timed<S: Send>(
         let switches = Switches::of_thread();
         let mut index = 0;
         let mut before = began.elapsed();
-        while before < turn {
+        loop {
             op(&mut state, index)?;
             let after = began.elapsed();
             latency.saturating_record((after - before).as_nanos() as u64);
             before = after;
             index += 1;
+            if before >= turn {
+                break;
+            }
         }
         Ok((latency, Switches::of_thread().since(switches)))
     };
@@ -208,5 +212,17 @@ impl Sequence {
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_thread_counts_however_late_it_starts() {
+        let start = |thread: usize| Ok(thread);
+        let sample = run_timed(3, Duration::ZERO, start, |_, _| Ok(())).unwrap();
+        assert_eq!(sample.amount, 3.0);
     }
 }
