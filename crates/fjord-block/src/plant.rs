@@ -196,6 +196,30 @@ bugs! {
         InlineDataNotCommitted,
         /// i-journal: the start of a recovery is not recorded.
         RecoveryNotMarked,
+        /// Barriers: recovery applies i-transactions behind a barrier that is missing.
+        BarrierGapAccepted,
+        /// Barriers: the journal does not tell recovery that i-transactions come behind barriers.
+        BarriersNotMarked,
+        /// Barriers: an i-transaction does not name the last barrier before it.
+        LastBarrierNotNamed,
+        /// Barriers: numbers count anew after a flush, within the same transaction.
+        BarrierCountLost,
+        /// Barriers: they count as durable when they are written, without a flush.
+        BarriersNotFlushed,
+        /// Barriers: the flush that makes them durable does not wait for their writes.
+        BarrierWritesNotAwaited,
+        /// Barriers: one that needs a flush of earlier data first does not wait for it.
+        HeldBarrierSentAtOnce,
+        /// Barriers: data in place does not wait for those before it.
+        DataOvertakesBarriers,
+        /// Barriers: carried data goes home before the barriers before it are durable.
+        CarriedDataOvertakesBarriers,
+        /// Barriers: one does not carry the data that the file got since the last one.
+        BarrierWithoutData,
+        /// Barriers: FUA of an i-transaction is taken for a flush of the barriers before it.
+        FuaCoversBarriers,
+        /// Barriers: an fsync of what a barrier has logged does not make it durable.
+        FsyncTrustsBarriers,
         /// Dual: callbacks of the newest commit of a round are called before those of older ones.
         LaterToldFirst,
         /// Dual: callbacks are called when a commit is dispatched, so freed blocks are reused in flight.

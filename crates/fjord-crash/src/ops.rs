@@ -60,6 +60,8 @@ pub enum Op {
     Fbarrier(Path),
     /// fdatabarrier.
     Fdatabarrier(Path),
+    /// Writes data to its place, without a promise, as background writeback does.
+    Writeback(Path),
     /// syncfs.
     Sync,
     /// Makes the file system so many bytes larger, on a device with room for that.
@@ -91,7 +93,8 @@ macro_rules! paths {
             | Op::Fsync(path)
             | Op::Fdatasync(path)
             | Op::Fbarrier(path)
-            | Op::Fdatabarrier(path) => [None, Some(path)],
+            | Op::Fdatabarrier(path)
+            | Op::Writeback(path) => [None, Some(path)],
             Op::Sync | Op::Grow(_) => [None, None],
         }
     };
@@ -188,6 +191,7 @@ impl fmt::Display for Op {
             Op::Fdatasync(p) => write!(f, "fdatasync {}", path(p)),
             Op::Fbarrier(p) => write!(f, "fbarrier {}", path(p)),
             Op::Fdatabarrier(p) => write!(f, "fdatabarrier {}", path(p)),
+            Op::Writeback(p) => write!(f, "writeback {}", path(p)),
             Op::Sync => f.write_str("sync"),
             Op::Grow(bytes) => write!(f, "grow {bytes}"),
         }
@@ -228,6 +232,7 @@ impl FromStr for Op {
             "fdatasync" => Op::Fdatasync(path()?),
             "fbarrier" => Op::Fbarrier(path()?),
             "fdatabarrier" => Op::Fdatabarrier(path()?),
+            "writeback" => Op::Writeback(path()?),
             "sync" => Op::Sync,
             "grow" => Op::Grow(word()?.parse()?),
             _ => bail!("{verb:?} is not an operation"),
@@ -288,7 +293,7 @@ mod tests {
                     rename /d/b /c; exchange /c /d; truncate /c 5; append /c 9; write /c 1 2; magic /c 0; \
                     fallocate /c keep+punch 0 4096; fallocate /c plain 0 1; setxattr /c user.x 7; \
                     rmxattr /c user.x; chmod /c 640; chown /c 7; hold /c; fsync /; fdatasync /c; fbarrier /d; \
-                    fdatabarrier /c; sync; grow 4096";
+                    fdatabarrier /c; writeback /c; sync; grow 4096";
         let ops = parse(text).unwrap();
         assert_eq!(ops.len(), 25);
         assert_eq!(parse(&format(&ops)).unwrap(), ops);

@@ -161,6 +161,7 @@ impl<'a> Runner<'a> {
             Op::Fdatasync(path) => self.resolve(path)?.fsync(true)?,
             Op::Fbarrier(path) => self.resolve(path)?.barrier(false).map(drop)?,
             Op::Fdatabarrier(path) => self.resolve(path)?.barrier(true).map(drop)?,
+            Op::Writeback(path) => self.resolve(path)?.write_back()?,
             Op::Sync => self.fs.sync()?,
             Op::Grow(bytes) => {
                 self.fs.resize(NewSize::Plus(*bytes))?;

@@ -484,7 +484,7 @@ fn random(seed: u64, round: u64) -> Workload {
     Workload::new(Vec::new(), ops.into_ops())
 }
 
-/// Changes of a few files with a barrier after most of them, and few syncs.
+/// Changes of a few files with a barrier after most of them, few syncs, and data that goes to its place before.
 fn barriers(seed: u64, round: u64) -> Workload {
     let mut rng = Rng::new(seed ^ round.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let setup = "create /f0; append /f0 12000; create /f1; append /f1 5000; create /f2; create /f3";
@@ -511,6 +511,7 @@ fn barriers(seed: u64, round: u64) -> Workload {
             0..4 => ops.push(Op::Fbarrier(file)),
             4..9 => ops.push(Op::Fdatabarrier(file)),
             9 => ops.push(Op::Fsync(file)),
+            10 => ops.push(Op::Writeback(file)),
             _ => {}
         }
     }

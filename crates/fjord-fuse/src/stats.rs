@@ -139,8 +139,14 @@ pub struct FsyncReport {
 pub struct BarrierReport {
     /// Calls that gave order without a wait for the device.
     pub ordered: u64,
-    /// Calls that were an fsync, since the device keeps no order.
+    /// Calls that were an fsync: neither policy nor device keeps order for them.
     pub as_fsync: u64,
+    /// Waits of calls for the writes of earlier ones, because of the bound on memory.
+    #[serde(default)]
+    pub waits: u64,
+    /// Bytes of calls that may be in flight.
+    #[serde(default)]
+    pub bytes_max: u64,
 }
 
 /// Counters of the log.
@@ -283,7 +289,12 @@ impl MountStats {
                     .collect(),
                 latency_histogram: latency.buckets.clone(),
             },
-            barriers: BarrierReport { ordered: stats.barriers, as_fsync: stats.barriers_as_fsync },
+            barriers: BarrierReport {
+                ordered: stats.barriers,
+                as_fsync: stats.barriers_as_fsync,
+                waits: stats.journal.barrier_waits,
+                bytes_max: stats.barrier_bytes_max,
+            },
             journal: JournalReport {
                 commits: stats.journal.commits,
                 metadata_blocks: stats.journal.metadata_blocks,

@@ -5,11 +5,11 @@
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Request, Ticket};
-use fjord_format::ijournal::{AreaFormat, ITransaction};
+use fjord_format::ijournal::{AreaFormat, Builder, ITransaction, Order};
 use fjord_format::jbd2::{IjournalMark, Superblock};
 use fjord_format::types::Tid;
 
-use crate::area::{AreaStats, Areas, Marked, Reserved};
+use crate::area::{AreaStats, Areas, Mark, Marked, Reserved};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::log::Log;
@@ -31,14 +31,45 @@ pub struct AreaWrite {
     start: u32,
     /// More than half of the area is live: a commit should follow soon.
     pub wants_commit: bool,
+    /// Barriers before it are perhaps not durable, so that it counts only after
+    /// [`Journal::make_barriers_durable`].
+    pub is_behind_barriers: bool,
 }
 
 /// The right to write i-transactions: while it exists the mark stays set.
 pub struct AreaWriter<'a> {
-    journal: &'a Journal,
-    areas: &'a Areas,
+    pub(crate) journal: &'a Journal,
+    pub(crate) areas: &'a Areas,
     _marked: Marked<'a>,
+    mark: Mark,
     format: AreaFormat,
+}
+
+/// An i-transaction that has no place yet: neither in an area nor among barriers.
+#[derive(Debug)]
+pub struct UnplacedITransaction {
+    /// Its header.
+    pub builder: Builder,
+    /// The blocks behind it.
+    pub payload: Vec<Buf>,
+}
+
+impl UnplacedITransaction {
+    /// Its blocks, header included.
+    pub fn total_blocks(&self) -> u32 {
+        self.builder.total_blocks()
+    }
+
+    /// Its blocks, of `block_size` bytes each, header first.
+    pub(crate) fn place(mut self, order: &Order, block_size: usize) -> Result<Vec<Buf>> {
+        // Where it lies in the journal is not known yet.
+        let header = self.builder.finish(order).map_err(JournalError::format(0))?;
+        let header = header.chunks(block_size);
+        let mut blocks = Vec::with_capacity(header.len() + self.payload.len());
+        blocks.extend(header.map(Buf::from_slice));
+        blocks.append(&mut self.payload);
+        Ok(blocks)
+    }
 }
 
 impl Journal {
@@ -69,6 +100,12 @@ impl Journal {
     /// Starts writing i-transactions: sets the mark durably if it is not set. `None` without areas.
     /// Drop it soon, and before waiting for a commit.
     pub fn area_writer(&self) -> Result<Option<AreaWriter<'_>>> {
+        self.marked_writer(false)
+    }
+
+    /// As [`Journal::area_writer`]; with `with_barriers` the mark also says that i-transactions come behind
+    /// barriers.
+    pub(crate) fn marked_writer(&self, with_barriers: bool) -> Result<Option<AreaWriter<'_>>> {
         let (Some(areas), Some(log)) = (&self.inner.areas, &self.inner.log) else {
             return Ok(None);
         };
@@ -79,34 +116,43 @@ impl Journal {
                 return Ok(None);
             }
             let marked = areas.mark.read();
-            if let Some(nonce) = *marked {
-                let format = areas.format(nonce);
-                return Ok(Some(AreaWriter { journal: self, areas, _marked: marked, format }));
+            if let Some(mark) = marked.filter(|mark| mark.has_barriers || !with_barriers) {
+                let format = areas.format(mark.nonce);
+                return Ok(Some(AreaWriter {
+                    journal: self,
+                    areas,
+                    _marked: marked,
+                    mark,
+                    format,
+                }));
             }
             drop(marked);
-            self.mark_areas(areas, log)?;
+            self.mark_areas(areas, log, with_barriers)?;
         }
     }
 
-    fn mark_areas(&self, areas: &Areas, log: &Log) -> Result<()> {
+    fn mark_areas(&self, areas: &Areas, log: &Log, with_barriers: bool) -> Result<()> {
         let mut mark = areas.mark.write();
-        if mark.is_some() {
+        if mark.is_some_and(|mark| mark.has_barriers || !with_barriers) {
             return Ok(());
         }
-        let nonce = rand::random();
-        if planted(Bug::ItransactionNoMark) {
-            *mark = Some(nonce);
+        let nonce = mark.map_or_else(rand::random, |mark| mark.nonce);
+        let new = Mark { nonce, has_barriers: with_barriers };
+        if planted(if with_barriers { Bug::BarriersNotMarked } else { Bug::ItransactionNoMark }) {
+            *mark = Some(new);
             return Ok(());
         }
         let written =
             log.write_superblock(&self.inner.counters, self.inner.barrier, |superblock| {
-                superblock.set_ijournal(Some(IjournalMark { nonce, recovering_after: None }));
+                let has_barriers = with_barriers;
+                let mark = IjournalMark { nonce, has_barriers, recovering_after: None };
+                superblock.set_ijournal(Some(mark));
             });
         if let Err(error) = written {
             self.abort(error.clone());
             return Err(error);
         }
-        *mark = Some(nonce);
+        *mark = Some(new);
         Ok(())
     }
 
@@ -161,20 +207,50 @@ impl AreaWriter<'_> {
         self.areas.next_sub_id()
     }
 
-    /// Submits an i-transaction of `blocks`, header first, that is live until `tid` has committed:
-    /// to the area of CPU `hint`, or to another with space. With `fua` it is durable when the wait
-    /// returns.
-    pub fn submit(&self, hint: usize, tid: Tid, blocks: Vec<Buf>, fua: bool) -> Result<Submitted> {
+    /// Submits an i-transaction that is live until `tid` has committed: to the area of CPU `hint`, or to
+    /// another with space. With `fua` it is durable when the wait returns, unless
+    /// [`AreaWrite::is_behind_barriers`].
+    pub fn submit(
+        &self,
+        hint: usize,
+        tid: Tid,
+        transaction: UnplacedITransaction,
+        fua: bool,
+    ) -> Result<Submitted> {
         self.journal.check_running()?;
-        let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-        let is_dead = |tid| self.journal.is_committed(tid) || planted(Bug::ItransactionAreaReused);
-        let Some(found) = self.areas.reserve(hint, len, tid, is_dead) else {
-            return Ok(Submitted::Full);
-        };
+        let Some((order, is_behind)) = self.order(tid) else { return Ok(Submitted::Full) };
+        let len = transaction.total_blocks();
+        let blocks = transaction.place(&order, self.format.block_size)?;
+        let Some(found) = self.reserve(hint, len, tid) else { return Ok(Submitted::Full) };
         let Reserved { area, start, at, is_half_full: wants_commit } = found;
+        let fua = fua && !is_behind;
         let tickets = self.journal.inner.device.submit(self.requests(at, blocks, fua)?);
         self.areas.count(len);
-        Ok(Submitted::Written(AreaWrite { tickets, area, start, wants_commit }))
+        Ok(Submitted::Written(AreaWrite {
+            tickets,
+            area,
+            start,
+            wants_commit,
+            is_behind_barriers: is_behind,
+        }))
+    }
+
+    /// Place of an i-transaction among barriers, and whether some before it are perhaps not durable. `None`
+    /// if it cannot be told.
+    fn order(&self, tid: Tid) -> Option<(Order, bool)> {
+        if !self.mark.has_barriers {
+            return Some((Order::default(), false));
+        }
+        let is_committed = |tid| self.journal.is_committed(tid);
+        let order = self.areas.barriers.lock().order(tid, false, is_committed)?;
+        let is_behind = self.areas.barriers.durable() < self.areas.barriers.last();
+        Some((order, is_behind && !planted(Bug::FuaCoversBarriers)))
+    }
+
+    /// Space for an i-transaction of `len` blocks that is live until `tid` has committed.
+    pub(crate) fn reserve(&self, hint: usize, len: u32, tid: Tid) -> Option<Reserved> {
+        let is_dead = |tid| self.journal.is_committed(tid) || planted(Bug::ItransactionAreaReused);
+        self.areas.reserve(hint, len, tid, is_dead)
     }
 
     /// Waits until an i-transaction has been written. A failed write stops the journal: whether a
@@ -187,7 +263,8 @@ impl AreaWriter<'_> {
         })
     }
 
-    fn requests(&self, at: u32, blocks: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
+    /// The writes of an i-transaction at block `at` of the journal.
+    pub(crate) fn requests(&self, at: u32, blocks: Vec<Buf>, fua: bool) -> Result<Vec<Request>> {
         let journal = &self.journal.inner;
         let fua = fua && journal.barrier && !planted(Bug::ItransactionNotDurable);
         journal.log_or_usage()?.contiguous_requests(at, blocks, fua)

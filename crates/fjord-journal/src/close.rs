@@ -17,6 +17,8 @@ impl Journal {
         check_no_open_handle(self, "emptying the log")?;
         loop {
             self.commit_running()?;
+            // The mark stays while one is perhaps not written.
+            self.make_barriers_durable()?;
             let Some(log) = &self.inner.log else { return Ok(()) };
             self.checkpoint_all()?;
             // Commit and checkpoint locks are held: the log does not change from here on.

@@ -23,7 +23,7 @@
 //! |---|---|
 //! | calls | `open`, `close`, `requests`, `admission` (handles that start), `fast_commit` |
 //! | commits | `commit` |
-//! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `roles` |
+//! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `barriers`, `roles` |
 //! | what they share | `journal` |
 //! | data | `state`, `pipeline`, `transaction`, `gate`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `commit_pieces`, `journal_thread`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
@@ -34,6 +34,7 @@
 mod admission;
 mod area;
 mod area_writer;
+mod barriers;
 mod buffer;
 mod checkpoint;
 mod checkpoint_claims;
@@ -72,7 +73,8 @@ mod wanted_parts;
 
 pub use admission::room_waits_of_this_thread;
 pub use area::{AreaStats, write_table};
-pub use area_writer::{AreaWrite, AreaWriter, Submitted};
+pub use area_writer::{AreaWrite, AreaWriter, Submitted, UnplacedITransaction};
+pub use barriers::{BARRIER_BYTES_MAX, SubmittedBarrier};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use error::{JournalError, Result};
 pub use fast_commit_area::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};

@@ -11,7 +11,7 @@ use fjord_block::Device;
 use fjord_block::lock::{Condvar, Mutex, Rank, RwLock};
 use fjord_format::types::Tid;
 
-use crate::area::Areas;
+use crate::area::{self, Areas};
 use crate::checkpoint_claims::CheckpointClaims;
 use crate::checkpoint_writes::CheckpointWrites;
 use crate::error::{JournalError, Result};
@@ -47,15 +47,17 @@ impl Journal {
         }
         let plan = recovery::scan(&device, &map, block_size)?;
         let table = plan.area_table()?;
-        let pending = plan.i_transactions()?;
+        let area::Found { transactions: pending, newest_dropped } = plan.scan_areas()?;
         if !pending.is_empty() && !options.replays_ijournal {
             return Err(JournalError::NeedsIjournalReplay { count: pending.len() });
         }
         let mut report = plan.apply_fitted(options.fit_replayed, options.replayed_last)?;
         report.i_transactions = pending.len();
         // The recovery's own transaction is then at least as new as all of them, so its commit
-        // invalidates them.
-        for tid in pending.iter().map(|transaction| transaction.tid) {
+        // invalidates them. Barriers of this mount are of no transaction that has some already.
+        let applied = pending.iter().map(|transaction| transaction.tid);
+        let after_dropped = newest_dropped;
+        for tid in applied.chain(after_dropped.map(Tid::next)) {
             if tid.newer_than(report.next_tid) {
                 report.next_tid = tid;
             }

@@ -75,6 +75,12 @@ counters! {
     fast_commit_blocks,
     /// Handle starts that had to checkpoint themselves.
     log_full,
+    /// Barriers written to the areas.
+    barriers,
+    /// Rounds that made barriers durable, with one flush each, or two.
+    barrier_rounds,
+    /// Waits of callers for barriers before theirs, because of the bound on memory.
+    barrier_waits,
 }
 
 /// Adds to a counter.

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fjord_block::Class;
 use fjord_format::InodeNo;
 use fjord_format::inode::InodeFlags;
 use rustix::io::Errno;
@@ -20,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::file::fallocate::{self, FallocMode};
 use crate::file::seek::{self, FiemapExtent};
 use crate::file::write::WriteOptions;
+use crate::file::writeback::{self, Mode};
 use crate::file::{read, truncate, write};
 use crate::fs::FsInner;
 use crate::fsync::Epoch;
@@ -403,6 +405,16 @@ impl InodeRef {
             drop(held);
             done(result);
         }
+    }
+
+    /// Writes dirty data to its place, as background writeback does sooner or later: nothing of it is durable
+    /// then (`sync_file_range(2)`).
+    ///
+    /// # Errors
+    /// Of the device, of an allocation, or of the journal; the next fsync of the file reports them, too.
+    pub fn write_back(&self) -> Result<()> {
+        let mode = Mode::DataFirst(Class::Async);
+        self.reading(|| writeback::write_inode(&self.fs, &self.inode, 0..u64::MAX, mode))
     }
 
     /// Order without durability (`fbarrier`; with `datasync`, `fdatabarrier`): whatever is

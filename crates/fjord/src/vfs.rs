@@ -431,6 +431,7 @@ impl Fs {
             fsync: self.0.fsync_counters.snapshot(),
             barriers: self.0.stats.barriers.load(Ordering::Relaxed),
             barriers_as_fsync: self.0.stats.barriers_as_fsync.load(Ordering::Relaxed),
+            barrier_bytes_max: fjord_journal::BARRIER_BYTES_MAX,
             scheduler: self.0.scheduler.as_ref().map(|scheduler| scheduler.epoch_stats()),
             fsync_policy: self.0.fsync_policy.name(),
             cached_pages_bytes: self.0.page_lru.cached_bytes(),
@@ -571,8 +572,10 @@ pub struct Stats {
     pub fsync: FsyncStats,
     /// Calls of [`InodeRef::barrier`] that gave order without durability.
     pub barriers: u64,
-    /// Those that were served as fsync, since the device keeps no order.
+    /// Those that were served as fsync: neither policy nor device keeps order for them.
     pub barriers_as_fsync: u64,
+    /// Most bytes that calls may have in flight under a policy that orders by itself; beyond, they wait.
+    pub barrier_bytes_max: u64,
     /// The epoch scheduler's counters, if the mount put one above the device.
     pub scheduler: Option<fjord_block::epoch::EpochStats>,
     /// The policy in use.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fjord::{
-    CommitPipeline, Cred, Epoch, Fs, InodeRef, MemDevice, MkfsOptions, MountOptions, Scheduler,
+    CommitPipeline, Cred, Epoch, Fs, FsyncPolicyKind, InodeRef, MemDevice, MkfsOptions,
+    MountOptions, Scheduler,
 };
 use fjord_block::{MemImage, Request};
 use fjord_testkit::gate_device::{Cache, GateDevice, is_durable};
@@ -54,6 +55,8 @@ impl Rig {
         let options = MountOptions {
             background_threads: false,
             scheduler: Scheduler::Epoch,
+            // `ijournal` orders by itself.
+            fsync: FsyncPolicyKind::Compound,
             pipeline,
             ..MountOptions::default()
         };
@@ -239,11 +242,12 @@ fn calls_on_a_read_only_mount_succeed() {
     }
 }
 
-/// Where the device keeps no order a barrier call is an fsync.
+/// Where neither device nor policy keeps order a barrier call is an fsync.
 #[test]
 fn an_fsync_ends_a_durable_epoch() {
     let device = Arc::new(MemDevice::from_image(&image()));
-    let fs = Fs::open_device(device, &MountOptions::default()).expect("it mounts");
+    let options = MountOptions { fsync: FsyncPolicyKind::Compound, ..MountOptions::default() };
+    let fs = Fs::open_device(device, &options).expect("it mounts");
     let file = fs.resolve("/old0").expect("a file");
     for round in 2..5 {
         file.write(0, &[round; 100]).expect("written");

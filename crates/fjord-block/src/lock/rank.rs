@@ -75,6 +75,8 @@ ranks! {
     CheckpointTail = 232,
     /// `Areas::mark`.
     AreaMark = 240,
+    /// `Barriers::round`.
+    BarrierRound = 245,
     /// `fast_commit::Area::stream`.
     FastCommitStream = 250,
     /// `Log::superblock`.
@@ -103,6 +105,8 @@ ranks! {
     CheckpointClaims = 403,
     /// The queue of commit requests.
     CommitRequests = 405,
+    /// `Barriers::state`.
+    Barriers = 408,
     /// The ring of an area.
     AreaRing = 410,
     /// `Inner::state` of the journal.

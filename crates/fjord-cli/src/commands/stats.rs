@@ -139,7 +139,10 @@ fn table(stats: &MountStats) -> String {
     }
     let barriers = &stats.barriers;
     if barriers.ordered + barriers.as_fsync > 0 {
-        let calls = format!("{}, and {} as fsyncs", barriers.ordered, barriers.as_fsync);
+        let (ordered, as_fsync, waits) = (barriers.ordered, barriers.as_fsync, barriers.waits);
+        let mib = barriers.bytes_max >> 20;
+        let calls =
+            format!("{ordered}, and {as_fsync} as fsyncs; {waits} waits, with {mib} MiB in flight");
         lines.push(("barrier calls".into(), calls));
     }
     let mut latency = String::new();

@@ -3,6 +3,7 @@
 //! `FJORD_TEST_SIZE=long cargo test -p fjord-crash --features plant --test planted -- --nocapture` prints the table of
 //! docs/crash-model.md.
 
+mod barriers;
 mod dual;
 mod policies;
 
@@ -657,8 +658,12 @@ fn barriers_ignored() -> Plant {
 /// The planted list and these files do not drift apart.
 #[test]
 fn every_bug_has_a_test() {
-    let tests =
-        concat!(include_str!("main.rs"), include_str!("policies.rs"), include_str!("dual.rs"));
+    let tests = concat!(
+        include_str!("main.rs"),
+        include_str!("policies.rs"),
+        include_str!("barriers.rs"),
+        include_str!("dual.rs")
+    );
     for bug in Bug::ALL {
         let own = [format!("(Bug::{bug:?})"), format!("(Some(Bug::{bug:?}))")];
         assert!(own.iter().any(|own| tests.contains(own)), "{bug:?} has no test");

@@ -3,8 +3,8 @@
 //! Invariant: the payload blocks that the caller writes after the header are those for which
 //! [`Place::Payload`] was returned, in that order.
 
-use super::{AreaFormat, FIXED_BYTES, FLAG_ESCAPED, HEADER_BLOCKS_MAX, MAGIC, RECORD_HEAD_BYTES};
-use super::{VERSION, at, kind, needs_escape};
+use super::{AreaFormat, FIXED_BYTES, FLAG_ESCAPED, HEADER_BLOCKS_MAX, MAGIC, Order};
+use super::{RECORD_HEAD_BYTES, VERSION, at, kind, needs_escape};
 use crate::checksum;
 use crate::error::{FormatError, Result};
 use crate::le;
@@ -99,9 +99,9 @@ impl Builder {
         self.header_blocks() + self.payload_blocks
     }
 
-    /// The header, whole blocks long.
-    pub fn finish(mut self) -> Result<Vec<u8>> {
-        let (header_blocks, total_blocks) = (self.header_blocks(), self.total_blocks());
+    /// Errs if it is too large for the format.
+    pub fn check(&self) -> Result<()> {
+        let header_blocks = self.header_blocks();
         if header_blocks > HEADER_BLOCKS_MAX {
             return Err(FormatError::NoRoom {
                 structure: STRUCTURE,
@@ -109,6 +109,13 @@ impl Builder {
                 capacity: u64::from(HEADER_BLOCKS_MAX),
             });
         }
+        Ok(())
+    }
+
+    /// The header, whole blocks long, of an i-transaction with this place among barriers.
+    pub fn finish(mut self, order: &Order) -> Result<Vec<u8>> {
+        self.check()?;
+        let (header_blocks, total_blocks) = (self.header_blocks(), self.total_blocks());
         // At most HEADER_BLOCKS_MAX blocks of 64 KiB.
         let used = self.header.len() as u32;
         let format = self.format;
@@ -117,6 +124,10 @@ impl Builder {
         le::put_u32(STRUCTURE, header, at::HEADER_BLOCKS, header_blocks)?;
         le::put_u32(STRUCTURE, header, at::TOTAL_BLOCKS, total_blocks)?;
         le::put_u32(STRUCTURE, header, at::HEADER_BYTES, used)?;
+        le::put_u32(STRUCTURE, header, at::BARRIER, order.barrier)?;
+        le::put_u32(STRUCTURE, header, at::NEWEST_TID, order.newest.0)?;
+        le::put_u32(STRUCTURE, header, at::BEHIND_NEWEST, order.behind_newest)?;
+        le::put_u32(STRUCTURE, header, at::BEHIND_OLDER, order.behind_older)?;
         let checksum = format.header_checksum(header);
         le::put_u32(STRUCTURE, header, at::CHECKSUM, checksum)?;
         Ok(self.header)

@@ -3,8 +3,8 @@
 //! Invariant: a decoded i-transaction has the right checksums throughout; what its numbers
 //! refer to is for the engine to check.
 
-use super::{AreaFormat, FIXED_BYTES, FLAG_ESCAPED, HEADER_BLOCKS_MAX, MAGIC, RECORD_HEAD_BYTES};
-use super::{VERSION, at, kind};
+use super::{AreaFormat, FIXED_BYTES, FLAG_ESCAPED, HEADER_BLOCKS_MAX, MAGIC, Order};
+use super::{RECORD_HEAD_BYTES, VERSION, at, kind};
 use crate::error::{FormatError, Result};
 use crate::le;
 use crate::types::{BlockNo, InodeNo, Tid};
@@ -28,6 +28,8 @@ pub struct Header {
     pub total_blocks: u32,
     /// Bytes of the header in use.
     pub header_bytes: u32,
+    /// Place among barriers.
+    pub order: Order,
     /// The stored checksum.
     checksum: u32,
 }
@@ -90,6 +92,8 @@ pub struct ITransaction {
     pub sub_id: u64,
     /// The file.
     pub ino: InodeNo,
+    /// Place among barriers.
+    pub order: Order,
     /// The file's inode and those of new directories above it.
     pub inodes: Vec<InodeImage>,
     /// Names, topmost directory first.
@@ -122,6 +126,12 @@ impl Header {
             header_blocks: word(at::HEADER_BLOCKS)?,
             total_blocks: word(at::TOTAL_BLOCKS)?,
             header_bytes: word(at::HEADER_BYTES)?,
+            order: Order {
+                barrier: word(at::BARRIER)?,
+                newest: Tid(word(at::NEWEST_TID)?),
+                behind_newest: word(at::BEHIND_NEWEST)?,
+                behind_older: word(at::BEHIND_OLDER)?,
+            },
             checksum: word(at::CHECKSUM)?,
         };
         let bytes_max = u64::from(header.header_blocks) * format.block_size as u64;
@@ -133,6 +143,21 @@ impl Header {
 }
 
 impl ITransaction {
+    /// One without records.
+    pub(super) fn empty(tid: Tid, sub_id: u64, ino: InodeNo, order: Order) -> ITransaction {
+        ITransaction {
+            tid,
+            sub_id,
+            ino,
+            order,
+            inodes: Vec::new(),
+            entries: Vec::new(),
+            extent_blocks: Vec::new(),
+            data: Vec::new(),
+            superseded: Vec::new(),
+        }
+    }
+
     /// Reads an i-transaction; `blocks` are those that its header calls for
     /// ([`Header::total_blocks`]), as they lie in the area.
     ///
@@ -152,16 +177,7 @@ impl ITransaction {
         let mut reader = Reader {
             format,
             payload: payload.chunks(block_size),
-            out: ITransaction {
-                tid: header.tid,
-                sub_id: header.sub_id,
-                ino: header.ino,
-                inodes: Vec::new(),
-                entries: Vec::new(),
-                extent_blocks: Vec::new(),
-                data: Vec::new(),
-                superseded: Vec::new(),
-            },
+            out: ITransaction::empty(header.tid, header.sub_id, header.ino, header.order),
         };
         // Checked by `Header::decode`.
         let mut records = &head[FIXED_BYTES..header.header_bytes as usize];

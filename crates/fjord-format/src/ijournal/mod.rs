@@ -25,12 +25,14 @@
 
 mod build;
 mod decode;
+mod order;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub use build::{Builder, Place};
 pub use decode::{DataBlock, Entry, ExtentBlock, Header, ITransaction, InodeImage, Superseded};
+pub use order::{Order, behind_gaps};
 pub use table::{AREA_BLOCKS_MIN, AREA_COUNT_MAX, AreaTable};
 
 use crate::checksum;
@@ -56,6 +58,11 @@ mod at {
     pub(super) const HEADER_BLOCKS: usize = 36;
     pub(super) const TOTAL_BLOCKS: usize = 40;
     pub(super) const HEADER_BYTES: usize = 44;
+    // Zero without FJORD_BARRIERS.
+    pub(super) const BARRIER: usize = 48;
+    pub(super) const NEWEST_TID: usize = 52;
+    pub(super) const BEHIND_NEWEST: usize = 56;
+    pub(super) const BEHIND_OLDER: usize = 60;
 }
 
 /// Kinds of records.

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 
 const FORMAT: AreaFormat = AreaFormat { block_size: 1024, uuid: [7; 16], nonce: 0x1234_5678_9abc };
 
+const ORDER: Order = Order { barrier: 6, newest: Tid(10), behind_newest: 8, behind_older: 7 };
+
 /// An i-transaction, its blocks as they go to the area, and what they must decode to.
 fn sample(data_fill: u8, data_bytes: usize) -> (Vec<u8>, ITransaction) {
     let mut builder = Builder::new(&FORMAT, Tid(9), 77, InodeNo(14));
@@ -31,13 +33,14 @@ fn sample(data_fill: u8, data_bytes: usize) -> (Vec<u8>, ITransaction) {
     data[..data_bytes].fill(data_fill);
     put(builder.data(BlockNo(88), &data).unwrap(), &data);
     let total = builder.total_blocks();
-    let mut blocks = builder.finish().unwrap();
+    let mut blocks = builder.finish(&ORDER).unwrap();
     blocks.extend_from_slice(&payload);
     assert_eq!(blocks.len(), total as usize * 1024);
     let wanted = ITransaction {
         tid: Tid(9),
         sub_id: 77,
         ino: InodeNo(14),
+        order: ORDER,
         inodes: vec![
             InodeImage { ino: InodeNo(13), bytes: vec![3; 256] },
             InodeImage { ino: InodeNo(14), bytes: vec![4; 256] },
@@ -76,7 +79,7 @@ fn a_small_change_takes_one_block() {
     data[..300].fill(9);
     assert_eq!(builder.data(BlockNo(50), &data).unwrap(), Place::Header);
     assert_eq!(builder.data(BlockNo(51), &[0; 1024]).unwrap(), Place::Header);
-    let blocks = builder.finish().unwrap();
+    let blocks = builder.finish(&Order::default()).unwrap();
     assert_eq!(blocks.len(), 1024);
     let read = ITransaction::decode(&FORMAT, &blocks).unwrap();
     assert_eq!(read.data[0], DataBlock { home: BlockNo(50), content: data });
@@ -89,14 +92,14 @@ fn long_headers_take_several_blocks() {
     for ino in 20..40 {
         builder.inode(InodeNo(ino), &[1; 256]).unwrap();
     }
-    let blocks = builder.finish().unwrap();
+    let blocks = builder.finish(&Order::default()).unwrap();
     assert_eq!(blocks.len(), 6 * 1024);
     assert_eq!(ITransaction::decode(&FORMAT, &blocks).unwrap().inodes.len(), 20);
     let mut builder = Builder::new(&FORMAT, Tid(1), 1, InodeNo(12));
     for ino in 0..300 {
         builder.inode(InodeNo(ino), &[1; 256]).unwrap();
     }
-    assert!(matches!(builder.finish(), Err(FormatError::NoRoom { .. })));
+    assert!(matches!(builder.finish(&Order::default()), Err(FormatError::NoRoom { .. })));
 }
 
 #[test]
@@ -129,7 +132,7 @@ fn names_that_no_directory_holds_are_refused() {
     for name in [&b""[..], b".", b"..", b"a/b", b"a\0", &[b'n'; 256]] {
         let mut builder = Builder::new(&FORMAT, Tid(1), 1, InodeNo(12));
         builder.entry(InodeNo(2), InodeNo(12), 1, name).unwrap();
-        let blocks = builder.finish().unwrap();
+        let blocks = builder.finish(&Order::default()).unwrap();
         assert!(ITransaction::decode(&FORMAT, &blocks).is_err(), "{name:?}");
     }
 }
@@ -161,7 +164,7 @@ proptest! {
     #[test]
     fn forged_records(bytes in proptest::collection::vec(any::<u8>(), 0..900), used in 0u32..1100) {
         let mut blocks = vec![0; 3072];
-        let built = Builder::new(&FORMAT, Tid(1), 1, InodeNo(12)).finish().unwrap();
+        let built = Builder::new(&FORMAT, Tid(1), 1, InodeNo(12)).finish(&Order::default()).unwrap();
         blocks[..1024].copy_from_slice(&built);
         blocks[FIXED_BYTES..FIXED_BYTES + bytes.len()].copy_from_slice(&bytes);
         // Small kinds and lengths, so that records are met at all.

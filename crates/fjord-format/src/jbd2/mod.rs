@@ -68,6 +68,9 @@ bitflags! {
         /// fjord's own: i-transactions may live after `s_maxlen` (see [`crate::ijournal`]),
         /// so Linux and e2fsck must refuse the image, and do, rather than drop them.
         const FJORD_IJOURNAL = 0x4000_0000;
+        /// fjord's own, with the former only: i-transactions may come behind barriers, which decide whether
+        /// they count ([`crate::ijournal::Order`]). A fjord without it must refuse them.
+        const FJORD_BARRIERS = 0x2000_0000;
         const _ = !0;
     }
 }
@@ -85,7 +88,8 @@ impl Incompat {
         .union(Incompat::CSUM_V2)
         .union(Incompat::CSUM_V3)
         .union(Incompat::FAST_COMMIT)
-        .union(Incompat::FJORD_IJOURNAL);
+        .union(Incompat::FJORD_IJOURNAL)
+        .union(Incompat::FJORD_BARRIERS);
 }
 
 /// Which checksums a log carries.

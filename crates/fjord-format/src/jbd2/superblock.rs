@@ -53,6 +53,8 @@ const STRUCTURE: &str = "journal superblock";
 pub struct IjournalMark {
     /// Random number that ties i-transactions to this use of the areas.
     pub nonce: u64,
+    /// I-transactions may come behind barriers (`FJORD_BARRIERS`).
+    pub has_barriers: bool,
     /// Set while a recovery is under way: the last transaction that had committed before it.
     /// A transaction in the log is then the recovery's own, and covers all i-transactions.
     pub recovering_after: Option<Tid>,
@@ -306,6 +308,7 @@ impl Superblock {
         let recovering = be32(&*self.image, IJOURNAL_FLAGS) & IJOURNAL_RECOVERING != 0;
         Some(IjournalMark {
             nonce: be64(&*self.image, IJOURNAL_NONCE),
+            has_barriers: self.s_feature_incompat.contains(Incompat::FJORD_BARRIERS),
             recovering_after: recovering.then(|| Tid(be32(&*self.image, IJOURNAL_FLOOR))),
         })
     }
@@ -314,6 +317,8 @@ impl Superblock {
     /// a power cut leaves the old mark or the new one.
     pub fn set_ijournal(&mut self, mark: Option<IjournalMark>) {
         self.s_feature_incompat.set(Incompat::FJORD_IJOURNAL, mark.is_some());
+        let has_barriers = mark.is_some_and(|mark| mark.has_barriers);
+        self.s_feature_incompat.set(Incompat::FJORD_BARRIERS, has_barriers);
         let floor = mark.and_then(|mark| mark.recovering_after);
         let flags = if floor.is_some() { IJOURNAL_RECOVERING } else { 0 };
         let nonce = mark.map_or(0, |mark| mark.nonce);
@@ -336,7 +341,7 @@ impl Superblock {
         if !features.contains(Incompat::FJORD_IJOURNAL) {
             return false;
         }
-        features.remove(Incompat::FJORD_IJOURNAL);
+        features.remove(Incompat::FJORD_IJOURNAL | Incompat::FJORD_BARRIERS);
         put_be32(bytes, FEATURE_INCOMPAT, features.bits());
         true
     }

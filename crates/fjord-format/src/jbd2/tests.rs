@@ -182,7 +182,8 @@ fn the_mark_of_i_transactions() {
         let plain = superblock.encode();
         assert_eq!(superblock.ijournal(), None);
         for recovering_after in [None, Some(Tid(0)), Some(Tid(77))] {
-            let mark = Some(IjournalMark { nonce: 0xfeed_0123_4567_89ab, recovering_after });
+            let (nonce, has_barriers) = (0xfeed_0123_4567_89ab, recovering_after.is_none());
+            let mark = Some(IjournalMark { nonce, has_barriers, recovering_after });
             superblock.set_ijournal(mark);
             let bytes = superblock.encode();
             assert!(bytes[512..] == plain[512..]);
@@ -208,7 +209,8 @@ fn a_marked_journal_keeps_the_place_of_its_log() {
         Superblock::decode(&bytes).unwrap()
     };
     assert_eq!((emptied(&superblock).s_sequence, emptied(&superblock).s_start), (Tid(1), 0));
-    superblock.set_ijournal(Some(IjournalMark { nonce: 5, recovering_after: None }));
+    let mark = IjournalMark { nonce: 5, has_barriers: false, recovering_after: None };
+    superblock.set_ijournal(Some(mark));
     assert_eq!((emptied(&superblock).s_sequence, emptied(&superblock).s_start), (Tid(42), 17));
     // It follows what fjord itself writes.
     (superblock.s_sequence, superblock.s_start) = (Tid(43), 0);

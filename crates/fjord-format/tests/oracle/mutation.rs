@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use fjord_format::acl::{Acl, AclEntry, AclTag};
-use fjord_format::ijournal::{AreaTable, Builder};
+use fjord_format::ijournal::{AreaTable, Builder, Order};
 use fjord_format::{BlockNo, InodeNo, Tid};
 use fjord_testkit::image::{Scratch, debugfs_write};
 use fjord_testkit::tools::{command, run};
@@ -387,7 +387,8 @@ fn i_transaction() -> Result<()> {
     builder.extent_block(BlockNo(80), &block)?;
     builder.data(BlockNo(90), &block)?;
     builder.data(BlockNo(91), &[0; 1024])?;
-    let seed = [builder.finish()?, block.to_vec(), block.to_vec()].concat();
+    let order = Order { barrier: 2, newest: Tid(8), behind_newest: 1, behind_older: 2 };
+    let seed = [builder.finish(&order)?, block.to_vec(), block.to_vec()].concat();
     ijournal::i_transaction(&seed);
     let table = AreaTable { uuid: ijournal::FORMAT.uuid, area_count: 2, area_blocks: 64 };
     let mut block = vec![0; 1024];

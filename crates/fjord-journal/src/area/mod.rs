@@ -16,6 +16,7 @@
 //! [`Journal::quiesce`]: crate::Journal::quiesce
 //! [`Journal::close`]: crate::Journal::close
 
+mod barriers;
 mod ring;
 mod scan;
 
@@ -32,10 +33,19 @@ use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
 use ring::Ring;
 
-pub(crate) use scan::{read_table, scan};
+pub(crate) use barriers::{BarrierWrite, Barriers, Outstanding};
+pub(crate) use scan::{Found, read_table, scan};
+
+/// The mark on disk, as far as writers of i-transactions need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) nonce: u64,
+    /// I-transactions name the barriers before them.
+    pub(crate) has_barriers: bool,
+}
 
 /// The mark, which cannot be cleared meanwhile.
-pub(crate) type Marked<'a> = RwLockReadGuard<'a, Option<u64>>;
+pub(crate) type Marked<'a> = RwLockReadGuard<'a, Option<Mark>>;
 
 /// Space for an i-transaction.
 pub(crate) struct Reserved {
@@ -57,15 +67,16 @@ pub(crate) struct Areas {
     block_size: usize,
     uuid: [u8; 16],
     areas: Vec<Mutex<Ring>>,
-    /// The nonce of the mark on disk, if it is set. Held shared while an i-transaction is written,
+    /// The mark on disk, if it is set. Held shared while an i-transaction is written,
     /// exclusively during the I/O that changes the mark.
-    pub(crate) mark: RwLock<Option<u64>>,
+    pub(crate) mark: RwLock<Option<Mark>>,
     /// The mark on disk is from before a crash: recovery is not complete.
     recovering: AtomicBool,
     /// I-transactions for recovery, until the caller takes them.
     pending: Mutex<Vec<ITransaction>>,
     /// The last sub-transaction ID given out.
     sub_id: AtomicU64,
+    pub(crate) barriers: Barriers,
     counters: Counters,
 }
 
@@ -101,17 +112,20 @@ impl Areas {
         pending: Vec<ITransaction>,
     ) -> Areas {
         let ring = || Mutex::new(Rank::AreaRing, Ring::new(table.area_blocks));
-        let mark = superblock.ijournal();
+        let mark = superblock
+            .ijournal()
+            .map(|mark| Mark { nonce: mark.nonce, has_barriers: mark.has_barriers });
         Areas {
             table,
             table_at: superblock.s_maxlen,
             block_size: superblock.s_blocksize as usize,
             uuid: superblock.s_uuid,
             areas: (0..table.area_count).map(|_| ring()).collect(),
-            mark: RwLock::new(Rank::AreaMark, mark.map(|mark| mark.nonce)),
+            mark: RwLock::new(Rank::AreaMark, mark),
             recovering: AtomicBool::new(mark.is_some()),
             pending: Mutex::new(Rank::PendingITransactions, pending),
             sub_id: AtomicU64::new(0),
+            barriers: Barriers::default(),
             counters: Counters::default(),
         }
     }

@@ -1,8 +1,8 @@
 //! Finds the valid i-transactions after a crash.
 //!
 //! An area is searched from its first block to its last, without a head pointer. An i-transaction
-//! is valid if it has the nonce of the mark, all its checksums match, and it is newer than the last
-//! commit. A mismatch means a torn write, for which no fsync had returned, or a partly overwritten
+//! is valid if it has the nonce of the mark, all its checksums match, it is newer than the last commit, and no
+//! barrier before it is missing. A mismatch means a torn write, for which no fsync had returned, or a partly overwritten
 //! i-transaction that had committed. Damage done later looks the same, so that a warning names what is not
 //! whole and newer than the last commit.
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Device, DeviceExt};
 use fjord_format::FormatError;
-use fjord_format::ijournal::{AreaFormat, AreaTable, Header, ITransaction};
+use fjord_format::ijournal::{AreaFormat, AreaTable, Header, ITransaction, behind_gaps};
 use fjord_format::jbd2::Superblock;
 use fjord_format::types::Tid;
 
@@ -56,15 +56,24 @@ pub(crate) fn read_table(
     Ok(Some(table))
 }
 
-/// The i-transactions newer than `committed`, by sub-transaction ID.
+/// Contents of the areas after a crash.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// The i-transactions newer than the last commit, by sub-transaction ID.
+    pub(crate) transactions: Vec<ITransaction>,
+    /// The newest transaction of those that come behind a barrier which is missing. They stay in the areas.
+    pub(crate) newest_dropped: Option<Tid>,
+}
+
+/// The i-transactions newer than `committed`.
 pub(crate) fn scan(
     device: &Arc<dyn Device>,
     map: &JournalMap,
     superblock: &Superblock,
     table: &AreaTable,
     committed: Tid,
-) -> Result<Vec<ITransaction>> {
-    let Some(mark) = superblock.ijournal() else { return Ok(Vec::new()) };
+) -> Result<Found> {
+    let Some(mark) = superblock.ijournal() else { return Ok(Found::default()) };
     let format = AreaFormat {
         block_size: superblock.s_blocksize as usize,
         uuid: superblock.s_uuid,
@@ -83,11 +92,28 @@ pub(crate) fn scan(
              off, before their fsync returned, or they were damaged later"
         );
     }
+    let mut newest_dropped = None;
+    if mark.has_barriers && !planted(Bug::BarrierGapAccepted) {
+        newest_dropped = drop_behind_gaps(&mut found, committed);
+    }
     found.sort_by_key(|transaction| transaction.sub_id);
     if planted(Bug::ItransactionOrder) {
         found.reverse();
     }
-    Ok(found)
+    Ok(Found { transactions: found, newest_dropped })
+}
+
+/// Drops what comes behind a barrier that did not reach the device: nobody was told that it is durable.
+/// Returns the newest transaction of that.
+fn drop_behind_gaps(found: &mut Vec<ITransaction>, committed: Tid) -> Option<Tid> {
+    let mut is_behind = behind_gaps(found, committed).into_iter();
+    let dropped: Vec<Tid> =
+        found.extract_if(.., |_| is_behind.next().unwrap_or_default()).map(|it| it.tid).collect();
+    if !dropped.is_empty() {
+        let count = dropped.len();
+        tracing::info!(count, "i-transactions come behind a barrier that a crash has cut off");
+    }
+    dropped.into_iter().reduce(|one, other| if other.newer_than(one) { other } else { one })
 }
 
 fn scan_area(

@@ -97,8 +97,13 @@ impl Plan {
     /// The i-transactions newer than the last commit, by sub-transaction ID. Reads the device if
     /// the ijournal mark is set.
     pub fn i_transactions(&self) -> Result<Vec<ITransaction>> {
+        self.scan_areas().map(|found| found.transactions)
+    }
+
+    /// As [`Plan::i_transactions`], with what is known of others.
+    pub(crate) fn scan_areas(&self) -> Result<area::Found> {
         if self.superblock.ijournal().is_none() {
-            return Ok(Vec::new());
+            return Ok(area::Found::default());
         }
         let Some(table) = self.area_table()? else {
             let detail = "its superblock has the ijournal mark, but there is no area table";

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fjord_block::Buf;
+use fjord_block::{Buf, IoOp};
 use fjord_format::ijournal::{AreaTable, Builder, Place};
-use fjord_format::jbd2::{ChecksumVersion, Superblock};
+use fjord_format::jbd2::{ChecksumVersion, Incompat, Superblock};
 use fjord_format::types::{BlockNo, InodeNo, Tid};
-use fjord_journal::{Journal, JournalError, JournalOptions, Submitted, write_table};
+use fjord_journal::{
+    AreaWriter, Journal, JournalError, JournalOptions, Submitted, UnplacedITransaction, write_table,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -43,20 +45,40 @@ fn change(rig: &Rig, journal: &Journal, block: u64, value: u64) -> Tid {
 /// areas are full.
 fn fsync(journal: &Journal, hint: usize, tid: Tid, value: u8) -> Option<u64> {
     let writer = journal.area_writer().unwrap().unwrap();
+    let (sub_id, transaction) = i_transaction(&writer, tid, value);
+    match writer.submit(hint, tid, transaction, true).unwrap() {
+        Submitted::Written(write) => {
+            let is_behind = write.is_behind_barriers;
+            writer.wait(write).unwrap();
+            assert_eq!(journal.make_barriers_durable().unwrap(), is_behind);
+            Some(sub_id)
+        }
+        Submitted::Full => None,
+    }
+}
+
+/// An i-transaction with one payload block, and its sub-transaction ID.
+fn i_transaction(writer: &AreaWriter<'_>, tid: Tid, value: u8) -> (u64, UnplacedITransaction) {
     let sub_id = writer.next_sub_id();
     let mut builder = Builder::new(writer.format(), tid, sub_id, InodeNo(20));
     builder.inode(InodeNo(20), &[value; 600]).unwrap();
     let data = [value.max(1); BLOCK_SIZE];
     assert_eq!(builder.data(BlockNo(7), &data).unwrap(), Place::Payload { escaped: false });
-    let header = Buf::from_slice(&builder.finish().unwrap());
-    let blocks = vec![header, Buf::from_slice(&data)];
-    match writer.submit(hint, tid, blocks, true).unwrap() {
-        Submitted::Written(write) => {
-            writer.wait(write).unwrap();
-            Some(sub_id)
-        }
-        Submitted::Full => None,
-    }
+    (sub_id, UnplacedITransaction { builder, payload: vec![Buf::from_slice(&data)] })
+}
+
+/// As [`fsync`], a barrier; its number too.
+fn barrier(
+    journal: &Journal,
+    hint: usize,
+    tid: Tid,
+    value: u8,
+    is_held: bool,
+) -> Option<(u64, u64)> {
+    let writer = journal.barrier_writer().unwrap().unwrap();
+    let (sub_id, transaction) = i_transaction(&writer, tid, value);
+    let submitted = writer.submit_barrier(hint, tid, transaction, is_held).unwrap();
+    submitted.map(|submitted| (sub_id, submitted.number))
 }
 
 fn sub_ids(journal: &Journal) -> Vec<u64> {
@@ -127,6 +149,72 @@ fn a_full_area_waits_for_a_commit_and_others_help_out() {
     assert!(fsync(&journal, 0, tid, 1).is_some());
 }
 
+#[test]
+fn barriers_wait_for_nothing_and_become_durable_together() {
+    let rig = rig();
+    let journal = rig.open();
+    let tid = change(&rig, &journal, 3, 1);
+    fsync(&journal, 0, tid, 1).unwrap();
+    let features = || superblock(&rig.device.image()).s_feature_incompat;
+    assert!(!features().contains(Incompat::FJORD_BARRIERS), "none so far");
+    assert_eq!(barrier(&journal, 0, tid, 2, false), Some((2, 1)));
+    assert!(features().contains(Incompat::FJORD_BARRIERS));
+    let flushes = journal.stats().flushes;
+    assert_eq!(barrier(&journal, 1, tid, 3, false), Some((3, 2)));
+    assert_eq!(barrier(&journal, 0, tid, 4, true), Some((4, 3)));
+    assert_eq!((journal.last_barrier(), journal.durable_barrier()), (3, 0));
+    assert_eq!(journal.stats().flushes, flushes, "no flush");
+    fsync(&journal, 0, tid, 5).unwrap();
+    assert_eq!((journal.last_barrier(), journal.durable_barrier()), (3, 3));
+    assert_eq!(journal.stats().flushes, flushes + 2, "before the one that is held, and behind all");
+    assert!(!journal.make_barriers_durable().unwrap());
+    assert_eq!((journal.stats().barriers, journal.stats().barrier_rounds), (3, 1));
+    journal.close().unwrap();
+    let after = superblock(&rig.device.image());
+    assert_eq!(after.ijournal(), None);
+    assert!(!after.s_feature_incompat.contains(Incompat::FJORD_BARRIERS));
+}
+
+/// Failed once: the next barriers had the numbers of those that were missing.
+#[test]
+fn what_recovery_drops_stays_dropped() {
+    let rig = rig();
+    let journal = rig.open();
+    let first = change(&rig, &journal, 3, 1);
+    barrier(&journal, 0, first, 1, true).unwrap();
+    barrier(&journal, 1, first, 2, false).unwrap();
+    // The first one waits for a flush, so a crash has only the second.
+    let device = Arc::new(Recorder::from_image(&rig.device.image()));
+    journal.shutdown();
+    let (journal, _) = rig.open_on(&device).unwrap();
+    assert_eq!(sub_ids(&journal), []);
+    let second = change(&rig, &journal, 3, 3);
+    assert!(second.newer_than(first));
+    let (id, _) = barrier(&journal, 0, second, 3, false).unwrap();
+    let device = Arc::new(Recorder::from_image(&device.image()));
+    journal.shutdown();
+    let (journal, _) = rig.open_on(&device).unwrap();
+    assert_eq!(sub_ids(&journal), [id]);
+}
+
+#[test]
+fn a_failed_barrier_stops_the_journal() {
+    let rig = rig();
+    let journal = rig.open();
+    let tid = change(&rig, &journal, 3, 1);
+    barrier(&journal, 0, tid, 2, false).unwrap();
+    rig.device.faults().fail_range(Some(IoOp::Write), 0..u64::MAX, 5);
+    let writer = journal.barrier_writer().unwrap().unwrap();
+    let (_, transaction) = i_transaction(&writer, tid, 3);
+    // The call may meet the failure of its own write, or leave it to the next one.
+    let _ = writer.submit_barrier(0, tid, transaction, false);
+    drop(writer);
+    assert!(journal.make_barriers_durable().is_err());
+    assert!(journal.make_barriers_durable().is_err(), "also later");
+    assert_eq!(journal.durable_barrier(), 0);
+    assert!(journal.barrier_writer().is_err());
+}
+
 /// Cuts the power anywhere, also during the recovery from the first cut: what was promised and
 /// is not committed is found, once, and nothing that is committed.
 #[test]
@@ -140,13 +228,24 @@ fn power_cuts() {
         let start = rig.device.image();
         let from = rig.device.event_count();
         let journal = rig.open();
-        // (events when it was promised, transaction, sub-transaction ID)
+        // (events when it was promised, transaction, sub-transaction ID); a barrier is never promised.
         let mut promises: Vec<(usize, Tid, u64)> = Vec::new();
         let mut values = Vec::new();
         for value in 1..rng.random_range(2..25) {
             let tid = change(&rig, &journal, 3, value);
             values.push((tid, value));
-            if rng.random_bool(0.7)
+            if rng.random_bool(0.5)
+                && let Some((sub_id, _)) = barrier(
+                    &journal,
+                    rng.random_range(0..2),
+                    tid,
+                    value as u8,
+                    rng.random_bool(0.2),
+                )
+            {
+                promises.push((usize::MAX, tid, sub_id));
+            }
+            if rng.random_bool(0.5)
                 && let Some(sub_id) = fsync(&journal, rng.random_range(0..2), tid, value as u8)
             {
                 promises.push((rig.device.event_count() - from, tid, sub_id));
@@ -200,6 +299,12 @@ fn recover(
     let ids: BTreeSet<u64> = found.iter().map(|transaction| transaction.sub_id).collect();
     assert_eq!(ids.len(), found.len());
     assert!(want.is_subset(&ids), "round {round}: {want:?} in {ids:?}");
+    // What comes behind a barrier is there only with it.
+    let last = promises.iter().rposition(|&(.., id)| ids.contains(&id)).map_or(0, |last| last + 1);
+    for &(when, tid, id) in &promises[..last] {
+        let is_live_barrier = when == usize::MAX && tid.newer_than(committed);
+        assert!(!is_live_barrier || ids.contains(&id), "round {round}: barrier {id} of {ids:?}");
+    }
     for transaction in &found {
         // One that was under way may be there, but a committed one never.
         assert!(transaction.tid.newer_than(committed), "round {round}");

@@ -233,7 +233,7 @@ fn write_out(fs: &Arc<FsInner>, inode: &Inode, state: &mut InodeState, data: &[u
         fua: false,
         class: Class::Sync,
     };
-    if let Err(error) = fs.device.submit_one(request).wait() {
+    if let Err(error) = fs.data_device.submit_one(request).wait() {
         fs.unpick(run);
         fs.release_blocks(1);
         return Err(error.into());

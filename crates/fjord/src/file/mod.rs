@@ -10,6 +10,7 @@
 
 pub(crate) mod background;
 pub(crate) mod carry;
+pub(crate) mod data_device;
 pub(crate) mod fallocate;
 pub(crate) mod inline;
 pub(crate) mod pace;

@@ -44,6 +44,7 @@ use crate::cache::meta::MetaCache;
 use crate::cache::page::PageLru;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
+use crate::file::data_device::DataDevice;
 use crate::file::pace::Pace;
 use crate::fs::geo::Geo;
 use crate::fsync::FsyncPolicy;
@@ -81,6 +82,8 @@ pub(crate) struct FsInner {
     pub(crate) inodes: InodeTable,
     /// Writes of pages that i-transactions carry.
     pub(crate) deferred: DeferredWrites,
+    /// The device for file data.
+    pub(crate) data_device: Arc<DataDevice>,
     /// Inodes with such pages.
     pub(crate) carriers: Carriers,
     /// Inodes with something to write, oldest first.
@@ -148,6 +151,7 @@ impl FsInner {
     /// Sets the journal; only mount does, once.
     pub(crate) fn set_journal(&self, journal: Journal) {
         // A second call would be a bug of mount itself; the first journal stays.
+        self.data_device.set_journal(journal.clone());
         let _ = self.journal.set(journal);
     }
 
@@ -218,11 +222,14 @@ impl FsInner {
         if !self.options.barrier {
             return Ok(());
         }
+        let departed = self.inodes.departed_in_place.mark();
         self.device.flush().map_err(|error| {
             let error = Error::from(error);
             self.note_write_error(&error);
             error
-        })
+        })?;
+        self.inodes.departed_in_place.record_flush(departed);
+        Ok(())
     }
 
     /// The largest size a file can have, which depends on how it maps its blocks.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use fjord_block::epoch::EpochDevice;
 use fjord_block::lock::{Mutex, Rank};
+use fjord_block::plant::{Bug, planted};
 use fjord_block::{DeferredWrites, Device, DeviceExt, FileDevice, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
@@ -32,6 +33,7 @@ use crate::dir::DirParams;
 use crate::disk::DiskContents;
 use crate::error::{Error, Result};
 use crate::file::carry::Carriers;
+use crate::file::data_device::DataDevice;
 use crate::fs::geo::Geo;
 use crate::fs::superblock::{self, SuperState};
 use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sync, threads};
@@ -420,8 +422,13 @@ fn build(
     let meta = MetaCache::new(device.clone(), geo.block_size, meta_budget);
     let dir_params = DirParams::new(&geo, &raw);
     let inode_capacity = (inode_budget / INODE_BYTES).max(256);
+    let data_device = Arc::new(DataDevice::new(device.clone()));
     Arc::new(FsInner {
-        deferred: DeferredWrites::new(device.clone()),
+        deferred: match planted(Bug::CarriedDataOvertakesBarriers) {
+            true => DeferredWrites::new(device.clone()),
+            false => DeferredWrites::new(data_device.clone()),
+        },
+        data_device,
         carriers: Carriers::default(),
         device,
         scheduler,

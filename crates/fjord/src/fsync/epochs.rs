@@ -47,6 +47,13 @@ struct Pending {
     settled_by: Option<Tid>,
 }
 
+/// An epoch that is durable with a barrier of the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Behind {
+    number: u64,
+    barrier: u64,
+}
+
 /// Guarded by [`Epochs::state`].
 #[derive(Debug, Default)]
 struct State {
@@ -56,11 +63,19 @@ struct State {
     durable: u64,
     /// Those behind it; oldest first.
     pending: VecDeque<Pending>,
+    /// The same where the policy orders: a mount has one kind or the other.
+    behind: VecDeque<Behind>,
 }
 
 impl State {
     /// Drops what is durable.
-    fn settle(&mut self, is_committed: impl Fn(Tid) -> bool) {
+    fn settle(&mut self, durable_barrier: u64, is_committed: impl Fn(Tid) -> bool) {
+        while let Some(&Behind { number, barrier }) = self.behind.front()
+            && barrier <= durable_barrier
+        {
+            self.behind.pop_front();
+            self.durable = self.durable.max(number);
+        }
         let is_durable = |pending: &Pending| pending.settled_by.is_some_and(&is_committed);
         let durable = self.pending.iter().rposition(is_durable);
         self.drop_first(durable.map_or(0, |index| index + 1));
@@ -92,11 +107,27 @@ impl State {
     /// Ends an epoch of which nothing is left to make durable but what is older.
     fn add_durable(&mut self) -> Epoch {
         self.last += 1;
-        match self.pending.back_mut() {
-            Some(newest) => newest.number = self.last,
-            None => self.durable = self.last,
+        match (self.pending.back_mut(), self.behind.back_mut()) {
+            (Some(newest), _) => newest.number = self.last,
+            (_, Some(newest)) => newest.number = self.last,
+            (None, None) => self.durable = self.last,
         }
         Epoch(self.last)
+    }
+
+    /// Ends an epoch that is durable with this barrier of the journal, which is no older than those before.
+    fn add_behind(&mut self, barrier: u64) -> Epoch {
+        self.last += 1;
+        let number = self.last;
+        let newest = self
+            .behind
+            .back()
+            .filter(|newest| newest.barrier == barrier || self.behind.len() >= BEHIND_MAX);
+        if newest.is_some() {
+            self.behind.pop_back();
+        }
+        self.behind.push_back(Behind { number, barrier });
+        Epoch(number)
     }
 
     fn add(&mut self, needs: Option<Tid>, settled_by: Option<Tid>) -> Epoch {
@@ -120,6 +151,9 @@ impl State {
     }
 }
 
+/// Most epochs of the journal's barriers that are kept apart; beyond, the newest one stands for several.
+const BEHIND_MAX: usize = 4096;
+
 /// The epochs of a mount.
 pub(crate) struct Epochs {
     state: Mutex<State>,
@@ -139,6 +173,17 @@ impl Epochs {
         self.state.lock().add_durable()
     }
 
+    /// Ends an epoch that a barrier of the journal has.
+    pub(super) fn end_barrier(&self, fs: &FsInner, barrier: u64) -> Epoch {
+        let durable = fs.journal().durable_barrier();
+        let mut state = self.state.lock();
+        state.settle(durable, |_| false);
+        match barrier <= durable {
+            true => state.add_durable(),
+            false => state.add_behind(barrier),
+        }
+    }
+
     /// Ends an epoch that transaction `tid` has.
     pub(super) fn end(&self, fs: &FsInner, tid: Tid) -> Epoch {
         self.add(fs, Some(tid), Some(tid))
@@ -152,7 +197,7 @@ impl Epochs {
 
     fn add(&self, fs: &FsInner, needs: Option<Tid>, settled_by: Option<Tid>) -> Epoch {
         let mut state = self.state.lock();
-        state.settle(|tid| fs.journal().is_committed(tid));
+        state.settle(0, |tid| fs.journal().is_committed(tid));
         state.add(needs, settled_by)
     }
 }
@@ -160,7 +205,7 @@ impl Epochs {
 /// Whether an epoch is durable, as far as is known: `false` may be out of date.
 pub(crate) fn is_durable(fs: &FsInner, epoch: Epoch) -> bool {
     let mut state = fs.epochs.state.lock();
-    state.settle(|tid| fs.journal().is_committed(tid));
+    state.settle(fs.journal().durable_barrier(), |tid| fs.journal().is_committed(tid));
     epoch.0 <= state.durable
 }
 
@@ -173,6 +218,10 @@ pub(crate) fn wait_durable(fs: &FsInner, epoch: Epoch) -> Result<()> {
     if epoch.0 > fs.epochs.state.lock().last {
         return Err(rustix::io::Errno::INVAL.into());
     }
+    if is_durable(fs, epoch) {
+        return Ok(());
+    }
+    fs.journal().make_barriers_durable()?;
     if is_durable(fs, epoch) {
         return Ok(());
     }
@@ -207,9 +256,28 @@ mod tests {
         assert_eq!(state.add(None, Some(Tid(6))), Epoch(3));
         assert_eq!(numbers(&state), [1, 3]);
         assert_eq!(state.pending_for(2).map(|pending| pending.number), Some(3));
-        state.settle(|tid| Tid(5).at_least(tid));
+        state.settle(0, |tid| Tid(5).at_least(tid));
         assert_eq!(numbers(&state), [3]);
         assert_eq!((state.durable, state.pending_for(1)), (1, None));
+    }
+
+    #[test]
+    fn barriers_of_the_journal_settle_in_order() {
+        let mut state = State::default();
+        assert_eq!([7, 7, 9].map(|barrier| state.add_behind(barrier)), [1, 2, 3].map(Epoch));
+        state.settle(6, |_| false);
+        assert_eq!(state.durable, 0);
+        state.settle(8, |_| false);
+        assert_eq!((state.durable, state.behind.len()), (2, 1));
+        assert_eq!((state.add_durable(), state.durable), (Epoch(4), 2), "behind the third");
+        state.settle(9, |_| false);
+        assert_eq!((state.durable, state.behind.len()), (4, 0));
+        for barrier in 10..20_000 {
+            state.add_behind(barrier);
+        }
+        assert_eq!(state.behind.len(), BEHIND_MAX);
+        state.settle(20_000, |_| false);
+        assert_eq!((state.durable, state.last), (state.last, 4 + 20_000 - 10));
     }
 
     #[test]
@@ -218,7 +286,7 @@ mod tests {
         assert_eq!((state.add_durable(), state.durable), (Epoch(1), 1));
         state.add(None, Some(Tid(6)));
         assert_eq!((state.add_durable(), state.durable), (Epoch(3), 1), "behind the second");
-        state.settle(|tid| Tid(6).at_least(tid));
+        state.settle(0, |tid| Tid(6).at_least(tid));
         assert_eq!(state.durable, 3);
         state.add(None, Some(Tid(7)));
         assert_eq!((state.pending_for(3), state.durable), (None, 3));
@@ -230,9 +298,9 @@ mod tests {
         state.add(Some(Tid(5)), Some(Tid(5)));
         state.add(None, Some(Tid(6)));
         state.add(Some(Tid(5)), Some(Tid(5)));
-        state.settle(|tid| Tid(5).at_least(tid));
+        state.settle(0, |tid| Tid(5).at_least(tid));
         assert_eq!(numbers(&state), [3], "the second is in place, behind transaction 5");
-        state.settle(|tid| Tid(6).at_least(tid));
+        state.settle(0, |tid| Tid(6).at_least(tid));
         assert_eq!(numbers(&state), []);
     }
 
@@ -250,7 +318,7 @@ mod tests {
         state.add(None, None);
         state.add(Some(Tid(7)), Some(Tid(7)));
         state.add(None, None);
-        state.settle(|_| true);
+        state.settle(0, |_| true);
         assert_eq!((numbers(&state), state.durable), (vec![3], 0));
         assert_eq!(state.pending_for(2).and_then(|pending| pending.needs), Some(Tid(7)));
         // The third ended after the flush had begun.

@@ -58,6 +58,14 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     /// The first error of a write, flush or commit that the promise depends on.
     fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step>;
 
+    /// Orders without durability, as [`barrier`] promises it, on any device.
+    ///
+    /// # Errors
+    /// Those that show before the device has answered.
+    fn order(&self, _fs: &Arc<FsInner>, _inode: &Arc<Inode>, _datasync: bool) -> Result<Ordered> {
+        Ok(Ordered::NeedsDevice)
+    }
+
     /// Whether everything that it makes durable is ordered after earlier barriers: it only commits
     /// transactions of the log.
     fn keeps_barriers(&self) -> bool {
@@ -98,6 +106,17 @@ pub(crate) trait FsyncPolicy: Send + Sync {
     fn check_journal(&self, _journal: Option<&Journal>) -> Result<()> {
         Ok(())
     }
+}
+
+/// Outcome of [`FsyncPolicy::order`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordered {
+    /// A barrier of the journal with this number has the file's state.
+    Barrier(u64),
+    /// This file needs an fsync for it.
+    NeedsFsync,
+    /// The policy has nothing for it: the device has to keep order.
+    NeedsDevice,
 }
 
 /// The policy of an option. A writable mount has resolved `Auto` (see `fs/mount.rs`); for a
@@ -229,16 +248,16 @@ pub(crate) fn is_uncommitted(fs: &FsInner, inode: &Inode, datasync: bool) -> boo
 
 /// Order without durability (`fbarrier`, `fdatabarrier`; section 4 of *Barrier-Enabled IO Stack
 /// for Flash Storage*): whatever is changed after the call, in this file or another, is durable
-/// only after everything written to this file before the call is. Where the device does not keep
-/// order this is [`fsync`], and the epoch is durable.
+/// only after everything written to this file before the call is. Where neither the policy nor the device
+/// keeps order this is [`fsync`], and the epoch is durable.
 ///
 /// # Errors
 /// As [`fsync`], as far as they show now; later ones reach the next fsync.
 pub(crate) fn barrier(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Epoch> {
-    if !fs.keeps_order() {
-        return fsync(fs, inode, datasync).map(|()| served_as_fsync(fs));
+    match order(fs, inode, datasync)? {
+        Some(epoch) => Ok(epoch),
+        None => fsync(fs, inode, datasync).map(|()| served_as_fsync(fs)),
     }
-    order(fs, inode, datasync)
 }
 
 /// As [`barrier`], and calls `done` with the outcome: where it is [`fsync`], as [`fsync_then`] does.
@@ -248,8 +267,10 @@ pub(crate) fn barrier_then(
     datasync: bool,
     done: impl FnOnce(Result<Epoch>) + Send + 'static,
 ) {
-    if fs.keeps_order() {
-        return done(order(fs, inode, datasync));
+    match order(fs, inode, datasync) {
+        Ok(Some(epoch)) => return done(Ok(epoch)),
+        Ok(None) => {}
+        Err(error) => return done(Err(error)),
     }
     let ended = fs.clone();
     fsync_then(fs, inode, datasync, move |result| {
@@ -262,23 +283,35 @@ fn served_as_fsync(fs: &FsInner) -> Epoch {
     fs.epochs.end_durable()
 }
 
-fn order(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Epoch> {
+/// `None` if it takes an fsync.
+fn order(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Option<Epoch>> {
     let datasync = means_data_only(inode, datasync);
     fs.check_alive()?;
     if fs.is_read_only() {
-        return unwritten_is_lost(fs, inode, datasync).map(|()| fs.epochs.end_durable());
+        return unwritten_is_lost(fs, inode, datasync).map(|()| Some(fs.epochs.end_durable()));
     }
     if planted(Bug::BarrierIgnored) {
-        return Ok(fs.epochs.end_durable());
+        return Ok(Some(fs.epochs.end_durable()));
     }
+    let busy = fs.dirty_inodes.begin(inode);
+    let ordered = fs.fsync_policy.order(fs, inode, datasync);
+    let epoch = match ordered.inspect_err(|error| fs.note_write_error(error))? {
+        Ordered::Barrier(number) => fs.epochs.end_barrier(fs, number),
+        Ordered::NeedsDevice if fs.keeps_order() => order_by_device(fs, inode, datasync)?,
+        Ordered::NeedsDevice | Ordered::NeedsFsync => return Ok(None),
+    };
+    drop(busy);
+    fs.stats.barriers.fetch_add(1, Ordering::Relaxed);
+    Ok(Some(epoch))
+}
+
+/// Over a device that keeps order.
+fn order_by_device(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Epoch> {
     fs.data_in_order.store(true, Ordering::Release);
-    let _busy = fs.dirty_inodes.begin(inode);
     writeback::write_inode(fs, inode, 0..u64::MAX, writeback::Mode::Barrier { datasync })?;
     let ordered = compound::order(fs, inode, datasync);
     let result = writeback::leave_in_flight(fs, inode).and(ordered);
-    let epoch = result.inspect_err(|error| fs.note_write_error(error))?;
-    fs.stats.barriers.fetch_add(1, Ordering::Relaxed);
-    Ok(epoch)
+    result.inspect_err(|error| fs.note_write_error(error))
 }
 
 /// On a file system that is read-only. If an error made it so: fails if the file has changes that did
@@ -288,7 +321,8 @@ fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> 
         return Ok(());
     }
     // Recovery will find changes in the policy's log.
-    let is_logged = inode.is_logged(inode.touches());
+    let is_logged =
+        inode.is_logged(inode.touches()) && fs.journal().make_barriers_durable().is_ok();
     if is_uncommitted(fs, inode, datasync) {
         // Commits that were dispatched before the error may succeed.
         fs.journal().settle_in_flight();

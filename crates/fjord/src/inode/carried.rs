@@ -6,7 +6,7 @@
 //!
 //! Guarded by the inode's state lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fjord_block::plant::{Bug, planted};
 use fjord_format::{BlockNo, Tid};
@@ -26,6 +26,23 @@ pub(crate) struct Carried {
     /// Data was to be carried, and no i-transaction with it is durable: if none will be, the commit of this
     /// transaction makes it so.
     unlogged: Option<Tid>,
+    /// The last barrier that waits for a flush of what was written.
+    held: Option<HeldBarrier>,
+    /// Blocks that were carried again since: what it names them for is older.
+    carried_again: BTreeSet<BlockNo>,
+}
+
+/// What is settled once a barrier of the file is durable.
+#[derive(Debug)]
+pub(crate) struct HeldBarrier {
+    /// Its number.
+    pub(crate) number: u64,
+    /// Writes in place that the flush before it covers ([`crate::inode::FlushCell`]).
+    pub(crate) in_place: u64,
+    /// As for [`Carried::flushed`].
+    pub(crate) unflushed: Option<(Tid, u64)>,
+    /// Runs of superseded blocks that it names.
+    pub(crate) superseded: Vec<(BlockNo, u32)>,
 }
 
 impl Carried {
@@ -33,6 +50,9 @@ impl Carried {
     pub(crate) fn carry(&mut self, block: BlockNo, tid: Tid) {
         self.blocks.insert(block, tid);
         self.superseded.remove(&block);
+        if self.held.is_some() {
+            self.carried_again.insert(block);
+        }
     }
 
     /// Data is to be carried by an i-transaction of `tid`.
@@ -91,12 +111,33 @@ impl Carried {
 
     /// An i-transaction that names the runs is durable.
     pub(crate) fn named(&mut self, runs: &[(BlockNo, u32)]) {
-        for &(start, count) in runs {
-            for block in start.0..start.0 + u64::from(count) {
-                self.superseded.remove(&BlockNo(block));
-                self.blocks.remove(&BlockNo(block));
+        for block in blocks_of(runs) {
+            self.superseded.remove(&block);
+            self.blocks.remove(&block);
+        }
+    }
+
+    /// A barrier is held. Of several the last one counts, which names what those before it do.
+    pub(crate) fn hold(&mut self, barrier: HeldBarrier) {
+        self.held = Some(barrier);
+        self.carried_again.clear();
+    }
+
+    /// Settles what the held barrier has settled, if it is durable: all up to `durable` are. Returns the mark of
+    /// the writes in place that its flush has covered.
+    pub(crate) fn settle_held(&mut self, durable: u64) -> Option<u64> {
+        let held = self.held.take_if(|held| held.number <= durable)?;
+        for block in blocks_of(&held.superseded) {
+            if !self.carried_again.contains(&block) {
+                self.superseded.remove(&block);
+                self.blocks.remove(&block);
             }
         }
+        self.carried_again.clear();
+        if let Some(mark) = held.unflushed {
+            self.flushed(mark);
+        }
+        Some(held.in_place)
     }
 
     /// Drops blocks of i-transactions that recovery would not apply any more.
@@ -117,6 +158,10 @@ impl Carried {
     pub(crate) fn is_large(&self) -> bool {
         self.blocks.len() >= (2 * self.pruned_len).max(256)
     }
+}
+
+fn blocks_of(runs: &[(BlockNo, u32)]) -> impl Iterator<Item = BlockNo> {
+    runs.iter().flat_map(|&(start, count)| (start.0..start.0 + u64::from(count)).map(BlockNo))
 }
 
 #[cfg(test)]
@@ -145,6 +190,21 @@ mod tests {
     }
 
     #[test]
+    fn a_held_barrier_settles_when_it_is_durable() {
+        let mut carried = Carried::default();
+        carried.carry(BlockNo(5), Tid(3));
+        carried.written_in_place(BlockNo(5), 1);
+        carried.mapped_unflushed(Tid(3));
+        let (unflushed, superseded) = (carried.owes_flush(NONE), carried.superseded(NONE));
+        carried.hold(HeldBarrier { number: 4, in_place: 9, unflushed, superseded });
+        assert_eq!(carried.settle_held(3), None);
+        assert!(carried.owes_flush(NONE).is_some() && !carried.superseded(NONE).is_empty());
+        assert_eq!(carried.settle_held(4), Some(9));
+        assert!(carried.owes_flush(NONE).is_none() && carried.superseded(NONE).is_empty());
+        assert_eq!(carried.settle_held(5), None);
+    }
+
+    #[test]
     fn a_later_write_owes_another_flush() {
         let mut carried = Carried::default();
         assert_eq!(carried.owes_flush(NONE), None);
@@ -156,5 +216,19 @@ mod tests {
         assert_eq!(carried.owes_flush(|tid| tid == Tid(3)), None);
         carried.flushed(mark);
         assert_eq!(carried.owes_flush(NONE), None);
+    }
+
+    #[test]
+    fn a_block_carried_again_is_not_what_a_held_barrier_named() {
+        let mut carried = Carried::default();
+        carried.carry(BlockNo(5), Tid(3));
+        carried.carry(BlockNo(6), Tid(3));
+        carried.written_in_place(BlockNo(5), 2);
+        let superseded = carried.superseded(NONE);
+        carried.hold(HeldBarrier { number: 4, in_place: 9, unflushed: None, superseded });
+        carried.carry(BlockNo(5), Tid(3));
+        assert_eq!(carried.settle_held(4), Some(9));
+        carried.written_in_place(BlockNo(5), 2);
+        assert_eq!(carried.superseded(NONE), [(BlockNo(5), 1)], "6 is not carried any more");
     }
 }

@@ -20,7 +20,7 @@ use fjord_format::inode::DiskInode;
 use fjord_format::{InodeNo, Tid};
 use rustix::io::Errno;
 
-use super::{InFlight, Inode, TidCell, disk};
+use super::{FlushCell, InFlight, Inode, TidCell, disk};
 use crate::cache::page::PageMap;
 use crate::error::Result;
 use crate::fs::FsInner;
@@ -66,6 +66,9 @@ pub(crate) struct InodeTable {
     capacity: usize,
     /// The newest transaction that changed an inode which has left memory since.
     departed: TidCell,
+    /// Counts inodes that have left memory with writes in place that no flush had covered. Flushes of the
+    /// engine cover them; mount ends with one.
+    pub(crate) departed_in_place: FlushCell,
 }
 
 impl InodeTable {
@@ -76,6 +79,7 @@ impl InodeTable {
             count: AtomicUsize::new(0),
             capacity,
             departed: TidCell::default(),
+            departed_in_place: FlushCell::default(),
         }
     }
 
@@ -113,9 +117,15 @@ impl InodeTable {
                 shard.queue.push_back(ino);
                 continue;
             }
-            if let Some(tid) = slot.load.try_lock().as_deref().and_then(newest_change) {
+            let loaded = slot.load.try_lock();
+            if let Some(tid) = loaded.as_deref().and_then(newest_change) {
                 self.departed.advance(tid);
             }
+            let owes_flush = |inode: &Arc<Inode>| inode.in_place.owed().is_some();
+            if loaded.as_deref().and_then(Option::as_ref).is_some_and(owes_flush) {
+                self.departed_in_place.record_write();
+            }
+            drop(loaded);
             shard.slots.remove(&ino);
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -252,7 +262,9 @@ pub(crate) fn get(fs: &FsInner, ino: InodeNo) -> Result<Arc<Inode>> {
         let own = Arc::get_mut(&mut inode).expect("no other reference was made yet");
         own.state.get_mut().changes.forgotten(tid);
     }
-    inode.in_place.record_write();
+    if fs.inodes.departed_in_place.owed().is_some() {
+        inode.in_place.record_write();
+    }
     *loaded = Some(inode.clone());
     Ok(inode)
 }

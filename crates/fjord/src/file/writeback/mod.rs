@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Class, Order, Ticket};
+use fjord_block::{Class, Device, Order, Ticket};
 use rustix::io::Errno;
 
 use crate::cache::page::DirtyPage;
@@ -310,7 +310,7 @@ fn submit(
     }
     let requests =
         runs.iter().zip(&orders).map(|(run, &order)| run.request(fs, order, class)).collect();
-    let tickets = fs.device.submit(requests);
+    let tickets = fs.data_device.submit(requests);
     if matches!(mode, Mode::DataFirst(_)) {
         inode.quasi_async.began(&tickets);
     }

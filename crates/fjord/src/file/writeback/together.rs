@@ -9,7 +9,7 @@
 //! request for its data alone fails too, else it is a warning.
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Class, IoError, Order, Request, Ticket};
+use fjord_block::{Buf, Class, Device, IoError, Order, Request, Ticket};
 
 use super::in_flight::wait_all;
 use super::{Batch, Mode, WriteRun, how};
@@ -63,7 +63,7 @@ pub(in crate::file) fn submit_together(fs: &FsInner, batches: &mut [(&Inode, &mu
         requests.push(Request::Write { offset, bufs, order, fua: false, class });
         owners.push(of);
     }
-    let tickets = fs.device.submit(requests);
+    let tickets = fs.data_device.submit(requests);
     for (ticket, of) in tickets.into_iter().zip(owners) {
         let is_shared = of.iter().any(|owner| *owner != of[0]);
         for owner in of {
@@ -142,5 +142,5 @@ pub(super) fn wait(fs: &FsInner, inode: &Inode, batch: &mut Batch) -> Result<(),
 fn submit_alone(fs: &FsInner, inode: &Inode, batch: &Batch) -> Vec<Ticket> {
     let (class, order) = how(fs, inode, Mode::DataFirst(Class::Sync));
     let requests = batch.runs.iter().map(|run| run.request(fs, order, class));
-    fs.device.submit(requests.collect())
+    fs.data_device.submit(requests.collect())
 }

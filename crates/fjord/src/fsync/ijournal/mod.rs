@@ -36,10 +36,14 @@
 //! every uncommitted block of the extent tree; a name is left out only if a durable i-transaction
 //! has it; recovery of all live i-transactions fits in one transaction.
 //!
+//! A barrier call ([`barrier`]) writes such an i-transaction too, and waits for nothing. An fsync behind it makes it
+//! durable, by a flush in place of FUA.
+//!
 //! "iJournaling: Fine-Grained Journaling for Improving the Latency of Fsync System Call"
 //! (ATC '17), sections 4 and 5; carried data, and entries instead of directory blocks, are
 //! fjord's own (`docs/decisions/`).
 
+mod barrier;
 mod budget;
 mod names;
 mod snapshot;
@@ -47,13 +51,12 @@ mod snapshot;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fjord_block::Buf;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
-use fjord_journal::{AreaWriter, Journal, Submitted};
+use fjord_journal::{AreaWriter, Journal, Submitted, UnplacedITransaction};
 
 use super::step::{Step, ending};
-use super::{Fallback, FsyncPolicy, Outcome, compound};
+use super::{Fallback, FsyncPolicy, Ordered, Outcome, compound};
 use crate::error::{Error, Result};
 use crate::file::truncate::{note_growth, settle_size, shown_size};
 use crate::file::writeback::{self, journals_data};
@@ -97,11 +100,21 @@ impl From<fjord_journal::JournalError> for Stop {
     }
 }
 
+/// What an i-transaction is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Durability,
+    /// A barrier; with data in place that no flush has covered it has to come after one.
+    Order {
+        owes_flush: bool,
+    },
+}
+
 /// An i-transaction to write.
 struct Prepared<'a> {
     writer: AreaWriter<'a>,
     tid: Tid,
-    blocks: Vec<Buf>,
+    transaction: UnplacedITransaction,
     data_bytes: u64,
     /// Carried blocks that it declares superseded.
     superseded: Vec<(fjord_format::BlockNo, u32)>,
@@ -127,6 +140,14 @@ impl FsyncPolicy for Ijournal {
              4x16M` on it, or mount it with fsync=compound"
                 .into(),
         ))
+    }
+
+    fn order(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Ordered> {
+        match self.order_alone(fs, inode, datasync) {
+            Ok(number) => Ok(Ordered::Barrier(number)),
+            Err(Stop::Error(error)) => Err(error),
+            Err(Stop::Fallback(_)) => Ok(Ordered::NeedsFsync),
+        }
     }
 
     fn start(&self, fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Step> {
@@ -165,7 +186,8 @@ impl Ijournal {
             writeback::write_locked(fs, inode, &mut in_flight, range, Mode::Fsync { datasync })?;
             writeback::drain_submitted(fs, inode, &mut in_flight)?;
         }
-        let prepared = self.prepare(fs, inode, &mut in_flight, &chain, datasync)?;
+        let purpose = Purpose::Durability;
+        let prepared = self.prepare(fs, inode, &mut in_flight, &chain, datasync, purpose)?;
         // Under the lock: no other overwrites are in flight. It is held until the i-transaction is durable: the
         // next one of the file has not what this one carries.
         let in_place = inode.in_place.owed();
@@ -179,10 +201,16 @@ impl Ijournal {
                 Outcome::Policy
             }
             None if in_place.is_some() => {
-                fs.flush_device()?;
+                flush_with_barriers(fs)?;
                 Outcome::Data
             }
-            None => Outcome::Nothing,
+            None => {
+                // A barrier may have logged it.
+                if !planted(Bug::FsyncTrustsBarriers) {
+                    fs.journal().make_barriers_durable()?;
+                }
+                Outcome::Nothing
+            }
         };
         if let Some(mark) = in_place {
             inode.in_place.record_flush(mark);
@@ -200,6 +228,7 @@ impl Ijournal {
         in_flight: &mut InFlight,
         chain: &Chain,
         datasync: bool,
+        purpose: Purpose,
     ) -> Result<Option<Prepared<'a>>, Stop> {
         let committed = |tid| fs.journal().is_committed(tid);
         let mut guard = inode.state.write();
@@ -210,8 +239,8 @@ impl Ijournal {
         }
         let mut data = Vec::new();
         let dirty = inode.pages.dirty_count();
-        if (1..=pages_max(fs)).contains(&dirty) {
-            if self.carries(fs, inode, &guard, datasync) {
+        if (1..=purpose.pages_max(fs)).contains(&dirty) {
+            if purpose != Purpose::Durability || self.carries(fs, inode, &guard, datasync) {
                 data = carry::carry(fs, inode, in_flight, &mut guard, dirty)?;
                 if let Some(tid) = inode.sync_tid.get() {
                     guard.carried.begin(tid);
@@ -234,13 +263,16 @@ impl Ijournal {
         let state = &mut *guard;
         store_lazy(fs, inode, state, datasync)?;
         let superseded = state.carried.superseded(committed);
-        if data.is_empty() && superseded.is_empty() && !super::is_uncommitted(fs, inode, datasync) {
+        let is_owed = purpose == Purpose::Order { owes_flush: true };
+        let has_contents = !data.is_empty() || !superseded.is_empty() || is_owed;
+        if is_owed && !super::is_uncommitted(fs, inode, false) {
+            store_again(fs, inode, state)?;
+        }
+        if !has_contents && !super::is_uncommitted(fs, inode, datasync) {
             return Ok(None);
         }
         let Some(tid) = inode.sync_tid.get() else { return Ok(None) };
-        let is_named = chain.links.is_empty();
-        let is_same = is_named && data.is_empty() && superseded.is_empty();
-        if is_same && inode.is_logged(inode.touches()) {
+        if chain.links.is_empty() && !has_contents && inode.is_logged(inode.touches()) {
             return Ok(None);
         }
         if !data.is_empty() {
@@ -249,11 +281,17 @@ impl Ijournal {
         }
         let flush_before = state.carried.owes_flush(committed);
         let flush_before = flush_before.filter(|_| !planted(Bug::ItransactionBeforeData));
-        let Some(writer) = fs.journal().area_writer()? else { return Err(Fallback::NoLog.into()) };
+        let writer = match purpose {
+            Purpose::Durability => fs.journal().area_writer()?,
+            Purpose::Order { .. } => fs.journal().barrier_writer()?,
+        };
+        let Some(writer) = writer else { return Err(Fallback::NoLog.into()) };
         let touches = inode.touches();
-        let contents = snapshot::Contents { chain, data: &data, superseded: &superseded };
+        let is_barrier = purpose != Purpose::Durability;
+        let logged = if is_barrier && planted(Bug::BarrierWithoutData) { &[] } else { &data[..] };
+        let contents = snapshot::Contents { chain, data: logged, superseded: &superseded };
         let built = snapshot::build(fs, inode, state, &writer, tid, &contents)?;
-        if built.blocks.len() > writer.blocks_max() as usize {
+        if built.transaction.total_blocks() > writer.blocks_max() {
             return Err(Fallback::TooLarge.into());
         }
         let wants_commit = match self.budget.charge(fs, tid, built.footprint) {
@@ -268,11 +306,10 @@ impl Ijournal {
             state.carried.prune(committed);
         }
         let data_bytes = data.len() as u64 * u64::from(fs.geo.block_size);
-        let blocks = built.blocks;
         Ok(Some(Prepared {
             writer,
             tid,
-            blocks,
+            transaction: built.transaction,
             data_bytes,
             superseded,
             flush_before,
@@ -305,7 +342,8 @@ impl Ijournal {
         prepared: Prepared<'_>,
         in_place: bool,
     ) -> Result<(), Stop> {
-        let Prepared { writer, tid, blocks, data_bytes, superseded, flush_before, .. } = prepared;
+        let Prepared { writer, tid, transaction, data_bytes, superseded, flush_before, .. } =
+            prepared;
         // The newer data must be durable before the carried data is declared superseded.
         let supersedes = !superseded.is_empty() && !planted(Bug::SupersededNotFlushed);
         let flush_first = flush_before.is_some() || supersedes;
@@ -314,14 +352,14 @@ impl Ijournal {
         }
         let flush_after =
             in_place && !flush_first && !planted(Bug::ItransactionOverwriteNotFlushed);
-        let count = blocks.len() as u64;
-        let Submitted::Written(write) = writer.submit(cpu(), tid, blocks, !flush_after)? else {
-            return Err(Fallback::LogFull.into());
-        };
+        let count = u64::from(transaction.total_blocks());
+        let submitted = writer.submit(cpu(), tid, transaction, !flush_after)?;
+        let Submitted::Written(write) = submitted else { return Err(Fallback::LogFull.into()) };
         let wants_commit = write.wants_commit || prepared.wants_commit;
+        let needs_flush = flush_after || write.is_behind_barriers;
         writer.wait(write)?;
-        if flush_after {
-            fs.flush_device()?;
+        if needs_flush {
+            flush_with_barriers(fs)?;
         }
         drop(writer);
         fs.fsync_counters.logged(count, data_bytes);
@@ -340,7 +378,25 @@ impl Ijournal {
     }
 }
 
-/// Most dirty pages that an i-transaction carries.
+impl Purpose {
+    /// Most dirty pages that the i-transaction carries.
+    fn pages_max(self, fs: &FsInner) -> usize {
+        match self {
+            Purpose::Durability => pages_max(fs),
+            Purpose::Order { .. } => barrier::pages_max(fs),
+        }
+    }
+}
+
+/// Makes all completed writes durable, and with them the barriers that have been submitted.
+fn flush_with_barriers(fs: &FsInner) -> Result<()> {
+    match fs.journal().make_barriers_durable()? {
+        true => Ok(()),
+        false => fs.flush_device(),
+    }
+}
+
+/// Most dirty pages that an i-transaction of an fsync carries.
 fn pages_max(fs: &FsInner) -> usize {
     let pages = fs.options.inline_data_max_bytes / u64::from(fs.geo.block_size);
     let pages = usize::try_from(pages).unwrap_or(usize::MAX);
@@ -389,6 +445,15 @@ fn store_lazy(
         note_growth(inode, state, handle.tid());
         inode.touch_tid(handle.changes(), true);
     }
+    disk::store(fs, &handle, inode, state)?;
+    handle.stop();
+    Ok(())
+}
+
+/// Stores an inode that has not changed, for the sake of a transaction that an i-transaction of it can name.
+fn store_again(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+    let handle = fs.start(disk::STORE_CREDITS)?;
+    inode.touch_tid(handle.changes(), true);
     disk::store(fs, &handle, inode, state)?;
     handle.stop();
     Ok(())

@@ -5,7 +5,7 @@ use fjord_block::plant::{Bug, planted};
 use fjord_format::extent::{ExtentNode, NodeKind};
 use fjord_format::ijournal::{Builder, Place};
 use fjord_format::{BlockNo, FormatError, Tid};
-use fjord_journal::AreaWriter;
+use fjord_journal::{AreaWriter, UnplacedITransaction};
 
 use super::Stop;
 use super::budget::Footprint;
@@ -26,7 +26,7 @@ pub(super) struct Contents<'a> {
 
 /// An i-transaction, and what recovery would have to do.
 pub(super) struct Built {
-    pub(super) blocks: Vec<Buf>,
+    pub(super) transaction: UnplacedITransaction,
     pub(super) footprint: Footprint,
 }
 
@@ -84,12 +84,8 @@ pub(super) fn build(
         let place = builder.data(*home, content).map_err(too_large)?;
         put(&mut payload, place, content.clone());
     }
-    let header = builder.finish().map_err(too_large)?;
-    let header = header.chunks(writer.format().block_size);
-    let mut blocks = Vec::with_capacity(header.len() + payload.len());
-    blocks.extend(header.map(Buf::from_slice));
-    blocks.append(&mut payload);
-    Ok(Built { blocks, footprint })
+    builder.check().map_err(too_large)?;
+    Ok(Built { transaction: UnplacedITransaction { builder, payload }, footprint })
 }
 
 fn put(payload: &mut Vec<Buf>, place: Place, mut content: Buf) {
