@@ -11,7 +11,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(300);
 /// Limit of a program that ends by itself.
 const LIMIT: Duration = Duration::from_secs(150);
 /// Limits of a program that does not: the first one within which it gets to where it hangs.
-const LIMITS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(15), LIMIT];
+pub(crate) const LIMITS: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(15), LIMIT];
 
 pub(crate) fn xtask() -> Command {
     Command::new(env!("CARGO_BIN_EXE_xtask"))
