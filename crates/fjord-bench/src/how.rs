@@ -1,5 +1,7 @@
 //! How fjord works as a target. Owns the words after a target's name.
 
+use std::time::Duration;
+
 use fjord::awake::LowLatency;
 use fjord::{
     CommitPipeline, DataMode, FsyncPolicyKind, JournalIo, JournalLists, MountOptions, Scheduler,
@@ -22,12 +24,14 @@ pub struct How {
     pub dedicated: bool,
     /// File data goes through the journal.
     pub data_journal: bool,
+    /// Seconds after which changes commit by themselves.
+    pub commit_s: Option<u32>,
     /// Idle processors halt, also while calls come in quick succession.
     pub halts: bool,
     /// On a modelled device itself, in this process and with its barrier command, instead of the
     /// file that stands for it.
     pub native: bool,
-    /// Sync calls give order only (`fbarrier`, `fdatabarrier`).
+    /// Sync calls give order only (`fbarrier`, `fdatabarrier`; on a mount the option `order_only`).
     pub order: bool,
     /// A file system for each thread, side by side on the device; in the figures of parallel journaling.
     pub separate: bool,
@@ -38,6 +42,8 @@ const DUAL: &str = "dual";
 const LOCKED: &str = "locked";
 const DEDICATED: &str = "dedicated";
 const DATA_JOURNAL: &str = "data-journal";
+/// With a number of seconds behind it.
+const COMMIT: &str = "commit=";
 const HALTS: &str = "nolow_latency";
 const NATIVE: &str = "native";
 const ORDER: &str = "order";
@@ -52,6 +58,7 @@ impl How {
         locked_lists: false,
         dedicated: false,
         data_journal: false,
+        commit_s: None,
         halts: false,
         native: false,
         order: false,
@@ -77,7 +84,10 @@ impl How {
                 NATIVE => how.native = true,
                 ORDER => how.order = true,
                 SEPARATE => how.separate = true,
-                policy => how.policy = Some(policy_from_name(policy)?),
+                other => match other.strip_prefix(COMMIT) {
+                    Some(seconds) => how.commit_s = Some(seconds_from(seconds)?),
+                    None => how.policy = Some(policy_from_name(other)?),
+                },
             }
         }
         Ok(how)
@@ -96,6 +106,10 @@ impl How {
             },
             journal_io: if self.dedicated { JournalIo::Dedicated } else { default.journal_io },
             data: if self.data_journal { DataMode::Journal } else { default.data },
+            commit_interval: match self.commit_s {
+                Some(seconds) => Duration::from_secs(seconds.into()),
+                None => default.commit_interval,
+            },
             low_latency: if self.halts { LowLatency::Never } else { default.low_latency },
             ..default
         }
@@ -110,7 +124,11 @@ impl How {
         let io = self.dedicated.then(|| "journal_io=dedicated".into());
         let data = self.data_journal.then(|| "data=journal".into());
         let halts = self.halts.then(|| HALTS.into());
-        [policy, epoch, dual, lists, io, data, halts].into_iter().flatten().collect()
+        let commit = self.commit_s.map(|seconds| format!("{COMMIT}{seconds}"));
+        // There programs call fsync.
+        let order = self.order.then(|| "order_only".into());
+        let words = [policy, epoch, dual, lists, io, data, commit, halts, order];
+        words.into_iter().flatten().collect()
     }
 
     /// A target's name and the words that give this back.
@@ -125,17 +143,36 @@ impl How {
         let order = self.order.then_some(ORDER);
         let separate = self.separate.then_some(SEPARATE);
         let policy = self.policy.map(FsyncPolicyKind::name);
-        let words =
-            [policy, epoch, dual, locked, dedicated, data_journal, halts, native, order, separate];
+        let commit = self.commit_s.map(|seconds| format!("{COMMIT}{seconds}"));
+        let words = [
+            policy,
+            epoch,
+            dual,
+            locked,
+            dedicated,
+            data_journal,
+            commit.as_deref(),
+            halts,
+            native,
+            order,
+            separate,
+        ];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
+}
+
+fn seconds_from(text: &str) -> Result<u32> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0);
+    seconds.ok_or_else(|| {
+        BenchError::Usage(format!("{COMMIT}{text}: a number of seconds is expected"))
+    })
 }
 
 fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
         BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {HALTS}, {NATIVE}, {ORDER}, {SEPARATE}",
+            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {COMMIT}SECONDS, {HALTS}, {NATIVE}, {ORDER}, {SEPARATE}",
             known.join(", ")
         ))
     })

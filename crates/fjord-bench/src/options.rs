@@ -82,9 +82,9 @@ impl Target {
                 format!("{name}: separate file systems are synced, on a device of the kernel"),
             ),
             Some(Target::Library(_)) => Ok(Target::Library(how)),
-            Some(Target::Fuse(_)) if how.native || how.order || how.separate => usage(format!(
-                "{name}: only fjord-library works on a modelled device itself, without fsync, or \
-                 with a file system for each thread"
+            Some(Target::Fuse(_)) if how.native || how.separate => usage(format!(
+                "{name}: only fjord-library works on a modelled device itself, or with a file system \
+                 for each thread"
             )),
             Some(Target::Fuse(_)) => Ok(Target::Fuse(how)),
             Some(target) if how == How::default() => Ok(target),
@@ -143,6 +143,8 @@ pub enum Workload {
     CreateFsync,
     /// Overwrite 4 KiB at random in a file of 16 MiB, fdatasync.
     OverwriteFdatasync,
+    /// Overwrite 4 KiB at random in a file of 64 MiB without any sync, then sync.
+    RandomWrite,
     /// Write one large file and fsync it.
     SequentialWrite,
     /// Read it back with cold caches.
@@ -159,10 +161,11 @@ pub enum Workload {
 
 impl Workload {
     /// All workloads.
-    pub const ALL: [Workload; 9] = [
+    pub const ALL: [Workload; 10] = [
         Workload::AppendFsync,
         Workload::CreateFsync,
         Workload::OverwriteFdatasync,
+        Workload::RandomWrite,
         Workload::SequentialWrite,
         Workload::SequentialRead,
         Workload::Untar,
@@ -177,6 +180,7 @@ impl Workload {
             Workload::AppendFsync => "append-fsync",
             Workload::CreateFsync => "create-fsync",
             Workload::OverwriteFdatasync => "overwrite-fdatasync",
+            Workload::RandomWrite => "random-write",
             Workload::SequentialWrite => "seq-write",
             Workload::SequentialRead => "seq-read",
             Workload::Untar => "untar",
@@ -198,7 +202,10 @@ impl Workload {
     /// What its rate counts per second.
     pub fn unit(self) -> &'static str {
         match self {
-            Workload::AppendFsync | Workload::CreateFsync | Workload::OverwriteFdatasync => "ops/s",
+            Workload::AppendFsync
+            | Workload::CreateFsync
+            | Workload::OverwriteFdatasync
+            | Workload::RandomWrite => "ops/s",
             Workload::SequentialWrite | Workload::SequentialRead | Workload::ParallelRead => {
                 "MiB/s"
             }

@@ -59,9 +59,28 @@ pub(super) fn figure(
             };
             return Some(format!("{:.2} MB/s", table[row][column]));
         }
-        _ => return None,
+        _ => return barriers(experiment, device, target).map(str::to_owned),
     };
     Some(text.into())
+}
+
+/// Section 6 of the paper on barriers: EXT4-DR is the kernel, BFS-DR dual mode, BFS-OD that with order only.
+fn barriers(experiment: Experiment, device: &str, target: &Target) -> Option<&'static str> {
+    let how = target.how();
+    let is_kernel = *target == Target::Kernel;
+    Some(match (experiment, device) {
+        (Experiment::BarrierTable2, "ufs") if how.dual => "mean 60 % less, p99.99 50 %",
+        (Experiment::BarrierTable2, "plain-ssd") if how.dual => "mean 40 % less, p99.99 20 %",
+        (Experiment::BarrierTable2, "supercap-ssd") if how.dual => "mean 40 % less, p99.99 70 %",
+        (Experiment::Barrier11, _) if is_kernel => "2: after the data, after the commit",
+        (Experiment::Barrier11, _) if how.dual && how.order => "none of its own",
+        (Experiment::Barrier12, _) if is_kernel => "1",
+        (Experiment::Barrier12, _) if how.dual && how.order => "full",
+        (Experiment::Barrier12, _) if how.dual => "up to 2",
+        (Experiment::Barrier13, "plain-ssd") if how.dual => "2 × EXT4 with any number of cores",
+        (Experiment::Barrier13, "supercap-ssd") if how.dual => "1.3 × EXT4, from six cores on",
+        _ => return None,
+    })
 }
 
 /// What the paper says of the mean gain over all settings.

@@ -1,7 +1,7 @@
-//! The fsync workloads: 4 KiB written and made durable, again and again.
+//! The fsync workloads: 4 KiB written and made durable, again and again; and one that leaves that to the file system.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Sample, Sequence, run_timed};
 use crate::target::{BenchFile, BenchFs};
@@ -9,6 +9,8 @@ use crate::target::{BenchFile, BenchFs};
 const BLOCK_BYTES: usize = 4096;
 /// Size of each file that is overwritten.
 const OVERWRITE_FILE_BYTES: u64 = 16 << 20;
+/// Size of the file that is overwritten without syncs.
+const RANDOM_FILE_BYTES: u64 = 64 << 20;
 
 /// Appends to a new file per thread, each block followed by fsync.
 pub(super) fn append(
@@ -95,4 +97,26 @@ pub(crate) fn overwrite(
         file.write_at(index * BLOCK_BYTES as u64, &block)?;
         file.sync(data_only)
     })
+}
+
+/// Overwrites random blocks of a file. The sync at the end counts.
+pub(super) fn random_write(fs: &dyn BenchFs, turn: Duration) -> io::Result<Sample> {
+    let name = "random-write";
+    let block = [0xa5; BLOCK_BYTES];
+    let mut file = filled(fs, name, RANDOM_FILE_BYTES)?;
+    fs.sync()?;
+    let mut sequence = Sequence::new(1);
+    let began = Instant::now();
+    let mut count = 0_u64;
+    while count == 0 || began.elapsed() < turn {
+        let index = sequence.next() % (RANDOM_FILE_BYTES / BLOCK_BYTES as u64);
+        file.write_at(index * BLOCK_BYTES as u64, &block)?;
+        count += 1;
+    }
+    fs.sync()?;
+    let sample = Sample::without_latency(count as f64, began.elapsed());
+    drop(file);
+    fs.remove_file(name)?;
+    fs.sync()?;
+    Ok(sample)
 }

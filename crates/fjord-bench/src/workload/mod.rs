@@ -132,6 +132,7 @@ pub(crate) fn run_turn(
         Workload::OverwriteFdatasync => {
             overwrite(&*stand.fs()?, case.thread_count, options.turn, true)
         }
+        Workload::RandomWrite => fsync::random_write(&*stand.fs()?, options.turn),
         Workload::SequentialWrite => stream::write(&*stand.fs()?, options.sequential_bytes),
         Workload::SequentialRead => {
             stream::prepare_large(&*stand.fs()?, options.sequential_bytes)
