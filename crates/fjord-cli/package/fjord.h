@@ -9,8 +9,19 @@
  * fjord_fdatabarrier leaves out times that are not needed to read the data back, as fdatasync(2) does.
  * Both work on a descriptor of any access mode.
  *
- * They return 0, or -1 with errno:
+ * fjord_fbarrier_epoch(fd, epoch), fjord_fdatabarrier_epoch(fd, epoch)
+ *
+ * The same, and *epoch names what the call has put in order: everything written to fd's file before, and
+ * all earlier epochs of the mount.
+ *
+ * fjord_is_durable(fd, epoch), fjord_wait_durable(fd, epoch)
+ *
+ * Whether that is durable by now, without a wait, 1 or 0; and a wait until it is. fd is any file or directory
+ * of the mount, and epoch may come from another process. An epoch means nothing after its mount has ended.
+ *
+ * All return 0 (fjord_is_durable 0 or 1), or -1 with errno:
  *   ENOTTY   the file is not on a fjord mount: call fsync(2) instead
+ *   EINVAL   the epoch is of another mount, or none
  *   others   as fsync(2), such as EIO and ENOSPC
  *
  * The kernel may hold data that fjord has not seen: that of shared mappings, and with --writeback-cache
@@ -32,6 +43,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/types.h>
 #include <sys/ioctl.h>
 
 #ifdef __cplusplus
@@ -41,23 +53,68 @@ extern "C" {
 #define FJORD_IOC_FBARRIER _IO('J', 4)
 #define FJORD_IOC_FDATABARRIER _IO('J', 5)
 
-static inline int fjord_order(int fd, unsigned long request)
+struct fjord_epoch {
+	__u64 mount;
+	__u64 number;
+	/* One of the calls below. */
+	__u32 call;
+	/* Answer of FJORD_EPOCH_LOOK: 1 or 0. */
+	__u32 is_durable;
+};
+
+#define FJORD_EPOCH_FBARRIER 0
+#define FJORD_EPOCH_FDATABARRIER 1
+#define FJORD_EPOCH_LOOK 2
+#define FJORD_EPOCH_WAIT 3
+
+#define FJORD_IOC_EPOCH _IOWR('J', 6, struct fjord_epoch)
+
+static inline int fjord_write_out(int fd)
 {
-	if (sync_file_range(fd, 0, 0,
-			    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-				    SYNC_FILE_RANGE_WAIT_AFTER) != 0)
-		return -1;
-	return ioctl(fd, request);
+	return sync_file_range(fd, 0, 0,
+			       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+				       SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
 static inline int fjord_fbarrier(int fd)
 {
-	return fjord_order(fd, FJORD_IOC_FBARRIER);
+	return fjord_write_out(fd) != 0 ? -1 : ioctl(fd, FJORD_IOC_FBARRIER);
 }
 
 static inline int fjord_fdatabarrier(int fd)
 {
-	return fjord_order(fd, FJORD_IOC_FDATABARRIER);
+	return fjord_write_out(fd) != 0 ? -1 : ioctl(fd, FJORD_IOC_FDATABARRIER);
+}
+
+static inline int fjord_epoch_call(int fd, struct fjord_epoch *epoch, __u32 call)
+{
+	epoch->call = call;
+	return ioctl(fd, FJORD_IOC_EPOCH, epoch);
+}
+
+static inline int fjord_fbarrier_epoch(int fd, struct fjord_epoch *epoch)
+{
+	return fjord_write_out(fd) != 0 ? -1 : fjord_epoch_call(fd, epoch, FJORD_EPOCH_FBARRIER);
+}
+
+static inline int fjord_fdatabarrier_epoch(int fd, struct fjord_epoch *epoch)
+{
+	return fjord_write_out(fd) != 0 ? -1 :
+					  fjord_epoch_call(fd, epoch, FJORD_EPOCH_FDATABARRIER);
+}
+
+static inline int fjord_is_durable(int fd, const struct fjord_epoch *epoch)
+{
+	struct fjord_epoch asked = *epoch;
+
+	return fjord_epoch_call(fd, &asked, FJORD_EPOCH_LOOK) != 0 ? -1 : (int)asked.is_durable;
+}
+
+static inline int fjord_wait_durable(int fd, const struct fjord_epoch *epoch)
+{
+	struct fjord_epoch asked = *epoch;
+
+	return fjord_epoch_call(fd, &asked, FJORD_EPOCH_WAIT);
 }
 
 #ifdef __cplusplus

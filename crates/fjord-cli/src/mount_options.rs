@@ -127,6 +127,8 @@ fn set_engine_flag(engine: &mut MountOptions, name: &str) -> bool {
         "nodiscard" => engine.discard = false,
         "barrier" => engine.barrier = true,
         "nobarrier" => engine.barrier = false,
+        "order_only" => engine.order_only = true,
+        "noorder_only" => engine.order_only = false,
         "delalloc" => engine.delalloc = true,
         "nodelalloc" => engine.delalloc = false,
         "minixdf" => engine.minix_df = true,

@@ -16,6 +16,7 @@ use fjord_testkit::{
     image::{self, KernelMount, Scratch},
     tools::{self, Output},
 };
+use rustix::ioctl::{NoArg, Opcode, ioctl, opcode};
 
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_fjord"))
@@ -117,6 +118,81 @@ fn what_fjord_promised_is_there_after_a_power_cut() -> Result<()> {
         sim.unmount()?;
     }
     Ok(())
+}
+
+/// `FJORD_IOC_FDATABARRIER` of `fjord.h`.
+const FDATABARRIER: Opcode = opcode::none(b'J', 5);
+/// What a device writes as a whole.
+const SECTOR_BYTES: usize = 512;
+const VALUES: u8 = 60;
+/// An fsync comes after this value.
+const SYNCED: u8 = 20;
+
+/// Writes ascending values to two files in turn, each behind a barrier of the one before.
+fn write_in_order(dir: &Path) -> Result<()> {
+    let files = ["even", "odd"].map(|name| File::options().write(true).open(dir.join(name)));
+    let [even, odd] = files;
+    let files = [even?, odd?];
+    for value in 1..=VALUES {
+        let file = &files[usize::from(value % 2)];
+        file.write_all_at(&[value; SECTOR_BYTES], 0)?;
+        // SAFETY: the number names an ioctl without an argument.
+        unsafe { ioctl(file, NoArg::<FDATABARRIER>::new()) }?;
+        if value == SYNCED {
+            files[0].sync_all()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_program_has_put_in_order_is_so_after_a_power_cut() -> Result<()> {
+    for options in ["fsync=ijournal,commit=600", "fsync=compound,scheduler=epoch,commit=600"] {
+        for profile in ["ufs", "plain-ssd", "supercap-ssd"] {
+            let scratch = Scratch::new("sim-order")?;
+            let sim = Sim::new(scratch.join("sim"), &["--size", "64M", "--profile", profile])?;
+            fjord(&["mkfs"], &[&sim.disk()])?.ok()?;
+            let mount = FjordMount::with_program(program(), &sim.disk(), &["-o", options])?;
+            for name in ["even", "odd"] {
+                fs::write(mount.path().join(name), [0; SECTOR_BYTES])?;
+                File::open(mount.path().join(name))?.sync_all()?;
+            }
+            write_in_order(mount.path())?;
+            let images: Vec<PathBuf> = (0..6).map(|i| scratch.join(&format!("image{i}"))).collect();
+            for (seed, path) in images.iter().enumerate() {
+                sim.cut(path, seed as u64)?;
+            }
+            drop(mount);
+            let found = images.iter().map(|img| values_in(img, &scratch.join("out")));
+            for values in found.collect::<Result<Vec<_>>>().context(profile)? {
+                let [even, odd] = values;
+                let last = even.max(odd);
+                println!("{options}, {profile}: up to {last} of {VALUES}");
+                ensure!(last >= SYNCED, "{options}, {profile}: {values:?} after an fsync");
+                let before = even.min(odd);
+                ensure!(before + 1 == last, "{options}, {profile}: {last} without what is before");
+            }
+            sim.unmount()?;
+        }
+    }
+    Ok(())
+}
+
+/// The values of both files in a recovered image; each file has one.
+fn values_in(img: &Path, out: &Path) -> Result<[u8; 2]> {
+    fjord(&["recover"], &[img])?.ok()?;
+    image::e2fsck_clean(img)?;
+    let value = |name: &str| {
+        fjord(&["get"], &[img, Path::new(name), out])?.ok()?;
+        let content = fs::read(out)?;
+        fs::remove_file(out)?;
+        ensure!(
+            content.len() == SECTOR_BYTES && content.iter().all(|byte| *byte == content[0]),
+            "{name}"
+        );
+        Ok(content[0])
+    };
+    Ok([value("even")?, value("odd")?])
 }
 
 /// The kernel's ext4 on a loop device over the same file, direct I/O down to the model.

@@ -147,6 +147,9 @@ pub struct BarrierReport {
     /// Bytes of calls that may be in flight.
     #[serde(default)]
     pub bytes_max: u64,
+    /// Calls that programs made as fsync or fdatasync, of files that order only.
+    #[serde(default)]
+    pub fsyncs: u64,
 }
 
 /// Counters of the log.
@@ -294,6 +297,7 @@ impl MountStats {
                 as_fsync: stats.barriers_as_fsync,
                 waits: stats.journal.barrier_waits,
                 bytes_max: stats.barrier_bytes_max,
+                fsyncs: stats.fsyncs_order_only,
             },
             journal: JournalReport {
                 commits: stats.journal.commits,

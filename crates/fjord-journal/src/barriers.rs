@@ -88,16 +88,13 @@ impl Journal {
             };
             sent.push((tickets, area, start));
         }
-        if planted(Bug::BarrierWritesNotAwaited) {
-            self.inner.flush("making barriers durable")?;
-        }
         let mut result = Ok(());
         for (tickets, area, start) in &sent {
             result = result.and(Ticket::wait_all(tickets));
             areas.written(*area, *start);
         }
         result.map_err(JournalError::io("writing a barrier"))?;
-        if planted(Bug::BarriersNotFlushed) || planted(Bug::BarrierWritesNotAwaited) {
+        if planted(Bug::BarriersNotFlushed) {
             return Ok(());
         }
         self.inner.flush("making barriers durable")

@@ -24,7 +24,7 @@ use crate::file::write::WriteOptions;
 use crate::file::writeback::{self, Mode};
 use crate::file::{read, truncate, write};
 use crate::fs::FsInner;
-use crate::fsync::Epoch;
+use crate::fsync::{Epoch, order_only};
 use crate::inode::table::Users;
 use crate::inode::{Inode, InodeState, attr, evict, flags};
 use crate::vfs::{DirEntry, Fs, RenameFlags, XattrFlags, noting};
@@ -375,12 +375,14 @@ impl InodeRef {
         self.reading(|| seek::bmap(&self.fs, &self.inode, lblk))
     }
 
-    /// Makes the file durable; with `datasync` without times that are not needed.
+    /// Makes the file durable; with `datasync` without times that are not needed. With
+    /// [`crate::MountOptions::order_only`], and for files with the attribute `user.fjord.order_only`, as
+    /// [`InodeRef::barrier`].
     ///
     /// # Errors
     /// I/O errors that the promise depends on.
     pub fn fsync(&self, datasync: bool) -> Result<()> {
-        self.reading(|| fsync::fsync(&self.fs, &self.inode, datasync))
+        self.reading(|| order_only::sync(&self.fs, &self.inode, datasync))
     }
 
     /// As [`InodeRef::fsync`], without a thread that waits: calls `done` with the outcome. Of all
@@ -390,7 +392,7 @@ impl InodeRef {
         if let Err(error) = self.fs.check_alive() {
             return done(Err(error));
         }
-        fsync::fsync_then(&self.fs, &self.inode, datasync, self.held_until(done));
+        order_only::sync_then(&self.fs, &self.inode, datasync, self.held_until(done));
     }
 
     /// Notes an error, gives up a reference to the inode, and calls `done`.

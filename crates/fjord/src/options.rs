@@ -317,6 +317,10 @@ pub struct MountOptions {
     pub discard: bool,
     /// Flush the device where durability needs it; `false` risks the image on power loss.
     pub barrier: bool,
+    /// fsync and fdatasync put changes in order, as [`File::fbarrier`](crate::File::fbarrier) does, and make
+    /// nothing durable. For programs that call them for order. Files and directories with the attribute
+    /// `user.fjord.order_only` ask for it one by one. [`Fs::sync`](crate::Fs::sync) is durable always.
+    pub order_only: bool,
     /// Extended attributes `user.*` and ACLs are honoured.
     pub acl: bool,
     /// Take the group of a new file from its directory always (`grpid`).
@@ -374,6 +378,7 @@ impl Default for MountOptions {
             writeback_interval: Duration::from_secs(5),
             discard: false,
             barrier: true,
+            order_only: false,
             acl: true,
             grpid: false,
             minix_df: false,

@@ -298,14 +298,17 @@ impl Fs {
 
     /// Whether everything before the end of this epoch is durable ([`crate::File::fbarrier`]). Without
     /// a wait; `false` may be out of date.
-    pub fn is_durable(&self, epoch: Epoch) -> bool {
+    ///
+    /// # Errors
+    /// `EINVAL` for an epoch of another mount, or one that has not ended.
+    pub fn is_durable(&self, epoch: Epoch) -> Result<bool> {
         epochs::is_durable(&self.0, epoch)
     }
 
     /// Makes everything before the end of this epoch durable, if it is not yet.
     ///
     /// # Errors
-    /// `EINVAL` for an epoch of another mount that has not ended here; write errors.
+    /// `EINVAL` for an epoch of another mount, or one that has not ended; write errors.
     pub fn wait_durable(&self, epoch: Epoch) -> Result<()> {
         epochs::wait_durable(&self.0, epoch)
     }
@@ -432,6 +435,7 @@ impl Fs {
             barriers: self.0.stats.barriers.load(Ordering::Relaxed),
             barriers_as_fsync: self.0.stats.barriers_as_fsync.load(Ordering::Relaxed),
             barrier_bytes_max: fjord_journal::BARRIER_BYTES_MAX,
+            fsyncs_order_only: self.0.stats.fsyncs_order_only.load(Ordering::Relaxed),
             scheduler: self.0.scheduler.as_ref().map(|scheduler| scheduler.epoch_stats()),
             fsync_policy: self.0.fsync_policy.name(),
             cached_pages_bytes: self.0.page_lru.cached_bytes(),
@@ -576,6 +580,9 @@ pub struct Stats {
     pub barriers_as_fsync: u64,
     /// Most bytes that calls may have in flight under a policy that orders by itself; beyond, they wait.
     pub barrier_bytes_max: u64,
+    /// fsync and fdatasync calls that were to order only ([`MountOptions::order_only`]); the barriers that they
+    /// were count above, too.
+    pub fsyncs_order_only: u64,
     /// The epoch scheduler's counters, if the mount put one above the device.
     pub scheduler: Option<fjord_block::epoch::EpochStats>,
     /// The policy in use.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fjord::{
-    Epoch, Error, Fs, FsyncPolicyKind, IjournalAreas, InodeRef, MemDevice, MkfsOptions,
-    MountOptions,
+    Cred, Epoch, Error, Fs, FsyncPolicyKind, IjournalAreas, InodeRef, MemDevice, MkfsOptions,
+    MountOptions, XattrFlags,
 };
 use fjord_testkit::gate_device::{Cache, GateDevice, is_durable};
 use fjord_testkit::rng::{Rng, mix, seed_from_env};
@@ -23,30 +23,30 @@ struct Rig {
     files: Vec<InodeRef>,
 }
 
-/// Files whose blocks are there.
 fn rig(cache: Cache) -> Rig {
+    let rig = rig_with(cache, MountOptions::default());
+    // The first barrier marks the journal, durably.
+    rig.order(0, 1);
+    rig
+}
+
+/// Files whose blocks are there.
+fn rig_with(cache: Cache, options: MountOptions) -> Rig {
     let device = Arc::new(MemDevice::new(256 << 20));
     let areas = IjournalAreas::Areas { count: 2, area_bytes: 16 << 20 };
-    let options = MkfsOptions { ijournal: areas, ..MkfsOptions::default() };
-    let fs =
-        Fs::create_on(device.clone(), &options, &MountOptions::default()).expect("a file system");
+    let made = MkfsOptions { ijournal: areas, ..MkfsOptions::default() };
+    let fs = Fs::create_on(device.clone(), &made, &MountOptions::default()).expect("a file system");
     for number in 0..FILES {
         fs.write(format!("/f{number}"), [1; FILE_BYTES]).expect("a file");
     }
     fs.unmount().expect("unmount");
     let gate = Arc::new(GateDevice::new(&device.snapshot(), cache));
-    let options = MountOptions {
-        background_threads: false,
-        fsync: FsyncPolicyKind::Ijournal,
-        ..MountOptions::default()
-    };
+    let options =
+        MountOptions { background_threads: false, fsync: FsyncPolicyKind::Ijournal, ..options };
     let fs = Fs::open_device(gate.clone(), &options).expect("it mounts");
     let files = (0..FILES).map(|number| fs.resolve(format!("/f{number}")).expect("a file"));
     let files = files.collect();
-    let rig = Rig { gate, fs, files };
-    // The first barrier marks the journal, durably.
-    rig.order(0, 1);
-    rig
+    Rig { gate, fs, files }
 }
 
 impl Rig {
@@ -106,7 +106,7 @@ fn nothing_waits_for_a_stalled_flush() {
         let stats = rig.fs.stats();
         assert_eq!((stats.barriers, stats.barriers_as_fsync), (CALLS + 1, 0), "{cache:?}");
         rig.fs.wait_durable(last).expect("durable");
-        assert!(rig.fs.is_durable(last));
+        assert!(rig.fs.is_durable(last).expect("an epoch of it"));
         let fs = recovered(&rig.gate.durable_image());
         let content = fs.read(format!("/f{}", (CALLS as usize - 1) % FILES)).expect("it is there");
         assert_eq!(content[..4096], [(CALLS - 1) as u8; 4096]);
@@ -136,12 +136,98 @@ fn what_no_i_transaction_can_have_is_an_fsync() {
     let rig = rig(Cache::Volatile);
     let root = rig.fs.root().expect("the root");
     let epoch = root.barrier(false).expect("a barrier call");
-    assert!(rig.fs.is_durable(epoch), "a directory");
+    assert!(rig.fs.is_durable(epoch).expect("an epoch of it"), "a directory");
     rig.files[3].write(0, &[7; 2 << 20]).expect("written");
     let epoch = rig.files[3].barrier(true).expect("a barrier call");
-    assert!(rig.fs.is_durable(epoch), "more than is carried");
+    assert!(rig.fs.is_durable(epoch).expect("an epoch of it"), "more than is carried");
     assert_eq!(rig.fs.stats().barriers_as_fsync, 2);
     drop(root);
+    rig.end();
+}
+
+/// How an fsync of a changed file was served.
+#[derive(Debug, PartialEq, Eq)]
+enum Served {
+    Durable,
+    InOrder,
+}
+
+fn fsync(fs: &Fs, file: &InodeRef) -> Served {
+    let counts = |fs: &Fs| {
+        let stats = fs.stats();
+        (stats.fsync.calls(), stats.barriers, stats.fsyncs_order_only, stats.barriers_as_fsync)
+    };
+    file.write(0, &[9; 100]).expect("written");
+    let (calls, barriers, order_only, as_fsync) = counts(fs);
+    file.fsync(false).expect("fsync");
+    match counts(fs) {
+        now if now == (calls + 1, barriers, order_only, as_fsync) => Served::Durable,
+        now if now == (calls, barriers + 1, order_only + 1, as_fsync) => Served::InOrder,
+        now => panic!("{now:?} after {:?}", (calls, barriers, order_only, as_fsync)),
+    }
+}
+
+#[test]
+fn a_mount_can_make_fsync_order_only() {
+    let rig =
+        rig_with(Cache::Volatile, MountOptions { order_only: true, ..MountOptions::default() });
+    let warned = rig.fs.stats().events.iter().any(|event| event.message.contains("order_only"));
+    assert!(warned, "it is said at mount");
+    assert_eq!(fsync(&rig.fs, &rig.files[0]), Served::InOrder);
+    let fs = recovered(&rig.gate.durable_image());
+    assert_eq!(fs.read("/f0").expect("it is there")[0], 1, "not durable");
+    fs.unmount().expect("unmount");
+    rig.fs.sync().expect("sync");
+    let fs = recovered(&rig.gate.durable_image());
+    assert_eq!(fs.read("/f0").expect("it is there")[0], 9, "sync is durable");
+    fs.unmount().expect("unmount");
+    rig.end();
+}
+
+#[test]
+fn files_and_directories_can_ask_for_order_only() {
+    const ATTRIBUTE: &[u8] = b"user.fjord.order_only";
+    let rig = rig(Cache::Volatile);
+    let (fs, cred) = (&rig.fs, Cred::root());
+    let set = |file: &InodeRef, value: &[u8]| {
+        file.set_xattr(ATTRIBUTE, value, XattrFlags::empty()).expect("set");
+    };
+    assert_eq!(fsync(fs, &rig.files[0]), Served::Durable);
+    set(&rig.files[0], b"1");
+    assert_eq!(fsync(fs, &rig.files[0]), Served::InOrder);
+    assert_eq!(fsync(fs, &rig.files[1]), Served::Durable);
+    rig.files[0].remove_xattr(ATTRIBUTE).expect("removed");
+    assert_eq!(fsync(fs, &rig.files[0]), Served::Durable);
+
+    let root = fs.root().expect("the root");
+    let dir = root.mkdir(b"dir", 0o755, &cred).expect("a directory");
+    let before = dir.create(b"before", 0o644, &cred).expect("a file");
+    set(&dir, b"");
+    let below = dir.mkdir(b"below", 0o755, &cred).expect("a directory");
+    let file = below.create(b"file", 0o644, &cred).expect("a file");
+    let link = below.symlink(b"link", b"file", &cred).expect("a link");
+    assert_eq!(link.list_xattr().expect("a list"), Vec::<Vec<u8>>::new());
+    fs.sync().expect("sync");
+    assert_eq!(fsync(fs, &before), Served::Durable, "made before");
+    assert_eq!(fsync(fs, &file), Served::InOrder);
+    set(&file, b"0");
+    fs.sync().expect("sync");
+    assert_eq!(fsync(fs, &file), Served::Durable, "not this one");
+    let said =
+        fs.stats().events.iter().filter(|event| event.message.contains("order_only")).count();
+    assert_eq!(said, 1);
+    drop((root, dir, before, below, file, link));
+
+    // It lies with the files.
+    fs.sync().expect("sync");
+    let again = recovered(&rig.gate.durable_image());
+    assert_eq!(fsync(&again, &again.resolve("/dir/below/file").expect("a file")), Served::Durable);
+    let below = again.resolve("/dir/below").expect("a directory");
+    let new = below.create(b"new", 0o644, &cred).expect("a file");
+    again.sync().expect("sync");
+    assert_eq!(fsync(&again, &new), Served::InOrder);
+    drop((below, new));
+    again.unmount().expect("unmount");
     rig.end();
 }
 
@@ -161,7 +247,7 @@ fn data_that_was_written_back_before_is_in_order_too() {
         assert_eq!(content("/f1"), 1, "behind one that is held");
         fs.unmount().expect("unmount");
         rig.fs.wait_durable(behind).expect("durable");
-        assert!(rig.fs.is_durable(epoch));
+        assert!(rig.fs.is_durable(epoch).expect("an epoch of it"));
         let fs = recovered(&rig.gate.durable_image());
         let content = |name: &str| fs.read(name).expect("it is there")[0];
         assert_eq!([content("/f0"), content("/f1")], [5, 6]);
@@ -181,11 +267,11 @@ fn a_failure_is_told_to_all_who_ask() {
     let lost: Option<Epoch> = rig.files[1].barrier(true).ok();
     if let Some(lost) = lost {
         assert!(rig.fs.wait_durable(lost).is_err());
-        assert!(!rig.fs.is_durable(lost));
+        assert!(!rig.fs.is_durable(lost).expect("an epoch of it"));
     }
     let errno = |result: Result<(), Error>| result.expect_err("it is lost").errno();
     assert_eq!(errno(rig.files[1].fsync(true)), libc::EIO);
-    assert!(rig.fs.is_durable(first));
+    assert!(rig.fs.is_durable(first).expect("an epoch of it"));
     drop(rig.files);
     // It reports the failure.
     let _ = rig.fs.unmount();

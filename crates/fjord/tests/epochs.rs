@@ -93,7 +93,10 @@ impl Rig {
     }
 
     fn durable_count(&self) -> usize {
-        self.promises.iter().filter(|promise| self.fs.is_durable(promise.epoch)).count()
+        self.promises
+            .iter()
+            .filter(|promise| self.fs.is_durable(promise.epoch).expect("an epoch of it"))
+            .count()
     }
 
     /// What is said to be durable is, and is a prefix.
@@ -103,7 +106,7 @@ impl Rig {
         let device = Arc::new(MemDevice::from_image(&image));
         let fs = Fs::open_device(device, &MountOptions::default()).expect("it recovers");
         for (index, promise) in self.promises.iter().enumerate() {
-            let is_durable = self.fs.is_durable(promise.epoch);
+            let is_durable = self.fs.is_durable(promise.epoch).expect("an epoch of it");
             // Others may have become durable since they were counted.
             assert!(is_durable || index >= durable, "{}: no prefix", self.what);
             if index < durable {
@@ -159,10 +162,14 @@ fn what_is_said_to_be_durable_is() {
         let last = rig.promises.last().expect("a promise").epoch;
         rig.fs.wait_durable(last).expect("durable");
         assert_eq!(rig.check(), rig.promises.len(), "{}", rig.what);
-        let unknown = Epoch::from_number(last.number() + 1);
-        assert!(!rig.fs.is_durable(unknown), "{}", rig.what);
-        let refused = rig.fs.wait_durable(unknown).expect_err("it has not ended");
-        assert_eq!(refused.errno(), libc::EINVAL, "{}", rig.what);
+        let unknown = Epoch::from_parts(last.mount(), last.number() + 1);
+        let of_another = Epoch::from_parts(last.mount() ^ 1, last.number());
+        for wrong in [unknown, of_another] {
+            let refused = rig.fs.wait_durable(wrong).expect_err("not an epoch that has ended here");
+            assert_eq!(refused.errno(), libc::EINVAL, "{}", rig.what);
+            let refused = rig.fs.is_durable(wrong).expect_err("not an epoch that has ended here");
+            assert_eq!(refused.errno(), libc::EINVAL, "{}", rig.what);
+        }
         rig.fs.unmount().expect("unmount");
     });
 }
@@ -180,9 +187,9 @@ fn a_failure_is_told_to_the_waiter() {
         // The call may fail already.
         if let Ok(epoch) = file.barrier(false) {
             assert!(rig.fs.wait_durable(epoch).is_err(), "{}", rig.what);
-            assert!(!rig.fs.is_durable(epoch), "{}", rig.what);
+            assert!(!rig.fs.is_durable(epoch).expect("an epoch of it"), "{}", rig.what);
         }
-        assert!(rig.fs.is_durable(first), "{}", rig.what);
+        assert!(rig.fs.is_durable(first).expect("an epoch of it"), "{}", rig.what);
         // It reports the failure.
         let _ = rig.fs.unmount();
     });
@@ -219,7 +226,7 @@ fn a_commit_does_not_hide_a_failed_write_before_it() {
         });
         assert!(waited.is_err(), "{}: {waited:?}", rig.what);
         for epoch in [in_place, behind] {
-            assert!(!rig.fs.is_durable(epoch), "{}: {epoch:?}", rig.what);
+            assert!(!rig.fs.is_durable(epoch).expect("an epoch of it"), "{}: {epoch:?}", rig.what);
             assert!(rig.fs.wait_durable(epoch).is_err(), "{}: {epoch:?}", rig.what);
         }
         // It reports the failure.
@@ -238,7 +245,7 @@ fn calls_on_a_read_only_mount_succeed() {
         file.fsync(false).expect("fsync");
         file.fsync(true).expect("fdatasync");
         let epoch = file.barrier(false).expect("a barrier call");
-        assert!(fs.is_durable(epoch));
+        assert!(fs.is_durable(epoch).expect("an epoch of it"));
     }
 }
 
@@ -252,7 +259,7 @@ fn an_fsync_ends_a_durable_epoch() {
     for round in 2..5 {
         file.write(0, &[round; 100]).expect("written");
         let epoch = file.barrier(true).expect("a barrier call");
-        assert!(fs.is_durable(epoch));
+        assert!(fs.is_durable(epoch).expect("an epoch of it"));
         fs.wait_durable(epoch).expect("durable");
     }
     assert_eq!((fs.stats().barriers, fs.stats().barriers_as_fsync), (0, 3));

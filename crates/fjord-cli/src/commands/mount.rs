@@ -88,6 +88,10 @@ Mount options of fjord:
   inline_data_max=SIZE
                      most file data in an i-transaction, the record of an fsync under
                      fsync=ijournal (default: 32K)
+  order_only, noorder_only
+                     fsync and fdatasync only put changes in order, for programs that need
+                     no more; the attribute user.fjord.order_only says it for a file, or for
+                     what is made in a directory (default: noorder_only)
   writeback=SECONDS  age at which dirty data is written back (default: 5)
   scheduler=NAME     write ordering: epoch, direct or auto (default: auto, which is direct
                      unless FJORD_SCHEDULER says epoch)

@@ -145,6 +145,10 @@ fn table(stats: &MountStats) -> String {
             format!("{ordered}, and {as_fsync} as fsyncs; {waits} waits, with {mib} MiB in flight");
         lines.push(("barrier calls".into(), calls));
     }
+    if barriers.fsyncs > 0 {
+        let calls = format!("{} calls, which made nothing durable (order_only)", barriers.fsyncs);
+        lines.push(("fsync for order".into(), calls));
+    }
     let mut latency = String::new();
     for name in ["p50", "p95", "p99", "p99_9", "max"] {
         let us = fsync.latency_us.get(name).copied().unwrap_or(0);

@@ -39,6 +39,27 @@ const XFS_IOC_GOINGDOWN: u32 = 0x8004_587d;
 /// `_IO('J', 4)` and `_IO('J', 5)`, as `fjord.h` has them.
 const FJORD_IOC_FBARRIER: u32 = opcode::none(b'J', 4);
 const FJORD_IOC_FDATABARRIER: u32 = opcode::none(b'J', 5);
+/// `_IOWR('J', 6, struct fjord_epoch)`.
+const FJORD_IOC_EPOCH: u32 = opcode::read_write::<FjordEpoch>(b'J', 6);
+
+/// `struct fjord_epoch` of `fjord.h`.
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct FjordEpoch {
+    mount: u64,
+    number: u64,
+    /// What is asked for: [`epoch_call`].
+    call: u32,
+    is_durable: u32,
+}
+
+/// Values of [`FjordEpoch::call`].
+mod epoch_call {
+    pub(super) const FBARRIER: u32 = 0;
+    pub(super) const FDATABARRIER: u32 = 1;
+    pub(super) const LOOK: u32 = 2;
+    pub(super) const WAIT: u32 = 3;
+}
 
 /// Inode flags with their counterparts in [`FsXattr::fsx_xflags`].
 const XFLAGS: [(u32, u32); 7] = [
@@ -85,11 +106,23 @@ fn merge_xflags(flags: u32, xflags: u32) -> u32 {
     XFLAGS.iter().fold(flags, |f, (fl, xfl)| if xflags & xfl != 0 { f | fl } else { f & !fl })
 }
 
-fn reply_barrier(reply: Responder, result: fjord::Result<Epoch>) {
+/// With `tells` the epoch goes along.
+fn reply_barrier(reply: Responder, result: fjord::Result<Epoch>, tells: bool) {
     match result {
+        Ok(epoch) if tells => reply_epoch(reply, epoch, 0),
         Ok(_) => reply.gather(&[IoctlOut::default().as_bytes()]),
         Err(error) => reply.error(Errno::from(error).0),
     }
+}
+
+fn reply_epoch(reply: Responder, epoch: Epoch, is_durable: u32) {
+    let told = FjordEpoch {
+        mount: epoch.mount(),
+        number: epoch.number(),
+        is_durable,
+        ..FjordEpoch::default()
+    };
+    reply.gather(&[IoctlOut::default().as_bytes(), told.as_bytes()]);
 }
 
 impl EngineHandler {
@@ -100,8 +133,11 @@ impl EngineHandler {
         input: &[u8],
         reply: Responder,
     ) -> Outcome<()> {
-        if matches!(args.cmd, FJORD_IOC_FBARRIER | FJORD_IOC_FDATABARRIER) {
-            return self.barrier(request, args, reply);
+        match args.cmd {
+            FJORD_IOC_FBARRIER => return self.barrier(request, args, false, reply),
+            FJORD_IOC_FDATABARRIER => return self.barrier(request, args, true, reply),
+            FJORD_IOC_EPOCH => return self.epoch(request, args, input, reply),
+            _ => {}
         }
         let output = self.ioctl_output(request, args, input);
         let sets = matches!(args.cmd, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR);
@@ -120,19 +156,52 @@ impl EngineHandler {
     }
 
     /// Where it is an fsync, no worker waits.
-    fn barrier(&self, request: &Request<'_>, args: &IoctlIn, reply: Responder) -> Outcome<()> {
-        let datasync = args.cmd == FJORD_IOC_FDATABARRIER;
-        let Some(file) = self.handles.get(args.fh) else {
-            // A directory.
-            return match self.node(request) {
-                Ok(node) => {
-                    node.barrier_then(datasync, |result| reply_barrier(reply, result));
-                    Ok(())
-                }
-                Err(error) => reply.fail(error),
-            };
+    fn barrier(
+        &self,
+        request: &Request<'_>,
+        args: &IoctlIn,
+        datasync: bool,
+        reply: Responder,
+    ) -> Outcome<()> {
+        let tells = args.cmd == FJORD_IOC_EPOCH;
+        if let Some(file) = self.handles.get(args.fh) {
+            file.file.barrier_then(datasync, move |result| reply_barrier(reply, result, tells));
+            return Ok(());
+        }
+        // A directory.
+        match self.node(request) {
+            Ok(node) => {
+                node.barrier_then(datasync, move |result| reply_barrier(reply, result, tells));
+                Ok(())
+            }
+            Err(error) => reply.fail(error),
+        }
+    }
+
+    /// A barrier that gives its epoch, or a question about one. Who waits for one occupies a worker.
+    fn epoch(
+        &self,
+        request: &Request<'_>,
+        args: &IoctlIn,
+        input: &[u8],
+        reply: Responder,
+    ) -> Outcome<()> {
+        let asked: FjordEpoch = match parse(input) {
+            Ok(asked) => asked,
+            Err(error) => return reply.fail(error),
         };
-        file.file.barrier_then(datasync, |result| reply_barrier(reply, result));
+        let epoch = Epoch::from_parts(asked.mount, asked.number);
+        let is_durable = match asked.call {
+            epoch_call::FBARRIER => return self.barrier(request, args, false, reply),
+            epoch_call::FDATABARRIER => return self.barrier(request, args, true, reply),
+            epoch_call::LOOK => self.fs.is_durable(epoch),
+            epoch_call::WAIT => self.fs.wait_durable(epoch).map(|()| true),
+            _ => return reply.fail(Errno(libc::EINVAL)),
+        };
+        match is_durable {
+            Ok(is_durable) => reply_epoch(reply, epoch, is_durable.into()),
+            Err(error) => return reply.fail(error.into()),
+        }
         Ok(())
     }
 

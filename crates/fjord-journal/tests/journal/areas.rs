@@ -188,6 +188,7 @@ fn what_recovery_drops_stays_dropped() {
     journal.shutdown();
     let (journal, _) = rig.open_on(&device).unwrap();
     assert_eq!(sub_ids(&journal), []);
+    journal.quiesce().unwrap();
     let second = change(&rig, &journal, 3, 3);
     assert!(second.newer_than(first));
     let (id, _) = barrier(&journal, 0, second, 3, false).unwrap();

@@ -250,7 +250,7 @@ impl File {
     /// let first = log.fbarrier()?; // what follows is not durable before "first" is
     /// log.write_at(b"second", 5)?;
     /// fs.wait_durable(first)?; // now it is certain
-    /// assert!(fs.is_durable(first));
+    /// assert!(fs.is_durable(first)?);
     /// # drop(log);
     /// # fs.unmount()?;
     /// # Ok::<(), fjord::Error>(())

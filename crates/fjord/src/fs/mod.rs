@@ -137,6 +137,10 @@ pub(crate) struct Counters {
     pub(crate) barriers: AtomicU64,
     /// Those that were served as fsync.
     pub(crate) barriers_as_fsync: AtomicU64,
+    /// fsync and fdatasync calls that were to order only.
+    pub(crate) fsyncs_order_only: AtomicU64,
+    /// A warning has said that files ask for it.
+    pub(crate) order_only_is_told: AtomicBool,
 }
 
 impl FsInner {

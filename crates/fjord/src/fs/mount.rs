@@ -40,6 +40,7 @@ use crate::fs::{Counters, FsInner, dirty, events, mmp, recover, room, status, sy
 use crate::fsync;
 use crate::fsync::epochs::Epochs;
 use crate::fsync::hazards::ReplayHazards;
+use crate::fsync::order_only;
 use crate::fsync::stats::FsyncCounters;
 use crate::image_name::ImageName;
 use crate::inode::table::{self, InodeTable};
@@ -233,6 +234,9 @@ fn start_writing(
 ) -> Result<()> {
     if fs.sb.snapshot().state().contains(FsState::ERROR) || aborted {
         fs.warn("the superblock records an earlier error; unmount and run e2fsck -f");
+    }
+    if fs.options.order_only && purpose == Purpose::Use {
+        fs.warn(order_only::WARNING);
     }
     orphan::load_file(fs)?;
     let orphan::Records { inodes: orphans, damage } = orphan::load(fs)?;

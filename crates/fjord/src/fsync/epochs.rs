@@ -12,7 +12,9 @@
 //! - of neighbours that the same transaction settles only the newest is kept, so there are few; an
 //!   older one counts as durable a little later than it is.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use fjord_block::lock::{Mutex, Rank};
 use fjord_format::Tid;
@@ -21,19 +23,35 @@ use crate::error::Result;
 use crate::fs::FsInner;
 
 /// What a barrier call ([`crate::File::fbarrier`]) has put in order: everything written to its file
-/// before, and all earlier epochs. A later epoch is greater, and durable no earlier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Epoch(u64);
+/// before, and all earlier epochs. Of two epochs of a mount the later is greater, and durable no earlier; those of
+/// two mounts have no order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Epoch {
+    mount: u64,
+    number: u64,
+}
 
 impl Epoch {
-    /// The epoch of this number. Numbers count from 1 and mean nothing after the mount has ended.
-    pub fn from_number(number: u64) -> Epoch {
-        Epoch(number)
+    /// The epoch of this number of the mount with this identity: what [`Epoch::mount`] and [`Epoch::number`] gave,
+    /// perhaps in another process.
+    pub fn from_parts(mount: u64, number: u64) -> Epoch {
+        Epoch { mount, number }
     }
 
-    /// Its number, for instance to pass it to another process.
+    /// Identity of its mount, chosen at random when that began.
+    pub fn mount(self) -> u64 {
+        self.mount
+    }
+
+    /// Its number, from 1.
     pub fn number(self) -> u64 {
-        self.0
+        self.number
+    }
+}
+
+impl PartialOrd for Epoch {
+    fn partial_cmp(&self, other: &Epoch) -> Option<Ordering> {
+        (self.mount == other.mount).then(|| self.number.cmp(&other.number))
     }
 }
 
@@ -105,18 +123,18 @@ impl State {
     }
 
     /// Ends an epoch of which nothing is left to make durable but what is older.
-    fn add_durable(&mut self) -> Epoch {
+    fn add_durable(&mut self) -> u64 {
         self.last += 1;
         match (self.pending.back_mut(), self.behind.back_mut()) {
             (Some(newest), _) => newest.number = self.last,
             (_, Some(newest)) => newest.number = self.last,
             (None, None) => self.durable = self.last,
         }
-        Epoch(self.last)
+        self.last
     }
 
     /// Ends an epoch that is durable with this barrier of the journal, which is no older than those before.
-    fn add_behind(&mut self, barrier: u64) -> Epoch {
+    fn add_behind(&mut self, barrier: u64) -> u64 {
         self.last += 1;
         let number = self.last;
         let newest = self
@@ -127,10 +145,10 @@ impl State {
             self.behind.pop_back();
         }
         self.behind.push_back(Behind { number, barrier });
-        Epoch(number)
+        number
     }
 
-    fn add(&mut self, needs: Option<Tid>, settled_by: Option<Tid>) -> Epoch {
+    fn add(&mut self, needs: Option<Tid>, settled_by: Option<Tid>) -> u64 {
         self.last += 1;
         let number = self.last;
         let (mut needs, mut settled_by) = (needs, settled_by);
@@ -147,7 +165,7 @@ impl State {
             }
         }
         self.pending.push_back(Pending { number, needs, settled_by });
-        Epoch(number)
+        number
     }
 }
 
@@ -156,6 +174,8 @@ const BEHIND_MAX: usize = 4096;
 
 /// The epochs of a mount.
 pub(crate) struct Epochs {
+    /// Identity of the mount.
+    mount: u64,
     state: Mutex<State>,
     /// A transaction is durable only after all earlier ordered writes have succeeded.
     commits_tell: bool,
@@ -165,12 +185,29 @@ impl Epochs {
     /// `commits_tell`: a transaction is durable only after all earlier ordered writes have succeeded, as
     /// over a device without native barriers.
     pub(crate) fn new(commits_tell: bool) -> Epochs {
-        Epochs { state: Mutex::new(Rank::Epochs, State::default()), commits_tell }
+        let state = Mutex::new(Rank::Epochs, State::default());
+        // The standard library's source of randomness.
+        Epochs { mount: RandomState::new().build_hasher().finish(), state, commits_tell }
     }
 
     /// Ends an epoch of which nothing is left to make durable but what is older.
     pub(super) fn end_durable(&self) -> Epoch {
-        self.state.lock().add_durable()
+        self.epoch(self.state.lock().add_durable())
+    }
+
+    fn epoch(&self, number: u64) -> Epoch {
+        Epoch { mount: self.mount, number }
+    }
+
+    /// The number of an epoch of this mount that has ended.
+    ///
+    /// # Errors
+    /// `EINVAL` for any other.
+    fn number(&self, epoch: Epoch) -> Result<u64> {
+        if epoch.mount != self.mount || epoch.number > self.state.lock().last {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        Ok(epoch.number)
     }
 
     /// Ends an epoch that a barrier of the journal has.
@@ -178,10 +215,10 @@ impl Epochs {
         let durable = fs.journal().durable_barrier();
         let mut state = self.state.lock();
         state.settle(durable, |_| false);
-        match barrier <= durable {
+        self.epoch(match barrier <= durable {
             true => state.add_durable(),
             false => state.add_behind(barrier),
-        }
+        })
     }
 
     /// Ends an epoch that transaction `tid` has.
@@ -198,45 +235,50 @@ impl Epochs {
     fn add(&self, fs: &FsInner, needs: Option<Tid>, settled_by: Option<Tid>) -> Epoch {
         let mut state = self.state.lock();
         state.settle(0, |tid| fs.journal().is_committed(tid));
-        state.add(needs, settled_by)
+        self.epoch(state.add(needs, settled_by))
     }
 }
 
 /// Whether an epoch is durable, as far as is known: `false` may be out of date.
-pub(crate) fn is_durable(fs: &FsInner, epoch: Epoch) -> bool {
+///
+/// # Errors
+/// `EINVAL` for an epoch that has not ended, or of another mount.
+pub(crate) fn is_durable(fs: &FsInner, epoch: Epoch) -> Result<bool> {
+    fs.epochs.number(epoch).map(|number| is_number_durable(fs, number))
+}
+
+fn is_number_durable(fs: &FsInner, number: u64) -> bool {
     let mut state = fs.epochs.state.lock();
     state.settle(fs.journal().durable_barrier(), |tid| fs.journal().is_committed(tid));
-    epoch.0 <= state.durable
+    number <= state.durable
 }
 
 /// Makes an epoch durable.
 ///
 /// # Errors
-/// `EINVAL` for an epoch that has not ended; errors of the journal and the device, of earlier epochs, too.
+/// As [`is_durable`]; errors of the journal and the device, of earlier epochs, too.
 pub(crate) fn wait_durable(fs: &FsInner, epoch: Epoch) -> Result<()> {
     fs.check_alive()?;
-    if epoch.0 > fs.epochs.state.lock().last {
-        return Err(rustix::io::Errno::INVAL.into());
-    }
-    if is_durable(fs, epoch) {
+    let number = fs.epochs.number(epoch)?;
+    if is_number_durable(fs, number) {
         return Ok(());
     }
     fs.journal().make_barriers_durable()?;
-    if is_durable(fs, epoch) {
+    if is_number_durable(fs, number) {
         return Ok(());
     }
-    let needs = fs.epochs.state.lock().pending_for(epoch.0).and_then(|pending| pending.needs);
+    let needs = fs.epochs.state.lock().pending_for(number).and_then(|pending| pending.needs);
     if let Some(tid) = needs {
         fs.journal().commit(tid)?;
     }
-    if is_durable(fs, epoch) {
+    if is_number_durable(fs, number) {
         return Ok(());
     }
     // Its own data, or those of an older epoch, are in place.
     let flushed = fs.epochs.state.lock().last;
     fs.flush_device()?;
     let is_committed = |tid| fs.journal().is_committed(tid);
-    fs.epochs.state.lock().flushed(flushed, epoch.0, is_committed);
+    fs.epochs.state.lock().flushed(flushed, number, is_committed);
     Ok(())
 }
 
@@ -251,9 +293,9 @@ mod tests {
     #[test]
     fn neighbours_that_end_together_are_one() {
         let mut state = State::default();
-        assert_eq!(state.add(Some(Tid(5)), Some(Tid(5))), Epoch(1));
-        assert_eq!(state.add(None, Some(Tid(6))), Epoch(2));
-        assert_eq!(state.add(None, Some(Tid(6))), Epoch(3));
+        assert_eq!(state.add(Some(Tid(5)), Some(Tid(5))), 1);
+        assert_eq!(state.add(None, Some(Tid(6))), 2);
+        assert_eq!(state.add(None, Some(Tid(6))), 3);
         assert_eq!(numbers(&state), [1, 3]);
         assert_eq!(state.pending_for(2).map(|pending| pending.number), Some(3));
         state.settle(0, |tid| Tid(5).at_least(tid));
@@ -264,12 +306,12 @@ mod tests {
     #[test]
     fn barriers_of_the_journal_settle_in_order() {
         let mut state = State::default();
-        assert_eq!([7, 7, 9].map(|barrier| state.add_behind(barrier)), [1, 2, 3].map(Epoch));
+        assert_eq!([7, 7, 9].map(|barrier| state.add_behind(barrier)), [1, 2, 3]);
         state.settle(6, |_| false);
         assert_eq!(state.durable, 0);
         state.settle(8, |_| false);
         assert_eq!((state.durable, state.behind.len()), (2, 1));
-        assert_eq!((state.add_durable(), state.durable), (Epoch(4), 2), "behind the third");
+        assert_eq!((state.add_durable(), state.durable), (4, 2), "behind the third");
         state.settle(9, |_| false);
         assert_eq!((state.durable, state.behind.len()), (4, 0));
         for barrier in 10..20_000 {
@@ -283,9 +325,9 @@ mod tests {
     #[test]
     fn what_is_durable_stays_so() {
         let mut state = State::default();
-        assert_eq!((state.add_durable(), state.durable), (Epoch(1), 1));
+        assert_eq!((state.add_durable(), state.durable), (1, 1));
         state.add(None, Some(Tid(6)));
-        assert_eq!((state.add_durable(), state.durable), (Epoch(3), 1), "behind the second");
+        assert_eq!((state.add_durable(), state.durable), (3, 1), "behind the second");
         state.settle(0, |tid| Tid(6).at_least(tid));
         assert_eq!(state.durable, 3);
         state.add(None, Some(Tid(7)));

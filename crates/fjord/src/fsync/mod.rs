@@ -20,6 +20,7 @@ mod feature;
 mod group;
 pub(crate) mod hazards;
 mod ijournal;
+pub(crate) mod order_only;
 pub(crate) mod stats;
 mod step;
 

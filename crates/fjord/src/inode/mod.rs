@@ -22,6 +22,7 @@ pub(crate) mod disk;
 pub(crate) mod evict;
 mod extra;
 pub(crate) mod flags;
+pub(crate) mod order_only;
 pub(crate) mod table;
 
 use std::collections::BTreeMap;
@@ -41,6 +42,7 @@ use crate::file::carry::DeferredRun;
 
 use carried::Carried;
 use changes::Changes;
+use order_only::OrderOnly;
 
 /// Tells an [`Inode`] from all others, as long as somebody has it. Its number does not: a new file may
 /// have the number once the deletion has committed, while threads still work with the deleted one.
@@ -81,6 +83,8 @@ pub(crate) struct Inode {
     /// Known to have no file capabilities, so that a write need not look for any; only an
     /// optimisation, cleared when an attribute is set.
     pub(crate) no_capability: AtomicBool,
+    /// Whether fsync of it orders only.
+    pub(crate) order_only: OrderOnly,
     /// Whether the directory's index is damaged, while nothing can be written.
     pub(crate) index: IndexHealth,
     /// The first damage that a listing of the directory passed over: each listing ends with it, also one that is
@@ -394,6 +398,7 @@ impl Inode {
             in_place: FlushCell::default(),
             entry_logged: AtomicBool::new(false),
             no_capability: AtomicBool::new(false),
+            order_only: OrderOnly::default(),
             index: IndexHealth::default(),
             listing_damage: OnceLock::new(),
             replaced: AtomicBool::new(false),

@@ -112,7 +112,8 @@ pub(super) fn prepare(
         map::init(fs, state);
     }
     disk::store_new(fs, h, inode, state)?;
-    acl::inherit(fs, h, parent, (inode, state), cred.umask)
+    acl::inherit(fs, h, parent, (inode, state), cred.umask)?;
+    xattr::inherit_order_only(fs, h, parent, (inode, state))
 }
 
 /// Takes back what [`allocate`], [`prepare`] and a failed operation did.

@@ -33,7 +33,7 @@ use crate::acl;
 use crate::attr::FileKind;
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
-use crate::inode::{Inode, InodeState, attr, disk, evict};
+use crate::inode::{Inode, InodeState, attr, disk, evict, order_only};
 use crate::vfs::XattrFlags;
 
 pub(crate) use block::release as release_block;
@@ -42,8 +42,9 @@ pub(crate) use plan::update;
 /// Metadata blocks that setting a short attribute can dirty: the inode, a new block with
 /// bitmap and descriptor, the old one with its own.
 pub(crate) const CREDITS: u32 = disk::STORE_CREDITS + 8;
-/// Metadata blocks that the access lists of a new inode can dirty.
-pub(crate) const CREDITS_NEW: u32 = CREDITS;
+/// Metadata blocks that what a new inode inherits can dirty: access lists, and after them an attribute that may
+/// need another block.
+pub(crate) const CREDITS_NEW: u32 = CREDITS + 8;
 /// Metadata blocks that a change of inline data can dirty.
 pub(crate) const CREDITS_INLINE: u32 = disk::STORE_CREDITS;
 
@@ -281,8 +282,56 @@ pub(crate) fn change(
     let garbage = update(fs, &h, inode, state, index, name, value)?;
     attr::set_ctime(&mut state.disk, fs.now());
     disk::store(fs, &h, inode, state)?;
+    if is_order_only(index, name) {
+        inode.order_only.learn(value);
+    }
     h.stop();
     garbage.free(fs)
+}
+
+fn is_order_only(index: NameIndex, name: &[u8]) -> bool {
+    index == NameIndex::USER && name == order_only::NAME
+}
+
+/// Whether fsync of this file orders only, because its attribute says so. With its state, which somebody has
+/// locked.
+pub(crate) fn orders_only_locked(fs: &FsInner, inode: &Inode, state: &InodeState) -> Result<bool> {
+    if let Some(known) = inode.order_only.get() {
+        return Ok(known);
+    }
+    let value = match has_user_attributes(state) {
+        true => read(fs, inode, state, NameIndex::USER, order_only::NAME)?,
+        false => None,
+    };
+    Ok(inode.order_only.learn(value.as_deref()))
+}
+
+/// As [`orders_only_locked`].
+///
+/// # Errors
+/// Damage, I/O: the first time it is asked for.
+pub(crate) fn orders_only(fs: &FsInner, inode: &Inode) -> Result<bool> {
+    match inode.order_only.get() {
+        Some(known) => Ok(known),
+        None => orders_only_locked(fs, inode, &inode.state.read()),
+    }
+}
+
+/// Gives a new inode the attribute that makes its fsync order only, if its directory has it.
+pub(crate) fn inherit_order_only(
+    fs: &Arc<FsInner>,
+    h: &Handle,
+    (dir, dir_state): (&Inode, &InodeState),
+    (inode, state): (&Inode, &mut InodeState),
+) -> Result<()> {
+    if !orders_only_locked(fs, dir, dir_state)? || !has_user_attributes(state) {
+        return Ok(());
+    }
+    let (index, name, value) = (NameIndex::USER, order_only::NAME, Some(&b"1"[..]));
+    // A short value has no inode of its own.
+    drop(update(fs, h, inode, state, index, name, value)?);
+    inode.order_only.learn(value);
+    Ok(())
 }
 
 /// The full names of all attributes that users see.
