@@ -81,6 +81,8 @@ pub(crate) fn run(args: &Kill9ProgramsArgs) -> Result<()> {
                 mount_args: [policy.mount_args(scheduler), args.mount_args.clone()].concat(),
                 tune_args: policy.tune_args.iter().map(|arg| (*arg).to_owned()).collect(),
                 linux_recovers: policy.linux_recovers,
+                with_writeback_cache: true,
+                jobs: programs::jobs,
                 only: args.only.clone(),
                 keep_going: args.keep_going,
                 keep_failed_in: Some(crate::workspace().join(&args.keep)),

@@ -206,8 +206,6 @@ bugs! {
         BarrierCountLost,
         /// Barriers: they count as durable when they are written, without a flush.
         BarriersNotFlushed,
-        /// Barriers: the flush that makes them durable does not wait for their writes.
-        BarrierWritesNotAwaited,
         /// Barriers: one that needs a flush of earlier data first does not wait for it.
         HeldBarrierSentAtOnce,
         /// Barriers: data in place does not wait for those before it.
@@ -220,6 +218,8 @@ bugs! {
         FuaCoversBarriers,
         /// Barriers: an fsync of what a barrier has logged does not make it durable.
         FsyncTrustsBarriers,
+        /// `data=journal`: data enters a transaction when it is written back, not in the call that writes it.
+        JournaledDataLate,
         /// Dual: callbacks of the newest commit of a round are called before those of older ones.
         LaterToldFirst,
         /// Dual: callbacks are called when a commit is dispatched, so freed blocks are reused in flight.

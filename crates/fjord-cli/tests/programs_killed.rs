@@ -34,6 +34,8 @@ fn kills(policy: &str) -> Result<()> {
             mount_args: policy.mount_args(scheduler),
             tune_args: policy.tune_args.iter().map(|arg| (*arg).to_owned()).collect(),
             linux_recovers: policy.linux_recovers,
+            with_writeback_cache: true,
+            jobs: programs::jobs,
             only: String::new(),
             keep_going: false,
             keep_failed_in: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs-failed")),
@@ -63,4 +65,30 @@ fn fast_commit() -> Result<()> {
 #[test]
 fn ijournal() -> Result<()> {
     kills("ijournal")
+}
+
+/// LMDB, RocksDB and SQLite sync nothing, and are whole all the same: with `data=journal` everything is as it was at
+/// one moment.
+#[test]
+fn data_journal_keeps_the_order_of_all_writes() -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let rounds = pick(2, 12, 100);
+    let options = programs::Options {
+        rounds,
+        seed: rng::seed_from_env("unsynced programs killed", 1),
+        set: features::by_name("default").context("a set of the table")?,
+        program: env!("CARGO_BIN_EXE_fjord").into(),
+        mount_args: vec!["-o".to_owned(), "data=journal,commit=1".to_owned()],
+        tune_args: Vec::new(),
+        linux_recovers: true,
+        with_writeback_cache: false,
+        jobs: programs::unsynced_jobs,
+        only: String::new(),
+        keep_going: false,
+        keep_failed_in: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs-failed")),
+    };
+    let summary = programs::run(&options)?;
+    println!("{summary:?}");
+    ensure!(summary.rounds == rounds && summary.counts.acknowledged > 0, "{summary:?}");
+    Ok(())
 }

@@ -10,6 +10,7 @@ use fjord::{DataMode, FileKind};
 
 use crate::content::{BLOCK_BYTES, Content};
 use crate::model::{Attrs, History, Model, Object, ObjectId, ROOT, Slot};
+use crate::moment;
 use crate::tree::{Seen, Tree};
 
 /// The kinds of finding.
@@ -78,10 +79,12 @@ pub struct Rules {
     /// Changes of metadata are durable in the order of the calls: one thread, and a policy that
     /// commits whole transactions only, as jbd2 does.
     pub metadata_in_order: bool,
+    /// Everything is as of one moment: one thread, whole transactions, and data in the journal.
+    pub one_moment: bool,
 }
 
 /// The objects that the inodes of a tree are, by inode number.
-type Found = HashMap<u64, ObjectId>;
+pub(crate) type Found = HashMap<u64, ObjectId>;
 
 /// Compares a recovered tree with what a cut at `cut` may leave.
 ///
@@ -98,6 +101,9 @@ pub fn check(tree: &Tree, model: &Model, cut: u64, rules: Rules) -> Result<(), P
     compare(tree, &found, model, cut, data)?;
     if rules.metadata_in_order {
         in_order(tree, &found, model, cut, data)?;
+    }
+    if rules.one_moment {
+        moment::check(tree, &found, model, cut)?;
     }
     // The last barrier after which something shows implies those before it.
     let barriers = model.barriers().iter().filter(|barrier| barrier.stamp < cut);
@@ -260,15 +266,17 @@ fn object(
     if id == ROOT {
         return Ok(());
     }
-    let mut names = BTreeSet::new();
-    for (dir, name) in &seen.names {
-        let Some(&parent) = found.get(dir) else {
-            let text = format!("{name:?} lies in inode {dir}, which was never made");
-            return Err(Problem::new(Kind::Invented, text));
-        };
-        names.insert((parent, name.clone()));
+    if let Some((dir, name)) = seen.names.iter().find(|(dir, _)| !found.contains_key(dir)) {
+        let text = format!("{name:?} lies in inode {dir}, which was never made");
+        return Err(Problem::new(Kind::Invented, text));
     }
-    one_of(&object.names, &names, cut, what("names"))
+    one_of(&object.names, &names_seen(seen, found), cut, what("names"))
+}
+
+/// The names of an inode, in directories that were made.
+pub(crate) fn names_seen(seen: &Seen, found: &Found) -> BTreeSet<Slot> {
+    let slot = |(dir, name): &(u64, String)| Some((*found.get(dir)?, name.clone()));
+    seen.names.iter().filter_map(slot).collect()
 }
 
 /// Whether a directory has admissible attributes, but for a time between those of two admissible

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use fjord::{FsyncPolicyKind, MountOptions};
+use fjord::{DataMode, FsyncPolicyKind, MountOptions};
 use fjord_testkit::rng::Rng;
 use parking_lot::Mutex;
 
@@ -21,6 +21,7 @@ use crate::command::{data_name, pipeline_name, scheduler_name};
 use crate::finding::{CasePath, Damage, Finding, Target};
 use crate::image::Image;
 use crate::judge::{Judge, Recovered, differ};
+use crate::moment;
 use crate::ops::{self, Op};
 use crate::record::{DeviceKind, Log};
 use crate::recording::{Recording, Run, record};
@@ -350,12 +351,21 @@ impl Explorer {
         check(tree, &self.recording.model, state.last_cut, self.rules())
     }
 
+    fn is_of_one_moment(&self) -> bool {
+        let options = &self.config.options;
+        options.data == DataMode::Journal
+            && options.fsync == FsyncPolicyKind::Compound
+            && self.workload.others.is_empty()
+            && self.workload.ops.iter().all(moment::is_one_step)
+    }
+
     fn rules(&self) -> Rules {
         let options = &self.config.options;
         Rules {
             data: options.data,
             metadata_in_order: options.fsync == FsyncPolicyKind::Compound
                 && self.workload.others.is_empty(),
+            one_moment: self.is_of_one_moment(),
         }
     }
 

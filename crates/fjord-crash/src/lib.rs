@@ -3,7 +3,7 @@
 //!
 //! - [`ops`], [`model`], [`run`]: workloads, the model that keeps step with them, promises;
 //! - [`record`], [`states`], [`image`]: the recorded device and the images of its cuts;
-//! - [`tree`], [`check`], [`judge`]: what a recovered image shows and what it must show;
+//! - [`tree`], [`check`], [`moment`], [`judge`]: what a recovered image shows and what it must show;
 //!   [`panics`]: panics of the engine, as findings;
 //! - [`recording`], [`explore`]: all of it together for one workload; [`finding`], [`minimise`],
 //!   [`report`]: the results;
@@ -35,6 +35,7 @@ pub mod journal_how;
 pub mod judge;
 pub mod minimise;
 pub mod model;
+pub mod moment;
 pub mod ops;
 pub mod panics;
 pub mod record;

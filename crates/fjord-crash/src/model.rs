@@ -65,6 +65,12 @@ impl<T: PartialEq + Clone> History<T> {
         self.promise_from(stamp, self.versions.len() - 1);
     }
 
+    /// The value after all changes that began up to `stamp`.
+    pub fn at(&self, stamp: u64) -> &T {
+        // The first version is there from the beginning.
+        &self.versions[self.versions.partition_point(|version| version.0 <= stamp).max(1) - 1].1
+    }
+
     /// What a cut at `cut` may leave, oldest first; never empty.
     pub fn admissible(&self, cut: u64) -> impl Iterator<Item = &T> + Clone {
         let due = self.promises.iter().filter(|promise| promise.0 < cut);

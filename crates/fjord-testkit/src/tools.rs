@@ -28,6 +28,9 @@ const fn tool(program: &'static str, package: &'static str, purpose: &'static st
     Tool { program, package, purpose }
 }
 
+/// A file of the package with LMDB's library.
+pub const LMDB: &str = "/usr/share/doc/liblmdb0/copyright";
+
 /// Every program used by some test.
 pub const TOOLS: &[Tool] = &[
     tool("mke2fs", "e2fsprogs", "makes the images of the feature sets"),
@@ -66,12 +69,14 @@ pub const TOOLS: &[Tool] = &[
     tool("setpriv", "util-linux", "runs programs as another user"),
     tool("filefrag", "e2fsprogs", "asks where blocks of files are"),
     tool("cc", "gcc", "compiles programs that use fjord.h"),
-    tool("python3", "python3", "runs the Python example"),
+    tool("python3", "python3", "runs the Python example, and databases"),
     tool("xfs_io", "xfsprogs", "direct, mapped and copied writes, fallocate"),
     tool("mkfs.xfs", "xfsprogs", "makes a file system that shares blocks"),
     tool("fsfreeze", "util-linux", "stops a disk that is written to"),
     tool("fio", "fio", "writes with verification"),
     tool("sqlite3", "sqlite3", "database workloads"),
+    tool(LMDB, "liblmdb0", "a database that syncs nothing"),
+    tool("ldb", "rocksdb-tools", "a database that syncs nothing, and its check"),
     tool("git", "git", "clone and fsck through the mount"),
     tool("time", "time", "tells how much memory a program had"),
     tool("sync", "coreutils", "writes a disk's data before a measurement"),

@@ -1,5 +1,6 @@
 //! Programs that rely on fsync, on a file system that dies under them: SQLite in all its modes
-//! ([`sqlite`]) and the ways in which programs make files and names durable ([`patterns`]).
+//! ([`sqlite`]) and the ways in which programs make files and names durable ([`patterns`]); and databases that sync
+//! nothing ([`unsynced`]), where a crash keeps the order of all writes.
 //!
 //! Owns the rounds: mount with fjord, run some of the jobs at once, `kill -9` the daemon at a
 //! random moment, recover copies of the image, let each job verify its files, continue with the
@@ -14,6 +15,7 @@
 
 pub mod patterns;
 pub mod sqlite;
+pub mod unsynced;
 
 use std::{
     path::{Path, PathBuf},
@@ -108,6 +110,15 @@ pub fn jobs(seed: u64) -> Vec<Box<dyn Job>> {
     databases.chain(files).collect()
 }
 
+/// Databases that sync nothing, beside programs that do: a sync makes all that came before it durable.
+pub fn unsynced_jobs(seed: u64) -> Vec<Box<dyn Job>> {
+    let stores = unsynced::Store::all(seed).into_iter().map(|job| Box::new(job) as Box<dyn Job>);
+    let databases =
+        sqlite::Database::unsynced(seed).into_iter().map(|job| Box::new(job) as Box<dyn Job>);
+    let syncing = patterns::Pattern::all(seed).into_iter().take(2);
+    stores.chain(databases).chain(syncing.map(|job| Box::new(job) as Box<dyn Job>)).collect()
+}
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -125,6 +136,10 @@ pub struct Options {
     pub tune_args: Vec<String>,
     /// Whether Linux recovers what is killed: not what `fsync=ijournal` wrote.
     pub linux_recovers: bool,
+    /// Some rounds are with `--writeback-cache`, where the kernel holds data and gives it in an order of its own.
+    pub with_writeback_cache: bool,
+    /// The jobs for a seed.
+    pub jobs: fn(u64) -> Vec<Box<dyn Job>>,
     /// Only jobs whose names contain this.
     pub only: String,
     /// Count failed rounds, each followed by a new image, and go on.
@@ -238,7 +253,7 @@ impl<'a> Rig<'a> {
             let mut tune = Command::new(&options.program);
             tools::run(tune.arg("tune").args(&options.tune_args).arg(&img))?.ok()?;
         }
-        let mut jobs = jobs(seed);
+        let mut jobs = (options.jobs)(seed);
         jobs.retain(|job| job.name().contains(&options.only));
         ensure!(!jobs.is_empty(), "no job has {:?} in its name", options.only);
         let ran = vec![false; jobs.len()];
@@ -272,7 +287,7 @@ impl<'a> Rig<'a> {
     fn round(&mut self, rng: &mut Rng) -> Result<()> {
         let options = self.options;
         let mut args: Vec<&str> = options.mount_args.iter().map(String::as_str).collect();
-        if rng.percent(25) {
+        if rng.percent(25) && options.with_writeback_cache {
             args.push("--writeback-cache");
         }
         let mut mount = self.mount(&args)?;

@@ -27,6 +27,9 @@
 //!   header is durable before its pages; its fdatasync covers both, and nothing touches the
 //!   database before it has returned. So nothing less is asked of NORMAL here.
 //!
+//! With OFF nothing is synced, and the database stays sound only where a crash keeps the order of all writes; then
+//! nothing is promised but whole transactions up to one of them ([`Database::unsynced`]).
+//!
 //! `strace` of SQLite 3.40.1 shows the syncs of the table, fdatasync all of them, of directories
 //! too.
 //!
@@ -67,6 +70,8 @@ pub enum Promise {
     AllButNewest,
     /// Those before the last complete checkpoint.
     Checkpointed,
+    /// None.
+    Nothing,
 }
 
 /// A mode of SQLite and what it promises.
@@ -100,6 +105,13 @@ pub const MODES: [Mode; 12] = [
     mode("WAL", "EXTRA", Promise::All),
 ];
 
+/// Modes that sync nothing.
+const UNSYNCED: [Mode; 3] = [
+    mode("DELETE", "OFF", Promise::Nothing),
+    mode("PERSIST", "OFF", Promise::Nothing),
+    mode("WAL", "OFF", Promise::Nothing),
+];
+
 /// One row: transaction, part, text.
 type Row = (usize, usize, String);
 
@@ -123,6 +135,11 @@ impl Database {
     /// One for each mode.
     pub fn all(seed: u64) -> Vec<Database> {
         MODES.iter().map(|mode| Database::new(*mode, seed)).collect()
+    }
+
+    /// Those that sync nothing.
+    pub fn unsynced(seed: u64) -> Vec<Database> {
+        UNSYNCED.iter().map(|mode| Database::new(*mode, seed)).collect()
     }
 
     fn new(mode: Mode, seed: u64) -> Self {
@@ -155,7 +172,7 @@ impl Database {
         match self.mode.promise {
             Promise::All => self.acknowledged,
             Promise::AllButNewest => self.acknowledged.saturating_sub(1).max(self.settled),
-            Promise::Checkpointed => self.settled,
+            Promise::Checkpointed | Promise::Nothing => self.settled,
         }
     }
 
@@ -233,7 +250,9 @@ impl Database {
                 "a checkpoint of the only connection is not complete: {said}"
             );
             ensure!(!until.is_dying(), DOUBTFUL);
-            self.settled = transaction;
+            if self.mode.promise != Promise::Nothing {
+                self.settled = transaction;
+            }
         }
         Ok(())
     }
@@ -277,6 +296,7 @@ impl Database {
         ))?;
         session.expect(&journal.to_lowercase())?;
         session.expect(match synchronous {
+            "OFF" => "0",
             "NORMAL" => "1",
             "FULL" => "2",
             _ => "3",

@@ -193,7 +193,12 @@ fn keep_size(fs: &FsInner, inode: &Inode, state: &mut InodeState, end: u64) {
 }
 
 /// Zeroes the partly covered blocks at both ends of a range, in the page cache.
-fn zero_edges(fs: &FsInner, inode: &Arc<Inode>, state: &mut InodeState, span: Span) -> Result<()> {
+fn zero_edges(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    span: Span,
+) -> Result<()> {
     let block_size = u64::from(fs.geo.block_size);
     for lblk in [span.outer_start, span.outer_end.saturating_sub(1)] {
         if (span.inner_start..span.inner_end).contains(&lblk) {
@@ -212,7 +217,7 @@ fn zero_edges(fs: &FsInner, inode: &Arc<Inode>, state: &mut InodeState, span: Sp
             fs.dirty_inodes.add(inode);
         }
     }
-    Ok(())
+    writeback::journal_at_once(fs, inode, state)
 }
 
 fn punch(fs: &Arc<FsInner>, inode: &Arc<Inode>, span: Span) -> Result<()> {

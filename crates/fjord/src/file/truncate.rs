@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use crate::error::Result;
 use crate::file::read::load_page;
 use crate::file::write::zero_old_tail;
+use crate::file::writeback::WriteRun;
 use crate::file::{inline, writeback};
 use crate::fs::FsInner;
 use crate::fs::threads::Who;
@@ -50,6 +51,7 @@ pub(crate) fn set_size(fs: &Arc<FsInner>, inode: &Arc<Inode>, size: u64) -> Resu
             return shrink(fs, inode, &mut state, size);
         }
         zero_old_tail(fs, inode, &state, size)?;
+        writeback::journal_at_once(fs, inode, &mut state)?;
     }
     grow(fs, inode, &mut in_flight, size)
 }
@@ -138,7 +140,9 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     state.size = size;
     settle_size(fs, inode, state);
     stamp(fs, state);
-    remove_blocks(fs, inode, state, keep, u64::from(u32::MAX), true)
+    // With `data=journal` the zeros are in the transaction that changes the size.
+    let tail = writeback::take_for_journal(fs, inode, state)?;
+    remove_blocks_with(fs, inode, state, (keep, u64::from(u32::MAX)), true, tail)
 }
 
 /// Requests writeback of a file that was truncated to zero since its last close. Does not wait.
@@ -180,10 +184,25 @@ pub(crate) fn remove_blocks(
     to: u64,
     orphan: bool,
 ) -> Result<()> {
+    remove_blocks_with(fs, inode, state, (from, to), orphan, Vec::new())
+}
+
+/// As [`remove_blocks`], with pages that the first transaction has.
+fn remove_blocks_with(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    state: &mut InodeState,
+    (from, to): (u64, u64),
+    orphan: bool,
+    mut pages: Vec<WriteRun>,
+) -> Result<()> {
     let credits = map::credits_remove(fs) + disk::STORE_CREDITS + orphan::CREDITS;
     let was_orphan = state.orphan.is_some();
     loop {
-        let handle = fs.start(credits)?;
+        let handle = fs.start(credits + writeback::credits_for_journal(fs, &pages))?;
+        for run in pages.drain(..) {
+            writeback::journal_run(fs, &handle, inode, state, &run)?;
+        }
         let progress = map::remove(fs, &handle, inode, state, from, to)?;
         let done = progress == Progress::Done;
         if done && orphan && !was_orphan && state.orphan.is_some() {

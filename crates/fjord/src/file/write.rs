@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::attr::{FileKind, S_ISGID, S_ISUID, S_IXGRP, Timespec};
 use crate::error::Result;
 use crate::file::read::load_page;
-use crate::file::{background, inline};
+use crate::file::{background, inline, writeback};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState, attr, flags};
 use crate::map::{self, MapKind};
@@ -93,8 +93,9 @@ pub(crate) fn write(
     }
     let has_new_times = !options.from_cache && set_times(&mut state, fs.now());
     state.dirty |= grows || has_new_times;
-    drop(state);
     fs.dirty_inodes.add(inode);
+    writeback::journal_at_once(fs, inode, &mut state)?;
+    drop(state);
     fs.page_lru.reclaim();
     Ok(written)
 }

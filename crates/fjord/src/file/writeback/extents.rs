@@ -1,7 +1,7 @@
 //! The metadata of a writeback: extents of the written runs, and the size on disk.
 //!
-//! Owns the handles that record a batch, and those of `data=journal`, in which the pages themselves
-//! are logged. Invariant: the size on disk does not pass bytes whose writing no commit covers.
+//! Owns the handles that record a batch. Invariant: the size on disk does not pass bytes whose writing no commit
+//! covers.
 
 use std::sync::Arc;
 
@@ -12,22 +12,13 @@ use rustix::io::Errno;
 
 use super::Batch;
 use super::in_flight::wait_all;
-use super::runs::{Place, WriteRun, place, take_back};
+use super::runs::{Place, WriteRun, take_back};
 use crate::alloc::Run;
-use crate::cache::page::DirtyPage;
 use crate::error::Result;
 use crate::file::truncate::shown_size_before;
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState, disk};
 use crate::map;
-use crate::options::DataMode;
-
-/// Whether this file's data goes through the journal.
-pub(crate) fn journals_data(fs: &FsInner, state: &InodeState) -> bool {
-    state.is_file()
-        && fs.has_log()
-        && (fs.options.data == DataMode::Journal || disk::has_journal_data_flag(&state.disk))
-}
 
 /// Inserts the extents of a batch and moves the on-disk size on; `tickets` are attached
 /// to the transaction that does it, so that its commit covers all of the data. Where nothing
@@ -142,62 +133,5 @@ pub(in crate::file) fn insert_run(
             inode.pages.end_delalloc(run.lblk, run.len());
         }
     }
-    Ok(())
-}
-
-/// data=journal: puts the pages into the running transaction instead of writing them; with the
-/// last of them the file may show `shown_size` bytes.
-pub(super) fn journal_pages(
-    fs: &Arc<FsInner>,
-    inode: &Arc<Inode>,
-    state: &mut InodeState,
-    pages: Vec<DirtyPage>,
-    shown_size: u64,
-) -> Result<()> {
-    let runs = place(fs, inode, state, pages).map_err(|(error, lost)| {
-        for (lblk, len) in lost {
-            inode.pages.undo_writeback(lblk, len);
-        }
-        error
-    })?;
-    let limit = fs.journal().credits_max() / 4;
-    for (index, run) in runs.iter().enumerate() {
-        let mut done = 0;
-        while done < run.len() {
-            let part = (run.len() - done).min(limit.max(1));
-            let slice = run.part(done..done + part);
-            journal_run(fs, inode, state, &slice, shown_size).inspect_err(|error| {
-                if error.is(Errno::NOSPC) {
-                    let rest = run.part(done..run.len());
-                    take_back(fs, inode, &[rest]);
-                    take_back(fs, inode, &runs[index + 1..]);
-                }
-            })?;
-            done += part;
-        }
-    }
-    Ok(())
-}
-
-fn journal_run(
-    fs: &Arc<FsInner>,
-    inode: &Arc<Inode>,
-    state: &mut InodeState,
-    run: &WriteRun,
-    shown_size: u64,
-) -> Result<()> {
-    let credits = map::credits_insert(fs, 1) + disk::STORE_CREDITS + run.len();
-    let handle = fs.start(credits)?;
-    insert_run(fs, &handle, inode, state, run)?;
-    for (index, page) in run.bufs.iter().enumerate() {
-        let buffer = fs.meta.create_data(BlockNo(run.phys.0 + index as u64));
-        handle.get_create(&buffer)?.copy_from_slice(page);
-    }
-    let end = (u64::from(run.lblk) + u64::from(run.len())) * u64::from(fs.geo.block_size);
-    state.disk.size = state.disk.size.max(end.min(shown_size).min(state.size));
-    inode.touch_tid(handle.changes(), true);
-    disk::store(fs, &handle, inode, state)?;
-    handle.stop();
-    inode.pages.end_writeback(run.lblk, run.len());
     Ok(())
 }

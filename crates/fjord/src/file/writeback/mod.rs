@@ -1,7 +1,7 @@
 //! Writeback: dirty pages to the device, and their extents into the metadata.
 //!
 //! Owns the order of the two: [`runs`] has blocks for the data, [`extents`] the metadata, [`in_flight`]
-//! the writes that nobody has waited for, [`together`] requests with data of several inodes. In the background, blocks are picked in memory, data is written and
+//! the writes that nobody has waited for, [`journaled`] data that is logged, [`together`] requests with data of several inodes. In the background, blocks are picked in memory, data is written and
 //! awaited, and only then does a handle insert the extents, so that a periodic commit never waits
 //! for data of other files. An fsync cannot spare that wait: it inserts the extents at once and
 //! attaches the data's tickets to the transaction.
@@ -13,6 +13,7 @@
 
 mod extents;
 mod in_flight;
+mod journaled;
 mod runs;
 mod together;
 
@@ -32,14 +33,16 @@ use crate::file::truncate::{note_growth, settle_size, shown_size, shown_size_bef
 use crate::fs::FsInner;
 use crate::inode::{InFlight, Inode, InodeState, disk};
 
-use extents::{journal_pages, record};
+use extents::record;
 use in_flight::{reap, record_in_flight};
+use journaled::journal_pages;
 
 pub(super) use extents::insert_run;
-pub(crate) use extents::journals_data;
 pub(crate) use in_flight::{
     drain, drain_submitted, finish, leave_in_flight, submitted, wait_in_flight,
 };
+pub(crate) use journaled::journals_data;
+pub(super) use journaled::{credits_for_journal, journal_at_once, journal_run, take_for_journal};
 pub(super) use runs::{Place, WriteRun, place, take_back};
 pub(super) use together::submit_together;
 
