@@ -222,7 +222,6 @@ impl Device for Interrupted {
 /// interrupted, once, with an append of 3000 bytes to that file, begun by `append`. `sync` syncs; gives
 /// what a crash leaves of the file then, and whether it has appended blocks on the device.
 fn appended_during(
-    data: DataMode,
     size: usize,
     append: fn(Box<dyn FnOnce() + Send>),
     sync: fn(&Fs, &InodeRef),
@@ -232,7 +231,7 @@ fn appended_during(
     let inner = Arc::new(RecordingDevice::plain(base.image.clone(), DeviceKind::Volatile));
     let interruption = Arc::new(Interruption::default());
     let device = Interrupted { inner: inner.clone(), interruption: interruption.clone() };
-    let options = MountOptions { scheduler: Scheduler::Direct, data, ..MountOptions::default() };
+    let options = MountOptions { scheduler: Scheduler::Direct, ..MountOptions::default() };
     let fs = Fs::open_device(Arc::new(device), &quiet(&options)).expect("a file system");
     let root = fs.root().expect("a root");
     let file = root.create(b"a", 0o644, &Cred::root()).expect("a file");
@@ -290,22 +289,7 @@ fn a_size_does_not_pass_a_page_that_is_dirty_again() {
     // Three batches of a mebibyte are under way at once.
     let size = (3 << 20) - 100;
     let sync = |fs: &Fs, _: &InodeRef| fs.sync().expect("synced");
-    no_zeros(|| appended_during(DataMode::Ordered, size, |append| append(), sync));
-}
-
-/// The same where data goes through the journal. Nobody waits between two batches there: the append
-/// comes while the first one waits for room in the log, and gets the file when that is done.
-#[test]
-fn a_size_does_not_pass_a_page_that_is_dirty_again_in_the_journal() {
-    // All pages of the file are one batch.
-    let size = (2 << 20) - 100;
-    let sync = |_: &Fs, file: &InodeRef| file.fsync(false).expect("synced");
-    let append = |append: Box<dyn FnOnce() + Send>| {
-        std::thread::spawn(append);
-        // By then it waits for the lock, and is the next to get it.
-        std::thread::sleep(Duration::from_millis(50));
-    };
-    no_zeros(|| appended_during(DataMode::Journal, size, append, sync));
+    no_zeros(|| appended_during(size, |append| append(), sync));
 }
 
 /// Fast commits of a file that was inline in the last full commit, as its own or as what had a name

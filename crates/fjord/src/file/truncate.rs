@@ -141,7 +141,7 @@ fn shrink(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState, size: u
     settle_size(fs, inode, state);
     stamp(fs, state);
     // With `data=journal` the zeros are in the transaction that changes the size.
-    let tail = writeback::take_for_journal(fs, inode, state)?;
+    let tail = writeback::take_for_journal(fs, inode, state, size / block_size)?;
     remove_blocks_with(fs, inode, state, (keep, u64::from(u32::MAX)), true, tail)
 }
 

@@ -140,16 +140,17 @@ pub(in crate::file) fn credits_for_journal(fs: &FsInner, runs: &[WriteRun]) -> u
     for_map + runs.iter().map(WriteRun::len).sum::<u32>()
 }
 
-/// Takes what is dirty of a file whose data is logged in the call that changes it: for [`journal_run`].
+/// Takes a page, if it is dirty, of a file whose data is logged in the call that changes it: for [`journal_run`].
 pub(in crate::file) fn take_for_journal(
     fs: &FsInner,
     inode: &Inode,
     state: &mut InodeState,
+    lblk: u64,
 ) -> Result<Vec<WriteRun>> {
     if !journals_at_once(fs, state) {
         return Ok(Vec::new());
     }
-    let pages = inode.pages.take_dirty(0..u64::MAX, BATCH_PAGES);
+    let pages = inode.pages.take_dirty(lblk..lblk + 1, 1);
     place(fs, inode, state, pages).map_err(|(error, lost)| {
         lost.into_iter().for_each(|(lblk, len)| inode.pages.undo_writeback(lblk, len));
         error
