@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
     fjord_mount::{FjordMount, is_mounted},
     image::{self, KernelMount, Scratch},
+    programs, rng,
     tools::{self, Output},
 };
 use rustix::ioctl::{NoArg, Opcode, ioctl, opcode};
@@ -193,6 +194,36 @@ fn values_in(img: &Path, out: &Path) -> Result<[u8; 2]> {
         Ok(content[0])
     };
     Ok([value("even")?, value("odd")?])
+}
+
+/// LMDB, RocksDB and SQLite sync nothing; their files are as they were at one moment all the same.
+#[test]
+fn what_syncs_nothing_is_whole_after_a_power_cut() -> Result<()> {
+    let seed = rng::seed_from_env("unsynced programs cut", 1);
+    for (profile, seed) in [("ufs", seed), ("plain-ssd", seed + 1), ("supercap-ssd", seed + 2)] {
+        let scratch = Scratch::new("sim-unsynced")?;
+        let sim = Sim::new(scratch.join("sim"), &["--size", "128M", "--profile", profile])?;
+        fjord(&["mkfs"], &[&sim.disk()])?.ok()?;
+        let options = "data=journal,commit=1";
+        let mount = FjordMount::with_program(program(), &sim.disk(), &["-o", options])?;
+        let mut jobs = programs::unsynced_jobs(seed);
+        let images: Vec<PathBuf> = (0..4).map(|i| scratch.join(&format!("image{i}"))).collect();
+        let root = mount.path().to_owned();
+        programs::run_until_cut(&mut jobs, &root, Duration::from_millis(1500), || {
+            images.iter().zip(seed..).try_for_each(|(img, seed)| sim.cut(img, seed))
+        })?;
+        drop(mount);
+        for img in &images {
+            fjord(&["recover"], &[img])?.ok().context(profile)?;
+            image::e2fsck_clean(img).context(profile)?;
+            let linux = KernelMount::new(img, "rw,noinit_itable")?;
+            let found = programs::verify_all(&jobs, linux.path());
+            linux.unmount()?;
+            found.with_context(|| format!("{profile}, FJORD_SEED={seed}, {}", img.display()))?;
+        }
+        sim.unmount()?;
+    }
+    Ok(())
 }
 
 /// The kernel's ext4 on a loop device over the same file, direct I/O down to the model.

@@ -347,6 +347,27 @@ fn choose(count: usize, rng: &mut Rng) -> Vec<bool> {
     chosen
 }
 
+/// Runs all jobs for this long, then lets `cut` end the file system under them.
+///
+/// # Errors
+/// Of a job before the cut, and of the cut.
+pub fn run_until_cut(
+    jobs: &mut [Box<dyn Job>],
+    root: &Path,
+    live: Duration,
+    cut: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    run_for(jobs, &vec![true; jobs.len()], root, live, cut)
+}
+
+/// Compares what a cut has left with what all jobs were promised.
+///
+/// # Errors
+/// What is wrong, by job.
+pub fn verify_all(jobs: &[Box<dyn Job>], root: &Path) -> Result<()> {
+    verify(jobs, &vec![true; jobs.len()], root)
+}
+
 /// Runs the chosen jobs for this long, then lets `kill` end the file system under them.
 fn run_for(
     jobs: &mut [Box<dyn Job>],

@@ -194,7 +194,7 @@ impl Job for Store {
         let expected = self.contents(number);
         let differs = |key: &&String| found.get(*key) != expected.get(*key);
         if let Some(key) = found.keys().chain(expected.keys()).find(differs) {
-            bail!("after {number} transactions {key} is not as they left it");
+            bail!("after {number} transactions {key:?} is not as they left it");
         }
         if self.kind == "rocksdb" && self.dir(root).exists() {
             let mut ldb = tools::command("ldb")?;
