@@ -295,7 +295,7 @@ mod tests {
                     rmxattr /c user.x; chmod /c 640; chown /c 7; hold /c; fsync /; fdatasync /c; fbarrier /d; \
                     fdatabarrier /c; writeback /c; sync; grow 4096";
         let ops = parse(text).unwrap();
-        assert_eq!(ops.len(), 25);
+        assert_eq!(ops.len(), 26);
         assert_eq!(parse(&format(&ops)).unwrap(), ops);
     }
 
