@@ -12,8 +12,8 @@
 //! Owns no state: that is [`Barriers`]. Invariant: a round covers every barrier whose number was given out
 //! before it began.
 
+use fjord_block::Ticket;
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{Buf, Request, Ticket};
 use fjord_format::types::Tid;
 
 use crate::area::{Areas, BarrierWrite, Outstanding};
@@ -159,7 +159,7 @@ impl AreaWriter<'_> {
         let blocks = transaction.place(&order, self.format().block_size)?;
         let Some(found) = self.reserve(hint, len, tid) else { return Ok(None) };
         let bytes = blocks.iter().map(|block| block.len() as u64).sum();
-        let requests = self.barrier_requests(found.at, blocks)?;
+        let requests = self.requests(found.at, blocks, false)?;
         let write = match is_held && !planted(Bug::HeldBarrierSentAtOnce) {
             true => BarrierWrite::Held(requests),
             false => BarrierWrite::Sent(self.journal.inner.device.submit(requests)),
@@ -175,9 +175,5 @@ impl AreaWriter<'_> {
         self.areas.count(len);
         stats::add(&self.journal.inner.counters.barriers, 1);
         Ok(Some(SubmittedBarrier { number, wants_commit: found.is_half_full }))
-    }
-
-    fn barrier_requests(&self, at: u32, blocks: Vec<Buf>) -> Result<Vec<Request>> {
-        self.requests(at, blocks, false)
     }
 }

@@ -56,8 +56,7 @@ impl Journal {
         // The recovery's own transaction is then at least as new as all of them, so its commit
         // invalidates them. Barriers of this mount are of no transaction that has some already.
         let applied = pending.iter().map(|transaction| transaction.tid);
-        let after_dropped = newest_dropped;
-        for tid in applied.chain(after_dropped.map(Tid::next)) {
+        for tid in applied.chain(newest_dropped.map(Tid::next)) {
             if tid.newer_than(report.next_tid) {
                 report.next_tid = tid;
             }

@@ -421,8 +421,8 @@ impl InodeRef {
 
     /// Order without durability (`fbarrier`; with `datasync`, `fdatabarrier`): whatever is
     /// changed after the call, in this file or another, survives a power cut only together with
-    /// everything written to this file before the call. Cheap over the epoch scheduler, which
-    /// is not waited for; else as [`InodeRef::fsync`].
+    /// everything written to this file before the call. Under `ijournal`, and over the
+    /// epoch scheduler, the device is not waited for; else as [`InodeRef::fsync`].
     ///
     /// The epoch tells later whether that is durable: [`crate::Fs::is_durable`].
     ///

@@ -14,6 +14,7 @@
 //! power too; so what a program says counts only while [`Until::is_dying`] is false.
 
 pub mod patterns;
+mod session;
 pub mod sqlite;
 pub mod unsynced;
 

@@ -36,14 +36,11 @@
 //! Invariant: a transaction is its number and a seed; which rows the database holds after the
 //! first n transactions follows from them alone.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Stdio},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::session::Session;
 use super::{Counts, Job, Until};
 use crate::{
     rng::{Rng, mix, pattern_vec},
@@ -287,7 +284,8 @@ impl Database {
     fn start(&self, root: &Path) -> Result<Session> {
         let file = self.file(root);
         std::fs::create_dir_all(root.join(&self.name))?;
-        let mut session = Session::new(&file)?;
+        let sqlite3 = &mut tools::command("sqlite3")?;
+        let mut session = Session::new(sqlite3.args(["-batch", "-bail"]).arg(&file))?;
         let Mode { journal, synchronous, .. } = self.mode;
         // A small cache makes large transactions spill pages into the database before they commit.
         session.say(&format!(
@@ -375,69 +373,5 @@ impl Job for Database {
 
     fn counts(&self) -> Counts {
         self.counts
-    }
-}
-
-/// A running sqlite3, killed when dropped.
-#[derive(Debug)]
-struct Session {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Session {
-    fn new(file: &Path) -> Result<Self> {
-        let mut child = tools::command("sqlite3")?
-            .args(["-batch", "-bail"])
-            .arg(file)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let stdin = child.stdin.take().context("stdin is piped")?;
-        let stdout = BufReader::new(child.stdout.take().context("stdout is piped")?);
-        Ok(Session { child, stdin, stdout })
-    }
-
-    fn say(&mut self, sql: &str) -> Result<()> {
-        // A failing sqlite3 closes its input; what it says then tells more.
-        if self.stdin.write_all(sql.as_bytes()).is_err() {
-            return Err(self.failed());
-        }
-        Ok(())
-    }
-
-    /// The next line of its output.
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.stdout.read_line(&mut line)? == 0 {
-            return Err(self.failed());
-        }
-        Ok(line.trim_end().to_owned())
-    }
-
-    fn expect(&mut self, line: &str) -> Result<()> {
-        let said = self.line()?;
-        ensure!(said == line, "sqlite3 says {said:?}, expected {line:?}");
-        Ok(())
-    }
-
-    /// Why it ended.
-    fn failed(&mut self) -> anyhow::Error {
-        let _ = self.child.kill();
-        let status = self.child.wait();
-        let mut said = String::new();
-        if let Some(mut stderr) = self.child.stderr.take() {
-            let _ = stderr.read_to_string(&mut said);
-        }
-        anyhow::anyhow!("sqlite3 ended ({status:?}): {said}")
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -12,12 +12,12 @@
 //! the seeds of these alone.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::session::Session;
 use super::{Counts, Job, Until};
 use crate::rng::{Rng, mix, pattern_vec};
 use crate::tools;
@@ -126,7 +126,8 @@ impl Store {
             }
         }
         text.push_str(&format!("commit {transaction}\n"));
-        session.say(&text, &format!("acknowledged {transaction}"))?;
+        session.say(&text)?;
+        session.expect(&format!("acknowledged {transaction}"))?;
         if !until.is_dying() {
             self.acknowledged = transaction;
             self.counts.acknowledged += 1;
@@ -257,47 +258,5 @@ impl Job for Syncs {
 
     fn counts(&self) -> Counts {
         Counts::default()
-    }
-}
-
-/// The running program, killed when dropped.
-#[derive(Debug)]
-struct Session {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Session {
-    fn new(command: &mut Command) -> Result<Session> {
-        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = piped.spawn()?;
-        let stdin = child.stdin.take().context("stdin is piped")?;
-        let stdout = BufReader::new(child.stdout.take().context("stdout is piped")?);
-        Ok(Session { child, stdin, stdout })
-    }
-
-    /// Says something, and waits for this answer.
-    fn say(&mut self, text: &str, answer: &str) -> Result<()> {
-        let mut line = String::new();
-        // A program that fails closes its input; what it says then tells more.
-        let is_said = self.stdin.write_all(text.as_bytes()).is_ok();
-        if !is_said || self.stdout.read_line(&mut line)? == 0 {
-            let _ = self.child.kill();
-            let status = self.child.wait();
-            if let Some(mut stderr) = self.child.stderr.take() {
-                let _ = stderr.read_to_string(&mut line);
-            }
-            bail!("the store's program ended ({status:?}): {line}");
-        }
-        ensure!(line.trim_end() == answer, "the store says {line:?}, expected {answer:?}");
-        Ok(())
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -86,10 +86,7 @@ pub(crate) fn carry(
     let taken = inode.pages.take_dirty(0..u64::MAX, max);
     let pages: Vec<(u32, Buf)> = taken.iter().map(|page| (page.lblk, page.buf.clone())).collect();
     let (again, fresh) = split_deferred(fs, inode, in_flight, state, taken)?;
-    let runs = writeback::place(fs, inode, state, fresh).map_err(|(error, lost)| {
-        undo(inode, lost);
-        error
-    })?;
+    let runs = writeback::place(fs, inode, state, fresh)?;
     let changes = runs.iter().filter(|run| run.place != Place::Written).count() as u32;
     let credits = map::credits_insert(fs, changes) + disk::STORE_CREDITS;
     let handle = fs.start(credits).inspect_err(|_| {
@@ -117,12 +114,6 @@ pub(crate) fn carry(
         carried.push((place, buf));
     }
     Ok(carried)
-}
-
-fn undo(inode: &Inode, lost: Vec<(u32, u32)>) {
-    for (lblk, len) in lost {
-        inode.pages.undo_writeback(lblk, len);
-    }
 }
 
 /// The block that a page has in the map.

@@ -8,7 +8,7 @@
 //! in no write that does not wait for that barrier.
 //!
 //! "Order by prefix" of `fjord_journal::Journal::make_barriers_durable`; blocks in the log need nothing of
-//! this, since a commit waits by itself.
+//! this, since a commit has all that the barriers before it have.
 
 use std::sync::{Arc, OnceLock};
 

@@ -40,7 +40,7 @@ fn journals_at_once(fs: &FsInner, state: &InodeState) -> bool {
     fs.options.data == DataMode::Journal && journals_data(fs, state)
 }
 
-/// Blocks of file data that one handle takes at the most: an eighth of the log, or less if that is small.
+/// Blocks of file data that one handle takes at the most: a quarter of what a transaction may hold.
 fn blocks_per_handle(fs: &FsInner) -> u32 {
     (fs.journal().credits_max() / 4).max(1)
 }
@@ -86,12 +86,7 @@ pub(super) fn journal_pages(
     pages: Vec<DirtyPage>,
     shown_size: u64,
 ) -> Result<()> {
-    let runs = place(fs, inode, state, pages).map_err(|(error, lost)| {
-        for (lblk, len) in lost {
-            inode.pages.undo_writeback(lblk, len);
-        }
-        error
-    })?;
+    let runs = place(fs, inode, state, pages)?;
     let limit = blocks_per_handle(fs);
     let parts: Vec<WriteRun> = runs.into_iter().flat_map(|run| split(run, limit)).collect();
     let mut left = &parts[..];
@@ -151,10 +146,7 @@ pub(in crate::file) fn take_for_journal(
         return Ok(Vec::new());
     }
     let pages = inode.pages.take_dirty(lblk..lblk + 1, 1);
-    place(fs, inode, state, pages).map_err(|(error, lost)| {
-        lost.into_iter().for_each(|(lblk, len)| inode.pages.undo_writeback(lblk, len));
-        error
-    })
+    place(fs, inode, state, pages)
 }
 
 /// Logs a run in an open handle; the caller stores the inode. On `ENOSPC` nothing of it is logged, and it is dirty

@@ -284,15 +284,7 @@ fn submit(
     shown_size: u64,
     mode: Mode,
 ) -> Result<Batch> {
-    let runs = match place(fs, inode, state, pages) {
-        Ok(runs) => runs,
-        Err((error, lost)) => {
-            for (lblk, len) in lost {
-                inode.pages.undo_writeback(lblk, len);
-            }
-            return Err(error);
-        }
-    };
+    let runs = place(fs, inode, state, pages)?;
     for run in &runs {
         state.carried.written_in_place(run.phys, run.len());
     }

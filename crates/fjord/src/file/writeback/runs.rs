@@ -11,7 +11,7 @@ use fjord_format::BlockNo;
 
 use crate::alloc::{Goal, Run};
 use crate::cache::page::DirtyPage;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
 use crate::map::{self, MapKind};
@@ -62,16 +62,14 @@ impl WriteRun {
     }
 }
 
-/// First page and count of pages that are not written, for lack of a block.
-pub(in crate::file) type Lost = Vec<(u32, u32)>;
-
-/// Splits `pages` into runs that are contiguous in the file and on the device.
+/// Splits `pages` into runs that are contiguous in the file and on the device. On an error all of them are dirty
+/// again.
 pub(in crate::file) fn place(
     fs: &FsInner,
     inode: &Inode,
     state: &mut InodeState,
     pages: Vec<DirtyPage>,
-) -> Result<Vec<WriteRun>, (Error, Lost)> {
+) -> Result<Vec<WriteRun>> {
     let mut runs: Vec<WriteRun> = Vec::new();
     let mut rest: VecDeque<DirtyPage> = pages.into();
     while let Some(first) = rest.front() {
@@ -98,12 +96,9 @@ pub(in crate::file) fn place(
         let (run, place) = match roomy {
             Ok(found) => found,
             Err(error) => {
-                let mut lost: Lost = runs.iter().map(|r| (r.lblk, r.len())).collect();
-                lost.extend(rest.iter().map(|p| (p.lblk, 1)));
-                for run in &runs {
-                    give_up(fs, Run { start: run.phys, len: run.len() }, run.place);
-                }
-                return Err((error, lost));
+                take_back(fs, inode, &runs);
+                rest.iter().for_each(|page| inode.pages.undo_writeback(page.lblk, 1));
+                return Err(error);
             }
         };
         let bufs = rest.drain(..run.len as usize).map(|page| page.buf).collect();

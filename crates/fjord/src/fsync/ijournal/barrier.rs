@@ -8,8 +8,8 @@
 //! If it refers to data that was written to its place, and that no flush has covered, it is held back until the
 //! next round of barriers, which begins with a flush ([`Journal::make_barriers_durable`]).
 //!
-//! A crash that loses it loses everything that came behind: i-transactions, since recovery drops them; commits
-//! and data in place, since they wait for it.
+//! A crash that loses it loses everything that came behind: i-transactions, since recovery drops them, and data in
+//! place, since it waits for it. A commit has all that the barriers before it have.
 //!
 //! Needs an fsync where an i-transaction cannot describe the changes (see [`super`]), for data that is too large
 //! to carry, and if areas or the budget of recovery are full.
@@ -21,9 +21,8 @@
 
 use std::sync::Arc;
 
-use super::names::Chain;
-use super::{Ijournal, Prepared, Purpose, Stop, check_kind, cpu};
-use crate::file::{carry, writeback};
+use super::{Ijournal, Prepared, Purpose, Stop, begin, cpu};
+use crate::file::carry;
 use crate::fs::FsInner;
 use crate::fsync::Fallback;
 use crate::inode::Inode;
@@ -47,13 +46,7 @@ impl Ijournal {
         inode: &Arc<Inode>,
         datasync: bool,
     ) -> Result<u64, Stop> {
-        check_kind(fs, &inode.state.read())?;
-        if !fs.journal().has_areas() {
-            return Err(Fallback::NoLog.into());
-        }
-        let chain = Chain::collect(fs, inode)?;
-        let mut in_flight = inode.lock_writeback();
-        writeback::drain_submitted(fs, inode, &mut in_flight)?;
+        let (chain, mut in_flight) = begin(fs, inode)?;
         if inode.pages.dirty_count() > pages_max(fs) {
             return Err(Fallback::TooLarge.into());
         }

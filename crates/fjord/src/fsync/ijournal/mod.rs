@@ -51,6 +51,7 @@ mod snapshot;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fjord_block::lock::MutexGuard;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::Tid;
 use fjord_journal::{AreaWriter, Journal, Submitted, UnplacedITransaction};
@@ -174,13 +175,7 @@ impl Ijournal {
         inode: &Arc<Inode>,
         datasync: bool,
     ) -> Result<Outcome, Stop> {
-        check_kind(fs, &inode.state.read())?;
-        if !fs.journal().has_areas() {
-            return Err(Fallback::NoLog.into());
-        }
-        let chain = Chain::collect(fs, inode)?;
-        let mut in_flight = inode.lock_writeback();
-        writeback::drain_submitted(fs, inode, &mut in_flight)?;
+        let (chain, mut in_flight) = begin(fs, inode)?;
         if inode.pages.dirty_count() > pages_max(fs) {
             let range = 0..u64::MAX;
             writeback::write_locked(fs, inode, &mut in_flight, range, Mode::Fsync { datasync })?;
@@ -376,6 +371,22 @@ impl Ijournal {
         }
         Ok(())
     }
+}
+
+/// What an i-transaction of a file begins with: the names above it, and the right to write its data, of which nothing
+/// is on its way.
+fn begin<'a>(
+    fs: &Arc<FsInner>,
+    inode: &'a Arc<Inode>,
+) -> Result<(Chain, MutexGuard<'a, InFlight>), Stop> {
+    check_kind(fs, &inode.state.read())?;
+    if !fs.journal().has_areas() {
+        return Err(Fallback::NoLog.into());
+    }
+    let chain = Chain::collect(fs, inode)?;
+    let mut in_flight = inode.lock_writeback();
+    writeback::drain_submitted(fs, inode, &mut in_flight)?;
+    Ok((chain, in_flight))
 }
 
 impl Purpose {
