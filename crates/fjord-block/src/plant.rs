@@ -204,6 +204,8 @@ bugs! {
         LastBarrierNotNamed,
         /// Barriers: numbers count anew after a flush, within the same transaction.
         BarrierCountLost,
+        /// Barriers: those that are submitted together count each by itself.
+        OpenBarriersCountAlone,
         /// Barriers: they count as durable when they are written, without a flush.
         BarriersNotFlushed,
         /// Barriers: one that needs a flush of earlier data first does not wait for it.

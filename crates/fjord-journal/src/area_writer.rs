@@ -5,11 +5,11 @@
 
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Request, Ticket};
-use fjord_format::ijournal::{AreaFormat, Builder, ITransaction, Order};
+use fjord_format::ijournal::{AreaFormat, ITransaction, Order};
 use fjord_format::jbd2::{IjournalMark, Superblock};
 use fjord_format::types::Tid;
 
-use crate::area::{AreaStats, Areas, Mark, Marked, Reserved};
+use crate::area::{AreaStats, Areas, Mark, Marked, Reserved, UnplacedITransaction};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::log::Log;
@@ -29,6 +29,8 @@ pub struct AreaWrite {
     tickets: Vec<Ticket>,
     area: usize,
     start: u32,
+    /// Its blocks.
+    pub blocks: u32,
     /// More than half of the area is live: a commit should follow soon.
     pub wants_commit: bool,
     /// Barriers before it are perhaps not durable, so that it counts only after
@@ -43,33 +45,6 @@ pub struct AreaWriter<'a> {
     _marked: Marked<'a>,
     mark: Mark,
     format: AreaFormat,
-}
-
-/// An i-transaction that has no place yet: neither in an area nor among barriers.
-#[derive(Debug)]
-pub struct UnplacedITransaction {
-    /// Its header.
-    pub builder: Builder,
-    /// The blocks behind it.
-    pub payload: Vec<Buf>,
-}
-
-impl UnplacedITransaction {
-    /// Its blocks, header included.
-    pub fn total_blocks(&self) -> u32 {
-        self.builder.total_blocks()
-    }
-
-    /// Its blocks, of `block_size` bytes each, header first.
-    pub(crate) fn place(mut self, order: &Order, block_size: usize) -> Result<Vec<Buf>> {
-        // Where it lies in the journal is not known yet.
-        let header = self.builder.finish(order).map_err(JournalError::format(0))?;
-        let header = header.chunks(block_size);
-        let mut blocks = Vec::with_capacity(header.len() + self.payload.len());
-        blocks.extend(header.map(Buf::from_slice));
-        blocks.append(&mut self.payload);
-        Ok(blocks)
-    }
 }
 
 impl Journal {
@@ -207,44 +182,50 @@ impl AreaWriter<'_> {
         self.areas.next_sub_id()
     }
 
-    /// Submits an i-transaction that is live until `tid` has committed: to the area of CPU `hint`, or to
-    /// another with space. With `fua` it is durable when the wait returns, unless
-    /// [`AreaWrite::is_behind_barriers`].
+    /// Submits an i-transaction: to the area of CPU `hint`, or to another with space. With `fua` it is durable when
+    /// the wait returns, unless [`AreaWrite::is_behind_barriers`].
     pub fn submit(
         &self,
         hint: usize,
-        tid: Tid,
         transaction: UnplacedITransaction,
         fua: bool,
     ) -> Result<Submitted> {
         self.journal.check_running()?;
-        let Some((order, is_behind)) = self.order(tid) else { return Ok(Submitted::Full) };
-        let len = transaction.total_blocks();
-        let blocks = transaction.place(&order, self.format.block_size)?;
+        let Some((order, is_behind)) = self.order()? else { return Ok(Submitted::Full) };
+        let tid = transaction.tid;
+        let blocks = transaction.put_together(&self.format, &order)?;
+        // As many as an area has, at the most, or there is no space.
+        let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
         let Some(found) = self.reserve(hint, len, tid) else { return Ok(Submitted::Full) };
-        let Reserved { area, start, at, is_half_full: wants_commit } = found;
+        let Reserved { area, start, at, is_half_full: wants_commit, .. } = found;
         let fua = fua && !is_behind;
         let tickets = self.journal.inner.device.submit(self.requests(at, blocks, fua)?);
-        self.areas.count(len);
+        self.areas.count(1, len);
         Ok(Submitted::Written(AreaWrite {
             tickets,
             area,
             start,
+            blocks: len,
             wants_commit,
             is_behind_barriers: is_behind,
         }))
     }
 
     /// Place of an i-transaction among barriers, and whether some before it are perhaps not durable. `None`
-    /// if it cannot be told.
-    fn order(&self, tid: Tid) -> Option<(Order, bool)> {
+    /// if it cannot be told. Barriers that are open are submitted.
+    fn order(&self) -> Result<Option<(Order, bool)>> {
         if !self.mark.has_barriers {
-            return Some((Order::default(), false));
+            return Ok(Some((Order::default(), false)));
         }
         let is_committed = |tid| self.journal.is_committed(tid);
-        let order = self.areas.barriers.lock().order(tid, false, is_committed)?;
+        let mut state = self.areas.barriers.lock();
+        let sent = self.journal.submit_open(self.areas, &mut state)?;
+        let order = state.order(None, is_committed);
+        drop(state);
+        sent.iter().for_each(Ticket::start);
+        let Some(order) = order else { return Ok(None) };
         let is_behind = self.areas.barriers.durable() < self.areas.barriers.last();
-        Some((order, is_behind && !planted(Bug::FuaCoversBarriers)))
+        Ok(Some((order, is_behind && !planted(Bug::FuaCoversBarriers))))
     }
 
     /// Space for an i-transaction of `len` blocks that is live until `tid` has committed.

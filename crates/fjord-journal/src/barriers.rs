@@ -1,7 +1,8 @@
 //! Order without waiting: barriers are submitted, and become durable with what comes later.
 //!
 //! A barrier is an i-transaction like any other, but nobody waits for it. Recovery takes barriers up to the
-//! first that is missing, and drops i-transactions behind it (`area/barriers.rs` numbers them). Data in place
+//! first that is missing, and drops i-transactions behind it (`area/barriers.rs` numbers them). While the write of
+//! one is on its way the next ones gather, and go together (`area/open.rs`). Data in place
 //! that comes behind a barrier waits until that is durable: the engine calls
 //! [`Journal::make_barriers_durable`]. A commit waits for none: it has all that the barriers before it have, and
 //! a barrier that it has not got is younger than its changes.
@@ -9,15 +10,19 @@
 //! A barrier that refers to data which is written but not flushed is *held*: the next round flushes the data,
 //! then submits it.
 //!
-//! Owns no state: that is [`Barriers`]. Invariant: a round covers every barrier whose number was given out
-//! before it began.
+//! Owns no state: that is [`Barriers`]. Invariants: a round covers every barrier whose number was given out
+//! before it began; barriers reach the device in the order of their numbers, or together.
+//!
+//! [`Barriers`]: crate::area::Barriers
 
 use fjord_block::Ticket;
 use fjord_block::plant::{Bug, planted};
-use fjord_format::types::Tid;
 
-use crate::area::{Areas, BarrierWrite, Outstanding};
-use crate::area_writer::{AreaWriter, UnplacedITransaction};
+use crate::area::{
+    Areas, BarrierState, BarrierWrite, Joining, Numbered, OpenBarriers, Outstanding,
+    UnplacedITransaction,
+};
+use crate::area_writer::AreaWriter;
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::stats;
@@ -30,6 +35,8 @@ pub const BARRIER_BYTES_MAX: u64 = 8 << 20;
 pub struct SubmittedBarrier {
     /// Its number among all barriers of the mount, from 1.
     pub number: u64,
+    /// Blocks that it adds to the areas, at the most.
+    pub blocks: u32,
     /// More than half of the area is live: a commit should follow soon.
     pub wants_commit: bool,
 }
@@ -67,7 +74,12 @@ impl Journal {
             return Ok(false);
         }
         self.check_running()?;
-        let (last, outstanding) = areas.barriers.lock().take_all();
+        let (last, outstanding) = {
+            let mut state = areas.barriers.lock();
+            // They are waited for below.
+            self.submit_open(areas, &mut state)?;
+            state.take_all()
+        };
         self.write_out(areas, outstanding).inspect_err(|error| self.abort(error.clone()))?;
         areas.barriers.set_durable(last);
         stats::add(&self.inner.counters.barrier_rounds, 1);
@@ -100,9 +112,76 @@ impl Journal {
         self.inner.flush("making barriers durable")
     }
 
-    /// Lets go of the writes of barriers that have ended.
-    fn reap_barriers(&self, areas: &Areas) -> Result<()> {
-        let ended = areas.barriers.lock().take_ended();
+    /// Submits the barriers that have gathered, if there are any: a crash of this process loses them otherwise. For a
+    /// thread that comes by now and then.
+    ///
+    /// # Errors
+    /// The journal has stopped.
+    pub fn submit_barriers(&self) -> Result<()> {
+        let Some(areas) = &self.inner.areas else { return Ok(()) };
+        self.check_running()?;
+        let sent = self.submit_open(areas, &mut areas.barriers.lock())?;
+        sent.iter().for_each(Ticket::start);
+        Ok(())
+    }
+
+    /// Submits the barriers that have gathered; the caller starts the tickets. If their transaction has committed they
+    /// need no write.
+    pub(crate) fn submit_open(
+        &self,
+        areas: &Areas,
+        state: &mut BarrierState,
+    ) -> Result<Vec<Ticket>> {
+        let Some(open) = state.open.take() else { return Ok(Vec::new()) };
+        let (tid, place, count) = (open.tid, open.place, open.count());
+        if self.is_committed(tid) {
+            areas.written(place.area, place.start);
+            return Ok(Vec::new());
+        }
+        let is_committed = |tid| self.is_committed(tid);
+        let order = |number, last| {
+            let last = if planted(Bug::OpenBarriersCountAlone) { number } else { last };
+            state.order(Some(Numbered { tid, number, last }), is_committed)
+        };
+        let blocks = open.put_together(order).and_then(|blocks| {
+            // There was room when the first was called, and what has committed since needs none.
+            let blocks = blocks
+                .ok_or_else(|| JournalError::Usage("barriers of too many transactions".into()))?;
+            let bytes = blocks.iter().map(|block| block.len() as u64).sum();
+            areas.count(count, u32::try_from(blocks.len()).unwrap_or(u32::MAX));
+            Ok((self.inner.log_or_usage()?.contiguous_requests(place.at, blocks, false)?, bytes))
+        });
+        // Their numbers are given out: without them nothing behind them would count.
+        let (requests, bytes) = blocks.inspect_err(|error| self.abort(error.clone()))?;
+        let tickets = self.inner.device.submit(requests);
+        let write = BarrierWrite::Sent(tickets.clone());
+        state.add(Outstanding::new(write, place.area, place.start, bytes));
+        Ok(tickets)
+    }
+
+    /// Lets go of the writes of barriers that have ended, and waits until those in flight keep to their bound.
+    fn make_room_for_barrier(&self, areas: &Areas) -> Result<()> {
+        loop {
+            let (ended, full) = {
+                let mut state = areas.barriers.lock();
+                (
+                    state.take_ended(),
+                    (state.bytes() > BARRIER_BYTES_MAX).then(|| state.oldest_sent()),
+                )
+            };
+            self.end_barriers(areas, ended)?;
+            match full {
+                None => return Ok(()),
+                // The result is looked at when it is taken out of the list.
+                Some(Some(tickets)) => drop(Ticket::wait_all(&tickets)),
+                Some(None) => drop(self.make_barriers_durable()?),
+            }
+            stats::add(&self.inner.counters.barrier_waits, 1);
+        }
+    }
+
+    /// Tells the areas of writes that have ended.
+    fn end_barriers(&self, areas: &Areas, ended: Vec<Outstanding>) -> Result<()> {
         let mut result = Ok(());
         for barrier in ended {
             if let BarrierWrite::Sent(tickets) = &barrier.write {
@@ -115,65 +194,110 @@ impl Journal {
             self.abort(error.clone());
         })
     }
-
-    /// Waits until barriers in flight keep to their bound.
-    fn make_room_for_barrier(&self, areas: &Areas) -> Result<()> {
-        self.reap_barriers(areas)?;
-        while areas.barriers.lock().bytes() > BARRIER_BYTES_MAX {
-            stats::add(&self.inner.counters.barrier_waits, 1);
-            let oldest = areas.barriers.lock().oldest_sent();
-            match oldest {
-                Some(tickets) => {
-                    // The result is looked at below.
-                    let _ = Ticket::wait_all(&tickets);
-                    self.reap_barriers(areas)?;
-                }
-                None => drop(self.make_barriers_durable()?),
-            }
-        }
-        Ok(())
-    }
 }
 
 impl AreaWriter<'_> {
-    /// Submits a barrier that is live until `tid` has committed, and waits for nothing but the bound on what
-    /// is in flight. With `is_held` a flush of the data that it refers to comes before it. `None` if no
-    /// area has space for it, or barriers of several transactions are not durable: then a commit has to follow.
+    /// Gives a barrier its place, and submits it unless the write of another is on its way: then it goes with the next one,
+    /// or [`Journal::submit_barriers`]. Waits for nothing but the bound on what is in flight. With `is_held` a flush
+    /// of the data that it refers to comes before it. `None` if no area has space for it, or barriers of several
+    /// transactions are not durable: then a commit has to follow.
     ///
     /// # Errors
     /// Of earlier barriers; the journal stops.
     pub fn submit_barrier(
         &self,
         hint: usize,
-        tid: Tid,
         transaction: UnplacedITransaction,
         is_held: bool,
     ) -> Result<Option<SubmittedBarrier>> {
         self.journal.check_running()?;
         self.journal.make_room_for_barrier(self.areas)?;
-        let len = transaction.total_blocks();
-        let barriers = &self.areas.barriers;
-        let mut state = barriers.lock();
-        let is_committed = |tid| self.journal.is_committed(tid);
-        let Some(order) = state.order(tid, true, is_committed) else { return Ok(None) };
-        let blocks = transaction.place(&order, self.format().block_size)?;
-        let Some(found) = self.reserve(hint, len, tid) else { return Ok(None) };
-        let bytes = blocks.iter().map(|block| block.len() as u64).sum();
-        let requests = self.requests(found.at, blocks, false)?;
-        let write = match is_held && !planted(Bug::HeldBarrierSentAtOnce) {
-            true => BarrierWrite::Held(requests),
-            false => BarrierWrite::Sent(self.journal.inner.device.submit(requests)),
+        let Some(blocks) = transaction.blocks_max(self.format()) else { return Ok(None) };
+        let is_held = is_held && !planted(Bug::HeldBarrierSentAtOnce);
+        let (mut sent, mut also_sent) = (Vec::new(), Vec::new());
+        let mut state = self.areas.barriers.lock();
+        let room = if is_held { None } else { self.room_to_join(&mut state, &transaction, blocks) };
+        let barrier = match room {
+            Some(room) => Some(join(&mut state, room, transaction)),
+            None => {
+                sent = self.journal.submit_open(self.areas, &mut state)?;
+                self.begin(&mut state, hint, transaction, blocks, is_held)?
+            }
         };
-        let sent = match &write {
-            BarrierWrite::Sent(tickets) => tickets.clone(),
-            BarrierWrite::Held(_) => Vec::new(),
-        };
-        let barrier = Outstanding::new(write, found.area, found.start, bytes);
-        let number = barriers.add(&mut state, tid, barrier);
+        let barrier = barrier.map(|barrier| SubmittedBarrier {
+            number: self.areas.barriers.count(&mut state),
+            ..barrier
+        });
+        if !state.has_sent() {
+            also_sent = self.journal.submit_open(self.areas, &mut state)?;
+        }
         drop(state);
-        sent.iter().for_each(Ticket::start);
-        self.areas.count(len);
-        stats::add(&self.journal.inner.counters.barriers, 1);
-        Ok(Some(SubmittedBarrier { number, wants_commit: found.is_half_full }))
+        sent.iter().chain(&also_sent).for_each(Ticket::start);
+        stats::add(&self.journal.inner.counters.barriers, usize::from(barrier.is_some()));
+        Ok(barrier)
     }
+
+    /// Reserves what a barrier needs to go with those that are open. `None` if it cannot.
+    fn room_to_join(
+        &self,
+        state: &mut BarrierState,
+        transaction: &UnplacedITransaction,
+        blocks: u32,
+    ) -> Option<Room> {
+        let open = state.open.as_ref()?;
+        let (joining, place) = (open.joining(transaction, blocks)?, open.place);
+        let number = state.next_number(transaction.tid, |tid| self.journal.is_committed(tid))?;
+        let is_half_full = self.areas.extend(&place, joining.more)?;
+        Some(Room { joining, number, is_half_full })
+    }
+
+    /// Opens barriers with this one, or holds it. `None` if there is no space.
+    fn begin(
+        &self,
+        state: &mut BarrierState,
+        hint: usize,
+        transaction: UnplacedITransaction,
+        blocks: u32,
+        is_held: bool,
+    ) -> Result<Option<SubmittedBarrier>> {
+        let (format, tid) = (*self.format(), transaction.tid);
+        let is_committed = |tid| self.journal.is_committed(tid);
+        let Some(number) = state.next_number(tid, is_committed) else { return Ok(None) };
+        let Some(place) = self.reserve(hint, blocks, tid) else { return Ok(None) };
+        if is_held {
+            let own = Numbered { tid, number, last: number };
+            let Some(order) = state.order(Some(own), is_committed) else { return Ok(None) };
+            let blocks = transaction.put_together(&format, &order)?;
+            let bytes = blocks.iter().map(|block| block.len() as u64).sum();
+            self.areas.count(1, place.len);
+            let write = BarrierWrite::Held(self.requests(place.at, blocks, false)?);
+            state.add(Outstanding::new(write, place.area, place.start, bytes));
+        } else {
+            state.open = Some(OpenBarriers::new(format, place, number, transaction));
+        }
+        state.take_number(tid);
+        Ok(Some(SubmittedBarrier { number: 0, blocks, wants_commit: place.is_half_full }))
+    }
+}
+
+/// What a barrier needs to go with those that are open; reserved.
+struct Room {
+    joining: Joining,
+    number: u32,
+    is_half_full: bool,
+}
+
+fn join(
+    state: &mut BarrierState,
+    room: Room,
+    transaction: UnplacedITransaction,
+) -> SubmittedBarrier {
+    let Room { joining, number, is_half_full } = room;
+    let tid = transaction.tid;
+    if let Some(open) = &mut state.open
+        && open.join(joining, number, transaction)
+    {
+        state.take_number(tid);
+    }
+    SubmittedBarrier { number: 0, blocks: joining.more, wants_commit: is_half_full }
 }

@@ -72,8 +72,8 @@ mod waiters;
 mod wanted_parts;
 
 pub use admission::room_waits_of_this_thread;
-pub use area::{AreaStats, write_table};
-pub use area_writer::{AreaWrite, AreaWriter, Submitted, UnplacedITransaction};
+pub use area::{AreaStats, UnplacedITransaction, write_table};
+pub use area_writer::{AreaWrite, AreaWriter, Submitted};
 pub use barriers::{BARRIER_BYTES_MAX, SubmittedBarrier};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use error::{JournalError, Result};

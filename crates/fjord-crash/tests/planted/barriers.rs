@@ -33,8 +33,21 @@ fn last_barrier_not_named() {
 /// The numbers after the fsync are those before it.
 #[test]
 fn barrier_count_lost() {
-    let ops = format!("{TWO}; append /b 100; fsync /b; write /a 0 100; fdatabarrier /a; {TWO}");
+    let ops = format!(
+        "{TWO}; append /b 100; fsync /b; write /b 200 100; fdatabarrier /b; write /a 200 100; fdatabarrier /a; \
+         append /a 10; fsync /a"
+    );
     barriers(Bug::BarrierCountLost).ops(&ops).shows_as(&[Kind::OrderBroken]);
+}
+
+/// The first is on its way while three gather; the state of `/a` among them is newer than the barrier of `/b`.
+#[test]
+fn open_barriers_count_alone() {
+    let ops = "write /b 0 100; fdatabarrier /b; write /a 0 100; fdatabarrier /a; write /b 100 100; \
+               fdatabarrier /b; write /a 100 100; fdatabarrier /a; fsync /b";
+    // A torn write shows it.
+    let plant = barriers(Bug::OpenBarriersCountAlone).with(|config| config.budget.torn_max = 40);
+    plant.ops(ops).shows_as(&[Kind::OrderBroken]);
 }
 
 #[test]

@@ -26,6 +26,7 @@
 mod build;
 mod decode;
 mod order;
+mod size;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ mod tests;
 pub use build::{Builder, Place};
 pub use decode::{DataBlock, Entry, ExtentBlock, Header, ITransaction, InodeImage, Superseded};
 pub use order::{Order, behind_gaps};
+pub use size::Size;
 pub use table::{AREA_BLOCKS_MIN, AREA_COUNT_MAX, AreaTable};
 
 use crate::checksum;

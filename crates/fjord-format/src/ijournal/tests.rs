@@ -100,6 +100,10 @@ fn long_headers_take_several_blocks() {
         builder.inode(InodeNo(ino), &[1; 256]).unwrap();
     }
     assert!(matches!(builder.finish(&Order::default()), Err(FormatError::NoRoom { .. })));
+    let size = Size::new(&FORMAT).inode(256);
+    assert_eq!(size.total_blocks(), Some(1));
+    assert_eq!((0..300).fold(size, |size, _| size.inode(256)).total_blocks(), None);
+    assert_eq!(size.inode(1 << 16).total_blocks(), None);
 }
 
 #[test]
@@ -159,6 +163,38 @@ fn the_table() {
 }
 
 proptest! {
+    /// However the records come, and whatever fits into the header.
+    #[test]
+    fn no_more_blocks_than_counted(
+        inodes in 0usize..6,
+        names in proptest::collection::vec(1usize..256, 0..6),
+        data in proptest::collection::vec((0usize..1025, any::<bool>()), 0..80),
+    ) {
+        let mut builder = Builder::new(&FORMAT, Tid(1), 1, InodeNo(12));
+        let mut size = Size::new(&FORMAT);
+        for _ in 0..inodes {
+            builder.inode(InodeNo(12), &[1; 250]).unwrap();
+            size = size.inode(250);
+        }
+        for &len in &names {
+            builder.entry(InodeNo(2), InodeNo(12), 1, &vec![b'n'; len]).unwrap();
+            size = size.entry(len);
+        }
+        for (at, &(used, is_node)) in data.iter().enumerate() {
+            let mut block = vec![0; 1024];
+            block[..used.min(1024)].fill(9);
+            match is_node {
+                true => builder.extent_block(BlockNo(at as u64), &block).unwrap(),
+                false => builder.data(BlockNo(at as u64), &block).unwrap(),
+            };
+            size = size.blocks(1);
+        }
+        builder.superseded(BlockNo(3), 4).unwrap();
+        let total_blocks = builder.total_blocks();
+        prop_assert!(total_blocks <= size.superseded(1).total_blocks().unwrap());
+        prop_assert!(builder.check().is_ok());
+    }
+
     /// Records that pass the checksum but were never built: nothing panics, and nothing grows
     /// beyond what was given.
     #[test]

@@ -17,8 +17,10 @@
 //! [`Journal::close`]: crate::Journal::close
 
 mod barriers;
+mod open;
 mod ring;
 mod scan;
+mod unplaced;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +35,10 @@ use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
 use ring::Ring;
 
-pub(crate) use barriers::{BarrierWrite, Barriers, Outstanding};
+pub(crate) use barriers::{BarrierState, BarrierWrite, Barriers, Numbered, Outstanding};
+pub(crate) use open::{Joining, OpenBarriers};
 pub(crate) use scan::{Found, read_table, scan};
+pub use unplaced::UnplacedITransaction;
 
 /// The mark on disk, as far as writers of i-transactions need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,8 @@ pub(crate) struct Mark {
 /// The mark, which cannot be cleared meanwhile.
 pub(crate) type Marked<'a> = RwLockReadGuard<'a, Option<Mark>>;
 
-/// Space for an i-transaction.
+/// Space for an i-transaction, or for several.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserved {
     /// Its area.
     pub(crate) area: usize,
@@ -55,6 +60,8 @@ pub(crate) struct Reserved {
     pub(crate) start: u32,
     /// Its first block in the journal.
     pub(crate) at: u32,
+    /// Blocks.
+    pub(crate) len: u32,
     /// More than half of the area is live.
     pub(crate) is_half_full: bool,
 }
@@ -198,15 +205,22 @@ impl Areas {
             let is_half_full = ring.live_blocks() > self.table.area_blocks / 2;
             drop(ring);
             let at = self.journal_block(area, start);
-            return Some(Reserved { area, start, at, is_half_full });
+            return Some(Reserved { area, start, at, len, is_half_full });
         }
         self.counters.full.fetch_add(1, Ordering::Relaxed);
         None
     }
 
-    /// Counts an i-transaction of `len` blocks that has been submitted.
-    pub(crate) fn count(&self, len: u32) {
-        self.counters.transactions.fetch_add(1, Ordering::Relaxed);
+    /// Adds `more` blocks to the end of what was reserved last in an area. Returns whether more than half of the
+    /// area is live then; `None` if something else follows, or the area ends.
+    pub(crate) fn extend(&self, place: &Reserved, more: u32) -> Option<bool> {
+        let mut ring = self.areas.get(place.area)?.lock();
+        ring.extend(place.start, more).then(|| ring.live_blocks() > self.table.area_blocks / 2)
+    }
+
+    /// Counts i-transactions of `len` blocks together that are submitted.
+    pub(crate) fn count(&self, transactions: u64, len: u32) {
+        self.counters.transactions.fetch_add(transactions, Ordering::Relaxed);
         self.counters.blocks.fetch_add(u64::from(len), Ordering::Relaxed);
     }
 

@@ -70,6 +70,27 @@ impl Ring {
         (len <= oldest.start - self.head).then_some(self.head)
     }
 
+    /// Makes the piece at `start` longer. Fails if it is not the newest one, or there are no blocks behind it.
+    pub(super) fn extend(&mut self, start: u32, more: u32) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let end = match self.live.front() {
+            Some(oldest) if oldest.start > start => oldest.start,
+            _ => self.blocks,
+        };
+        let Some(newest) = self.live.back_mut().filter(|piece| piece.start == start) else {
+            return false;
+        };
+        if more > end - (newest.start + newest.len) {
+            return false;
+        }
+        newest.len += more;
+        self.head += more;
+        self.live_blocks += more;
+        true
+    }
+
     /// The write of the piece at `start` has ended.
     pub(super) fn written(&mut self, start: u32) {
         if let Some(piece) = self.live.iter_mut().rfind(|piece| piece.start == start) {
@@ -109,6 +130,26 @@ mod tests {
         assert_eq!(ring.reserve(6, Tid(4), |tid| tid == Tid(0)), None);
         assert_eq!(ring.reserve(5, Tid(4), none), Some(0));
         assert_eq!(ring.reserve(21, Tid(4), |_| true), None);
+    }
+
+    #[test]
+    fn the_newest_piece_grows() {
+        let mut ring = Ring::new(20);
+        assert_eq!(
+            [ring.reserve(5, Tid(0), none), ring.reserve(5, Tid(1), none)],
+            [Some(0), Some(5)]
+        );
+        assert!(!ring.extend(0, 1), "another follows");
+        assert!(ring.extend(5, 3));
+        assert_eq!(ring.live_blocks(), 13);
+        assert_eq!(ring.reserve(5, Tid(2), none), Some(13));
+        assert!(!ring.extend(13, 3), "the area ends");
+        assert!(ring.extend(13, 2));
+        ring.written(0);
+        assert_eq!(ring.reserve(3, Tid(3), |tid| tid == Tid(0)), Some(0));
+        assert!(!ring.extend(0, 3), "the oldest follows");
+        assert!(ring.extend(0, 2));
+        assert_eq!(ring.live_blocks(), 20);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use fjord_block::{Buf, IoOp};
-use fjord_format::ijournal::{AreaTable, Builder, Place};
+use fjord_format::ijournal::{AreaTable, InodeImage};
 use fjord_format::jbd2::{ChecksumVersion, Incompat, Superblock};
 use fjord_format::types::{BlockNo, InodeNo, Tid};
 use fjord_journal::{
@@ -18,7 +18,7 @@ use crate::rig::{JOURNAL_START, Recorder, Rig, Survival, crash, set_value};
 const BLOCK_SIZE: usize = 1024;
 const AREA_BLOCKS: u32 = 16;
 
-fn rig() -> Rig {
+pub(crate) fn rig() -> Rig {
     let mut rig = Rig::new(BLOCK_SIZE, ChecksumVersion::V3, true, 200);
     rig.grow_behind_the_log();
     let device: Arc<dyn fjord_block::Device> = rig.device.clone();
@@ -34,7 +34,7 @@ fn superblock(image: &[u8]) -> Superblock {
 }
 
 /// Changes a block in the running transaction.
-fn change(rig: &Rig, journal: &Journal, block: u64, value: u64) -> Tid {
+pub(crate) fn change(rig: &Rig, journal: &Journal, block: u64, value: u64) -> Tid {
     let buffer = journal.live_buffer(BlockNo(block)).unwrap_or_else(|| rig.buffer(block));
     let handle = journal.start(1).unwrap();
     set_value(&mut handle.get_write(&buffer).unwrap(), value);
@@ -46,7 +46,7 @@ fn change(rig: &Rig, journal: &Journal, block: u64, value: u64) -> Tid {
 fn fsync(journal: &Journal, hint: usize, tid: Tid, value: u8) -> Option<u64> {
     let writer = journal.area_writer().unwrap().unwrap();
     let (sub_id, transaction) = i_transaction(&writer, tid, value);
-    match writer.submit(hint, tid, transaction, true).unwrap() {
+    match writer.submit(hint, transaction, true).unwrap() {
         Submitted::Written(write) => {
             let is_behind = write.is_behind_barriers;
             writer.wait(write).unwrap();
@@ -59,12 +59,27 @@ fn fsync(journal: &Journal, hint: usize, tid: Tid, value: u8) -> Option<u64> {
 
 /// An i-transaction with one payload block, and its sub-transaction ID.
 fn i_transaction(writer: &AreaWriter<'_>, tid: Tid, value: u8) -> (u64, UnplacedITransaction) {
+    i_transaction_of(writer, InodeNo(20), tid, value)
+}
+
+pub(crate) fn i_transaction_of(
+    writer: &AreaWriter<'_>,
+    ino: InodeNo,
+    tid: Tid,
+    value: u8,
+) -> (u64, UnplacedITransaction) {
     let sub_id = writer.next_sub_id();
-    let mut builder = Builder::new(writer.format(), tid, sub_id, InodeNo(20));
-    builder.inode(InodeNo(20), &[value; 600]).unwrap();
-    let data = [value.max(1); BLOCK_SIZE];
-    assert_eq!(builder.data(BlockNo(7), &data).unwrap(), Place::Payload { escaped: false });
-    (sub_id, UnplacedITransaction { builder, payload: vec![Buf::from_slice(&data)] })
+    let transaction = UnplacedITransaction {
+        tid,
+        sub_id,
+        ino,
+        inodes: vec![InodeImage { ino, bytes: vec![value; 600] }],
+        entries: Vec::new(),
+        superseded: Vec::new(),
+        extent_blocks: Vec::new(),
+        data: [(BlockNo(7), Buf::from_slice(&[value.max(1); BLOCK_SIZE]))].into(),
+    };
+    (sub_id, transaction)
 }
 
 /// As [`fsync`], a barrier; its number too.
@@ -77,11 +92,11 @@ fn barrier(
 ) -> Option<(u64, u64)> {
     let writer = journal.barrier_writer().unwrap().unwrap();
     let (sub_id, transaction) = i_transaction(&writer, tid, value);
-    let submitted = writer.submit_barrier(hint, tid, transaction, is_held).unwrap();
+    let submitted = writer.submit_barrier(hint, transaction, is_held).unwrap();
     submitted.map(|submitted| (sub_id, submitted.number))
 }
 
-fn sub_ids(journal: &Journal) -> Vec<u64> {
+pub(crate) fn sub_ids(journal: &Journal) -> Vec<u64> {
     journal.take_pending().iter().map(|transaction| transaction.sub_id).collect()
 }
 
@@ -208,7 +223,7 @@ fn a_failed_barrier_stops_the_journal() {
     let writer = journal.barrier_writer().unwrap().unwrap();
     let (_, transaction) = i_transaction(&writer, tid, 3);
     // The call may meet the failure of its own write, or leave it to the next one.
-    let _ = writer.submit_barrier(0, tid, transaction, false);
+    let _ = writer.submit_barrier(0, transaction, false);
     drop(writer);
     assert!(journal.make_barriers_durable().is_err());
     assert!(journal.make_barriers_durable().is_err(), "also later");

@@ -11,6 +11,7 @@ mod freed;
 mod history;
 mod log_start;
 mod modules;
+mod open_barriers;
 mod parts;
 mod parts_crash;
 mod requests;

@@ -176,6 +176,9 @@ fn commit_old(fs: &Arc<FsInner>) {
         return;
     }
     let journal = fs.journal();
+    if let Err(error) = journal.submit_barriers() {
+        fs.note_write_error(&error.into());
+    }
     let wanted = fs.threads.wants_commit.swap(false, Ordering::AcqRel);
     let is_old = |age| wanted || age >= fs.options.commit_interval;
     let is_due = journal.running_age().is_some_and(is_old);

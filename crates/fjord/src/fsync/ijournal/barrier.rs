@@ -3,7 +3,8 @@
 //! Steps, in the calling thread:
 //!
 //! 1. as for an fsync, but all dirty data is carried, so that nothing has to be written to its place;
-//! 2. the i-transaction is submitted, with the next number among barriers. There is no flush, and no wait.
+//! 2. the i-transaction gets the next number among barriers, and is submitted, at once or with the next ones
+//!    ([`AreaWriter::submit_barrier`]). There is no flush, and no wait.
 //!
 //! If it refers to data that was written to its place, and that no flush has covered, it is held back until the
 //! next round of barriers, which begins with a flush ([`Journal::make_barriers_durable`]).
@@ -17,6 +18,7 @@
 //! "Barrier-Enabled IO Stack for Flash Storage" (FAST '18), section 4, has the promise; the way is fjord's own
 //! (`docs/decisions/`).
 //!
+//! [`AreaWriter::submit_barrier`]: fjord_journal::AreaWriter::submit_barrier
 //! [`Journal::make_barriers_durable`]: fjord_journal::Journal::make_barriers_durable
 
 use std::sync::Arc;
@@ -76,14 +78,13 @@ fn submit(
     prepared: Prepared<'_>,
     in_place: Option<u64>,
 ) -> Result<u64, Stop> {
-    let Prepared { writer, tid, transaction, data_bytes, superseded, flush_before, .. } = prepared;
+    let Prepared { writer, transaction, data_bytes, superseded, flush_before, .. } = prepared;
     let is_held = in_place.is_some() || flush_before.is_some() || !superseded.is_empty();
-    let count = u64::from(transaction.total_blocks());
-    let Some(barrier) = writer.submit_barrier(cpu(), tid, transaction, is_held)? else {
+    let Some(barrier) = writer.submit_barrier(cpu(), transaction, is_held)? else {
         return Err(Fallback::LogFull.into());
     };
     drop(writer);
-    fs.fsync_counters.logged(count, data_bytes);
+    fs.fsync_counters.logged(u64::from(barrier.blocks), data_bytes);
     inode.set_logged(prepared.touches);
     let mut state = inode.state.write();
     // Whatever comes later of this file is behind it.

@@ -114,7 +114,6 @@ enum Purpose {
 /// An i-transaction to write.
 struct Prepared<'a> {
     writer: AreaWriter<'a>,
-    tid: Tid,
     transaction: UnplacedITransaction,
     data_bytes: u64,
     /// Carried blocks that it declares superseded.
@@ -286,7 +285,8 @@ impl Ijournal {
         let logged = if is_barrier && planted(Bug::BarrierWithoutData) { &[] } else { &data[..] };
         let contents = snapshot::Contents { chain, data: logged, superseded: &superseded };
         let built = snapshot::build(fs, inode, state, &writer, tid, &contents)?;
-        if built.transaction.total_blocks() > writer.blocks_max() {
+        let blocks_max = built.transaction.blocks_max(writer.format());
+        if blocks_max.is_none_or(|blocks| blocks > writer.blocks_max()) {
             return Err(Fallback::TooLarge.into());
         }
         let wants_commit = match self.budget.charge(fs, tid, built.footprint) {
@@ -303,7 +303,6 @@ impl Ijournal {
         let data_bytes = data.len() as u64 * u64::from(fs.geo.block_size);
         Ok(Some(Prepared {
             writer,
-            tid,
             transaction: built.transaction,
             data_bytes,
             superseded,
@@ -337,8 +336,7 @@ impl Ijournal {
         prepared: Prepared<'_>,
         in_place: bool,
     ) -> Result<(), Stop> {
-        let Prepared { writer, tid, transaction, data_bytes, superseded, flush_before, .. } =
-            prepared;
+        let Prepared { writer, transaction, data_bytes, superseded, flush_before, .. } = prepared;
         // The newer data must be durable before the carried data is declared superseded.
         let supersedes = !superseded.is_empty() && !planted(Bug::SupersededNotFlushed);
         let flush_first = flush_before.is_some() || supersedes;
@@ -347,9 +345,9 @@ impl Ijournal {
         }
         let flush_after =
             in_place && !flush_first && !planted(Bug::ItransactionOverwriteNotFlushed);
-        let count = u64::from(transaction.total_blocks());
-        let submitted = writer.submit(cpu(), tid, transaction, !flush_after)?;
+        let submitted = writer.submit(cpu(), transaction, !flush_after)?;
         let Submitted::Written(write) = submitted else { return Err(Fallback::LogFull.into()) };
+        let count = u64::from(write.blocks);
         let wants_commit = write.wants_commit || prepared.wants_commit;
         let needs_flush = flush_after || write.is_behind_barriers;
         writer.wait(write)?;

@@ -1,17 +1,16 @@
-//! From an inode's state to the blocks of an i-transaction.
+//! From an inode's state to an i-transaction.
 
 use fjord_block::Buf;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::extent::{ExtentNode, NodeKind};
-use fjord_format::ijournal::{Builder, Place};
-use fjord_format::{BlockNo, FormatError, Tid};
+use fjord_format::ijournal::{Entry, InodeImage, Superseded};
+use fjord_format::{BlockNo, Tid};
 use fjord_journal::{AreaWriter, UnplacedITransaction};
 
 use super::Stop;
 use super::budget::Footprint;
 use super::names::Chain;
 use crate::fs::FsInner;
-use crate::fsync::Fallback;
 use crate::inode::{Inode, InodeState, disk};
 use crate::map::has_extents;
 
@@ -48,56 +47,47 @@ pub(super) fn build(
     {
         footprint.runs(fs, &root);
     }
-    let mut builder = Builder::new(writer.format(), tid, writer.next_sub_id(), inode.ino);
+    let mut inodes = Vec::new();
     for link in &contents.chain.links {
-        if let Some(image) = &link.image {
-            builder.inode(link.inode.ino, image).map_err(too_large)?;
+        if let Some(bytes) = &link.image {
+            inodes.push(InodeImage { ino: link.inode.ino, bytes: bytes.clone() });
         }
     }
-    disk::read_bytes(fs, inode.ino, |bytes| Ok(builder.inode(inode.ino, bytes)))?
-        .map_err(too_large)?;
-    for link in &contents.chain.links {
-        builder
-            .entry(link.parent, link.inode.ino, link.file_type, &link.name)
-            .map_err(too_large)?;
-    }
+    let bytes = disk::read_bytes(fs, inode.ino, |bytes| Ok(bytes.to_vec()))?;
+    inodes.push(InodeImage { ino: inode.ino, bytes });
+    let mut entries = Vec::new();
     for link in &contents.chain.links {
         footprint.inode(fs, link.inode.ino);
         footprint.entry(fs, link.parent, &link.name);
+        entries.push(Entry {
+            parent: link.parent,
+            child: link.inode.ino,
+            file_type: link.file_type,
+            name: link.name.to_vec(),
+        });
     }
-    for &(start, count) in contents.superseded {
-        builder.superseded(start, count).map_err(too_large)?;
-    }
-    let mut payload = Vec::new();
+    let superseded = contents.superseded.iter();
+    let superseded = superseded.map(|&(home, count)| Superseded { home, count }).collect();
+    let mut extent_blocks = Vec::new();
     let mut nodes = state.changes.uncommitted_extent_blocks(committed);
     nodes.retain(|_| !planted(Bug::ItransactionNoNodes));
-    for &block in &nodes {
+    for block in nodes {
         let content = fs.meta.read(block, |_| Ok(()))?.snapshot();
-        let place = builder.extent_block(block, &content).map_err(too_large)?;
         footprint.node(fs, block);
         if let Ok(node) = ExtentNode::parse_header(&content, NodeKind::Block, None, &fs.geo) {
             footprint.runs(fs, &node);
         }
-        put(&mut payload, place, content);
+        extent_blocks.push((block, content));
     }
-    for (home, content) in contents.data {
-        let place = builder.data(*home, content).map_err(too_large)?;
-        put(&mut payload, place, content.clone());
-    }
-    builder.check().map_err(too_large)?;
-    Ok(Built { transaction: UnplacedITransaction { builder, payload }, footprint })
-}
-
-fn put(payload: &mut Vec<Buf>, place: Place, mut content: Buf) {
-    if let Place::Payload { escaped } = place {
-        if escaped {
-            content.make_mut()[..4].fill(0);
-        }
-        payload.push(content);
-    }
-}
-
-/// If it exceeds the format, it is too large for an i-transaction.
-fn too_large(_: FormatError) -> Stop {
-    Fallback::TooLarge.into()
+    let transaction = UnplacedITransaction {
+        tid,
+        sub_id: writer.next_sub_id(),
+        ino: inode.ino,
+        inodes,
+        entries,
+        superseded,
+        extent_blocks,
+        data: contents.data.iter().cloned().collect(),
+    };
+    Ok(Built { transaction, footprint })
 }
