@@ -24,7 +24,7 @@ const FSYNC_RATES: &str = "--targets raw,fjord-library:ijournal,fjord-fuse:ijour
     --threads 1,8 --size 1G --rounds 5";
 
 /// The figures after them.
-const FSYNC_FIGURES: [&str; 14] = [
+const FSYNC_FIGURES: [&str; 15] = [
     "ijournaling-6",
     "ijournaling-7",
     "ijournaling-8",
@@ -39,6 +39,7 @@ const FSYNC_FIGURES: [&str; 14] = [
     "barrier-11",
     "barrier-12",
     "barrier-13",
+    "barrier-14",
 ];
 
 /// The runs: a name, and the arguments of `fjord bench`.

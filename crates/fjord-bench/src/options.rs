@@ -246,6 +246,8 @@ pub struct Options {
     pub read_threads: Vec<usize>,
     /// Size of each image, in bytes.
     pub image_size_bytes: u64,
+    /// Size of the journal of each image, in bytes; mke2fs decides when not given.
+    pub journal_size_bytes: Option<u64>,
     /// Bytes of the large file.
     pub sequential_bytes: u64,
     /// Files of untar and create-unlink.
@@ -272,6 +274,7 @@ impl Options {
             fsync_threads: vec![1],
             read_threads: vec![1, 2, 4],
             image_size_bytes: 512 << 20,
+            journal_size_bytes: None,
             sequential_bytes: 256 << 20,
             file_count: 20_000,
             fjord_program: PathBuf::from("fjord"),

@@ -32,6 +32,7 @@ impl Experiment {
                 | Experiment::Barrier11
                 | Experiment::Barrier12
                 | Experiment::Barrier13
+                | Experiment::Barrier14
         )
     }
 }

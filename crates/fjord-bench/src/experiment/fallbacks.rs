@@ -66,7 +66,7 @@ fn append_fsync(fs: &dyn BenchFs, plan: &Plan) -> io::Result<Sample> {
     })
 }
 
-const VARMAIL_THREAD_COUNT: usize = 16;
+pub(super) const VARMAIL_THREAD_COUNT: usize = 16;
 /// Mails of each thread; Filebench has 1,000 for all.
 const MAIL_COUNT: u64 = 62;
 /// The mean size of a mail and of what is added to it, in bytes.

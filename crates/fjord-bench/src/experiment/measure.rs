@@ -9,6 +9,7 @@ use super::Experiment;
 use super::barrier::{self, Commits, Depth};
 use super::fallbacks;
 use super::load::{self, Neighbours, Probe, Probed, Stream, Streamed};
+use super::oltp;
 use super::plan::{Load, Plan, Setting};
 use crate::error::{BenchError, Result};
 use crate::served::Served;
@@ -115,6 +116,7 @@ pub(super) fn run(
     match setting.load {
         Load::Commits { count } => barrier::commits(stand, count, plan),
         Load::Queue => barrier::queue(stand, plan),
+        Load::OltpInsert => oltp::insert(stand, plan).map(|sample| Outcome::of_sample(sample, 0)),
         load => run_load(load, &*fs, plan).map_err(what()),
     }
 }
@@ -166,7 +168,7 @@ fn run_load(load: Load, fs: &dyn BenchFs, plan: &Plan) -> io::Result<Outcome> {
             overwrite(fs, 1, plan.turn, false).map(|sample| Outcome::of_sample(sample, BLOCK_BYTES))
         }
         // Served by the caller.
-        Load::Commits { .. } | Load::Queue | Load::Program(_) => {
+        Load::Commits { .. } | Load::Queue | Load::OltpInsert | Load::Program(_) => {
             Err(io::ErrorKind::Unsupported.into())
         }
     }

@@ -8,6 +8,7 @@ mod barrier;
 mod fallbacks;
 mod load;
 mod measure;
+mod oltp;
 mod paper;
 mod parallel;
 mod picture;
@@ -60,6 +61,8 @@ pub enum Experiment {
     Barrier12,
     /// Figure 13: append and fsync of a file each (DWSL) against threads.
     Barrier13,
+    /// varmail, and OLTP-insert on MariaDB: with durability, and with order only.
+    Barrier14,
     /// Tokubench of *High-Performance Transaction Processing in Journaling File Systems* (FAST '18): file creation.
     ParallelTokubench,
     /// Sysbench of the same: random writes.
@@ -72,7 +75,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All of them.
-    pub const ALL: [Experiment; 18] = [
+    pub const ALL: [Experiment; 19] = [
         Experiment::Ijournaling6,
         Experiment::Ijournaling7,
         Experiment::Ijournaling8,
@@ -87,6 +90,7 @@ impl Experiment {
         Experiment::Barrier11,
         Experiment::Barrier12,
         Experiment::Barrier13,
+        Experiment::Barrier14,
         Experiment::ParallelTokubench,
         Experiment::ParallelSysbench,
         Experiment::ParallelVarmail,
@@ -110,6 +114,7 @@ impl Experiment {
             Experiment::Barrier11 => "barrier-11",
             Experiment::Barrier12 => "barrier-12",
             Experiment::Barrier13 => "barrier-13",
+            Experiment::Barrier14 => "barrier-14",
             Experiment::ParallelTokubench => "parallel-tokubench",
             Experiment::ParallelSysbench => "parallel-sysbench",
             Experiment::ParallelVarmail => "parallel-varmail",
@@ -150,6 +155,10 @@ impl Experiment {
             Experiment::Barrier12 => "the same: queue depth of the device",
             Experiment::Barrier13 => {
                 "4 KiB appended and fsynced, a file per thread (DWSL): fsyncs/s by threads"
+            }
+            Experiment::Barrier14 => {
+                "varmail, and OLTP-insert of sysbench on MariaDB, with durability and with order only: \
+                 operations/s"
             }
             Experiment::ParallelTokubench => "files of 4 KiB created: files/s by threads",
             Experiment::ParallelSysbench => {

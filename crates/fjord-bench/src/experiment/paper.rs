@@ -77,6 +77,11 @@ fn barriers(experiment: Experiment, device: &str, target: &Target) -> Option<&'s
         (Experiment::Barrier12, _) if is_kernel => "1",
         (Experiment::Barrier12, _) if how.dual && how.order => "full",
         (Experiment::Barrier12, _) if how.dual => "up to 2",
+        (Experiment::Barrier14, "plain-ssd") if how.dual && how.order => {
+            "varmail 36 ×, OLTP-insert 43 × durable EXT4"
+        }
+        (Experiment::Barrier14, "plain-ssd") if how.dual => "varmail 1.6 × EXT4",
+        (Experiment::Barrier14, "supercap-ssd") if how.dual && !how.order => "varmail 1.1 × EXT4",
         (Experiment::Barrier13, "plain-ssd") if how.dual => "2 × EXT4 with any number of cores",
         (Experiment::Barrier13, "supercap-ssd") if how.dual => "1.3 × EXT4, from six cores on",
         _ => return None,

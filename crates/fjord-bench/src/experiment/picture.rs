@@ -35,6 +35,7 @@ impl Experiment {
             | Experiment::Fallbacks
             | Experiment::Barrier11
             | Experiment::Barrier13
+            | Experiment::Barrier14
             | Experiment::ParallelTokubench
             | Experiment::ParallelSysbench
             | Experiment::ParallelVarmail
@@ -44,7 +45,9 @@ impl Experiment {
 
     /// Whether the vertical axis begins at 0.
     fn is_linear(self) -> bool {
-        self == Experiment::Fallbacks || (self.is_of_barriers() && self != Experiment::Barrier13)
+        self == Experiment::Fallbacks
+            || (self.is_of_barriers()
+                && !matches!(self, Experiment::Barrier13 | Experiment::Barrier14))
     }
 
     /// A panel with axes.
@@ -61,6 +64,7 @@ impl Experiment {
             Experiment::Barrier11 => ("", "context switches per call"),
             Experiment::Barrier12 => ("time in ms", "commands in the queue"),
             Experiment::Barrier13 => ("threads", "fsyncs/s"),
+            Experiment::Barrier14 => ("varmail, OLTP-insert", "operations/s"),
             Experiment::ParallelTokubench => ("threads", "files/s"),
             Experiment::ParallelSysbench => ("threads", "writes/s"),
             Experiment::ParallelVarmail | Experiment::ParallelFileserver => {

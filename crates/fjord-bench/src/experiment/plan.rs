@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fjord::FsyncPolicyKind;
 
+use super::fallbacks::VARMAIL_THREAD_COUNT;
 use super::parallel::Parallel;
 use super::{Experiment, ExperimentOptions};
 use crate::options::{How, Target, policies};
@@ -42,6 +43,8 @@ pub(super) enum Load {
     Overwrite,
     /// The same; the queue of the device is recorded.
     Queue,
+    /// MariaDB inserts rows.
+    OltpInsert,
     /// A program or a pattern of calls whose fsyncs are counted.
     Program(Program),
 }
@@ -163,6 +166,7 @@ impl Experiment {
             Experiment::Barrier8 | Experiment::Barrier12 => (0.5, 0.1),
             Experiment::BarrierTable2 => (4.0, 0.1),
             Experiment::Barrier11 | Experiment::Barrier13 => (1.5, 0.1),
+            Experiment::Barrier14 => (5.0, 0.1),
             Experiment::ParallelTokubench
             | Experiment::ParallelSysbench
             | Experiment::ParallelVarmail
@@ -183,9 +187,10 @@ impl Experiment {
             Experiment::Pbg2 | Experiment::Pbg3 => &["disk", "ufs"],
             Experiment::Fallbacks => &["disk"],
             Experiment::Barrier8 | Experiment::Barrier12 => &["ufs", "plain-ssd", "supercap-ssd"],
-            Experiment::BarrierTable2 | Experiment::Barrier11 | Experiment::Barrier13 => {
-                &["disk", "ufs", "plain-ssd", "supercap-ssd"]
-            }
+            Experiment::BarrierTable2
+            | Experiment::Barrier11
+            | Experiment::Barrier13
+            | Experiment::Barrier14 => &["disk", "ufs", "plain-ssd", "supercap-ssd"],
             Experiment::ParallelTokubench
             | Experiment::ParallelSysbench
             | Experiment::ParallelVarmail
@@ -195,6 +200,9 @@ impl Experiment {
     }
 
     fn targets(self) -> Vec<Target> {
+        if self == Experiment::Barrier14 {
+            return order_targets();
+        }
         if self.is_of_barriers() {
             return barrier_targets(self);
         }
@@ -281,6 +289,15 @@ impl Experiment {
             Experiment::Barrier11 => vec![plain("overwrite".into(), 0.0, Load::Overwrite)],
             Experiment::Barrier12 => vec![plain("overwrite".into(), 0.0, Load::Queue)],
             Experiment::Barrier13 => threads(target, plan),
+            Experiment::Barrier14 => {
+                let load = Load::Parallel { what: Parallel::Varmail, count: VARMAIL_THREAD_COUNT };
+                let oltp = plain("OLTP-insert".into(), 1.0, Load::OltpInsert);
+                let is_mount = !matches!(target, Target::Library(_));
+                [plain("varmail".into(), 0.0, load)]
+                    .into_iter()
+                    .chain(is_mount.then_some(oltp))
+                    .collect()
+            }
             Experiment::ParallelTokubench => parallel(Parallel::Create, target, plan),
             Experiment::ParallelSysbench => parallel(Parallel::RandomWrite, target, plan),
             Experiment::ParallelVarmail => parallel(Parallel::Varmail, target, plan),
@@ -315,6 +332,21 @@ fn barrier_targets(experiment: Experiment) -> Vec<Target> {
     }
     let fjord = hows.into_iter().map(Target::Library);
     [Target::Kernel, Target::KernelNoBarrier].into_iter().chain(fjord).collect()
+}
+
+/// The kernel with and without barriers; fjord's i-transactions and its commits in dual mode, with durability and with
+/// order only: mounted, and varmail in the library too, there also on the device itself. Processors may halt, as they
+/// may for the kernel.
+fn order_targets() -> Vec<Target> {
+    let ijournal = How { halts: true, ..How::with_policy(FsyncPolicyKind::Ijournal) };
+    let compound = How { halts: true, ..How::with_policy(FsyncPolicyKind::Compound) };
+    let dual = How { epoch: true, dual: true, ..compound };
+    let both = |how: How| [how, How { order: true, ..how }];
+    let mounted = [ijournal, dual].into_iter().flat_map(both).map(Target::Fuse);
+    let native = How { native: true, ..dual };
+    let library = [ijournal, native].into_iter().flat_map(both).map(Target::Library);
+    let kernel = [Target::Kernel, Target::KernelNoBarrier];
+    kernel.into_iter().chain(mounted).chain(library).collect()
 }
 
 /// The slides' EXT4, P-EXT4 and O-EXT4: the kernel's, and in one code base fjord with one thread of the journal

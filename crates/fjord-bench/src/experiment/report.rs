@@ -191,7 +191,8 @@ impl Experiment {
             Experiment::BarrierTable2 => Shape { columns: &TAIL, ..latency(1) },
             Experiment::Barrier11 => Shape { columns: &SWITCHES, ..latency(1) },
             Experiment::Barrier12 => Shape { columns: &DEPTH, more_is_better: true, ..latency(1) },
-            Experiment::ParallelTokubench
+            Experiment::Barrier14
+            | Experiment::ParallelTokubench
             | Experiment::ParallelSysbench
             | Experiment::ParallelVarmail
             | Experiment::ParallelFileserver => {

@@ -192,6 +192,9 @@ impl Stand {
         if let Some(count) = self.setup.flex_group_count {
             args.extend(["-G".into(), count.to_string()]);
         }
+        if let Some(bytes) = self.options.journal_size_bytes {
+            args.extend(["-J".into(), format!("size={}", bytes >> 20)]);
+        }
         // What is discarded reads as zeroes, so nothing need be written there.
         let extended = if discard {
             "discard,lazy_itable_init=0,lazy_journal_init=1"
@@ -327,6 +330,11 @@ impl Stand {
     /// Where it is mounted, if it is.
     pub(crate) fn mount_dir(&self) -> Option<&Path> {
         self.mount.as_ref().map(Mount::dir)
+    }
+
+    /// A directory beside the images, which goes with them.
+    pub(crate) fn work_dir(&self) -> &Path {
+        &self.options.dir
     }
 
     fn detach(&mut self) -> Result<()> {

@@ -60,6 +60,8 @@ Measured figures, every fsync policy and the kernel's ext4; minutes each:
   barrier-11        context switches of a sync call (Fig. 11)
   barrier-12        queue depth during sync calls (Fig. 12)
   barrier-13        append and fsync, a file per thread (Fig. 13)
+  barrier-14        varmail, and sysbench's OLTP-insert on MariaDB: durability, and
+                    order only (Fig. 14)
   parallel-tokubench, parallel-sysbench, parallel-varmail, parallel-fileserver
                     one to 72 threads, ordered and with data=journal (FAST '18,
                     parallel journaling)
@@ -113,6 +115,9 @@ pub(crate) struct Args {
     /// Size of each image; every target has one [default: 512M; 2G for figures, one per device]
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
+    /// Size of each image's journal, in whole MiB [default: what mke2fs takes for the size of the image]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    journal_size: Option<u64>,
     /// Size of the file of seq-write and seq-read [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     file_size: Option<u64>,
@@ -244,6 +249,7 @@ impl Args {
         let mut options = Options {
             sequential_bytes: self.file_size.unwrap_or(FILE_SIZE_BYTES),
             file_count: self.files.unwrap_or(FILE_COUNT),
+            journal_size_bytes: self.journal_size,
             fjord_program: fjord_program()?,
             fjord_mount_args: self.mount_args(),
             ..Options::new(dir)
@@ -272,6 +278,7 @@ impl Args {
                 ("--threads", !self.threads.is_empty()),
                 ("--file-size", self.file_size.is_some()),
                 ("--files", self.files.is_some()),
+                ("--journal-size", self.journal_size.is_some()),
             ],
         )?;
         Ok(ExperimentOptions {
