@@ -23,7 +23,7 @@
 //! |---|---|
 //! | calls | `open`, `close`, `requests`, `admission` (handles that start), `fast_commit` |
 //! | commits | `commit` |
-//! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `barriers`, `roles` |
+//! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `barriers`, `barrier_writes`, `roles` |
 //! | what they share | `journal` |
 //! | data | `state`, `pipeline`, `transaction`, `gate`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `commit_pieces`, `journal_thread`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
@@ -34,6 +34,7 @@
 mod admission;
 mod area;
 mod area_writer;
+mod barrier_writes;
 mod barriers;
 mod buffer;
 mod checkpoint;

@@ -37,6 +37,7 @@ use ring::Ring;
 
 pub(crate) use barriers::{BarrierState, BarrierWrite, Barriers, Numbered, Outstanding};
 pub(crate) use open::{Joining, OpenBarriers};
+pub(crate) use ring::Reserved;
 pub(crate) use scan::{Found, read_table, scan};
 pub use unplaced::UnplacedITransaction;
 
@@ -50,21 +51,6 @@ pub(crate) struct Mark {
 
 /// The mark, which cannot be cleared meanwhile.
 pub(crate) type Marked<'a> = RwLockReadGuard<'a, Option<Mark>>;
-
-/// Space for an i-transaction, or for several.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reserved {
-    /// Its area.
-    pub(crate) area: usize,
-    /// Its first block in the area.
-    pub(crate) start: u32,
-    /// Its first block in the journal.
-    pub(crate) at: u32,
-    /// Blocks.
-    pub(crate) len: u32,
-    /// More than half of the area is live.
-    pub(crate) is_half_full: bool,
-}
 
 /// The areas of an open journal.
 pub(crate) struct Areas {

@@ -14,7 +14,7 @@ use fjord_block::Buf;
 use fjord_format::ijournal::{AreaFormat, Order};
 use fjord_format::types::Tid;
 
-use super::Reserved;
+use super::ring::Reserved;
 use super::unplaced::UnplacedITransaction;
 use crate::error::Result;
 

@@ -7,7 +7,22 @@ use std::collections::VecDeque;
 
 use fjord_format::types::Tid;
 
-/// A piece of the ring that holds an i-transaction.
+/// Space for an i-transaction, or for several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserved {
+    /// Its area.
+    pub(crate) area: usize,
+    /// Its first block in the area.
+    pub(crate) start: u32,
+    /// Its first block in the journal.
+    pub(crate) at: u32,
+    /// Blocks.
+    pub(crate) len: u32,
+    /// More than half of the area is live.
+    pub(crate) is_half_full: bool,
+}
+
+/// A piece of the ring that holds i-transactions.
 #[derive(Debug)]
 struct Piece {
     tid: Tid,
