@@ -2,7 +2,9 @@
 //!
 //! Owns the queue of such writes above any device. A write is submitted when its ticket is started
 //! or waited for, merged with the adjacent deferred writes, or when the queue is too large. Until
-//! then its content can be replaced.
+//! then its content can be replaced. One that is started takes the next ones along, in one submission: whoever
+//! starts one without waiting for it mostly starts these too, and the device may have to do something before each
+//! submission.
 //!
 //! Invariants: writes in the queue do not overlap; a write that has been submitted is never
 //! replaced; when [`Ticket::start`] returns, the write has been submitted, so that it precedes
@@ -14,12 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::buf::Buf;
-use crate::device::{Class, Device, DeviceExt, Order, Request, bufs_len};
+use crate::device::{Class, Device, Order, Request, bufs_len};
 use crate::lock::{Mutex, Rank};
 use crate::ticket::{Completer, Driver, Ticket, TicketCore};
 
 /// Most bytes of a merged write.
 const MERGED_BYTES_MAX: u64 = 1 << 20;
+
+/// Bytes that a started write takes along.
+const ALONG_BYTES: u64 = 1 << 20;
 
 /// The queue; cheap to clone.
 #[derive(Clone)]
@@ -125,60 +130,104 @@ impl DeferredWrites {
     /// Submits the oldest writes until at most `bytes` are left in the queue.
     pub fn shrink_to(&self, bytes: u64) {
         loop {
-            let oldest = {
+            let groups = {
                 let mut state = self.shared.state.lock();
-                if state.bytes <= bytes {
+                let Some(more) = state.bytes.checked_sub(bytes).filter(|more| *more > 0) else {
                     return;
-                }
-                state.order.pop_front()
+                };
+                state.take_from(0, more.min(ALONG_BYTES))
             };
-            let Some((offset, number)) = oldest else { return };
-            if let Some(ticket) = self.shared.submit(offset, number, Class::Background) {
-                ticket.start();
+            if groups.is_empty() {
+                return;
             }
+            self.shared.send(groups, Class::Background).iter().for_each(Ticket::start);
         }
     }
 }
 
 impl Shared {
-    /// Submits a write with its neighbours if it is still queued.
-    fn submit(&self, offset: u64, number: u64, class: Class) -> Option<Ticket> {
-        let (start, group) = {
+    /// Submits a write with its neighbours if it is still queued, and the next ones of about so many bytes. Its own
+    /// ticket comes first.
+    fn submit(&self, offset: u64, number: u64, class: Class, along_bytes: u64) -> Vec<Ticket> {
+        let groups = {
             let mut state = self.state.lock();
-            state.waiting.get(&offset).filter(|waiting| waiting.number == number)?;
-            state.take_group(offset)
+            if state.waiting.get(&offset).is_none_or(|waiting| waiting.number != number) {
+                return Vec::new();
+            }
+            let mut groups = vec![state.take_group(offset)];
+            groups.append(&mut state.take_from(number, along_bytes));
+            groups
         };
-        let mut bufs = Vec::new();
-        let mut completers = Vec::with_capacity(group.len());
-        let mut members = Vec::with_capacity(group.len());
-        for waiting in group {
-            bufs.extend(waiting.bufs);
-            members.push((waiting.request, waiting.completer.core().cloned()));
-            completers.push(waiting.completer);
-        }
-        let order = Order::Ordered;
-        let request = Request::Write { offset: start, bufs, order, fua: false, class };
-        let ticket = self.device.submit_one(request);
-        for (request, core) in members {
-            // Set once, by the thread that took the write out of the queue.
-            let _ = request.set(ticket.clone());
-            // Threads that waited meanwhile can now drive the request.
-            if let Some(core) = core {
-                core.nudge();
+        self.send(groups, class)
+    }
+
+    /// Submits writes that were taken out of the queue, each group as one.
+    fn send(&self, groups: Vec<(u64, Vec<Waiting>)>, class: Class) -> Vec<Ticket> {
+        let mut requests = Vec::with_capacity(groups.len());
+        let mut taken = Vec::with_capacity(groups.len());
+        for (start, group) in groups {
+            let mut bufs = Vec::new();
+            let mut completers = Vec::with_capacity(group.len());
+            let mut members = Vec::with_capacity(group.len());
+            for waiting in group {
+                bufs.extend(waiting.bufs);
+                members.push((waiting.request, waiting.completer.core().cloned()));
+                completers.push(waiting.completer);
             }
+            let order = Order::Ordered;
+            requests.push(Request::Write { offset: start, bufs, order, fua: false, class });
+            taken.push((members, completers));
         }
-        let completed = self.completed.clone();
-        ticket.watch(move |result| {
-            for completer in completers {
-                completer.complete(result.clone());
+        let tickets = self.device.submit(requests);
+        for (ticket, (members, completers)) in tickets.iter().zip(taken) {
+            for (request, core) in members {
+                // Set once, by the thread that took the write out of the queue.
+                let _ = request.set(ticket.clone());
+                // Threads that waited meanwhile can now drive the request.
+                if let Some(core) = core {
+                    core.nudge();
+                }
             }
-            completed.fetch_add(1, Ordering::AcqRel);
-        });
-        Some(ticket)
+            let completed = self.completed.clone();
+            ticket.watch(move |result| {
+                for completer in completers {
+                    completer.complete(result.clone());
+                }
+                completed.fetch_add(1, Ordering::AcqRel);
+            });
+        }
+        tickets
     }
 }
 
 impl State {
+    /// Takes writes of about so many bytes that were queued from number `from` on, oldest first, each with its
+    /// neighbours.
+    fn take_from(&mut self, from: u64, bytes: u64) -> Vec<(u64, Vec<Waiting>)> {
+        let until_bytes = self.bytes.saturating_sub(bytes);
+        let first = self.order.partition_point(|(_, number)| *number < from);
+        let mut wanted = Vec::new();
+        let mut bytes_left = bytes;
+        for &(offset, number) in self.order.range(first..) {
+            if bytes_left == 0 {
+                break;
+            }
+            if let Some(waiting) = self.waiting.get(&offset).filter(|it| it.number == number) {
+                bytes_left = bytes_left.saturating_sub(waiting.len);
+                wanted.push((offset, number));
+            }
+        }
+        let mut groups = Vec::new();
+        for (offset, number) in wanted {
+            let is_queued = self.waiting.get(&offset).is_some_and(|it| it.number == number);
+            // Neighbours may have made it enough.
+            if is_queued && self.bytes > until_bytes {
+                groups.push(self.take_group(offset));
+            }
+        }
+        groups
+    }
+
     /// Takes the write at `offset` out of the queue with the adjacent ones, up to the size of a
     /// request. Returns the offset of the first.
     fn take_group(&mut self, offset: u64) -> (u64, Vec<Waiting>) {
@@ -215,26 +264,28 @@ impl State {
 }
 
 impl Starter {
-    fn submit(&self, class: Class) -> Option<Ticket> {
-        self.shared.upgrade()?.submit(self.offset, self.number, class)
+    fn submit(&self, class: Class, along_bytes: u64) -> Vec<Ticket> {
+        let shared = self.shared.upgrade();
+        shared.map_or_else(Vec::new, |it| it.submit(self.offset, self.number, class, along_bytes))
     }
 }
 
 impl Driver for Starter {
     fn drive(&self, _: &Arc<TicketCore>) {
-        let submitted = self.submit(Class::Sync);
-        if let Some(ticket) = submitted.as_ref().or_else(|| self.request.get()) {
+        let submitted = self.submit(Class::Sync, 0);
+        if let Some(ticket) = submitted.first().or_else(|| self.request.get()) {
             // This thread drives the device; the result reaches the waiters through `watch`.
             ticket.finish();
         }
     }
 
     fn start(&self, _: &Arc<TicketCore>) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        match shared.submit(self.offset, self.number, Class::Async) {
-            Some(ticket) => ticket.start(),
+        let submitted = self.submit(Class::Async, ALONG_BYTES);
+        if !submitted.is_empty() {
+            submitted.iter().for_each(Ticket::start);
+        } else if self.shared.strong_count() > 0 {
             // Another thread took it out of the queue and may not have submitted it yet.
-            None => self.request.wait().start(),
+            self.request.wait().start();
         }
     }
 }
@@ -254,7 +305,7 @@ mod tests {
 
     use super::*;
     use crate::buf::AlignedBuf;
-    use crate::device::Capabilities;
+    use crate::device::{Capabilities, DeviceExt};
     use crate::mem::MemDevice;
     use crate::ticket::ReadTicket;
 
@@ -349,6 +400,23 @@ mod tests {
             is_back.recv().unwrap();
         });
         Ticket::wait_all(&tickets).unwrap();
+    }
+
+    #[test]
+    fn a_started_write_takes_the_next_ones_along() {
+        let device = Arc::new(MemDevice::new(16 << 20));
+        let queue = DeferredWrites::new(device.clone());
+        let count = ALONG_BYTES as usize / BLOCK + 10;
+        // None has a neighbour.
+        let add = |index: usize| queue.add((2 * index * BLOCK) as u64, vec![block(7)]);
+        let tickets: Vec<Ticket> = (0..count).map(add).collect();
+        tickets[3].start();
+        tickets[3].wait().unwrap();
+        let waiting: Vec<usize> = (0..count).filter(|&index| !tickets[index].is_done()).collect();
+        let rest = 4 + ALONG_BYTES as usize / BLOCK;
+        assert_eq!(waiting, [0, 1, 2].into_iter().chain(rest..count).collect::<Vec<_>>());
+        tickets[0].wait().unwrap();
+        assert!(!tickets[1].is_done(), "one that is waited for goes alone");
     }
 
     #[test]
