@@ -119,6 +119,24 @@ impl Buf {
         Arc::get_mut(&mut self.0).map(|buf| &mut **buf)
     }
 
+    /// Puts `bytes` at byte `at`. Of a shared buffer what stays is copied, so that the other clones keep their contents.
+    ///
+    /// # Panics
+    /// If the buffer ends before them.
+    pub fn overwrite(&mut self, at: usize, bytes: &[u8]) {
+        let end = at + bytes.len();
+        if let Some(own) = Arc::get_mut(&mut self.0) {
+            own[at..end].copy_from_slice(bytes);
+            return;
+        }
+        let old = &self.0;
+        let mut new = AlignedBuf::uninit(old.len());
+        new[..at].copy_from_slice(&old[..at]);
+        new[at..end].copy_from_slice(bytes);
+        new[end..].copy_from_slice(&old[end..]);
+        self.0 = Arc::new(new);
+    }
+
     /// Whether another clone exists at this moment (for example in a write in flight).
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1

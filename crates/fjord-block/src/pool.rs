@@ -9,8 +9,9 @@
 //! Classes below a page are pieces of pages of the 4096-byte class; a page whose pieces are all
 //! free goes back to that class.
 //!
-//! Invariant: resident free memory is at most `HOT_BYTES_MAX` per class plus the magazines
-//! (`MAGAZINE_BYTES_MAX` per class and thread), so that RSS stays close to the live bytes.
+//! Invariant: resident free memory is at most `HOT_BYTES_MIN` per class, or a part of the live bytes up to
+//! `HOT_BYTES_MAX`, plus the magazines (`MAGAZINE_BYTES_MAX` per class and thread), so that RSS stays close to the
+//! live bytes.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,8 +30,11 @@ const CLASS_COUNT: usize = 12;
 const PAGE_CLASS: usize = 3;
 /// Address space taken from the system at a time.
 const SLAB_BYTES: usize = 4 << 20;
-/// Free resident bytes kept per class before the oldest half is given back.
-const HOT_BYTES_MAX: usize = 4 << 20;
+/// Free resident bytes kept per class before the oldest half is given back: one part in `HOT_SHARE` of the live bytes,
+/// within these bounds. A commit frees many megabytes at once, and the next one needs them again.
+const HOT_BYTES_MIN: usize = 4 << 20;
+const HOT_BYTES_MAX: usize = 32 << 20;
+const HOT_SHARE: u64 = 4;
 /// Free bytes a thread keeps per class.
 const MAGAZINE_BYTES_MAX: usize = 64 << 10;
 
@@ -278,6 +282,12 @@ fn full_mask(bytes: usize) -> u8 {
     }
 }
 
+/// Free resident bytes that a class keeps now.
+fn hot_bytes_max() -> usize {
+    let share = usize::try_from(POOL.live_bytes.sum() / HOT_SHARE).unwrap_or(usize::MAX);
+    share.clamp(HOT_BYTES_MIN, HOT_BYTES_MAX)
+}
+
 /// Puts buffers of class `index` on its shared list, and gives pages to the system beyond the limit.
 fn give_back(index: usize, items: impl IntoIterator<Item = Free>) {
     let bytes = CLASS_BYTES_MIN << index;
@@ -293,10 +303,14 @@ fn give_back(index: usize, items: impl IntoIterator<Item = Free>) {
     }
     let mut list = lock(index);
     list.hot.extend(items);
-    if list.hot.len() * bytes <= HOT_BYTES_MAX {
+    if list.hot.len() * bytes <= HOT_BYTES_MIN {
         return;
     }
-    let excess = list.hot.len() - HOT_BYTES_MAX / bytes / 2;
+    let hot_bytes_max = hot_bytes_max();
+    if list.hot.len() * bytes <= hot_bytes_max {
+        return;
+    }
+    let excess = list.hot.len() - hot_bytes_max / bytes / 2;
     let mut cold: Vec<Free> = list.hot.drain(..excess).collect();
     drop(list);
     purge(&mut cold, bytes);

@@ -144,18 +144,24 @@ impl MetaCache {
     /// The buffer of `block` for a caller that overwrites all of it: nothing is read, a missing
     /// block starts as zeros.
     pub(crate) fn create(&self, block: BlockNo) -> Arc<Buffer> {
-        self.create_kind(block, BufferKind::Metadata)
+        self.create_kind(block, BufferKind::Metadata, || Buf::zeroed(self.block_size))
     }
 
-    /// As [`MetaCache::create`], for a block of file data that goes through the journal.
-    pub(crate) fn create_data(&self, block: BlockNo) -> Arc<Buffer> {
-        self.create_kind(block, BufferKind::Data)
+    /// As [`MetaCache::create`], for a block of file data that goes through the journal; a new buffer has this
+    /// content.
+    pub(crate) fn create_data(&self, block: BlockNo, content: &Buf) -> Arc<Buffer> {
+        self.create_kind(block, BufferKind::Data, || content.clone())
     }
 
-    fn create_kind(&self, block: BlockNo, kind: BufferKind) -> Arc<Buffer> {
+    fn create_kind(
+        &self,
+        block: BlockNo,
+        kind: BufferKind,
+        content: impl FnOnce() -> Buf,
+    ) -> Arc<Buffer> {
         let slot = self.slot(block);
         let mut loaded = slot.load.lock();
-        loaded.get_or_insert_with(|| Buffer::new(block, Buf::zeroed(self.block_size), kind)).clone()
+        loaded.get_or_insert_with(|| Buffer::new(block, content(), kind)).clone()
     }
 
     /// The buffer of `block` if it is in memory.

@@ -285,14 +285,23 @@ impl PageMap {
         self.mark_dirty(&mut inner, index, slot);
     }
 
+    /// As [`PageMap::modify`]: puts `bytes` at byte `at` of the page.
+    pub(crate) fn overwrite(&self, lblk: u32, delalloc: bool, at: usize, bytes: &[u8]) -> bool {
+        self.change(lblk, delalloc, |buf| buf.overwrite(at, bytes))
+    }
+
     /// Changes a cached page in place (a copy of it while I/O holds the old one) and
     /// marks it dirty. Returns false, and does nothing, if the page is not cached.
     pub(crate) fn modify(&self, lblk: u32, delalloc: bool, change: impl FnOnce(&mut [u8])) -> bool {
+        self.change(lblk, delalloc, |buf| change(buf.make_mut()))
+    }
+
+    fn change(&self, lblk: u32, delalloc: bool, change: impl FnOnce(&mut Buf)) -> bool {
         let (index, slot) = split(lblk);
         let mut inner = self.inner.lock();
         let Some(chunk) = inner.chunks.get_mut(&index) else { return false };
         let Some(buf) = chunk.pages[slot as usize].as_mut() else { return false };
-        change(buf.make_mut());
+        change(buf);
         chunk.referenced = true;
         chunk.delalloc |= u64::from(delalloc) << slot;
         self.mark_dirty(&mut inner, index, slot);

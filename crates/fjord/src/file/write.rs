@@ -223,9 +223,7 @@ fn write_page(
         fs.reserve_blocks(1, use_reserve)?;
         state.reserved_blocks += 1;
     }
-    if inode.pages.modify(lblk, reserve, |page| {
-        page[skip..skip + bytes.len()].copy_from_slice(bytes);
-    }) {
+    if inode.pages.overwrite(lblk, reserve, skip, bytes) {
         return Ok(());
     }
     let mut page = AlignedBuf::uninit(block_size);

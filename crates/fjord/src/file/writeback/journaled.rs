@@ -164,7 +164,7 @@ pub(in crate::file) fn journal_run(
         }
     })?;
     for (page, block) in run.bufs.iter().zip(run.phys.0..) {
-        let buffer = fs.meta.create_data(BlockNo(block));
+        let buffer = fs.meta.create_data(BlockNo(block), page);
         // Shared until one of the two changes.
         handle.get_write(&buffer)?.replace(page.clone());
     }
@@ -183,6 +183,9 @@ fn journal_runs(
 ) -> Result<()> {
     let handle = fs.start(credits_for_journal(fs, runs) + disk::STORE_CREDITS)?;
     let mut result = Ok(());
+    // Overwritten blocks change the inode only if its times do, and those do not between two ticks of the clock.
+    let size_before = state.disk.size;
+    let is_mapped = runs.iter().all(has_blocks);
     for (index, run) in runs.iter().enumerate() {
         result = journal_run(fs, &handle, inode, state, run);
         match &result {
@@ -197,7 +200,9 @@ fn journal_runs(
         state.disk.size = state.disk.size.max(end.min(shown_size).min(state.size));
     }
     inode.touch_tid(handle.changes(), true);
-    disk::store(fs, &handle, inode, state)?;
+    if state.dirty || !is_mapped || state.disk.size != size_before {
+        disk::store(fs, &handle, inode, state)?;
+    }
     handle.stop();
     result
 }
