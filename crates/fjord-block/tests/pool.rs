@@ -54,6 +54,13 @@ fn alignment_and_contents() {
 }
 
 fn copy_on_write() {
+    let mut page = Buf::from_slice(&[1; 4096]);
+    page.overwrite(10, &[2; 20]);
+    let clone = page.clone();
+    page.overwrite(0, &[3; 15]);
+    assert!(clone[..10] == [1; 10] && clone[10..30] == [2; 20] && clone[30..] == [1; 4066]);
+    assert!(page[..15] == [3; 15] && page[15..30] == [2; 15] && page[30..] == [1; 4066]);
+    assert!(!page.is_shared());
     let mut a = Buf::from_slice(&[1; 4096]);
     let address = a.as_ptr();
     a.make_mut()[0] = 2;
