@@ -183,9 +183,6 @@ fn journal_runs(
 ) -> Result<()> {
     let handle = fs.start(credits_for_journal(fs, runs) + disk::STORE_CREDITS)?;
     let mut result = Ok(());
-    // Overwritten blocks change the inode only if its times do, and those do not between two ticks of the clock.
-    let size_before = state.disk.size;
-    let is_mapped = runs.iter().all(has_blocks);
     for (index, run) in runs.iter().enumerate() {
         result = journal_run(fs, &handle, inode, state, run);
         match &result {
@@ -200,9 +197,7 @@ fn journal_runs(
         state.disk.size = state.disk.size.max(end.min(shown_size).min(state.size));
     }
     inode.touch_tid(handle.changes(), true);
-    if state.dirty || !is_mapped || state.disk.size != size_before {
-        disk::store(fs, &handle, inode, state)?;
-    }
+    disk::store(fs, &handle, inode, state)?;
     handle.stop();
     result
 }
