@@ -30,9 +30,9 @@ use crate::stats;
 /// Most bytes of barriers whose writes have not ended. A caller beyond waits.
 pub const BARRIER_BYTES_MAX: u64 = 8 << 20;
 
-/// A barrier that has been submitted.
+/// A barrier that has its place: it is submitted, held, or open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SubmittedBarrier {
+pub struct PlacedBarrier {
     /// Its number among all barriers of the mount, from 1.
     pub number: u64,
     /// Blocks that it adds to the areas, at the most.
@@ -162,7 +162,7 @@ impl AreaWriter<'_> {
         hint: usize,
         transaction: UnplacedITransaction,
         is_held: bool,
-    ) -> Result<Option<SubmittedBarrier>> {
+    ) -> Result<Option<PlacedBarrier>> {
         self.journal.check_running()?;
         self.journal.make_room_for_barrier(self.areas)?;
         let Some(blocks) = transaction.blocks_max(self.format()) else { return Ok(None) };
@@ -170,16 +170,16 @@ impl AreaWriter<'_> {
         let (mut sent, mut also_sent) = (Vec::new(), Vec::new());
         let mut state = self.areas.barriers.lock();
         let room = if is_held { None } else { self.room_to_join(&mut state, &transaction, blocks) };
-        let barrier = match room {
+        let taken = match room {
             Some(room) => Some(join(&mut state, room, transaction)),
             None => {
                 sent = self.journal.submit_open(self.areas, &mut state)?;
                 self.begin(&mut state, hint, transaction, blocks, is_held)?
             }
         };
-        let barrier = barrier.map(|barrier| SubmittedBarrier {
-            number: self.areas.barriers.count(&mut state),
-            ..barrier
+        let barrier = taken.map(|Taken { blocks, wants_commit }| {
+            let number = self.areas.barriers.count(&mut state);
+            PlacedBarrier { number, blocks, wants_commit }
         });
         if !state.has_sent() {
             also_sent = self.journal.submit_open(self.areas, &mut state)?;
@@ -212,14 +212,14 @@ impl AreaWriter<'_> {
         transaction: UnplacedITransaction,
         blocks: u32,
         is_held: bool,
-    ) -> Result<Option<SubmittedBarrier>> {
+    ) -> Result<Option<Taken>> {
         let (format, tid) = (*self.format(), transaction.tid);
         let is_committed = |tid| self.journal.is_committed(tid);
         let Some(number) = state.next_number(tid, is_committed) else { return Ok(None) };
+        let own = Numbered { tid, number, last: number };
+        let Some(order) = state.order(Some(own), is_committed) else { return Ok(None) };
         let Some(place) = self.reserve(hint, blocks, tid) else { return Ok(None) };
         if is_held {
-            let own = Numbered { tid, number, last: number };
-            let Some(order) = state.order(Some(own), is_committed) else { return Ok(None) };
             let blocks = transaction.put_together(&format, &order)?;
             let bytes = blocks.iter().map(|block| block.len() as u64).sum();
             self.areas.count(1, place.len);
@@ -229,8 +229,14 @@ impl AreaWriter<'_> {
             state.open = Some(OpenBarriers::new(format, place, number, transaction));
         }
         state.take_number(tid);
-        Ok(Some(SubmittedBarrier { number: 0, blocks, wants_commit: place.is_half_full }))
+        Ok(Some(Taken { blocks, wants_commit: place.is_half_full }))
     }
+}
+
+/// What a barrier has taken of the areas.
+struct Taken {
+    blocks: u32,
+    wants_commit: bool,
 }
 
 /// What a barrier needs to go with those that are open; reserved.
@@ -240,11 +246,7 @@ struct Room {
     is_half_full: bool,
 }
 
-fn join(
-    state: &mut BarrierState,
-    room: Room,
-    transaction: UnplacedITransaction,
-) -> SubmittedBarrier {
+fn join(state: &mut BarrierState, room: Room, transaction: UnplacedITransaction) -> Taken {
     let Room { joining, number, is_half_full } = room;
     let tid = transaction.tid;
     if let Some(open) = &mut state.open
@@ -252,5 +254,5 @@ fn join(
     {
         state.take_number(tid);
     }
-    SubmittedBarrier { number: 0, blocks: joining.more, wants_commit: is_half_full }
+    Taken { blocks: joining.more, wants_commit: is_half_full }
 }

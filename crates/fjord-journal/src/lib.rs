@@ -75,7 +75,7 @@ mod wanted_parts;
 pub use admission::room_waits_of_this_thread;
 pub use area::{AreaStats, UnplacedITransaction, write_table};
 pub use area_writer::{AreaWrite, AreaWriter, Submitted};
-pub use barriers::{BARRIER_BYTES_MAX, SubmittedBarrier};
+pub use barriers::{BARRIER_BYTES_MAX, PlacedBarrier};
 pub use buffer::{Buffer, BufferKind, ReadGuard, WriteGuard};
 pub use error::{JournalError, Result};
 pub use fast_commit_area::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};

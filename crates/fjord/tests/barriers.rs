@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fjord::{
     Cred, Epoch, Error, Fs, FsyncPolicyKind, IjournalAreas, InodeRef, MemDevice, MkfsOptions,
-    MountOptions, XattrFlags,
+    MountOptions, SetAttr, XattrFlags,
 };
 use fjord_testkit::gate_device::{Cache, GateDevice, is_durable};
 use fjord_testkit::rng::{Rng, mix, seed_from_env};
@@ -32,8 +32,12 @@ fn rig(cache: Cache) -> Rig {
 
 /// Files whose blocks are there.
 fn rig_with(cache: Cache, options: MountOptions) -> Rig {
-    let device = Arc::new(MemDevice::new(256 << 20));
-    let areas = IjournalAreas::Areas { count: 2, area_bytes: 16 << 20 };
+    rig_of(256 << 20, 16 << 20, cache, options)
+}
+
+fn rig_of(image_bytes: u64, area_bytes: u64, cache: Cache, options: MountOptions) -> Rig {
+    let device = Arc::new(MemDevice::new(image_bytes));
+    let areas = IjournalAreas::Areas { count: 2, area_bytes };
     let made = MkfsOptions { ijournal: areas, ..MkfsOptions::default() };
     let fs = Fs::create_on(device.clone(), &made, &MountOptions::default()).expect("a file system");
     for number in 0..FILES {
@@ -275,6 +279,48 @@ fn a_failure_is_told_to_all_who_ask() {
     drop(rig.files);
     // It reports the failure.
     let _ = rig.fs.unmount();
+}
+
+/// Files grow with a barrier call for each piece until there is no space; then one makes room, and it goes on.
+#[test]
+fn a_full_image_is_told_and_loses_nothing() {
+    let rig = rig_of(32 << 20, 1 << 20, Cache::Volatile, MountOptions::default());
+    let mut sizes = [FILE_BYTES as u64; FILES];
+    let mut calls = 0;
+    for _ in 0..3 {
+        let refused = loop {
+            let number = calls % FILES;
+            let (file, piece) = (&rig.files[number], [calls as u8; 30_000]);
+            calls += 1;
+            assert!(calls < 20_000, "it never fills");
+            match file.write(sizes[number], &piece) {
+                Ok(count) => sizes[number] += count as u64,
+                Err(error) => break error,
+            }
+            match file.barrier(true) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.errno(), libc::ENOSPC, "{refused}");
+        rig.fs.sync().expect("sync");
+        let fs = recovered(&rig.gate.durable_image());
+        for (number, &size) in sizes.iter().enumerate() {
+            assert_eq!(fs.read(format!("/f{number}")).expect("it is there").len() as u64, size);
+        }
+        fs.unmount().expect("unmount");
+        let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+        rig.files[calls % FILES].set_attr(&empty, &Cred::root()).expect("room");
+        sizes[calls % FILES] = 0;
+        // What was freed is free once a commit has it.
+        rig.fs.sync().expect("sync");
+    }
+    let last = rig.order(0, 9);
+    rig.fs.wait_durable(last).expect("durable");
+    let fs = recovered(&rig.gate.durable_image());
+    assert_eq!(fs.read("/f0").expect("it is there")[0], 9);
+    fs.unmount().expect("unmount");
+    rig.end();
 }
 
 /// Contents of the files by version: byte `v` at offset 0 is the version.
