@@ -263,16 +263,11 @@ impl State {
     }
 }
 
-impl Starter {
-    fn submit(&self, class: Class, along_bytes: u64) -> Vec<Ticket> {
-        let shared = self.shared.upgrade();
-        shared.map_or_else(Vec::new, |it| it.submit(self.offset, self.number, class, along_bytes))
-    }
-}
-
 impl Driver for Starter {
     fn drive(&self, _: &Arc<TicketCore>) {
-        let submitted = self.submit(Class::Sync, 0);
+        let shared = self.shared.upgrade();
+        let submitted = shared.map(|it| it.submit(self.offset, self.number, Class::Sync, 0));
+        let submitted = submitted.unwrap_or_default();
         if let Some(ticket) = submitted.first().or_else(|| self.request.get()) {
             // This thread drives the device; the result reaches the waiters through `watch`.
             ticket.finish();
@@ -280,13 +275,13 @@ impl Driver for Starter {
     }
 
     fn start(&self, _: &Arc<TicketCore>) {
-        let submitted = self.submit(Class::Async, ALONG_BYTES);
-        if !submitted.is_empty() {
-            submitted.iter().for_each(Ticket::start);
-        } else if self.shared.strong_count() > 0 {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let submitted = shared.submit(self.offset, self.number, Class::Async, ALONG_BYTES);
+        if submitted.is_empty() {
             // Another thread took it out of the queue and may not have submitted it yet.
             self.request.wait().start();
         }
+        submitted.iter().for_each(Ticket::start);
     }
 }
 

@@ -217,9 +217,13 @@ impl AreaWriter<'_> {
         let is_committed = |tid| self.journal.is_committed(tid);
         let Some(number) = state.next_number(tid, is_committed) else { return Ok(None) };
         let own = Numbered { tid, number, last: number };
-        let Some(order) = state.order(Some(own), is_committed) else { return Ok(None) };
+        // The others get theirs when they are submitted.
+        let order = match is_held.then(|| state.order(Some(own), is_committed)) {
+            Some(None) => return Ok(None),
+            order => order.flatten(),
+        };
         let Some(place) = self.reserve(hint, blocks, tid) else { return Ok(None) };
-        if is_held {
+        if let Some(order) = order {
             let blocks = transaction.put_together(&format, &order)?;
             let bytes = blocks.iter().map(|block| block.len() as u64).sum();
             self.areas.count(1, place.len);

@@ -4,7 +4,6 @@
 //! Owns the server: it ends with its turn, whatever becomes of that.
 
 use std::fs;
-use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,12 +14,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::plan::Plan;
 use crate::error::{BenchError, Result};
-use crate::target::Stand;
+use crate::target::{Stand, output_of};
 use crate::workload::{Sample, Switches, new_histogram};
 
 /// Threads of sysbench, each with a connection.
 const CONNECTION_COUNT: u32 = 8;
 const ROW_COUNT: u32 = 1_000;
+/// The server's log; by default it takes a third of a quick figure's device.
+const LOG_SIZE: &str = "--innodb-log-file-size=32M";
 /// The server begins or ends within this time, on a slow device too.
 const SERVER_PATIENCE: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(20);
@@ -52,8 +53,9 @@ fn system_tables(stand: &Stand) -> Result<PathBuf> {
     }
     let unfinished = stand.work_dir().join("mariadb-unfinished");
     let arg = format!("--datadir={}", unfinished.display());
-    let args = ["--no-defaults", "--auth-root-authentication-method=normal", "--user=root", &arg];
-    output_of("mariadb-install-db", &args)?;
+    let root = "--auth-root-authentication-method=normal";
+    let args = ["--no-defaults", root, "--user=root", LOG_SIZE, &arg];
+    output_of("mariadb-install-db", &args, &[])?;
     fs::rename(&unfinished, &made)
         .map_err(BenchError::io(format!("rename {}", unfinished.display())))?;
     Ok(made)
@@ -87,7 +89,7 @@ impl Server {
         let arg = |name: &str, path: &Path| format!("--{name}={}", path.display());
         let (log, pid) = (data.join("server.log"), data.join("pid"));
         let child = Command::new("mariadbd")
-            .args(["--no-defaults", "--user=root", "--skip-networking"])
+            .args(["--no-defaults", "--user=root", "--skip-networking", LOG_SIZE])
             .args([arg("datadir", data), arg("socket", &socket)])
             .args([arg("log-error", &log), arg("pid-file", &pid)])
             .stdin(Stdio::null())
@@ -154,26 +156,7 @@ fn sysbench(server: &Server, more: &[&str]) -> Result<String> {
     let mut args = vec!["oltp_insert", &socket, "--mysql-user=root", "--mysql-db=test"];
     args.extend(["--tables=1", &rows, &threads]);
     args.extend(more);
-    output_of("sysbench", &args)
-}
-
-fn output_of(program: &str, args: &[&str]) -> Result<String> {
-    let mut child = Command::new(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|source| BenchError::MissingProgram { program: program.into(), source })?;
-    let mut text = String::new();
-    let read = child.stdout.take().map_or(Ok(0), |mut out| out.read_to_string(&mut text));
-    let status =
-        read.and_then(|_| child.wait()).map_err(BenchError::io(format!("run {program}")))?;
-    if status.success() {
-        return Ok(text);
-    }
-    let command = format!("{program} {}", args.join(" "));
-    Err(BenchError::Command { command, message: text.trim().to_owned() })
+    output_of("sysbench", &args, &[])
 }
 
 /// What sysbench told: the time, and a histogram of milliseconds with a count at each.

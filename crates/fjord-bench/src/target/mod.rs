@@ -23,7 +23,7 @@ pub(crate) use device::Device;
 pub use device::DeviceKind;
 pub(crate) use library::LibraryFs;
 pub(crate) use model::{Model, Trace};
-pub(crate) use mount::{KernelMount, Medium, Mount, run_program};
+pub(crate) use mount::{KernelMount, Medium, Mount, output_of, run_program};
 pub(crate) use posix::PosixFs;
 
 use fjord::MountOptions;

@@ -23,7 +23,7 @@ pub(crate) fn run_program(program: &str, args: &[&str], paths: &[&Path]) -> Resu
     output_of(program, args, paths).map(drop)
 }
 
-pub(super) fn output_of(program: &str, args: &[&str], paths: &[&Path]) -> Result<String> {
+pub(crate) fn output_of(program: &str, args: &[&str], paths: &[&Path]) -> Result<String> {
     let output = Command::new(program)
         .args(args)
         .args(paths)
@@ -35,7 +35,9 @@ pub(super) fn output_of(program: &str, args: &[&str], paths: &[&Path]) -> Result
     }
     let paths = paths.iter().map(|path| path.display().to_string());
     let words: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).chain(paths).collect();
-    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    // Sysbench says it on its standard output.
+    let said = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
+    let message = String::from_utf8_lossy(said).trim().to_owned();
     Err(BenchError::Command { command: format!("{program} {}", words.join(" ")), message })
 }
 

@@ -229,7 +229,8 @@ impl BarrierState {
     }
 }
 
-fn newest(tids: impl Iterator<Item = Tid>) -> Option<Tid> {
+/// The newest of some transactions.
+pub(super) fn newest(tids: impl Iterator<Item = Tid>) -> Option<Tid> {
     tids.reduce(|one, other| if other.newer_than(one) { other } else { one })
 }
 

@@ -85,7 +85,8 @@ impl Ring {
         (len <= oldest.start - self.head).then_some(self.head)
     }
 
-    /// Makes the piece at `start` longer. Fails if it is not the newest one, or there are no blocks behind it.
+    /// Makes the piece at `start` longer. Fails if it is not the newest one, or there are no blocks behind it; by no
+    /// blocks never.
     pub(super) fn extend(&mut self, start: u32, more: u32) -> bool {
         if more == 0 {
             return true;

@@ -15,6 +15,7 @@ use fjord_format::ijournal::{AreaFormat, AreaTable, Header, ITransaction, behind
 use fjord_format::jbd2::Superblock;
 use fjord_format::types::Tid;
 
+use super::barriers::newest;
 use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
 
@@ -113,7 +114,7 @@ fn drop_behind_gaps(found: &mut Vec<ITransaction>, committed: Tid) -> Option<Tid
         let count = dropped.len();
         tracing::info!(count, "i-transactions come behind a barrier that a crash has cut off");
     }
-    dropped.into_iter().reduce(|one, other| if other.newer_than(one) { other } else { one })
+    newest(dropped.into_iter())
 }
 
 fn scan_area(

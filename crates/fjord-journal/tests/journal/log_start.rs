@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use fjord_block::epoch::EpochDevice;
 use fjord_block::{
-    AlignedBuf, Capabilities, Class, Completer, Device, DeviceExt, Driver, FaultAction, FaultMatch,
-    FaultRule, IoOp, ReadTicket, Request, Ticket, TicketCore,
+    AlignedBuf, Capabilities, Class, Device, DeviceExt, FaultAction, FaultMatch, FaultRule, IoOp,
+    ReadTicket, Request, Ticket,
 };
 use fjord_format::jbd2::{BlockHeader, BlockType, ChecksumVersion, SUPERBLOCK_BYTES, Superblock};
 use fjord_journal::Journal;
 use parking_lot::Mutex;
 
-use crate::rig::{JOURNAL_START, Recorder, Rig, set_value};
+use crate::rig::{JOURNAL_START, Recorder, Rig, on_wait, set_value};
 
 const BLOCK_SIZE: usize = 1024;
 const BLOCK: u64 = 7;
@@ -24,21 +24,6 @@ struct Lazy {
     start: Mutex<Option<Ticket>>,
     /// At each write of log blocks and of commit blocks: whether the superblock was written.
     seen: Mutex<Vec<(BlockType, bool)>>,
-}
-
-struct OnWait {
-    device: Arc<Recorder>,
-    write: Mutex<Option<(Request, Completer)>>,
-}
-
-impl Driver for OnWait {
-    fn drive(&self, _: &Arc<TicketCore>) {
-        if let Some((request, completer)) = self.write.lock().take() {
-            completer.complete(self.device.submit_one(request).wait());
-        }
-    }
-
-    fn start(&self, _: &Arc<TicketCore>) {}
 }
 
 impl Lazy {
@@ -54,12 +39,7 @@ impl Lazy {
         if *offset != SUPERBLOCK_OFFSET || *fua {
             return self.device.submit_one(request);
         }
-        let (ticket, completer) = Ticket::pending(None);
-        // Its driver holds it until the write, and it holds its driver.
-        let driver = OnWait { device: self.device.clone(), write: Mutex::default() };
-        let driver = Arc::new(driver);
-        completer.set_driver(driver.clone());
-        *driver.write.lock() = Some((request, completer));
+        let ticket = on_wait(self.device.clone(), request);
         *self.start.lock() = Some(ticket.clone());
         ticket
     }

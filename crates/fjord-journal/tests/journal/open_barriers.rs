@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
-use fjord_block::{
-    AlignedBuf, Capabilities, Class, Completer, Device, Driver, ReadTicket, Request, Ticket,
-    TicketCore,
-};
+use fjord_block::{AlignedBuf, Capabilities, Class, Device, ReadTicket, Request, Ticket};
 use fjord_format::types::{InodeNo, Tid};
 use fjord_journal::Journal;
-use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::areas::{change, i_transaction_of, rig, sub_ids};
-use crate::rig::{Event, Recorder, Rig, Survival, crash};
+use crate::rig::{Event, Recorder, Rig, Survival, crash, on_wait};
 
 /// The first block behind the log.
 const AREAS_BLOCK: u64 = 1230;
@@ -22,21 +18,6 @@ const AREAS_BLOCK: u64 = 1230;
 #[derive(Debug)]
 struct Lazy(Arc<Recorder>);
 
-struct OnWait {
-    device: Arc<Recorder>,
-    write: Mutex<Option<(Request, Completer)>>,
-}
-
-impl Driver for OnWait {
-    fn drive(&self, _: &Arc<TicketCore>) {
-        if let Some((request, completer)) = self.write.lock().take() {
-            completer.complete(self.device.submit(vec![request])[0].wait());
-        }
-    }
-
-    fn start(&self, _: &Arc<TicketCore>) {}
-}
-
 impl Lazy {
     fn submit_one(&self, request: Request) -> Ticket {
         let (_, offset, _) = request.extent();
@@ -44,11 +25,7 @@ impl Lazy {
         if !is_in_areas || !matches!(request, Request::Write { .. }) {
             return self.0.submit(vec![request]).remove(0);
         }
-        let (ticket, completer) = Ticket::pending(None);
-        let driver = Arc::new(OnWait { device: self.0.clone(), write: Mutex::default() });
-        completer.set_driver(driver.clone());
-        *driver.write.lock() = Some((request, completer));
-        ticket
+        on_wait(self.0.clone(), request)
     }
 }
 

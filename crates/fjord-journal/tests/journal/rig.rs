@@ -59,6 +59,31 @@ impl Driver for Awaited {
     fn start(&self, _: &Arc<TicketCore>) {}
 }
 
+/// A request that the device gets when a thread waits for it.
+pub(crate) fn on_wait(device: Arc<Recorder>, request: Request) -> Ticket {
+    let (ticket, completer) = Ticket::pending(None);
+    // Its driver holds it until then, and it holds its driver.
+    let driver = Arc::new(OnWait { device, request: Mutex::default() });
+    completer.set_driver(driver.clone());
+    *driver.request.lock() = Some((request, completer));
+    ticket
+}
+
+struct OnWait {
+    device: Arc<Recorder>,
+    request: Mutex<Option<(Request, Completer)>>,
+}
+
+impl Driver for OnWait {
+    fn drive(&self, _: &Arc<TicketCore>) {
+        if let Some((request, completer)) = self.request.lock().take() {
+            completer.complete(self.device.submit_one(request).wait());
+        }
+    }
+
+    fn start(&self, _: &Arc<TicketCore>) {}
+}
+
 /// One request as it was submitted.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
