@@ -17,6 +17,7 @@ use std::sync::Arc;
 use fjord_block::sim::{SimDevice, SimStats};
 use serde::{Deserialize, Serialize};
 
+use crate::abi::InitFlags;
 use crate::mount::{self, FuseOptions, MountHandle, Mounted};
 use crate::server::ServeError;
 use crate::session::{Session, SessionConfig};
@@ -122,12 +123,16 @@ impl SimServer {
         let options = FuseOptions::default();
         let depth = device.profile().queue_depth as usize;
         let mounted = mount::mount_plain(SUBTYPE, source, dir, &options)?;
+        let default = SessionConfig::default();
         let config = SessionConfig {
+            // So that one caller, such as a loop device, can have many commands under way. The disk has no
+            // pages in the kernel's cache.
+            flags: default.flags | InitFlags::ASYNC_DIO,
             // One worker waits for each command under way; some more keep the queue filled.
             threads_max: 2 * depth + 8,
             threads_idle_max: depth + 4,
             background_max: (2 * depth).max(16) as u16,
-            ..SessionConfig::default()
+            ..default
         };
         let session = Session::new(mounted.transport(), SimHandler::new(device), config);
         if let Err(e) = session.init() {
