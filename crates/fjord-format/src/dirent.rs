@@ -123,12 +123,24 @@ impl DirEntry<'_> {
     pub fn is_dot_or_dotdot(&self) -> bool {
         matches!(self.name, b"." | b"..")
     }
+}
 
+/// A record as far as searches and insertions look at it: all lengths are checked, the bytes of the name
+/// are not. Of a directory they go through it is most of the time.
+#[derive(Clone, Copy)]
+struct Shape<'a> {
+    offset: usize,
+    rec_len: usize,
+    is_used: bool,
+    name: &'a [u8],
+}
+
+impl Shape<'_> {
     /// Bytes that a new record could take here.
     fn free_bytes(&self) -> usize {
-        match self.inode {
-            Some(_) => self.rec_len.saturating_sub(rec_len_for(self.name.len())),
-            None => self.rec_len,
+        match self.is_used {
+            true => self.rec_len.saturating_sub(rec_len_for(self.name.len())),
+            false => self.rec_len,
         }
     }
 }
@@ -251,6 +263,22 @@ impl DirFormat {
         is_sound.then_some(rec_len)
     }
 
+    /// The shape of the record at `offset`, if it breaks no rule about lengths and inode numbers.
+    fn shape_at<'a>(&self, area: &'a [u8], offset: usize) -> Option<Shape<'a>> {
+        let bytes = area.get(offset..)?;
+        let [i0, i1, i2, i3, r0, r1, name_len, _] = *bytes.first_chunk::<HEADER_BYTES>()?;
+        let inode = u32::from_le_bytes([i0, i1, i2, i3]);
+        let rec_len = rec_len_from_disk(u16::from_le_bytes([r0, r1]), self.block_bytes);
+        let name_len = usize::from(name_len);
+        let rest = bytes.len().checked_sub(rec_len)?;
+        let is_sound = rec_len >= rec_len_for(name_len).max(REC_LEN_MIN)
+            && rec_len.is_multiple_of(4)
+            && (rest == 0 || rest >= REC_LEN_MIN)
+            && inode <= self.inodes_count;
+        let name = bytes.get(HEADER_BYTES..HEADER_BYTES.saturating_add(name_len))?;
+        is_sound.then_some(Shape { offset, rec_len, is_used: inode != 0, name })
+    }
+
     /// Decodes and checks the record at `offset`.
     ///
     /// # Errors
@@ -324,6 +352,25 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
+/// The shapes of the records of an area; errors as of [`records`], but for the bytes of names.
+fn shapes<'a>(area: &'a [u8], format: &DirFormat) -> impl Iterator<Item = Result<Shape<'a>>> {
+    let format = *format;
+    let mut offset = 0;
+    std::iter::from_fn(move || {
+        if offset >= area.len() {
+            return None;
+        }
+        if let Some(shape) = format.shape_at(area, offset) {
+            offset = offset.saturating_add(shape.rec_len);
+            return Some(Ok(shape));
+        }
+        let error = format.entry_at(area, offset).err()?;
+        let rec_len = format.sound_rec_len(area, offset);
+        offset = rec_len.map_or(area.len(), |len| offset.saturating_add(len));
+        Some(Err(error))
+    })
+}
+
 /// Every record of the area, free ones too. After an error come the records behind it, if the length of the
 /// damaged one is sound.
 pub fn records<'a>(area: &'a [u8], format: &DirFormat) -> Records<'a> {
@@ -341,12 +388,18 @@ pub fn entries<'a>(
 /// The entry with this name, also behind damage.
 ///
 /// # Errors
-/// [`FormatError::Corrupt`] when a record breaks a rule, and no other has the name.
+/// [`FormatError::Corrupt`] when a record breaks a rule about lengths or inode numbers, and no other has the
+/// name.
 pub fn find<'a>(area: &'a [u8], format: &DirFormat, name: &[u8]) -> Result<Option<DirEntry<'a>>> {
     let mut damage = None;
-    for entry in entries(area, format) {
-        match entry {
-            Ok(entry) if entry.name == name => return Ok(Some(entry)),
+    for shape in shapes(area, format) {
+        match shape {
+            Ok(shape) if shape.is_used && shape.name == name => {
+                match format.entry_at(area, shape.offset) {
+                    Ok(entry) => return Ok(Some(entry)),
+                    Err(error) => damage = damage.or(Some(error)),
+                }
+            }
             Ok(_) => {}
             Err(error) => damage = damage.or(Some(error)),
         }
@@ -373,8 +426,8 @@ pub fn is_empty(area: &[u8], format: &DirFormat) -> Result<bool> {
 /// [`FormatError::Corrupt`] when a record breaks a rule.
 pub fn has_room(area: &[u8], format: &DirFormat, name_len: usize) -> Result<bool> {
     let need = rec_len_for(name_len);
-    for entry in records(area, format) {
-        if entry?.free_bytes() >= need {
+    for shape in shapes(area, format) {
+        if shape?.free_bytes() >= need {
             return Ok(true);
         }
     }
@@ -387,8 +440,8 @@ pub fn has_room(area: &[u8], format: &DirFormat, name_len: usize) -> Result<bool
 /// [`FormatError::Corrupt`] when a record breaks a rule.
 pub fn largest_room_bytes(area: &[u8], format: &DirFormat) -> Result<usize> {
     let mut largest = 0;
-    for entry in records(area, format) {
-        largest = largest.max(entry?.free_bytes());
+    for shape in shapes(area, format) {
+        largest = largest.max(shape?.free_bytes());
     }
     Ok(largest)
 }
@@ -409,13 +462,13 @@ pub fn insert(
     check_new_entry(format, name, inode)?;
     let need = rec_len_for(name.len());
     let mut place = None;
-    for entry in records(area, format) {
-        let entry = entry?;
-        if entry.inode.is_some() && entry.name == name {
-            return Ok(Inserted::Exists(entry.offset));
+    for shape in shapes(area, format) {
+        let shape = shape?;
+        if shape.is_used && shape.name == name {
+            return Ok(Inserted::Exists(shape.offset));
         }
-        if place.is_none() && entry.free_bytes() >= need {
-            place = Some((entry.offset, entry.rec_len, entry.free_bytes()));
+        if place.is_none() && shape.free_bytes() >= need {
+            place = Some((shape.offset, shape.rec_len, shape.free_bytes()));
         }
     }
     let Some((offset, rec_len, free)) = place else {

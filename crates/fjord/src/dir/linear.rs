@@ -7,7 +7,6 @@ use std::sync::Arc;
 use fjord_format::dirent::{self, Inserted};
 use fjord_format::{BlockNo, LogicalBlock};
 use fjord_journal::{Buffer, Handle};
-use rustix::io::Errno;
 
 use super::block::{self, Damage, Located};
 use super::{Dir, Found, NewEntry, Place, early_room_bytes, htree};
@@ -109,9 +108,6 @@ pub(super) fn insert(
 ) -> Result<()> {
     let format = dir.format();
     let place = each_block(dir, state, |lblk, area| {
-        if dirent::find(area, format, new.name).map_err(dir.damaged(lblk))?.is_some() {
-            return Err(Errno::EXIST.into());
-        }
         let room = dirent::has_room(area, format, new.name.len()).map_err(dir.damaged(lblk))?;
         Ok(room.then_some(lblk))
     })?;
@@ -119,6 +115,7 @@ pub(super) fn insert(
         return block::edit(dir, h, state, lblk, |area| {
             match dirent::insert(area, format, new.name, new.ino, new.file_type)? {
                 Inserted::At(_) => Ok(()),
+                // The caller has looked for the name, and holds the lock.
                 Inserted::Exists(_) | Inserted::NoRoom => Err(lost_room()),
             }
         });
