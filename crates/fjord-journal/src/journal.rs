@@ -72,6 +72,8 @@ pub(crate) struct Inner {
     pub(crate) thread: Option<JournalThread>,
     /// Definition of the parts, for partial commits. Set once, while no transaction runs.
     pub(crate) parts: OnceLock<Box<dyn PartRules>>,
+    /// What the file system adds before a full commit. Set once, while no transaction runs.
+    pub(crate) last_changes: OnceLock<Box<dyn LastRules>>,
     /// One transaction may use the whole log, and none is committed to free space.
     pub(crate) whole_log: AtomicBool,
     /// Shared by threads that checkpoint; who needs the log and the versions as they are has it alone. Held
@@ -119,15 +121,26 @@ pub(crate) trait PartRules: Send + Sync {
 
     /// Whether a partial commit is possible now.
     fn is_ready(&self, chosen: &PartSet) -> bool;
+}
 
-    /// Adds the last changes to a transaction before its full commit, under a handle with this grant.
-    fn before_whole_commit(&self, journal: &Journal, admitted: Admitted) -> Result<()>;
+/// [`crate::LastChanges`], likewise.
+pub(crate) trait LastRules: Send + Sync {
+    /// Whether there is something to add now.
+    fn are_pending(&self) -> bool;
+
+    /// Adds it, under a handle with this grant.
+    fn add(&self, journal: &Journal, admitted: Admitted) -> Result<()>;
 }
 
 impl Journal {
     /// The parts of the file system, if it has any.
     pub(crate) fn parts(&self) -> Option<&dyn PartRules> {
         self.inner.parts.get().map(|rules| &**rules)
+    }
+
+    /// What the file system adds before a full commit, if it ever does.
+    pub(crate) fn last_changes(&self) -> Option<&dyn LastRules> {
+        self.inner.last_changes.get().map(|rules| &**rules)
     }
 
     /// Whether a commit begins as soon as the one before is dispatched.

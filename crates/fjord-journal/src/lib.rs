@@ -23,7 +23,7 @@
 //! |---|---|
 //! | calls | `open`, `close`, `requests`, `admission` (handles that start), `fast_commit` |
 //! | commits | `commit` |
-//! | mechanisms | `part`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `barriers`, `barrier_writes`, `roles` |
+//! | mechanisms | `part`, `last_changes`, `handle`, `reservation`, `open_handles`, `checkpoint`, `area_writer`, `barriers`, `barrier_writes`, `roles` |
 //! | what they share | `journal` |
 //! | data | `state`, `pipeline`, `transaction`, `gate`, `buffer`, `live_buffers`, `checkpoint_writes`, `checkpoint_claims`, `request_queue`, `wanted_parts`, `fast_commit_area`, `area`, `part_set`, `commit_pieces`, `journal_thread`, `log`, `map`, `stats`, `options`, `sequence`, `error` |
 //!
@@ -50,6 +50,7 @@ mod gate;
 mod handle;
 mod journal;
 mod journal_thread;
+mod last_changes;
 mod late_joiners;
 mod live_buffers;
 mod log;
@@ -81,6 +82,7 @@ pub use error::{JournalError, Result};
 pub use fast_commit_area::{DataNeeds, FastCommitOutcome, FastCommitRequest, FastCommitTicket};
 pub use handle::Handle;
 pub use journal::Journal;
+pub use last_changes::LastChanges;
 pub use map::{JournalExtent, JournalMap};
 pub use options::{FitReplayed, JournalIo, JournalLists, JournalOptions, PipelineMode};
 pub use part::Parts;

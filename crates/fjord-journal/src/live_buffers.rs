@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::types::{BlockNo, Tid};
+use foldhash::fast::RandomState;
 
 use crate::buffer::{Buffer, Joined, WriteGuard};
 use crate::error::{JournalError, Result};
@@ -16,7 +17,7 @@ use crate::error::{JournalError, Result};
 /// More than threads that change metadata at a time; fewer where a model check tries each order of locks.
 const SHARD_COUNT: usize = if cfg!(feature = "model") { 2 } else { 64 };
 
-type Shard = Mutex<HashMap<BlockNo, Arc<Buffer>>>;
+type Shard = Mutex<HashMap<BlockNo, Arc<Buffer>, RandomState>>;
 
 /// The live buffers of a journal.
 pub(crate) struct LiveBuffers {
@@ -26,7 +27,7 @@ pub(crate) struct LiveBuffers {
 
 impl Default for LiveBuffers {
     fn default() -> LiveBuffers {
-        let shard = |_| Mutex::new(Rank::LiveBuffers, HashMap::new());
+        let shard = |_| Mutex::new(Rank::LiveBuffers, HashMap::default());
         LiveBuffers { shards: std::array::from_fn(shard) }
     }
 }

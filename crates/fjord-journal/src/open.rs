@@ -137,6 +137,7 @@ impl Journal {
             commit_time: options.commit_time,
             transaction_blocks_max: max,
             parts: OnceLock::new(),
+            last_changes: OnceLock::new(),
             checkpoint_lock: RwLock::new(Rank::Checkpoint, ()),
             checkpoint_claims: CheckpointClaims::default(),
             tail_lock: Mutex::new(Rank::CheckpointTail, ()),

@@ -16,10 +16,8 @@ use std::sync::Arc;
 use fjord_format::types::BlockNo;
 
 use crate::error::{JournalError, Result};
-use crate::handle::Handle;
 use crate::journal::{Journal, PartRules};
 use crate::part_set::{Part, PartSet};
-use crate::transaction::Admitted;
 
 /// Definition of the parts of a file system.
 pub trait Parts: Send + Sync {
@@ -32,16 +30,10 @@ pub trait Parts: Send + Sync {
     /// have the length of a block.
     fn copy_entries(&self, block: BlockNo, current: &[u8], version: &mut [u8], chosen: &PartSet);
 
-    /// Whether a partial commit is possible now; if not, [`Parts::before_whole_commit`] has changes
-    /// to add.
+    /// Whether a partial commit is possible now; if not, [`LastChanges`](crate::LastChanges) are to be
+    /// added first, which only a full commit does.
     fn is_ready(&self, _chosen: &PartSet) -> bool {
         true
-    }
-
-    /// Adds the last changes to a transaction before its full commit, under a handle: at most one
-    /// new block. No other handle is open; must not wait for any.
-    fn before_whole_commit(&self, _handle: &Handle) -> Result<()> {
-        Ok(())
     }
 }
 
@@ -69,12 +61,5 @@ impl PartRules for Arc<dyn Parts> {
 
     fn is_ready(&self, chosen: &PartSet) -> bool {
         (**self).is_ready(chosen)
-    }
-
-    fn before_whole_commit(&self, journal: &Journal, admitted: Admitted) -> Result<()> {
-        let handle = Handle::new(journal.clone(), admitted);
-        let done = (**self).before_whole_commit(&handle);
-        handle.stop();
-        done
     }
 }

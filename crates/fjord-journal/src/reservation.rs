@@ -13,8 +13,7 @@ use crate::options::JournalLists;
 use crate::state::State;
 use crate::transaction::Transaction;
 
-/// Blocks that [`Parts::before_whole_commit`](crate::Parts::before_whole_commit) may add to a
-/// transaction.
+/// Blocks that [`LastChanges`](crate::LastChanges) may add to a transaction.
 pub(crate) const ADDED_BLOCKS: u32 = 1;
 
 impl Journal {
@@ -26,7 +25,7 @@ impl Journal {
 
     /// Most blocks of a transaction that takes so many log blocks.
     fn blocks_in(&self, log: &Log, log_blocks: u32) -> u32 {
-        let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
+        let added = if self.last_changes().is_some() { ADDED_BLOCKS } else { 0 };
         // A full commit that ends a fast-commit stream leaves a block unused.
         let hidden = u32::from(self.inner.area.is_some());
         let room = u64::from(log_blocks.saturating_sub(1 + hidden));
@@ -75,7 +74,7 @@ impl Journal {
     /// Log blocks of a transaction with `blocks` buffers and revoke blocks.
     pub(crate) fn log_blocks_needed(&self, blocks: u32) -> u32 {
         let Some(log) = &self.inner.log else { return 0 };
-        let added = if self.parts().is_some() { ADDED_BLOCKS } else { 0 };
+        let added = if self.last_changes().is_some() { ADDED_BLOCKS } else { 0 };
         // A full commit that ends a fast-commit stream leaves a block unused.
         let hidden = u32::from(self.inner.area.is_some());
         let blocks = blocks.saturating_add(added);

@@ -4,8 +4,8 @@
 //! `i_dtime`), the orphan file, and their processing at mount.
 //!
 //! Invariants: an inode whose blocks would be lost by a crash is recorded before its transaction
-//! ends (with partial commits, just before the freeze of a full commit: most have been deleted by
-//! then); `OrphanTable::list` mirrors the on-disk list, head first; the next pointer of a listed
+//! commits (in the orphan file at once; on the list just before the freeze of a full commit: most have
+//! been deleted by then); `OrphanTable::list` mirrors the on-disk list, head first; the next pointer of a listed
 //! inode is taken from there whenever the inode is stored.
 //!
 //! Locking: `serial` is taken with a handle open, after inode state locks and before buffers,
@@ -13,12 +13,13 @@
 //! order. The table's own lock is a leaf.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use fjord_block::lock::{Mutex, MutexGuard, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_format::{BlockNo, InodeNo, checksum, orphan_file};
-use fjord_journal::Handle;
+use fjord_journal::{Handle, JournalError, LastChanges};
 
 use crate::error::{Error, Result};
 use crate::file::truncate;
@@ -33,8 +34,8 @@ pub(crate) const CREDITS: u32 = 4;
 struct OrphanState {
     /// Inodes on the linked list, head first.
     list: Vec<InodeNo>,
-    /// Inodes that the running transaction made orphans and no commit has as such, where
-    /// groups commit alone: see [`record_all`].
+    /// Inodes that the running transaction made orphans and no commit has as such: see
+    /// [`FreshOrphans`].
     unrecorded: Vec<InodeNo>,
     /// Blocks of the orphan file with the seed of their checksums, if there is one.
     file: Vec<BlockNo>,
@@ -48,6 +49,8 @@ pub(crate) struct OrphanTable {
     state: Mutex<OrphanState>,
     /// Held while the record changes, and while a listed inode is stored.
     serial: Mutex<()>,
+    /// Whether `unrecorded` has any, for whoever commits; changes under the lock of `state`.
+    has_unrecorded: AtomicBool,
 }
 
 impl Default for OrphanTable {
@@ -55,6 +58,7 @@ impl Default for OrphanTable {
         OrphanTable {
             state: Mutex::new(Rank::OrphanState, OrphanState::default()),
             serial: Mutex::new(Rank::OrphanSerial, ()),
+            has_unrecorded: AtomicBool::new(false),
         }
     }
 }
@@ -87,6 +91,32 @@ impl OrphanTable {
     pub(crate) fn unrecorded(&self) -> Vec<InodeNo> {
         self.state.lock().unrecorded.clone()
     }
+
+    fn add_unrecorded(&self, ino: InodeNo) {
+        let mut state = self.state.lock();
+        state.unrecorded.push(ino);
+        self.has_unrecorded.store(true, Ordering::Release);
+    }
+
+    /// Whether it was among them.
+    fn remove_unrecorded(&self, ino: InodeNo) -> bool {
+        let mut state = self.state.lock();
+        let at = state.unrecorded.iter().rposition(|&other| other == ino);
+        if let Some(at) = at {
+            state.unrecorded.swap_remove(at);
+            self.has_unrecorded.store(!state.unrecorded.is_empty(), Ordering::Release);
+        }
+        at.is_some()
+    }
+
+    /// Puts those that were unrecorded at the head of the list, and returns them.
+    fn list_unrecorded(&self) -> Vec<InodeNo> {
+        let mut state = self.state.lock();
+        let fresh = std::mem::take(&mut state.unrecorded);
+        state.list.splice(0..0, fresh.iter().copied());
+        self.has_unrecorded.store(false, Ordering::Release);
+        fresh
+    }
 }
 
 /// Records `inode` as an orphan and stores it. Does nothing if it is recorded already.
@@ -102,8 +132,10 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
         let slot = add_to_file(fs, h, inode.ino)?;
         state.orphan = Some(match slot {
             Some((block, slot)) => Orphan::File { block, slot },
-            None if fs.commits_groups() => {
-                fs.orphans.state.lock().unrecorded.push(inode.ino);
+            None if fs.has_log() => {
+                fs.orphans.add_unrecorded(inode.ino);
+                // The head of the list may change with this transaction's commit.
+                fs.hazards.read_ahead_changed(h.tid());
                 Orphan::List
             }
             None => {
@@ -118,15 +150,32 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
 
 /// Puts on the list, just before the running transaction commits as a whole, all that it leaves as
 /// orphans. Until then most have been deleted, in the same transaction, so that the head of the list,
-/// which is the superblock's and thus of no group, seldom changes.
-pub(crate) fn record_all(fs: &FsInner, h: &Handle) -> Result<()> {
+/// which is the superblock's, seldom changes.
+pub(crate) struct FreshOrphans(Weak<FsInner>);
+
+impl FreshOrphans {
+    pub(crate) fn of(fs: &Arc<FsInner>) -> FreshOrphans {
+        FreshOrphans(Arc::downgrade(fs))
+    }
+}
+
+impl LastChanges for FreshOrphans {
+    fn are_pending(&self) -> bool {
+        self.0.upgrade().is_some_and(|fs| fs.orphans.has_unrecorded.load(Ordering::Acquire))
+    }
+
+    fn add(&self, handle: &Handle) -> Result<(), JournalError> {
+        let Some(fs) = self.0.upgrade() else { return Ok(()) };
+        list_unrecorded(&fs, handle).map_err(|error| match error {
+            Error::Journal(error) => error,
+            other => JournalError::Usage(format!("recording orphans: {other}")),
+        })
+    }
+}
+
+fn list_unrecorded(fs: &FsInner, h: &Handle) -> Result<()> {
     let _serial = fs.orphans.freeze();
-    let fresh = {
-        let mut orphans = fs.orphans.state.lock();
-        let fresh = std::mem::take(&mut orphans.unrecorded);
-        orphans.list.splice(0..0, fresh.iter().copied());
-        fresh
-    };
+    let fresh = fs.orphans.list_unrecorded();
     let Some(head) = fresh.first() else { return Ok(()) };
     for &ino in &fresh {
         disk::relink_orphan(fs, h, ino)?;
@@ -158,12 +207,11 @@ pub(crate) fn remove(
 }
 
 fn remove_from_list(fs: &FsInner, h: &Handle, ino: InodeNo) -> Result<()> {
+    if fs.orphans.remove_unrecorded(ino) {
+        return Ok(());
+    }
     let (previous, next) = {
         let mut orphans = fs.orphans.state.lock();
-        if let Some(at) = orphans.unrecorded.iter().position(|&i| i == ino) {
-            orphans.unrecorded.remove(at);
-            return Ok(());
-        }
         let Some(at) = orphans.list.iter().position(|&i| i == ino) else { return Ok(()) };
         orphans.list.remove(at);
         let previous = at.checked_sub(1).map(|i| orphans.list[i]);

@@ -54,7 +54,9 @@ impl Journal {
     /// Lets the file system add its last changes to a locked transaction before a full freeze. On
     /// failure the journal stops.
     pub(super) fn complete_whole(&self, locked: &Locked) -> Result<()> {
-        let Some(parts) = self.parts() else { return Ok(()) };
+        let Some(changes) = self.last_changes().filter(|changes| changes.are_pending()) else {
+            return Ok(());
+        };
         let generation = {
             let state = self.inner.state.lock();
             let Some(running) = &state.running else { return Ok(()) };
@@ -63,7 +65,7 @@ impl Journal {
         };
         let transaction = locked.transaction.clone();
         let admitted = Admitted { transaction, generation, credits: ADDED_BLOCKS };
-        let done = parts.before_whole_commit(self, admitted);
+        let done = changes.add(self, admitted);
         done.inspect_err(|error| self.abort(error.clone()))
     }
 }

@@ -9,6 +9,7 @@ mod failed;
 mod fast_commits;
 mod freed;
 mod history;
+mod last_changes;
 mod log_start;
 mod modules;
 mod open_barriers;

@@ -421,7 +421,7 @@ fn reservations_come_back_with_every_commit_of_parts() {
 
 #[test]
 fn a_log_without_room_for_two_commits_all() {
-    let rig = Rig::new(BLOCK_SIZE, ChecksumVersion::V3, true, 40);
+    let rig = Rig::new(BLOCK_SIZE, ChecksumVersion::V3, true, 39);
     let journal = open(&rig);
     let buffers: Vec<_> = (0..12).map(|block| rig.buffer(block)).collect();
     let write = |block: usize| {

@@ -12,12 +12,10 @@ use fjord_block::lock::{Rank, RwLock};
 use fjord_format::geometry::Geometry;
 use fjord_format::superblock::SUPERBLOCK_OFFSET_BYTES;
 use fjord_format::types::{BlockNo, GroupNo};
-use fjord_journal::{Handle, JournalError, Part, PartSet, Parts};
+use fjord_journal::{Part, PartSet, Parts};
 
-use crate::error::Error;
 use crate::fs::FsInner;
 use crate::fs::geo::Geo;
-use crate::orphan;
 
 /// Contiguous bitmaps or inode tables of consecutive groups, in another group (`flex_bg`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,14 +136,6 @@ impl Parts for GroupParts {
         !fs.orphans.unrecorded().iter().any(|&ino| {
             let location = self.geo.inode_location(ino);
             location.is_none_or(|location| chosen.contains(part_of_group(location.group)))
-        })
-    }
-
-    fn before_whole_commit(&self, handle: &Handle) -> Result<(), JournalError> {
-        let Some(fs) = self.fs.upgrade() else { return Ok(()) };
-        orphan::record_all(&fs, handle).map_err(|error| match error {
-            Error::Journal(error) => error,
-            other => JournalError::Usage(format!("recording orphans: {other}")),
         })
     }
 }

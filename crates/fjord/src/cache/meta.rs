@@ -16,6 +16,7 @@ use fjord_block::lock::{Mutex, Rank};
 use fjord_block::{AlignedBuf, Buf, Class, Device};
 use fjord_format::BlockNo;
 use fjord_journal::{Buffer, BufferKind};
+use foldhash::fast::RandomState;
 
 use crate::error::Result;
 
@@ -33,7 +34,7 @@ struct Slot {
 
 #[derive(Default)]
 struct Shard {
-    slots: HashMap<u64, Arc<Slot>>,
+    slots: HashMap<u64, Arc<Slot>, RandomState>,
     /// Eviction order (second chance).
     queue: std::collections::VecDeque<u64>,
 }

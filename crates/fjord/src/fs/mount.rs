@@ -46,7 +46,7 @@ use crate::image_name::ImageName;
 use crate::inode::table::{self, InodeTable};
 use crate::map::{self, MapKind};
 use crate::options::{DataMode, MountOptions, Scheduler};
-use crate::orphan::{self, OrphanTable};
+use crate::orphan::{self, FreshOrphans, OrphanTable};
 use crate::replay;
 
 /// Blocks that the largest change takes, with room to spare; a log of the smallest size that
@@ -216,6 +216,7 @@ fn load(
             let parts = fs.parts.get_or_init(|| Arc::new(GroupParts::new(&fs)));
             opened.journal.set_parts(parts.clone())?;
         }
+        opened.journal.set_last_changes(Arc::new(FreshOrphans::of(&fs)))?;
         fs.set_journal(opened.journal);
         (aborted, fast_commits) = (opened.report.errno.is_some(), opened.fast_commits);
         fs.recovery.get_or_init(|| opened.report);

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use fjord_block::lock::{Mutex, Rank};
 use fjord_format::inode::DiskInode;
 use fjord_format::{InodeNo, Tid};
+use foldhash::fast::RandomState;
 use rustix::io::Errno;
 
 use super::{FlushCell, InFlight, Inode, TidCell, disk};
@@ -42,7 +43,7 @@ impl Default for Slot {
 
 #[derive(Default)]
 struct Shard {
-    slots: HashMap<u32, Arc<Slot>>,
+    slots: HashMap<u32, Arc<Slot>, RandomState>,
     queue: VecDeque<u32>,
     /// Inodes held by number, in memory or not, and how often.
     held: HashMap<u32, u64>,
