@@ -159,6 +159,8 @@ impl Buf {
 }
 
 impl From<AlignedBuf> for Buf {
+    // Through memory it would wait for the copy that has just filled the buffer.
+    #[inline]
     fn from(buf: AlignedBuf) -> Self {
         Buf(Arc::new(buf))
     }

@@ -150,7 +150,7 @@ impl PageLru {
 
     /// Dirty bytes from which background writeback should run.
     pub(crate) fn background_threshold_bytes(&self) -> u64 {
-        self.budget_bytes / 8
+        self.budget_bytes / 4
     }
 
     /// Dirty bytes from which writers must help.

@@ -25,9 +25,8 @@ use crate::fs::FsInner;
 use crate::fs::dirty::Busy;
 use crate::inode::{InFlight, Inode};
 
-/// Inodes that are written back together,
-const GROUP_INODES: usize = 64;
-/// each with at most so many pages, so that none waits for a pass (unless it has grown meanwhile).
+/// Most pages of an inode that is written back together with others: so that none waits for a pass (unless it has
+/// grown meanwhile).
 const GROUP_PAGES_MAX: usize = pace::SMALL_PAGES;
 
 /// Selection from the dirty list.
@@ -49,7 +48,7 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, want: Want, class: Class, enough: imp
     loop {
         let mut group = Vec::new();
         for _ in 0..fs.dirty_inodes.len() {
-            if group.len() >= GROUP_INODES || enough() {
+            if group.len() >= fs.pace.group_inodes() || enough() {
                 break;
             }
             let Some(busy) = fs.dirty_inodes.pop_older_than(now, age) else { break };
@@ -94,20 +93,23 @@ impl Started<'_> {
 }
 
 /// Writes back many inodes, keeping the device busy with the data of several at once: files
-/// of a page or two would otherwise each cost a round trip. Files with much data come after
+/// of a page or two would otherwise each cost a round trip. While the device has the data of some, the
+/// extents of those before them are stored. Files with much data come after
 /// them, alone: an fsync of a small file must not wait for a group that has a big one.
 ///
 /// # Errors
 /// The first error met; the other inodes are written all the same.
 pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class) -> Result<()> {
     let mut first_error = Ok(());
-    for part in group.chunks(GROUP_INODES) {
+    let mut before: Vec<Started<'_>> = Vec::new();
+    let mut others = Vec::new();
+    for part in group.chunks(fs.pace.group_inodes()) {
         let mut started: Vec<Started<'_>> = Vec::new();
-        let mut others = Vec::new();
         for busy in part {
             let is_small = busy.inode().pages.dirty_count() <= GROUP_PAGES_MAX;
+            let may_wait = before.is_empty() && started.is_empty();
             let one = match is_small {
-                true => start_one(fs, busy, started.is_empty(), class),
+                true => start_one(fs, busy, may_wait, class),
                 false => None,
             };
             match one {
@@ -117,13 +119,21 @@ pub(crate) fn write_group(fs: &Arc<FsInner>, group: Vec<Busy<'_>>, class: Class)
         }
         let mut batches: Vec<_> = started.iter_mut().flat_map(Started::batches).collect();
         submit_together(fs, &mut batches);
-        for one in started {
-            first_error = first_error.and(end_one(fs, one, class));
-        }
-        for busy in others {
-            let written = write_inode(fs, busy.inode(), 0..u64::MAX, Mode::DataFirst(class));
-            first_error = first_error.and(written);
-        }
+        let ended = end_all(fs, std::mem::replace(&mut before, started), class);
+        first_error = first_error.and(ended);
+    }
+    first_error = first_error.and(end_all(fs, before, class));
+    for busy in others {
+        let written = write_inode(fs, busy.inode(), 0..u64::MAX, Mode::DataFirst(class));
+        first_error = first_error.and(written);
+    }
+    first_error
+}
+
+fn end_all(fs: &Arc<FsInner>, started: Vec<Started<'_>>, class: Class) -> Result<()> {
+    let mut first_error = Ok(());
+    for one in started {
+        first_error = first_error.and(end_one(fs, one, class));
     }
     first_error
 }

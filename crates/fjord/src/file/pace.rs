@@ -26,6 +26,10 @@ const EXPECTED: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 2 });
 /// Most data of a batch, while an fsync is expected and while none is.
 const EXPECTED_BATCH_BYTES: u64 = 1 << 20;
 const BATCH_BYTES: u64 = 8 << 20;
+/// Inodes that are written back together, while an fsync is expected, which one of them may have to wait for, and
+/// while none is.
+const EXPECTED_GROUP_INODES: usize = 64;
+const GROUP_INODES: usize = 256;
 /// Most data of a batch that has a pass.
 const PASS_BYTES: u64 = 512 << 10;
 /// Passes. Two, so that the device has something to do while a thread wakes up.
@@ -95,6 +99,14 @@ impl Pace {
     pub(super) fn batch_pages(&self, block_size: u32) -> usize {
         let is_expected = self.is_recent(&self.last_fsync_ns);
         pages_in(if is_expected { EXPECTED_BATCH_BYTES } else { BATCH_BYTES }, block_size)
+    }
+
+    /// Inodes that are written back together.
+    pub(super) fn group_inodes(&self) -> usize {
+        match self.is_recent(&self.last_fsync_ns) {
+            true => EXPECTED_GROUP_INODES,
+            false => GROUP_INODES,
+        }
     }
 
     /// Pages of `block_size` bytes in a batch that has a pass.
