@@ -334,10 +334,10 @@ fn tail_not_durable() {
 #[test]
 fn running_goes_home() {
     let plant = Plant::new(Bug::RunningGoesHome).data(DataMode::Journal);
-    let plant = plant.setup("mkdir /d; create /b; append /b 900000");
-    let ops = "create /d/x; fsync /d/x; write /b 0 900000; fsync /b; write /b 0 900000; fsync /b; \
-               write /b 0 900000; fsync /b; write /b 0 900000; fsync /b; create /d/y; \
-               write /b 0 900000; fsync /b";
+    let plant = plant.setup("mkdir /d; create /b; append /b 886000");
+    let ops = "create /d/x; fsync /d/x; write /b 0 886000; fsync /b; write /b 0 886000; fsync /b; \
+               write /b 0 886000; fsync /b; write /b 0 886000; fsync /b; create /d/y; \
+               write /b 0 886000; fsync /b";
     plant.ops(ops).shows_as(&[Kind::Fsck, Kind::Invented, Kind::RecoveryFailed]);
 }
 
