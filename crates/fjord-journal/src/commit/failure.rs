@@ -17,7 +17,6 @@ use super::retire::{Dispatched, call_all, durable_count};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
 use crate::pipeline::{Commit, Ended, Sent};
-use crate::transaction::Sequence;
 
 impl Journal {
     /// Of `commits`, those from the sequence on at which the journal has stopped, and the error.
@@ -30,12 +29,6 @@ impl Journal {
         let Some(error) = self.error() else { return (commits, None) };
         let stopped = commits.split_off(first);
         (commits, Some((stopped, error)))
-    }
-
-    /// The error that stopped the journal, if it fails the commit of `sequence`.
-    pub(super) fn stopped_for(&self, sequence: Sequence) -> Option<JournalError> {
-        let stopped_at = self.inner.state.lock().stopped_at?;
-        self.error().filter(|_| sequence.at_least(stopped_at))
     }
 
     /// Commit `index` and all behind it have failed with `error`; those before it are transferred,
@@ -73,34 +66,11 @@ impl Journal {
         if commits.is_empty() {
             return Ok(());
         }
-        if commits.iter().any(|(_, sent)| matches!(sent, Sent::Body { .. })) {
-            return self.settle_bodies(commits);
-        }
-        match self.inner.flush_completed("flushing commits before a failure") {
-            Ok(()) => {
-                self.retire_all(commits);
-                Ok(())
-            }
-            Err(error) => Err((commits, error)),
-        }
-    }
-
-    /// The same for commits with log blocks only: flush, commit blocks, flush.
-    fn settle_bodies(
-        &self,
-        mut commits: Vec<Dispatched>,
-    ) -> std::result::Result<(), (Vec<Dispatched>, JournalError)> {
-        if let Err(error) = self.inner.flush_completed("flushing before the commit block") {
-            return Err((commits, error));
-        }
-        let mut result = Ok(());
-        for (_, sent) in &mut commits {
-            let Some(request) = sent.write_block(false) else { continue };
-            let written = self.inner.device.submit_one(request).wait();
-            result = result.and(written.map_err(JournalError::io(super::script::COMMIT)));
-        }
-        let result = result.and_then(|()| self.inner.flush_completed("flushing commits"));
-        match result {
+        let ended = match commits.iter().any(|(_, sent)| matches!(sent, Sent::Body { .. })) {
+            true => self.end_before_failure(&mut commits).map_err(|(_, error)| error),
+            false => self.inner.flush_completed("flushing commits before a failure"),
+        };
+        match ended {
             Ok(()) => {
                 self.retire_all(commits);
                 Ok(())

@@ -26,6 +26,7 @@ mod pieces;
 mod protocol;
 mod retire;
 mod room;
+mod round;
 mod script;
 mod settle;
 mod switch;

@@ -5,7 +5,7 @@
 //! | [`Protocol`] | when | script | durable |
 //! |---|---|---|---|
 //! | `Epochs` | the device keeps order | {data, log blocks} barrier {commit block} | when settled |
-//! | `Waits` | else | log blocks | when settled: wait, flush, commit block, FUA or flush |
+//! | `Waits` | else | log blocks; the rest in rounds ([`super::round`]) | when settled: wait, flush, commit block, FUA or flush |
 //! | `EndStream` | fast commits are valid | [`super::switch`] | at the end |
 //! | `NoLog` | no log | home locations, wait, flush | at the end |
 //!

@@ -16,6 +16,8 @@
 //! - many threads: the settling thread dispatches the next commit and writes this one's commit block
 //!   at once; one flush makes both durable: that commit block, and the log blocks of the next.
 //!
+//! What the commits of the second row send is [`super::round`]'s.
+//!
 //! Invariants: a round takes commits in order, under the settle lock; no commit block is written, and
 //! no commit retires, before every earlier commit has an outcome. [`super::failure`] has the commits
 //! that fail.
@@ -23,10 +25,10 @@
 use std::sync::Arc;
 
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{DeviceExt, Request, Ticket};
+use fjord_block::{DeviceExt, Request};
 
 use super::protocol::Protocol;
-use super::retire::{Dispatched, wait_body};
+use super::retire::Dispatched;
 use super::script::{COMMIT, Wants};
 use crate::error::{JournalError, Result};
 use crate::journal::Journal;
@@ -218,18 +220,8 @@ impl Journal {
     fn settle_by_flush(&self, mut commits: Vec<Dispatched>) -> Result<Option<LastWrite>> {
         let is_written = |(_, sent): &Dispatched| matches!(sent, Sent::Written { .. });
         let written_count = commits.iter().take_while(|commit| is_written(commit)).count();
-        if let Some((index, error)) = first_failure(&commits) {
+        if let Err((index, error)) = self.make_bodies_durable(&mut commits) {
             return self.fail_behind(commits, index, error).map(|()| None);
-        }
-        if self.inner.dual && planted(Bug::CommitBlockBeforeFlush) {
-            let blocks = commits.iter_mut().filter_map(|(_, sent)| sent.write_block(false));
-            let blocks = self.inner.device.submit(blocks.collect());
-            Ticket::wait_all(&blocks).map_err(JournalError::io(COMMIT))?;
-        }
-        if !planted(Bug::NoFlushBeforeCommit)
-            && let Err(error) = self.inner.flush("flushing before the commit block")
-        {
-            return self.fail_behind(commits, 0, error).map(|()| None);
         }
         let flushed = commits.split_off(written_count);
         if flushed.is_empty() {
@@ -253,34 +245,12 @@ impl Journal {
     /// Writes the commit blocks of commits whose log blocks and data are durable. The next round
     /// waits for them.
     fn write_commit_blocks(&self, mut commits: Vec<Dispatched>) -> Result<()> {
-        let mut stopped = None;
-        for (index, (commit, sent)) in commits.iter_mut().enumerate() {
-            // A shutdown meanwhile: the transaction must not be committed.
-            if let Some(error) = self.stopped_for(commit.sequence) {
-                stopped = Some((index, error));
-                break;
-            }
-            if let Some(request) = sent.write_block(false) {
-                let ticket = self.inner.device.submit_one(request);
-                ticket.start();
-                sent.written_by(ticket);
-            }
+        match self.write_blocks(&mut commits) {
+            Ok(true) => commits.into_iter().for_each(|(commit, sent)| commit.put_sent(sent)),
+            Ok(false) => self.retire_all(commits),
+            Err((index, error)) => return self.fail_behind(commits, index, error),
         }
-        if let Some((index, error)) = stopped {
-            let (index, error) = first_failure(&commits[..index]).unwrap_or((index, error));
-            return self.fail_behind(commits, index, error);
-        }
-        if self.inner.barrier && !planted(Bug::CommitBlockNotFlushed) {
-            commits.into_iter().for_each(|(commit, sent)| commit.put_sent(sent));
-            return Ok(());
-        }
-        match first_failure(&commits) {
-            Some((index, error)) => self.fail_behind(commits, index, error),
-            None => {
-                self.retire_all(commits);
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
     /// The commit block of a lone commit, with FUA.
@@ -333,17 +303,4 @@ impl Journal {
         }
         false
     }
-}
-
-/// Waits for the writes of all commits: the first that failed, and its error.
-fn first_failure(commits: &[Dispatched]) -> Option<(usize, JournalError)> {
-    let has_written = commits.iter().any(|(_, sent)| matches!(sent, Sent::Written { .. }));
-    let wait = |sent: &Sent| match sent {
-        Sent::Body { body, .. } if has_written && planted(Bug::LaterDataNotAwaited) => {
-            wait_body(&[], body)
-        }
-        sent => sent.wait(),
-    };
-    let mut outcomes = commits.iter().map(|(_, sent)| wait(sent)).enumerate();
-    outcomes.find_map(|(index, outcome)| Some((index, outcome.err()?)))
 }
