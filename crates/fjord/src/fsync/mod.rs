@@ -321,6 +321,12 @@ fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> 
     if fs.options.read_only {
         return Ok(());
     }
+    // What another thread is writing back is neither dirty nor in a transaction: its outcome comes first.
+    let has_failed = writeback::wait_in_flight(fs, inode).is_err();
+    let is_in_memory = {
+        let state = inode.state.read();
+        !state.dead && (state.disk.size < state.size || (state.dirty && !datasync))
+    };
     // Recovery will find changes in the policy's log.
     let is_logged =
         inode.is_logged(inode.touches()) && fs.journal().make_barriers_durable().is_ok();
@@ -329,7 +335,8 @@ fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> 
         fs.journal().settle_in_flight();
     }
     let uncommitted = is_uncommitted(fs, inode, datasync) && !is_logged;
-    if !(uncommitted || inode.pages.has_dirty() || inode.in_place.owed().is_some()) {
+    let is_unwritten = has_failed || is_in_memory || inode.pages.has_dirty();
+    if !(uncommitted || is_unwritten || inode.in_place.owed().is_some()) {
         return Ok(());
     }
     Err(fs.status.first_error().unwrap_or(Errno::IO.into()))
@@ -337,9 +344,12 @@ fn unwritten_is_lost(fs: &FsInner, inode: &Inode, datasync: bool) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use fjord_block::{IoError, IoErrorKind, IoOp};
     use fjord_format::features::Compat;
 
     use super::*;
+    use crate::file::write::{WriteOptions, write};
+    use crate::testing::TestFs;
 
     #[test]
     fn what_each_policy_asks_of_others() {
@@ -358,5 +368,45 @@ mod tests {
             assert_eq!(policy.check_journal(None).is_err(), has_own_log);
             assert_eq!(policy.keeps_barriers(), !has_own_log);
         }
+    }
+
+    /// The background has taken the new page for its write when the file system turns read-only: it is neither
+    /// dirty nor in a transaction.
+    #[test]
+    fn on_a_failed_file_system_what_is_being_written_back_is_not_durable() {
+        let test = TestFs::new(&["-t", "ext4", "-b", "4096"], 16);
+        let fs = &test.fs;
+        let [grown, rewritten, clean] =
+            ["grown", "rewritten", "clean"].map(|name| test.create(name));
+        let page = |inode: &Arc<Inode>, at| {
+            write(fs, inode, at, &[7; 4096], WriteOptions::default()).unwrap();
+        };
+        for inode in [&grown, &rewritten, &clean] {
+            page(inode, 0);
+            fsync(fs, inode, false).unwrap();
+        }
+        page(&grown, 4096);
+        page(&rewritten, 0);
+        let open = crate::InodeRef::new(fs, rewritten.clone()).open();
+        std::thread::scope(|scope| {
+            let mut taken = Vec::new();
+            for inode in [&grown, &rewritten] {
+                let in_flight = inode.writeback.try_lock().unwrap();
+                taken.push((in_flight, inode.pages.take_dirty(0..u64::MAX, 8)));
+            }
+            let failure = IoError::new(IoErrorKind::Os(5), IoOp::Write, 0, 4096);
+            fs.note_write_error(&failure.into());
+            let fsyncs = [&grown, &rewritten].map(|inode| scope.spawn(|| fsync(fs, inode, true)));
+            let opened = scope.spawn(|| open.fsync(true));
+            // What the background does when its write fails.
+            for (_, inode) in taken.iter().zip([&grown, &rewritten]) {
+                inode.wb_errors.fetch_add(1, Ordering::AcqRel);
+            }
+            drop(taken);
+            let [of_grown, _] = fsyncs.map(|fsync| fsync.join().unwrap());
+            assert!(of_grown.is_err(), "the size on disk is the old one");
+            assert!(opened.join().unwrap().is_err());
+        });
+        assert!(fsync(fs, &clean, true).is_ok());
     }
 }
