@@ -23,7 +23,9 @@ use fjord_format::superblock::{
     FsState, OS_HURD, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET_BYTES,
 };
 use fjord_format::{BlockNo, FormatError, InodeNo};
-use fjord_journal::{Journal, JournalExtent, JournalMap, JournalOptions, RecoveryReport};
+use fjord_journal::{
+    Journal, JournalExtent, JournalIo, JournalMap, JournalOptions, PipelineMode, RecoveryReport,
+};
 
 use crate::alloc::{GroupParts, Groups};
 use crate::awake::{Awake, CPU_DMA_LATENCY, FSYNC_TIME_MIN};
@@ -503,11 +505,19 @@ fn open_journal(
     }
     let (journal_map, runs) = find_journal_of(device, raw, geo, options)?;
     room::ensure_fixed(&**device, geo, &runs)?;
+    let pipeline = options.pipeline.resolve()?;
+    if options.journal_io == JournalIo::Dedicated && pipeline == PipelineMode::Dual {
+        return Err(Error::Usage(
+            "journal_io=dedicated commits one transaction after the other; mount with pipeline=serial, too (without \
+             the option the environment variable FJORD_PIPELINE decides)"
+                .into(),
+        ));
+    }
     let journal_options = JournalOptions {
         barrier: options.barrier,
         bit64: geo.features.incompat.contains(Incompat::BIT64),
         checksum: geo.features.has_metadata_csum().then_some(ChecksumVersion::V3),
-        pipeline: options.pipeline.resolve()?,
+        pipeline,
         lists: options.journal_lists,
         // Small descriptors are for tests, which want many threads at the pieces.
         helpers_max: options.descriptor_blocks_max.map(|_| usize::MAX),
