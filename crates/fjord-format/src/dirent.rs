@@ -364,9 +364,9 @@ fn shapes<'a>(area: &'a [u8], format: &DirFormat) -> impl Iterator<Item = Result
             offset = offset.saturating_add(shape.rec_len);
             return Some(Ok(shape));
         }
-        let error = format.entry_at(area, offset).err()?;
-        let rec_len = format.sound_rec_len(area, offset);
-        offset = rec_len.map_or(area.len(), |len| offset.saturating_add(len));
+        let mut damaged = Records { format, area, offset };
+        let error = damaged.next()?.err()?;
+        offset = damaged.offset;
         Some(Err(error))
     })
 }
@@ -423,7 +423,7 @@ pub fn is_empty(area: &[u8], format: &DirFormat) -> Result<bool> {
 /// Whether a name of `name_len` bytes could be inserted.
 ///
 /// # Errors
-/// [`FormatError::Corrupt`] when a record breaks a rule.
+/// [`FormatError::Corrupt`] when a record breaks a rule about lengths or inode numbers.
 pub fn has_room(area: &[u8], format: &DirFormat, name_len: usize) -> Result<bool> {
     let need = rec_len_for(name_len);
     for shape in shapes(area, format) {
@@ -437,7 +437,7 @@ pub fn has_room(area: &[u8], format: &DirFormat, name_len: usize) -> Result<bool
 /// Bytes of the largest record that a new entry could get.
 ///
 /// # Errors
-/// [`FormatError::Corrupt`] when a record breaks a rule.
+/// [`FormatError::Corrupt`] when a record breaks a rule about lengths or inode numbers.
 pub fn largest_room_bytes(area: &[u8], format: &DirFormat) -> Result<usize> {
     let mut largest = 0;
     for shape in shapes(area, format) {
@@ -450,8 +450,8 @@ pub fn largest_room_bytes(area: &[u8], format: &DirFormat) -> Result<usize> {
 /// area is searched for the name.
 ///
 /// # Errors
-/// [`FormatError::Corrupt`] when a record breaks a rule, [`FormatError::Usage`] for a name that
-/// no entry can hold (empty, longer than 255 bytes, with a slash or zero byte) or inode 0.
+/// [`FormatError::Corrupt`] when a record breaks a rule about lengths or inode numbers, [`FormatError::Usage`] for a
+/// name that no entry can hold (empty, longer than 255 bytes, with a slash or zero byte) or inode 0.
 pub fn insert(
     area: &mut [u8],
     format: &DirFormat,

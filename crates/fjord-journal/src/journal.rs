@@ -138,6 +138,16 @@ impl Journal {
         self.inner.parts.get().map(|rules| &**rules)
     }
 
+    /// Sets what all transactions are to see the same: once, while none runs.
+    pub(crate) fn set_once<T>(&self, cell: &OnceLock<T>, value: T, what: &str) -> Result<()> {
+        let state = self.inner.state.lock();
+        if state.running.is_some() || cell.set(value).is_err() {
+            let message = format!("{what} must be set once, and while no transaction runs");
+            return Err(JournalError::Usage(message));
+        }
+        Ok(())
+    }
+
     /// What the file system adds before a full commit, if it ever does.
     pub(crate) fn last_changes(&self) -> Option<&dyn LastRules> {
         self.inner.last_changes.get().map(|rules| &**rules)

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{JournalError, Result};
+use crate::error::Result;
 use crate::handle::Handle;
 use crate::journal::{Journal, LastRules};
 use crate::transaction::Admitted;
@@ -24,14 +24,9 @@ impl Journal {
     /// Says who adds changes before each full commit. Call it once, while no transaction runs.
     ///
     /// # Errors
-    /// [`JournalError::Usage`] otherwise.
+    /// [`JournalError::Usage`](crate::JournalError::Usage) otherwise.
     pub fn set_last_changes(&self, changes: Arc<dyn LastChanges>) -> Result<()> {
-        let state = self.inner.state.lock();
-        if state.running.is_some() || self.inner.last_changes.set(Box::new(changes)).is_err() {
-            let message = "last changes must be set once, and while no transaction runs";
-            return Err(JournalError::Usage(message.into()));
-        }
-        Ok(())
+        self.set_once(&self.inner.last_changes, Box::new(changes), "last changes")
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use fjord_format::types::BlockNo;
 
-use crate::error::{JournalError, Result};
+use crate::error::Result;
 use crate::journal::{Journal, PartRules};
 use crate::part_set::{Part, PartSet};
 
@@ -41,12 +41,7 @@ impl Journal {
     /// Defines the parts of the file system, for [`Journal::commit_parts`]. Call it once, while no
     /// transaction runs.
     pub fn set_parts(&self, parts: Arc<dyn Parts>) -> Result<()> {
-        let state = self.inner.state.lock();
-        if state.running.is_some() || self.inner.parts.set(Box::new(parts)).is_err() {
-            let message = "parts must be set once, and while no transaction runs";
-            return Err(JournalError::Usage(message.into()));
-        }
-        Ok(())
+        self.set_once(&self.inner.parts, Box::new(parts), "parts")
     }
 }
 

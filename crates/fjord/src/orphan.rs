@@ -148,7 +148,7 @@ pub(crate) fn add(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeStat
     disk::store(fs, h, inode, state)
 }
 
-/// Puts on the list, just before the running transaction commits as a whole, all that it leaves as
+/// Puts on the list, just before the running transaction commits as a whole, all inodes that it leaves as
 /// orphans. Until then most have been deleted, in the same transaction, so that the head of the list,
 /// which is the superblock's, seldom changes.
 pub(crate) struct FreshOrphans(Weak<FsInner>);
@@ -166,14 +166,14 @@ impl LastChanges for FreshOrphans {
 
     fn add(&self, handle: &Handle) -> Result<(), JournalError> {
         let Some(fs) = self.0.upgrade() else { return Ok(()) };
-        list_unrecorded(&fs, handle).map_err(|error| match error {
+        record_fresh(&fs, handle).map_err(|error| match error {
             Error::Journal(error) => error,
             other => JournalError::Usage(format!("recording orphans: {other}")),
         })
     }
 }
 
-fn list_unrecorded(fs: &FsInner, h: &Handle) -> Result<()> {
+fn record_fresh(fs: &FsInner, h: &Handle) -> Result<()> {
     let _serial = fs.orphans.freeze();
     let fresh = fs.orphans.list_unrecorded();
     let Some(head) = fresh.first() else { return Ok(()) };

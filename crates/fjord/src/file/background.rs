@@ -47,8 +47,9 @@ pub(crate) fn write_old(fs: &Arc<FsInner>, want: Want, class: Class, enough: imp
     let age = if let Want::Older(age) = want { age } else { Duration::ZERO };
     loop {
         let mut group = Vec::new();
+        let most = fs.pace.group_inodes();
         for _ in 0..fs.dirty_inodes.len() {
-            if group.len() >= fs.pace.group_inodes() || enough() {
+            if group.len() >= most || enough() {
                 break;
             }
             let Some(busy) = fs.dirty_inodes.pop_older_than(now, age) else { break };
