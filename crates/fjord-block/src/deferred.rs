@@ -60,6 +60,12 @@ struct Waiting {
     request: Arc<OnceLock<Ticket>>,
 }
 
+impl Waiting {
+    fn is_for(&self, ticket: &Ticket) -> bool {
+        self.completer.core().is_some_and(|core| ticket.is_of(core))
+    }
+}
+
 /// Starts one write.
 struct Starter {
     shared: Weak<Shared>,
@@ -114,6 +120,22 @@ impl DeferredWrites {
             at += old.len() as u64;
         }
         false
+    }
+
+    /// Takes the write of `ticket` at byte `offset` out of the queue: it succeeds, and nothing is written. `false` if it
+    /// has been submitted, or is about to be.
+    pub fn cancel(&self, offset: u64, ticket: &Ticket) -> bool {
+        let cancelled = {
+            let mut state = self.shared.state.lock();
+            let is_queued = state.waiting.get(&offset).is_some_and(|it| it.is_for(ticket));
+            is_queued.then(|| state.take(offset)).flatten()
+        };
+        let Some(waiting) = cancelled else { return false };
+        // Threads that found it gone wait for its request.
+        let _ = waiting.request.set(Ticket::ready(Ok(())));
+        waiting.completer.complete(Ok(()));
+        self.shared.completed.fetch_add(1, Ordering::AcqRel);
+        true
     }
 
     /// Bytes in the queue.
@@ -252,14 +274,26 @@ impl State {
             end += waiting.len;
             group.push_back(waiting);
         }
-        self.bytes -= end - start;
+        self.took(end - start);
+        (start, group.into())
+    }
+
+    /// Takes the write at `offset` alone.
+    fn take(&mut self, offset: u64) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&offset)?;
+        self.took(waiting.len);
+        Some(waiting)
+    }
+
+    /// Writes of so many bytes left the queue.
+    fn took(&mut self, bytes: u64) {
+        self.bytes -= bytes;
         if self.order.len() > 2 * self.waiting.len() + 64 {
             let waiting = &self.waiting;
             self.order.retain(|(offset, number)| {
                 waiting.get(offset).is_some_and(|waiting| waiting.number == *number)
             });
         }
-        (start, group.into())
     }
 }
 
@@ -412,6 +446,24 @@ mod tests {
         assert_eq!(waiting, [0, 1, 2].into_iter().chain(rest..count).collect::<Vec<_>>());
         tickets[0].wait().unwrap();
         assert!(!tickets[1].is_done(), "one that is waited for goes alone");
+    }
+
+    #[test]
+    fn a_cancelled_write_never_happens() {
+        let (device, queue) = rig();
+        let [first, second] =
+            [0, 1].map(|index| queue.add((index * BLOCK) as u64, vec![block(index as u8 + 1)]));
+        assert!(!queue.cancel(BLOCK as u64, &first), "another one is there");
+        assert!(queue.cancel(0, &first) && !queue.cancel(0, &first));
+        assert_eq!((first.result(), queue.bytes()), (Some(Ok(())), BLOCK as u64));
+        first.start();
+        second.wait().unwrap();
+        assert!(!queue.cancel(BLOCK as u64, &second), "it has been written");
+        assert_eq!(values(&device, 2), [0, 2]);
+        let again = queue.add(0, vec![block(3)]);
+        assert!(!queue.cancel(0, &first), "one of before");
+        again.wait().unwrap();
+        assert_eq!(values(&device, 1), [3]);
     }
 
     #[test]

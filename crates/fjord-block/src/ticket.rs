@@ -156,6 +156,11 @@ impl Ticket {
         Ticket(core)
     }
 
+    /// Whether it is the ticket of `core`.
+    pub(crate) fn is_of(&self, core: &Arc<TicketCore>) -> bool {
+        Arc::ptr_eq(&self.0, core)
+    }
+
     /// Waits for the result; this thread drives the backend meanwhile.
     pub fn wait(&self) -> IoResult {
         loop {

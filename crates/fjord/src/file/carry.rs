@@ -15,7 +15,7 @@ use std::sync::Arc;
 use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Ticket};
-use fjord_format::BlockNo;
+use fjord_format::{BlockNo, Tid};
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
@@ -42,6 +42,10 @@ pub(crate) struct DeferredRun {
     pub(crate) lblk: u32,
     /// How many.
     pub(crate) len: u32,
+    /// The block of the first page.
+    start: BlockNo,
+    /// The first transaction that waits for it.
+    tid: Tid,
 }
 
 impl DeferredRun {
@@ -184,7 +188,8 @@ fn record(
         if !planted(Bug::InlineDataNotCommitted) {
             handle.attach_data(ticket.clone());
         }
-        let run = DeferredRun { ticket, lblk: run.lblk, len: run.len() };
+        let (lblk, len, start, tid) = (run.lblk, run.len(), run.phys, handle.tid());
+        let run = DeferredRun { ticket, lblk, len, start, tid };
         in_flight.deferred.insert(run.lblk, run);
     }
     for ticket in again {
@@ -200,6 +205,18 @@ fn record(
     inode.touch_tid(handle.changes(), true);
     disk::store(fs, handle, inode, state)?;
     Ok(recorded)
+}
+
+/// Lets go of all runs of a file that is being deleted, by a transaction that is running, in which it has no links.
+/// What that transaction or an older one waits for is written without the file, which is over before the blocks are
+/// used again. What only the running one waits for is not written: no crash shows the file with its commit, and none
+/// without it needs more than the i-transactions.
+pub(crate) fn forget(fs: &FsInner, in_flight: &mut InFlight, running: Tid) {
+    for run in std::mem::take(&mut in_flight.deferred).into_values() {
+        if run.tid == running {
+            fs.deferred.cancel(fs.byte_offset(run.start), &run.ticket);
+        }
+    }
 }
 
 /// Lets go of the runs whose writes are complete.
@@ -247,6 +264,8 @@ pub(crate) fn reap_many(fs: &FsInner) {
 
 #[cfg(test)]
 mod tests {
+    use fjord_block::DeviceExt;
+
     use super::*;
     use crate::inode::table;
     use crate::testing::TestFs;
@@ -260,5 +279,32 @@ mod tests {
         let new = table::detached(&test.fs, old.ino, old.state.read().disk.clone());
         let carriers = Carriers::default();
         assert_eq!([carriers.add(&old), carriers.add(&new), carriers.add(&new)], [1, 2, 2]);
+    }
+
+    /// The commit of an older transaction shows the file, so it has to find its data.
+    #[test]
+    fn only_what_no_commit_shows_is_not_written() {
+        let test = TestFs::new(&["-t", "ext4"], 16);
+        let fs = &test.fs;
+        let offset = fs.byte_offset(BlockNo(3000));
+        let add = |lblk: u32| {
+            let start = BlockNo(3000 + 2 * u64::from(lblk));
+            let ticket = fs.deferred.add(fs.byte_offset(start), vec![Buf::from_slice(&[7; 1024])]);
+            DeferredRun { ticket, lblk, len: 1, start, tid: Tid(4 + lblk) }
+        };
+        let deferred = [0, 1].map(|lblk| (lblk, add(lblk))).into();
+        let mut in_flight = InFlight { deferred, ..InFlight::default() };
+        let tickets: Vec<Ticket> =
+            in_flight.deferred.values().map(|run| run.ticket.clone()).collect();
+        forget(fs, &mut in_flight, Tid(5));
+        assert!(in_flight.deferred.is_empty());
+        assert_eq!(tickets[1].result(), Some(Ok(())));
+        assert!(!tickets[0].is_done(), "transaction 4 waits for it");
+        tickets[0].wait().unwrap();
+        assert_eq!(fs.deferred.bytes(), 0);
+        let mut bytes = [0; 1024];
+        fs.device.read_exact_at(offset, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 7));
+        test.finish();
     }
 }

@@ -3,7 +3,7 @@
 //! Owns the order in which pages, size and blocks are removed. Invariants: a truncation that
 //! does not fit one transaction is on the orphan list from its first transaction to its
 //! last, so that recovery completes it; nothing of the file is in flight while blocks
-//! are taken away; the on-disk size never shows what is still only in memory
+//! are taken away, except for what commits wait for when the file is deleted; the on-disk size never shows what is still only in memory
 //! ([`settle_size`]).
 //!
 //! A program that truncates a file, rewrites and closes it expects the old or the new content after

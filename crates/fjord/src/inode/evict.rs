@@ -9,9 +9,9 @@ use std::sync::Arc;
 use fjord_block::plant::{Bug, planted};
 
 use crate::error::Result;
-use crate::file::{truncate, writeback};
+use crate::file::{carry, truncate, writeback};
 use crate::fs::FsInner;
-use crate::inode::{Inode, InodeState, disk};
+use crate::inode::{InFlight, Inode, InodeState, disk};
 use crate::{map, orphan, xattr};
 
 /// Gives up what only a file in use has.
@@ -46,7 +46,7 @@ pub(crate) fn release(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
 pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     let mut in_flight = inode.lock_writeback();
     // An error of data that is going away anyway does not matter.
-    let _ = writeback::drain(fs, inode, &mut in_flight);
+    let _ = writeback::drain_submitted(fs, inode, &mut in_flight);
     let mut state = inode.state.write();
     // Somebody may have asked for it by number.
     if state.dead || fs.inodes.is_used(inode) {
@@ -57,9 +57,9 @@ pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
         // deletion starts handles, so it must not keep the lock.
         let mut taken = state.take_dead();
         drop(state);
-        take_apart(fs, inode, &mut taken)?;
+        take_apart(fs, inode, &mut in_flight, &mut taken)?;
     } else {
-        take_apart(fs, inode, &mut state)?;
+        take_apart(fs, inode, &mut in_flight, &mut state)?;
         drop(state);
     }
     fs.dirty_inodes.forget(inode);
@@ -67,7 +67,12 @@ pub(crate) fn delete(fs: &Arc<FsInner>, inode: &Arc<Inode>) -> Result<()> {
     Ok(())
 }
 
-fn take_apart(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+fn take_apart(
+    fs: &Arc<FsInner>,
+    inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
+    state: &mut InodeState,
+) -> Result<()> {
     let is_dir = state.is_dir();
     truncate::drop_pages(fs, inode, state, 0..u64::MAX);
     truncate::discard_prealloc(fs, state);
@@ -78,7 +83,7 @@ fn take_apart(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> 
         truncate::remove_blocks(fs, inode, state, 0, u64::from(u32::MAX), !orphaned)?;
     }
     xattr::delete_all(fs, inode, state)?;
-    free_number(fs, inode, state, is_dir)?;
+    free_number(fs, inode, in_flight, state, is_dir)?;
     state.dead = true;
     Ok(())
 }
@@ -86,10 +91,12 @@ fn take_apart(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> 
 fn free_number(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
+    in_flight: &mut InFlight,
     state: &mut InodeState,
     is_dir: bool,
 ) -> Result<()> {
     let handle = fs.start(disk::STORE_CREDITS + orphan::CREDITS + 4)?;
+    carry::forget(fs, in_flight, handle.tid());
     orphan::remove(fs, &handle, inode, state)?;
     disk::clear(fs, &handle, inode, state)?;
     if !planted(Bug::InodeReuse) {

@@ -37,7 +37,7 @@ fn take_writes(in_flight: &mut InFlight) -> Vec<InFlightWrite> {
     let mut writes = std::mem::take(&mut in_flight.writes);
     let deferred = std::mem::take(&mut in_flight.deferred).into_values();
     writes.extend(deferred.map(|run| {
-        let DeferredRun { ticket, lblk, len } = run;
+        let DeferredRun { ticket, lblk, len, .. } = run;
         InFlightWrite { ticket, lblk, len, unawaited_bytes: 0 }
     }));
     writes
