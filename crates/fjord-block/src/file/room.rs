@@ -26,6 +26,8 @@ use crate::ticket::IoResult;
 const CHUNK_BITS_MIN: u32 = 16;
 /// The most chunks; a bit each.
 const CHUNK_COUNT_MAX: u64 = 1 << 24;
+/// How far one look for a hole goes, at least.
+const LOOK_BYTES: u64 = 1 << 30;
 /// `FS_IOC_FIEMAP` of linux/fs.h.
 const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
 /// Extents per FIEMAP call.
@@ -126,8 +128,9 @@ impl Room {
                 at += 1 << self.chunk_bits;
                 continue;
             }
-            // Data needs no allocation.
-            let hole = first_hole(file, at..end);
+            // Data needs no allocation. The look waits for writes in flight on some file systems, so it pays to
+            // know how far it goes on.
+            let hole = first_hole(file, at..size_bytes.min(at + LOOK_BYTES).max(end));
             self.set(&(at..hole), size_bytes);
             if hole >= end {
                 break;

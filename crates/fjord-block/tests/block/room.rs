@@ -102,6 +102,25 @@ fn holes_get_blocks_and_a_full_disk_says_so() {
     assert!(device.ensure_room(1 << 20, 4096).is_err());
 }
 
+/// A look for holes tells of all data up to the next one, and of nothing behind it.
+#[test]
+fn a_hole_behind_data_is_found_after_a_look_at_the_data() {
+    needs_root();
+    let small = Small::tmpfs("2m");
+    let path = small.path("image");
+    let device = open(&path, 64 << 20);
+    device.write_all_at(0, &vec![7; 4 * CHUNK as usize]).unwrap();
+    device.write_all_at(5 * CHUNK, &vec![7; CHUNK as usize]).unwrap();
+    device.ensure_room(0, 1).unwrap();
+    assert_eq!(blocks_bytes(&path), 5 * CHUNK);
+    device.ensure_room(CHUNK, 2 * CHUNK).unwrap();
+    assert_eq!(blocks_bytes(&path), 5 * CHUNK);
+    device.ensure_room(4 * CHUNK, 1).unwrap();
+    assert_eq!(blocks_bytes(&path), 6 * CHUNK);
+    device.ensure_room(5 * CHUNK, CHUNK + 1).unwrap();
+    assert_eq!(blocks_bytes(&path), 7 * CHUNK);
+}
+
 /// Where the file system below has no fallocate (files with block maps on ext4), holes are
 /// written full of zeroes, and data is left alone.
 #[test]
