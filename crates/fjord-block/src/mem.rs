@@ -13,6 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
 use crate::buf::{AlignedBuf, Buf};
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
 use crate::error::{IoError, IoOp};
@@ -91,6 +94,12 @@ impl MemDevice {
         let mut data = vec![0; 1 << 20];
         let mut offset = 0;
         while offset < size_bytes {
+            offset = match rustix::fs::seek(&file, SeekFrom::Data(offset)) {
+                Ok(data) => data / PIECE_BYTES * PIECE_BYTES,
+                Err(Errno::NXIO) => break,
+                // A file system that does not report holes.
+                Err(_) => offset,
+            };
             let want = (size_bytes - offset).min(data.len() as u64) as usize;
             file.read_exact_at(&mut data[..want], offset)?;
             for (index, piece) in data[..want].chunks(PIECE_BYTES as usize).enumerate() {
