@@ -290,8 +290,11 @@ impl Journal {
         Arc::as_ptr(&self.inner) as usize
     }
 
-    /// Errs once the journal stopped.
-    pub(crate) fn check_running(&self) -> Result<()> {
+    /// Checks that the journal has not stopped.
+    ///
+    /// # Errors
+    /// What stopped it.
+    pub fn check_running(&self) -> Result<()> {
         point();
         self.inner.error.get().map_or(Ok(()), |error| Err(error.clone()))
     }

@@ -197,6 +197,10 @@ fn files_and_directories_can_ask_for_order_only() {
         file.set_xattr(ATTRIBUTE, value, XattrFlags::empty()).expect("set");
     };
     assert_eq!(fsync(fs, &rig.files[0]), Served::Durable);
+    for other in [&b""[..], b"2", b"yes", b"11", b"1\n", b"\0"] {
+        set(&rig.files[0], other);
+        assert_eq!(fsync(fs, &rig.files[0]), Served::Durable, "{other:?}");
+    }
     set(&rig.files[0], b"1");
     assert_eq!(fsync(fs, &rig.files[0]), Served::InOrder);
     assert_eq!(fsync(fs, &rig.files[1]), Served::Durable);
@@ -206,7 +210,7 @@ fn files_and_directories_can_ask_for_order_only() {
     let root = fs.root().expect("the root");
     let dir = root.mkdir(b"dir", 0o755, &cred).expect("a directory");
     let before = dir.create(b"before", 0o644, &cred).expect("a file");
-    set(&dir, b"");
+    set(&dir, b"1");
     let below = dir.mkdir(b"below", 0o755, &cred).expect("a directory");
     let file = below.create(b"file", 0o644, &cred).expect("a file");
     let link = below.symlink(b"link", b"file", &cred).expect("a link");
@@ -272,6 +276,9 @@ fn a_failure_is_told_to_all_who_ask() {
     if let Some(lost) = lost {
         assert!(rig.fs.wait_durable(lost).is_err());
         assert!(!rig.fs.is_durable(lost).expect("an epoch of it"));
+        // Nothing was changed since.
+        let again = rig.files[1].barrier(true).expect_err("what came before is lost");
+        assert_eq!(again.errno(), libc::EIO);
     }
     let errno = |result: Result<(), Error>| result.expect_err("it is lost").errno();
     assert_eq!(errno(rig.files[1].fsync(true)), libc::EIO);

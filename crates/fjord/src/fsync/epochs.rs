@@ -204,7 +204,8 @@ impl Epochs {
     /// # Errors
     /// `EINVAL` for any other.
     fn number(&self, epoch: Epoch) -> Result<u64> {
-        if epoch.mount != self.mount || epoch.number > self.state.lock().last {
+        let ended = 1..=self.state.lock().last;
+        if epoch.mount != self.mount || !ended.contains(&epoch.number) {
             return Err(rustix::io::Errno::INVAL.into());
         }
         Ok(epoch.number)
@@ -260,6 +261,10 @@ fn is_number_durable(fs: &FsInner, number: u64) -> bool {
 pub(crate) fn wait_durable(fs: &FsInner, epoch: Epoch) -> Result<()> {
     fs.check_alive()?;
     let number = fs.epochs.number(epoch)?;
+    make_durable(fs, number).inspect_err(|error| fs.note_write_error(error))
+}
+
+fn make_durable(fs: &FsInner, number: u64) -> Result<()> {
     if is_number_durable(fs, number) {
         return Ok(());
     }
@@ -320,6 +325,17 @@ mod tests {
         assert_eq!(state.behind.len(), BEHIND_MAX);
         state.settle(20_000, |_| false);
         assert_eq!((state.durable, state.last), (state.last, 4 + 20_000 - 10));
+    }
+
+    #[test]
+    fn only_epochs_that_have_ended_have_numbers() {
+        let epochs = Epochs::new(false);
+        let ended = epochs.end_durable();
+        assert_eq!(epochs.number(ended).ok(), Some(1));
+        for number in [0, 2, u64::MAX] {
+            assert!(epochs.number(Epoch { number, ..ended }).is_err(), "{number}");
+        }
+        assert!(epochs.number(Epochs::new(false).end_durable()).is_err(), "another mount");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Name in the namespace `user.` of the attribute that makes fsync of a file order only; `0` as its value
-/// says no, any other yes.
+/// Name in the namespace `user.` of the attribute that makes fsync of a file order only, with the value `1`. With any
+/// other, what programs ask for stays as strong as they ask.
 pub(crate) const NAME: &[u8] = b"fjord.order_only";
 
 /// What an inode knows of its attribute [`NAME`].
@@ -29,7 +29,7 @@ impl OrderOnly {
 
     /// The attribute has this value; `None`: there is none. Returns whether fsync orders only.
     pub(crate) fn learn(&self, value: Option<&[u8]>) -> bool {
-        let orders_only = value.is_some_and(|value| value != b"0");
+        let orders_only = value == Some(b"1");
         self.0.store(if orders_only { YES } else { NO }, Ordering::Release);
         orders_only
     }

@@ -24,6 +24,7 @@
 use std::sync::Arc;
 
 use super::{Ijournal, Prepared, Purpose, Stop, begin, cpu};
+use crate::error::Error;
 use crate::file::carry;
 use crate::fs::FsInner;
 use crate::fsync::Fallback;
@@ -60,7 +61,8 @@ impl Ijournal {
         let purpose = Purpose::Order { owes_flush: in_place.is_some() };
         let prepared = self.prepare(fs, inode, &mut in_flight, &chain, datasync, purpose)?;
         let Some(prepared) = prepared else {
-            // It is durable, or an earlier barrier has it.
+            // It is durable, or an earlier barrier has it, unless that was lost.
+            fs.journal().check_running().map_err(Error::from)?;
             return Ok(fs.journal().last_barrier());
         };
         // Under the lock: i-transactions of a file are numbered in the order in which they were built.
