@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask check`, `test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `recovery-bench`, `packages`, `deb`.
+//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `recovery-bench`, `ceph`, `packages`, `deb`.
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
@@ -7,6 +7,7 @@
 mod say;
 
 mod bench;
+mod ceph;
 mod check;
 mod crash;
 mod deb;
@@ -61,6 +62,8 @@ enum Task {
     /// Kill the daemon under SQLite and other programs that rely on fsync, recover, check every
     /// promise
     Kill9Programs(kill9_programs::Kill9ProgramsArgs),
+    /// Start or end a Ceph cluster on this machine
+    Ceph(ceph::CephArgs),
     /// Check that the library crates can be published: metadata, documentation, cargo publish --dry-run
     Packages(packages::PackagesArgs),
     /// Build the Debian package
@@ -84,6 +87,7 @@ fn main() -> Result<()> {
         Task::RecoveryBench(args) => recovery_bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),
         Task::Kill9Programs(args) => kill9_programs::run(&args),
+        Task::Ceph(args) => ceph::run(&args),
         Task::Packages(args) => packages::run(&args),
         Task::Deb(args) => deb::run(&args),
     }

@@ -31,6 +31,9 @@ const fn tool(program: &'static str, package: &'static str, purpose: &'static st
 /// A file of the package with LMDB's library.
 pub const LMDB: &str = "/usr/share/doc/liblmdb0/copyright";
 
+/// A file of the package with Ceph's library.
+pub const LIBRBD: &str = "/usr/share/doc/librbd1/copyright";
+
 /// Every program used by some test.
 pub const TOOLS: &[Tool] = &[
     tool("mke2fs", "e2fsprogs", "makes the images of the feature sets"),
@@ -77,6 +80,13 @@ pub const TOOLS: &[Tool] = &[
     tool("sqlite3", "sqlite3", "database workloads"),
     tool(LMDB, "liblmdb0", "a database that syncs nothing"),
     tool("ldb", "rocksdb-tools", "a database that syncs nothing, and its check"),
+    tool("ceph", "ceph-common", "tells clusters what to do"),
+    tool("ceph-authtool", "ceph-common", "makes keys of clusters"),
+    tool("monmaptool", "ceph-common", "makes the first map of a cluster"),
+    tool("rbd", "ceph-common", "makes and exports images on clusters"),
+    tool("ceph-mon", "ceph-mon", "is a cluster's monitor"),
+    tool("ceph-osd", "ceph-osd", "stores a cluster's objects"),
+    tool(LIBRBD, "librbd1", "Ceph's library for images"),
     tool("git", "git", "clone and fsck through the mount"),
     tool("time", "time", "tells how much memory a program had"),
     tool("sync", "coreutils", "writes a disk's data before a measurement"),
