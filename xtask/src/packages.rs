@@ -10,11 +10,12 @@ use clap::Args;
 use serde_json::Value;
 
 /// The published crates, each after its dependencies.
-const LIBRARIES: [&str; 7] = [
+const LIBRARIES: [&str; 8] = [
     "fjord-format",
     "fjord-block",
     "fjord-journal",
     "fjord-mkfs",
+    "fjord-rbd",
     "fjord-fs",
     "fjord-tree",
     "fjord-fuse",

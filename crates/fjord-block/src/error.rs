@@ -79,6 +79,8 @@ pub enum IoErrorKind {
     },
     /// The device went away before it finished the request.
     Abandoned,
+    /// Another host has taken the image over.
+    Fenced,
 }
 
 /// A failed request: what, where, and why. Offsets and lengths are in bytes (both 0 for a flush).
@@ -135,6 +137,9 @@ impl fmt::Display for IoError {
             IoErrorKind::Abandoned => {
                 f.write_str("the device was closed before the request finished")
             }
+            IoErrorKind::Fenced => f.write_str(
+                "another host has taken the image over, so nothing can be written any more; unmount",
+            ),
         }
     }
 }
@@ -161,7 +166,8 @@ impl IoError {
             | IoErrorKind::Truncated { .. }
             | IoErrorKind::Earlier(_)
             | IoErrorKind::OrderBroken { .. }
-            | IoErrorKind::Abandoned => libc::EIO,
+            | IoErrorKind::Abandoned
+            | IoErrorKind::Fenced => libc::EIO,
         }
     }
 
@@ -232,6 +238,16 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
+    /// An image that a URL names cannot be had.
+    #[error("{name}: {what}")]
+    Remote {
+        /// The name as given.
+        name: String,
+        /// The errno that a POSIX caller should see.
+        errno: i32,
+        /// What was being done, why it failed, and what to do.
+        what: String,
+    },
     /// The operating system refused (not found, no permission, …).
     #[error("cannot open {}: {source}", path.display())]
     Os {
@@ -249,6 +265,7 @@ impl OpenError {
             OpenError::InUse { .. } => libc::EBUSY,
             OpenError::NotADevice { .. } => libc::ENOTBLK,
             OpenError::OutOfRange { .. } => libc::EINVAL,
+            OpenError::Remote { errno, .. } => *errno,
             OpenError::WriteProtected { source, .. }
             | OpenError::Unavailable { source, .. }
             | OpenError::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),

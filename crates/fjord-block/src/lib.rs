@@ -22,6 +22,7 @@ pub mod mountinfo;
 pub mod plant;
 mod pool;
 mod quasi_async;
+mod remote;
 pub mod sim;
 mod snapshot;
 mod stats;
@@ -37,6 +38,7 @@ pub use file::{Engine, FileDevice, FileOptions, LOCK_TIMEOUT};
 pub use mem::{MemDevice, MemImage};
 pub use pool::{PoolStats, pool_stats};
 pub use quasi_async::{PromoteGuard, QuasiAsyncWrites};
+pub use remote::{Remote, RemoteOptions};
 pub use snapshot::{Reflink, SnapshotError, SnapshotOptions, SnapshotReport};
 pub use stats::{DeviceStats, OpStats, StatCounters};
 pub use ticket::{

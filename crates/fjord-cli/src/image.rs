@@ -13,7 +13,7 @@ use std::{
 };
 
 use fjord::{Error, Fs, FsyncPolicyKind, ImageName, MountOptions, Timespec};
-use fjord_block::{FileDevice, OpenError};
+use fjord_block::{Device, DeviceExt, FileDevice, FileOptions, OpenError};
 use fjord_journal::recovery::Plan;
 use rustix::mount::MountFlags;
 
@@ -114,43 +114,68 @@ fn open(image: &Path, options: &MountOptions) -> Result<Fs> {
 }
 
 /// An image in any state, to read bytes of it.
-pub(crate) struct RawImage {
+pub(crate) enum RawImage {
+    /// A file or block device, or a part of one.
+    File(RawFile),
+    /// An image on a cluster.
+    Remote(Arc<dyn Device>),
+}
+
+/// An image that lies in a file.
+pub(crate) struct RawFile {
     /// The file that it lies in.
     pub(crate) file: File,
     /// The bytes of the file that it is, if it is a part.
     pub(crate) range: Option<Range<u64>>,
 }
 
-/// Opens an image as a file.
+/// Opens an image to read its bytes.
 pub(crate) fn open_raw(image: &Path) -> Result<RawImage> {
-    let failed = |e| failure::open_failed(image, Error::Open(Arc::new(e)));
     let name = ImageName::parse(image);
+    if !name.is_remote() {
+        return open_raw_file(image, &name).map(RawImage::File);
+    }
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    let device = name.open(&options, false).map_err(|e| failure::open_failed(image, e))?;
+    Ok(RawImage::Remote(device))
+}
+
+fn open_raw_file(image: &Path, name: &ImageName) -> Result<RawFile> {
+    let failed = |e| failure::open_failed(image, Error::Open(Arc::new(e)));
     FileDevice::check_kind(name.path()).map_err(failed)?;
     // The path may have become a pipe.
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(name.path());
     let file = opened.map_err(|source| failed(OpenError::Os { path: image.to_owned(), source }))?;
     let range = name.range().map_err(|e| failure::open_failed(image, e))?;
-    Ok(RawImage { file, range })
+    Ok(RawFile { file, range })
 }
 
 impl RawImage {
     /// Reads all of `bytes` from `offset` on.
     pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        let Range { start, end } = self.range.clone().unwrap_or(0..u64::MAX);
+        let RawFile { file, range } = match self {
+            RawImage::File(file) => file,
+            RawImage::Remote(device) => return Ok(device.read_exact_at(offset, bytes)?),
+        };
+        let Range { start, end } = range.clone().unwrap_or(0..u64::MAX);
         let place = start.saturating_add(offset);
         if place.saturating_add(bytes.len() as u64) > end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.file.read_exact_at(bytes, place)
+        file.read_exact_at(bytes, place)
     }
 
     /// Its size, and whether the size is fixed: that of a block device or a part of a file.
     pub(crate) fn size(&self) -> io::Result<(u64, bool)> {
         use std::io::Seek as _;
-        let is_device = self.file.metadata()?.file_type().is_block_device();
-        Ok(match &self.range {
+        let RawFile { file, range } = match self {
+            RawImage::File(file) => file,
+            RawImage::Remote(device) => return Ok((device.size_bytes(), false)),
+        };
+        let is_device = file.metadata()?.file_type().is_block_device();
+        Ok(match range {
             Some(range) => (range.end.saturating_sub(range.start), true),
-            None => ((&self.file).seek(io::SeekFrom::End(0))?, is_device),
+            None => ({ file }.seek(io::SeekFrom::End(0))?, is_device),
         })
     }
 }

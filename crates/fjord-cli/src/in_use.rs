@@ -15,6 +15,9 @@ use crate::failure::{Context, Failure, Result};
 /// The mount that holds `image`, if any: of the device itself, of a loop device over the file, or a
 /// fjord mount that names it as its source.
 pub(crate) fn mount_of(image: &Path) -> Option<MountEntry> {
+    if ImageName::parse(image).is_remote() {
+        return remote_mount_of(image);
+    }
     let wanted = Bytes::of(image);
     let meta = fs::metadata(&wanted.file).ok()?;
     let rdev = meta.file_type().is_block_device().then(|| meta.rdev());
@@ -32,6 +35,19 @@ pub(crate) fn mount_of(image: &Path) -> Option<MountEntry> {
                 wanted.overlap(&source.file, &source.range)
             }
     })
+}
+
+/// The fjord mount of an image on a cluster, which names it as its source, or whose loop device stands in for it.
+fn remote_mount_of(image: &Path) -> Option<MountEntry> {
+    let loops = mount::loop_backings();
+    let stand_ins: Vec<_> = loops
+        .into_iter()
+        .filter(|backing| mount::is_stand_in_for(&backing.file, image))
+        .map(|backing| backing.device)
+        .collect();
+    let is_its =
+        |m: &MountEntry| m.is_fjord() && (m.source == image || stand_ins.contains(&m.source));
+    mount::mounts().ok()?.into_iter().rev().find(is_its)
 }
 
 /// The bytes of a file that an image is.
@@ -76,8 +92,12 @@ pub(crate) enum Found {
 
 /// The mount that a directory lies on, or on which an image is mounted; else the image.
 pub(crate) fn find(source: &Path) -> Result<Found> {
-    let found = fs::metadata(ImageName::parse(source).path()).context(source.display())?;
-    if found.is_dir() {
+    let name = ImageName::parse(source);
+    let found = match name.is_remote() {
+        true => None,
+        false => Some(fs::metadata(name.path()).context(source.display())?),
+    };
+    if let Some(found) = found.filter(fs::Metadata::is_dir) {
         if is_other_mount(&found) {
             let message = "not on a fjord mount; give a directory on one, or an image";
             return Err(Failure::new(message).context(source.display()));

@@ -127,6 +127,7 @@ fn set_engine_flag(engine: &mut MountOptions, name: &str) -> bool {
         "nodiscard" => engine.discard = false,
         "barrier" => engine.barrier = true,
         "nobarrier" => engine.barrier = false,
+        "steal" => engine.steal = true,
         "order_only" => engine.order_only = true,
         "noorder_only" => engine.order_only = false,
         "delalloc" => engine.delalloc = true,

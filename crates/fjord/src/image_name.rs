@@ -1,21 +1,23 @@
-//! Names of images: a file or block device, or a part of one.
+//! Names of images: a file or block device, a part of one, or an image on a cluster.
 //!
 //! - `disk.img`: all of it;
 //! - `disk.img@2`: the second partition of its partition table (GPT or MBR);
-//! - `disk.img@offset=1048576` and `disk.img@offset=1048576+67108864`: from a byte on, and so many bytes.
+//! - `disk.img@offset=1048576` and `disk.img@offset=1048576+67108864`: from a byte on, and so many bytes;
+//! - `rbd:pool/image`: an image on a Ceph cluster ([`fjord_rbd`]).
 //!
-//! Owns [`ImageName`]. Invariant: a path that exists is never taken for the name of a part.
+//! Owns [`ImageName`], and the kinds of images that URLs name. Invariants: a path that exists is never taken for the
+//! name of a part; a name that begins with a kind's prefix is never a path (`./rbd:file` is one).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fjord_block::{FileDevice, FileOptions, OpenError};
+use fjord_block::{Device, FileDevice, FileOptions, OpenError, Remote, RemoteOptions};
 use fjord_format::disk::Table;
 use rustix::fs::OFlags;
 
@@ -36,7 +38,12 @@ use crate::error::{Error, Result};
 pub struct ImageName {
     path: PathBuf,
     part: Option<Part>,
+    /// Its index in [`REMOTES`], if a URL names it.
+    remote: Option<usize>,
 }
+
+/// The kinds of images that URLs name.
+static REMOTES: [&dyn Remote; 1] = [fjord_rbd::RBD];
 
 /// What `off_t` can count.
 const FILE_SIZE_MAX_BYTES: u64 = i64::MAX as u64;
@@ -72,15 +79,21 @@ impl ImageName {
     /// Takes a name apart. What exists under the whole name is that; so is a name whose first part does not
     /// exist.
     pub fn parse(name: &Path) -> ImageName {
-        let whole = || ImageName { path: name.to_owned(), part: None };
+        let whole = |remote| ImageName { path: name.to_owned(), part: None, remote };
         let bytes = name.as_os_str().as_bytes();
-        let Some(at) = bytes.iter().rposition(|byte| *byte == b'@') else { return whole() };
+        let is_its = |remote: &&dyn Remote| bytes.starts_with(remote.prefix().as_bytes());
+        if let Some(index) = REMOTES.iter().position(is_its) {
+            return whole(Some(index));
+        }
+        let Some(at) = bytes.iter().rposition(|byte| *byte == b'@') else {
+            return whole(None);
+        };
         let path = Path::new(OsStr::from_bytes(&bytes[..at]));
         match Part::parse(&bytes[at + 1..]) {
             Some(part) if name.symlink_metadata().is_err() && path.exists() => {
-                ImageName { path: path.to_owned(), part: Some(part) }
+                ImageName { path: path.to_owned(), part: Some(part), remote: None }
             }
-            _ => whole(),
+            _ => whole(None),
         }
     }
 
@@ -94,7 +107,35 @@ impl ImageName {
         name.into()
     }
 
-    /// The file or device.
+    /// The kind of images that it belongs to and its URL, if it lies on no file or device.
+    ///
+    /// # Errors
+    /// `Usage` for a URL that is not UTF-8.
+    pub fn remote(&self) -> Result<Option<(&'static dyn Remote, &str)>> {
+        let Some(index) = self.remote else { return Ok(None) };
+        match self.path.to_str() {
+            Some(url) => Ok(Some((REMOTES[index], url))),
+            None => Err(Error::Usage(format!("{}: not UTF-8", self.path.display()))),
+        }
+    }
+
+    /// Whether it is an image on a cluster.
+    pub fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// The name as it stays valid in another working directory.
+    ///
+    /// # Errors
+    /// Those of [`std::path::absolute`].
+    pub fn absolute(name: &Path) -> io::Result<PathBuf> {
+        match ImageName::parse(name).is_remote() {
+            true => Ok(name.to_owned()),
+            false => std::path::absolute(name),
+        }
+    }
+
+    /// The file or device; of an image on a cluster its URL.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -132,11 +173,25 @@ impl ImageName {
         Error::Usage(format!("{file}: no file has bytes {offset}+{size}; check offset and size"))
     }
 
-    /// Opens and locks the image; `options.range` is set by the name.
+    /// Opens and locks the image; `options.range` is set by the name. `steal` takes an image on a cluster from
+    /// another host.
+    ///
+    /// # Errors
+    /// As [`ImageName::range`] and [`FileDevice::open`], or [`Remote::open`].
+    pub fn open(&self, options: &FileOptions, steal: bool) -> Result<Arc<dyn Device>> {
+        let Some((remote, url)) = self.remote()? else {
+            return Ok(Arc::new(self.open_file(options)?));
+        };
+        let tell = |what: &str| tracing::warn!("{what}");
+        let options = RemoteOptions { read_only: options.read_only, steal, tell: &tell };
+        remote.open(url, &options).map_err(|error| Error::Open(Arc::new(error)))
+    }
+
+    /// Opens and locks a file or block device, or the part of it that this name is.
     ///
     /// # Errors
     /// As [`ImageName::range`] and [`FileDevice::open`].
-    pub fn open(&self, options: &FileOptions) -> Result<FileDevice> {
+    pub fn open_file(&self, options: &FileOptions) -> Result<FileDevice> {
         let options = FileOptions { range: self.range()?, ..options.clone() };
         FileDevice::open(&self.path, &options).map_err(|error| Error::Open(Arc::new(error)))
     }

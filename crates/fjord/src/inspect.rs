@@ -1,9 +1,8 @@
 //! Inspection of images that are not mounted.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use fjord_block::{Device, FileOptions};
+use fjord_block::FileOptions;
 use fjord_journal::recovery::{self, Plan};
 
 use crate::error::Result;
@@ -17,8 +16,7 @@ use crate::image_name::ImageName;
 /// As [`crate::Fs::open`]; a log that recovery would refuse.
 pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
     let options = FileOptions { read_only: true, ..FileOptions::default() };
-    let device = ImageName::parse(path.as_ref()).open(&options)?;
-    let device: Arc<dyn Device> = Arc::new(device);
+    let device = ImageName::parse(path.as_ref()).open(&options, false)?;
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(None) };
     Ok(Some(recovery::scan(&device, &map, block_size)?))
 }
@@ -30,8 +28,7 @@ pub fn log(path: impl AsRef<Path>) -> Result<Option<Plan>> {
 /// As [`log`].
 pub fn is_marked(path: impl AsRef<Path>) -> Result<bool> {
     let options = FileOptions { read_only: true, ..FileOptions::default() };
-    let device = ImageName::parse(path.as_ref()).open(&options)?;
-    let device: Arc<dyn Device> = Arc::new(device);
+    let device = ImageName::parse(path.as_ref()).open(&options, false)?;
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(false) };
     Ok(recovery::is_marked(&device, &map, block_size)?)
 }
@@ -43,8 +40,7 @@ pub fn is_marked(path: impl AsRef<Path>) -> Result<bool> {
 /// # Errors
 /// As [`crate::Fs::open`]; an invalid journal superblock.
 pub fn drop_fsyncs(path: impl AsRef<Path>) -> Result<bool> {
-    let device = ImageName::parse(path.as_ref()).open(&FileOptions::default())?;
-    let device: Arc<dyn Device> = Arc::new(device);
+    let device = ImageName::parse(path.as_ref()).open(&FileOptions::default(), false)?;
     let Some((map, block_size)) = mount::find_journal(&device)? else { return Ok(false) };
     Ok(recovery::drop_i_transactions(&device, &map, block_size)?)
 }

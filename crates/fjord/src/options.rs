@@ -283,6 +283,9 @@ pub struct MountOptions {
     /// before it counts as in use: 1 s by default, since the lock of a killed process or of a mount
     /// that has just ended goes a moment later than they do. Zero does not wait.
     pub lock_timeout: Duration,
+    /// Take an image on a cluster (`rbd:…`) from another host that has it: from then on that one can write
+    /// nothing to it. Without it, an image in use is refused, and one whose holder has died is waited for.
+    pub steal: bool,
     /// Data mode.
     pub data: DataMode,
     /// Fsync policy, and so who can recover the image after a crash; `Auto` is what the image is made
@@ -363,6 +366,7 @@ impl Default for MountOptions {
             recover_before_read_only: false,
             no_load_journal: false,
             lock_timeout: fjord_block::LOCK_TIMEOUT,
+            steal: false,
             data: DataMode::default(),
             fsync: FsyncPolicyKind::default(),
             scheduler: Scheduler::default(),

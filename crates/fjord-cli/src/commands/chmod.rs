@@ -18,7 +18,7 @@ symbolic link that is named is followed; links below a directory (-R) are neithe
 changed.\n\n\
 Examples:\n  fjord chmod disk.img 4755 /bin/su\n  fjord chmod -R disk.img u=rwX,go=rX /srv/www")]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Permission bits, octal or symbolic
     #[arg(value_parser = ModeChange::parse, allow_hyphen_values = true)]

@@ -25,7 +25,7 @@ Examples:\n  fjord chown disk.img root:shadow /etc/shadow\n  \
 fjord chown -R disk.img 33:33 /srv/www\n  fjord chown -h disk.img 0:0 /etc/mtab"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// New owner, group or both
     #[arg(value_name = "OWNER[:GROUP]", value_parser = OwnerChange::parse)]

@@ -24,7 +24,7 @@ Examples:\n  fjord cp disk.img /etc/fstab /etc/fstab.old\n  \
 fjord cp -a disk.img /srv/www /srv/www.new\n  fjord cp -a disk.img /etc/. /srv"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Files to copy
     #[arg(required = true, value_name = "SOURCE")]

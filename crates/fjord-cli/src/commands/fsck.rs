@@ -25,7 +25,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::{
     failure::{Context, Failure, Result},
-    image::{self, RawImage},
+    image::{self, RawFile, RawImage},
     in_use,
     output::{self, counted},
     pending::Pending,
@@ -74,7 +74,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     #[command(flatten)]
     mode: Mode,
@@ -147,7 +147,7 @@ struct Mode {
 
 impl Args {
     /// The command line of e2fsck.
-    fn e2fsck_args(&self, raw: &RawImage) -> Vec<OsString> {
+    fn e2fsck_args(&self, raw: &RawFile) -> Vec<OsString> {
         let flags = [
             ("-p", u8::from(self.mode.preen)),
             ("-n", u8::from(self.mode.no_changes)),
@@ -206,6 +206,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         recover(args)?;
     }
+    let RawImage::File(raw) = raw else {
+        return Err(operational(Failure::new(format!(
+            "{}: e2fsck reads files and block devices only; the journal is recovered, and the rest can be \
+             checked after `rbd map` or `rbd export`",
+            args.image.display()
+        ))));
+    };
     let e2fsck_args = args.e2fsck_args(&raw);
     lock_for_good(&args.image, raw, args.mode.no_changes)?;
     // Flushes this process's output before e2fsck's.
@@ -260,7 +267,10 @@ fn pending(image: &Path) -> Option<String> {
 /// Recovers the journal, or leaves that to e2fsck if e2fsck can do it.
 fn recover(args: &Args) -> Result<()> {
     let image = &args.image;
-    if let Err(error) = File::options().write(true).open(ImageName::parse(image).path()) {
+    let name = ImageName::parse(image);
+    if !name.is_remote()
+        && let Err(error) = File::options().write(true).open(name.path())
+    {
         return Err(operational(Failure::new(format!(
             "{}: the journal is dirty, and the image cannot be written ({error}); make it writable",
             image.display()
@@ -307,8 +317,8 @@ fn recover(args: &Args) -> Result<()> {
 
 /// Locks an image file; the lock stays until e2fsck, exec'ed in this process, ends. e2fsck itself
 /// opens a block device exclusively.
-fn lock_for_good(image: &Path, raw: RawImage, read_only: bool) -> Result<()> {
-    let RawImage { file, range } = raw;
+fn lock_for_good(image: &Path, raw: RawFile, read_only: bool) -> Result<()> {
+    let RawFile { file, range } = raw;
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Ok(());
     }

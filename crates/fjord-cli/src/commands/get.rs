@@ -23,7 +23,7 @@ merged.\n\nExamples:\n  fjord get disk.img /etc/fstab\n  fjord get -r disk.img /
 fjord get disk.img /backup.tar - | tar t"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// File or directory in the image
     path: String,

@@ -22,7 +22,7 @@ use crate::{
     after_help = "Examples:\n  fjord info disk.img\n  fjord info --json disk.img | jq .features"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Print JSON
     #[arg(long)]

@@ -11,7 +11,7 @@ use crate::{failure::Result, image, output, pending::Pending};
 #[command(after_help = "Shows the complete transactions that a mount would replay. Nothing is \
 written.\n\nExample:\n  fjord journal --blocks disk.img")]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// List the blocks of each transaction
     #[arg(short, long)]

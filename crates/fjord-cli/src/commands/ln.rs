@@ -20,7 +20,7 @@ Examples:\n  fjord ln disk.img /bin/busybox /bin/sh\n  fjord ln -s disk.img ../u
 fjord ln -sf disk.img /run /var/run"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Files that get one more name; with -s, texts of symbolic links
     #[arg(required = true, value_name = "TARGET")]

@@ -19,7 +19,7 @@ use crate::{
 fjord ls --json disk.img / | jq '.[].name'"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Directory or file
     #[arg(default_value = "/")]

@@ -1,18 +1,15 @@
 //! `fjord mkfs`: make a new image, empty or with contents.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use fjord::ImageName;
-use fjord_block::FileDevice;
 use fjord_mkfs::{Held, MkfsError, MkfsOptions, Report};
 use fjord_tree::{Contents, Populated, Room, Rules, TreeError};
 
 use crate::{
     failure::{Context, Failure, Result},
-    image, in_use, size, tree_rules,
+    image::{self, RawFile, RawImage},
+    in_use, size, tree_rules,
 };
 use input::Input;
 use layout::Layout;
@@ -44,7 +41,7 @@ docker export box | fjord mkfs --from-tar - disk.img\n  \
 fjord mkfs --from-tar base.tar.gz --from-tar app.tar.zst disk.img\n  \
 fjord mkfs -q -t ext4 -d rootfs disk.img 512M")]
 pub(crate) struct Args {
-    /// Image file (created if missing) or block device
+    /// Image file or image on a cluster (rbd:POOL/IMAGE), made if missing, or block device
     pub(crate) image: PathBuf,
     /// Size in the syntax of mke2fs, instead of --size: a number without a unit counts blocks (of 1
     /// KiB, or of -b)
@@ -145,9 +142,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let plan = Plan::new(args, input.as_mut(), &target, repeat.as_ref())?;
     args.layout.warn();
     let (report, populated) = target.build(plan.options.size_bytes, |device| {
-        let device = Arc::new(device);
         let build = |options: &MkfsOptions| {
-            let report = fjord_mkfs::format(&device, options)?;
+            let report = fjord_mkfs::format(&*device, options)?;
             let Some(input) = &input else { return Ok((report, Populated::default())) };
             let contents = plan.contents.as_ref();
             let populated = input.put_in(&device, contents, &plan.rules, args.quiet)?;
@@ -255,13 +251,15 @@ fn extra_bytes(args: &Args) -> u64 {
 
 /// Content that the path of the image already has.
 fn held(image: &Path) -> Result<Held> {
-    if !ImageName::parse(image).path().exists() {
+    let name = ImageName::parse(image);
+    if !name.is_remote() && !name.path().exists() || name.is_remote() && target::is_missing(&name)?
+    {
         return Ok(Held::Nothing);
     }
     let raw = image::open_raw(image)?;
     let (size_bytes, is_fixed) = raw.size().context(image.display())?;
-    if raw.range.is_none() {
-        return fjord_mkfs::held(&raw.file, size_bytes, is_fixed).context(image.display());
+    if let RawImage::File(RawFile { file, range: None }) = &raw {
+        return fjord_mkfs::held(file, size_bytes, is_fixed).context(image.display());
     }
     // A part is as a device is: not blank, as a rule.
     let known =
@@ -281,16 +279,10 @@ fn refuse_held(image: &Path, held: Held) -> Result<()> {
     )))
 }
 
-/// Makes a file system on `image`, which contains nothing. If that or filling it fails, the path is
-/// unchanged.
-pub(super) fn make<T>(
-    image: &Path,
-    options: &MkfsOptions,
-    fill: impl FnOnce(FileDevice) -> Result<T>,
-) -> Result<(Report, T)> {
+/// Makes a file system on `image`, which contains nothing. If that fails, the path is unchanged.
+pub(super) fn make(image: &Path, options: &MkfsOptions) -> Result<Report> {
     Target::new(image, true)?.build(options.size_bytes, |device| {
-        let report = fjord_mkfs::format(&device, options)
-            .context(format!("making a file system on {}", image.display()))?;
-        Ok((report, fill(device)?))
+        fjord_mkfs::format(&*device, options)
+            .context(format!("making a file system on {}", image.display()))
     })
 }

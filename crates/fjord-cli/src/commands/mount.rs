@@ -88,6 +88,7 @@ Mount options of fjord:
   inline_data_max=SIZE
                      most file data in an i-transaction, the record of an fsync under
                      fsync=ijournal (default: 32K)
+  steal              the same as --steal
   order_only, noorder_only
                      fsync and fdatasync only put changes in order, for programs that need
                      no more; the attribute user.fjord.order_only says it for a file, or for
@@ -120,7 +121,7 @@ Example of an image file in /etc/fstab, checked by systemd before it is mounted:
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Mount point
     dir: PathBuf,
@@ -142,6 +143,10 @@ pub(crate) struct Args {
     /// Mount read-only; a dirty journal is replayed first, unless -o noload is given
     #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
+    /// Take an image on a cluster from another host that has it mounted, which can write nothing
+    /// to it any more
+    #[arg(long)]
+    steal: bool,
     /// Check the arguments and the directory, but do not mount; for the mount helper
     #[arg(long, hide = true)]
     fake: bool,
@@ -161,6 +166,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if args.read_only {
         options.fuse.flags.insert(MountFlags::RDONLY);
     }
+    options.engine.steal |= args.steal;
     options.fuse.writeback_cache |= args.writeback_cache;
     if let Some(policy) = args.fsync {
         options.engine.fsync = policy;
@@ -170,7 +176,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     mount_options::settle(&mut options);
     // The daemon changes its directory, and the mount table should show an absolute path.
-    let mut image = std::path::absolute(&args.image)?;
+    let mut image = ImageName::absolute(&args.image)?;
     if options.offset_bytes.or(options.size_bytes).is_some() {
         let offset_bytes = options.offset_bytes.unwrap_or(0);
         Offset::apply(offset_bytes, options.size_bytes, &mut image).map_err(Failure::usage)?;
@@ -235,6 +241,12 @@ impl NewImage<'_> {
                 image.display()
             )));
         }
+        if ImageName::parse(image).is_remote() {
+            return Err(Failure::usage(format!(
+                "--new makes files; make {0} with `fjord mkfs --size SIZE {0}`, and mount it without --new",
+                image.display()
+            )));
+        }
         match signals.create_removable(image) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
@@ -249,7 +261,7 @@ impl NewImage<'_> {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let options =
             MkfsOptions { size_bytes: Some(bytes), root_owner: owner, ..MkfsOptions::default() };
-        mkfs::make(image, &options, |_| Ok(()))?;
+        mkfs::make(image, &options)?;
         Ok(new)
     }
 

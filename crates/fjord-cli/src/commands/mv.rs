@@ -17,7 +17,7 @@ atomically, an empty directory by a directory. Several files need a directory as
 Examples:\n  fjord mv disk.img /etc/old.conf /etc/new.conf\n  fjord mv disk.img /a /b /srv/"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Files to move
     #[arg(required = true, value_name = "SOURCE")]

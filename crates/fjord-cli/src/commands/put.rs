@@ -26,7 +26,7 @@ Examples:\n  fjord mkdir -p disk.img /srv && fjord put disk.img hello.txt /srv/\
 tar c . | fjord put disk.img - /backup.tar"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// File or directory to copy, or - for standard input
     source: PathBuf,

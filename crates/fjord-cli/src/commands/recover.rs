@@ -20,7 +20,7 @@ e2fsck do not read.\n\nExamples:\n  \
 fjord recover disk.img && e2fsck -fn disk.img\n  fjord recover --drop-fsyncs disk.img"
 )]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// If recovery fails because the i-transactions (fsynced changes since the last commit) or the
     /// log cannot be read, discard what cannot be read; e2fsck can then run. If recovery works,

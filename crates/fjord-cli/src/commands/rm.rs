@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  fjord rm -r disk.img /tmp/build")]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Files to remove
     #[arg(required = true)]

@@ -19,7 +19,7 @@ const DEPTH_MAX: usize = 2048;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  fjord tree -L 2 disk.img /usr")]
 pub(crate) struct Args {
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Directory to start at
     #[arg(default_value = "/")]

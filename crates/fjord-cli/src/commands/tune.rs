@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Set or clear the feature fast_commit, which the policy --fsync fast-commit needs
     #[arg(long, value_name = "on|off", value_parser = parse_switch)]
     fast_commit: Option<bool>,
-    /// Image file or block device
+    /// Image file, block device, or image on a cluster (rbd:POOL/IMAGE)
     pub(crate) image: PathBuf,
     /// Print the outcome as JSON
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     ops::Range,
     os::{
         fd::AsRawFd,
@@ -26,6 +27,7 @@ use rustix::fs::OFlags;
 use super::sim;
 use crate::{
     failure::{Context, EXIT_DAMAGED, Failure, Result},
+    image,
     in_use::{self, Bytes},
     size,
 };
@@ -153,6 +155,12 @@ fn switch_off(dir: &Path, image: Option<PathBuf>, lazy: bool) -> Result<()> {
 /// The directory as the mount table names it. The last component is not resolved: that would fail
 /// if the server has died.
 fn resolve(dir: &Path) -> Result<PathBuf> {
+    if ImageName::parse(dir).is_remote() {
+        return match in_use::mount_of(dir) {
+            Some(entry) => Ok(entry.mountpoint),
+            None => Err(Failure::new(format!("{} is not mounted here", dir.display()))),
+        };
+    }
     let absolute = std::path::absolute(dir)?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
         return Ok(absolute);
@@ -176,13 +184,19 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
 /// The image of a mount, if it is known.
 fn image_of(entry: &MountEntry) -> Option<PathBuf> {
     if entry.fs_type == "fuse.fjord" || entry.is_sim() {
-        let exists = |name: &PathBuf| ImageName::parse(name).path().exists();
-        return Some(entry.source.clone()).filter(|name| name.is_absolute() && exists(name));
+        let exists = |name: &PathBuf| {
+            let parsed = ImageName::parse(name);
+            parsed.is_remote() || name.is_absolute() && parsed.path().exists()
+        };
+        return Some(entry.source.clone()).filter(exists);
     }
     let is_source = |b: &LoopBacking| b.is_stand_in && b.device == entry.source;
     let Some(backing) = mount::loop_backings().into_iter().find(is_source) else {
         return Some(entry.source.clone()).filter(|device| device.exists());
     };
+    if let Some(image) = mount::stood_in_for(&backing.file) {
+        return Some(image).filter(|image| ImageName::parse(image).is_remote());
+    }
     let LoopBacking { file, range: Range { start, end }, .. } = backing;
     let is_whole = (start, end) == (0, u64::MAX);
     let size = Some(end.saturating_sub(start)).filter(|_| end != u64::MAX);
@@ -195,17 +209,25 @@ fn image_of(entry: &MountEntry) -> Option<PathBuf> {
 /// Waits until the daemon has released the image's lock. A `fuseblk` mount ends only after the
 /// image is clean, so there the wait is short.
 fn wait_for_daemon(image: &Path) -> Result<()> {
+    let name = ImageName::parse(image);
+    if let Some((remote, url)) = name.remote()? {
+        // Where the cluster does not answer, nothing is known.
+        return wait_while(image, || remote.is_in_use(url).unwrap_or(false));
+    }
     let Bytes { file: path, range } = Bytes::of(image);
     let Ok(file) = File::open(&path) else { return Ok(()) };
     let is_device = file.metadata().is_ok_and(|m| m.file_type().is_block_device());
     let range = Some(range).filter(|range| *range != (0..u64::MAX));
+    wait_while(image, || match is_device {
+        true => is_claimed(&path) || is_open(&file),
+        false => is_locked(&path, range.as_ref()),
+    })
+}
+
+fn wait_while(image: &Path, is_held: impl Fn() -> bool) -> Result<()> {
     let started = Instant::now();
     while started.elapsed() < PATIENCE {
-        let held = match is_device {
-            true => is_claimed(&path) || is_open(&file),
-            false => is_locked(&path, range.as_ref()),
-        };
-        if !held {
+        if !is_held() {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -245,12 +267,19 @@ fn is_open(device: &File) -> bool {
     rc == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
 }
 
-fn check_clean(image: &Path) -> Result<()> {
+/// Reads the superblock of an image that was unmounted.
+fn read_clean(image: &Path, bytes: &mut [u8; SUPERBLOCK_BYTES]) -> Result<io::Result<()>> {
+    if ImageName::parse(image).is_remote() {
+        return Ok(image::open_raw(image)?.read_exact_at(bytes, SUPERBLOCK_OFFSET_BYTES));
+    }
     let Bytes { file: path, range } = Bytes::of(image);
-    let mut bytes = [0; SUPERBLOCK_BYTES];
     let offset = range.start.saturating_add(SUPERBLOCK_OFFSET_BYTES);
-    let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, offset));
-    match read {
+    Ok(File::open(path).and_then(|file| file.read_exact_at(bytes, offset)))
+}
+
+fn check_clean(image: &Path) -> Result<()> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    match read_clean(image, &mut bytes)? {
         Ok(()) => {}
         // Not readable for this user; but the daemon has ended.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(()),

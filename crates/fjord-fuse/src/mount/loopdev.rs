@@ -4,16 +4,24 @@
 //! device only because a `fuseblk` mount is one whose sync, syncfs and umount wait for the server.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io,
     ops::Range,
     os::{
         fd::AsRawFd,
+        unix::ffi::OsStrExt,
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// Bytes of the file that stands in for an image which lies in none.
+const STAND_IN_BYTES: u64 = 1 << 20;
+/// Bytes of a name that memfd_create(2) takes.
+const STAND_IN_NAME_MAX: usize = 249;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
 const LO_FLAGS_READ_ONLY: u32 = 1;
@@ -66,6 +74,25 @@ impl LoopDevice {
         read_only: bool,
     ) -> io::Result<LoopDevice> {
         let file = File::options().read(true).write(!read_only).open(image)?;
+        LoopDevice::attach_file(&file, image, range, read_only)
+    }
+
+    /// Attaches a file in memory that bears the name of `image`, which lies in no file. Nothing of it is ever read.
+    ///
+    /// # Errors
+    /// As [`LoopDevice::attach`].
+    pub fn attach_stand_in(image: &Path, read_only: bool) -> io::Result<LoopDevice> {
+        let file = File::from(memfd_create(stand_in_name(image), MemfdFlags::CLOEXEC)?);
+        file.set_len(STAND_IN_BYTES)?;
+        LoopDevice::attach_file(&file, image, None, read_only)
+    }
+
+    fn attach_file(
+        file: &File,
+        image: &Path,
+        range: Option<&Range<u64>>,
+        read_only: bool,
+    ) -> io::Result<LoopDevice> {
         let control = File::options().read(true).write(true).open("/dev/loop-control")?;
         loop {
             // SAFETY: the ioctl takes no argument and returns a number.
@@ -75,7 +102,7 @@ impl LoopDevice {
             }
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = File::options().read(true).write(!read_only).open(&path)?;
-            match configure(&device, &file, image, range, read_only) {
+            match configure(&device, file, image, range, read_only) {
                 Ok(()) => return Ok(LoopDevice { path, _device: device }),
                 // Another process has taken this one.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
@@ -88,6 +115,23 @@ impl LoopDevice {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// The name of the file that stands in for an image.
+fn stand_in_name(image: &Path) -> &[u8] {
+    let name = image.as_os_str().as_bytes();
+    &name[..name.len().min(STAND_IN_NAME_MAX)]
+}
+
+/// The image that lies in no file and for which the file of a loop device stands in; a long name is cut.
+pub fn stood_in_for(file: &Path) -> Option<PathBuf> {
+    let name = file.as_os_str().as_bytes().strip_prefix(b"/memfd:")?;
+    Some(OsStr::from_bytes(name.strip_suffix(b" (deleted)").unwrap_or(name)).into())
+}
+
+/// Whether the file of a loop device stands in for this image.
+pub fn is_stand_in_for(file: &Path, image: &Path) -> bool {
+    stood_in_for(file).is_some_and(|name| name.as_os_str().as_bytes() == stand_in_name(image))
 }
 
 fn configure(

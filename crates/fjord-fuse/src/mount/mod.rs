@@ -2,7 +2,8 @@
 //!
 //! As root fjord mounts `fuseblk`, whose source must be a block device without another claim. A
 //! block device is its own source: the engine passes its claim to the mount ([`Fs::hand_over`]).
-//! For an image file the source is a loop device over it. Only with `fuseblk` do sync(2) and
+//! For an image file the source is a loop device over it, for an image on a cluster one over a file in memory that
+//! nobody reads. Only with `fuseblk` do sync(2) and
 //! syncfs(2) reach the server and does umount(2) wait for it. If it is not supported, fjord mounts
 //! plain `fuse`, and [`Mounted::lost`] describes the difference. Users without privileges mount
 //! with `fusermount3`.
@@ -34,7 +35,9 @@ mod unmount;
 
 pub use fjord_block::mountinfo::{MountEntry, mount_at, mounts};
 use loopdev::same_device;
-pub use loopdev::{LoopBacking, LoopDevice, loop_backings, same_file};
+pub use loopdev::{
+    LoopBacking, LoopDevice, is_stand_in_for, loop_backings, same_file, stood_in_for,
+};
 pub use options::{FuseOptions, MountKind, OptionError, Unclaimed};
 pub use stack::lies_on;
 pub use unmount::{MountHandle, unmount_dir};
@@ -313,6 +316,12 @@ fn mount_fuseblk(
         Ok(transport)
     };
     let name = ImageName::parse(image);
+    if name.is_remote() {
+        // Held until the mount holds the loop device itself.
+        let device = LoopDevice::attach_stand_in(image, options.read_only())
+            .map_err(|e| MountError::io("attach a loop device", e))?;
+        return mount_from(device.path());
+    }
     let range = name.range().map_err(MountError::Engine)?;
     if range.is_none() && fs::metadata(image).is_ok_and(|m| m.file_type().is_block_device()) {
         let device = device_name(image);

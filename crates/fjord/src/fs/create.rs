@@ -23,13 +23,25 @@ pub(crate) fn at_path(
     image: &MkfsOptions,
     options: &MountOptions,
 ) -> Result<Arc<FsInner>> {
-    if image.size_bytes.is_none() {
+    let name = ImageName::parse(path);
+    let Some(size_bytes) = image.size_bytes else {
         let path = path.display();
         let message =
             format!("no size is given for the new image {path}; set MkfsOptions::size_bytes");
         return Err(Error::Usage(message));
+    };
+    if let Some((remote, url)) = name.remote()? {
+        let failed = |error| Error::Open(Arc::new(error));
+        remote.create(url, size_bytes).map_err(failed)?;
+        let made = mount::open_image(path, options, false)
+            .and_then(|device| on_device(device, image, options));
+        if made.is_err() {
+            // The original error is returned.
+            let _ = remote.remove(url);
+        }
+        return made;
     }
-    if ImageName::parse(path).is_part() {
+    if name.is_part() {
         let path = path.display();
         let message =
             format!("{path} is a part of a file, which cannot be new; format it with `fjord mkfs`");
@@ -49,13 +61,12 @@ pub(crate) fn at_path(
 }
 
 fn fill(path: &Path, image: &MkfsOptions, options: &MountOptions) -> Result<Arc<FsInner>> {
-    let device = mount::open_file(path, options, false)?;
+    let device = mount::open_image(path, options, false)?;
     if device.size_bytes() != 0 {
         // Another process has filled it meanwhile; it is locked now.
         return Err(refused(path, Errno::EXIST.into()));
     }
-    let fs = on_device(Arc::new(device), image, options)
-        .map_err(|error| room::name_full(error, path))?;
+    let fs = on_device(device, image, options).map_err(|error| room::name_full(error, path))?;
     // The durability of an fsync requires that the image's name is durable.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use fjord_block::epoch::EpochDevice;
 use fjord_block::lock::{Mutex, Rank};
 use fjord_block::plant::{Bug, planted};
-use fjord_block::{DeferredWrites, Device, DeviceExt, FileDevice, FileOptions};
+use fjord_block::{DeferredWrites, Device, DeviceExt, FileOptions};
 use fjord_format::features::{Compat, Features, Incompat, RoCompat};
 use fjord_format::geometry::Geometry;
 use fjord_format::jbd2::ChecksumVersion;
@@ -108,22 +108,22 @@ pub(super) fn writable() -> Features {
 /// Opens the image at `path`.
 pub(crate) fn open_path(path: &Path, options: &MountOptions) -> Result<Arc<FsInner>> {
     let warning = if recover::is_wanted(options) { recover::at_path(path, options)? } else { None };
-    let device = open_file(path, options, options.read_only)?;
-    let fs = mount_device(Arc::new(device), options, Purpose::Use)
+    let device = open_image(path, options, options.read_only)?;
+    let fs = mount_device(device, options, Purpose::Use)
         .map_err(|error| room::name_full(error, ImageName::parse(path).path()))?;
     warning.inspect(|warning| fs.warn(warning));
     Ok(fs)
 }
 
-/// Opens and locks the file or block device at `path`, waiting for its lock as `options` say.
-pub(super) fn open_file(
+/// Opens and locks the image that `path` names, waiting for its lock as `options` say.
+pub(super) fn open_image(
     path: &Path,
     options: &MountOptions,
     read_only: bool,
-) -> Result<FileDevice> {
+) -> Result<Arc<dyn Device>> {
     let lock_timeout = options.lock_timeout;
     let file_options = FileOptions { read_only, lock_timeout, ..FileOptions::default() };
-    ImageName::parse(path).open(&file_options)
+    ImageName::parse(path).open(&file_options, options.steal)
 }
 
 /// Opens the image on `device`.

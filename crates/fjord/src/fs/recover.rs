@@ -35,14 +35,13 @@ type Warning = Option<String>;
 /// # Errors
 /// `Usage` for a dirty journal in an image that cannot be written; those of a mount for writing.
 pub(super) fn at_path(path: &Path, options: &MountOptions) -> Result<Warning> {
-    let open = |read_only| mount::open_file(path, options, read_only);
-    let needs = match Needs::of(&open(true)?, options)? {
+    let open = |read_only| mount::open_image(path, options, read_only);
+    let needs = match Needs::of(&*open(true)?, options)? {
         Needed::Recovery(needs) => needs,
         Needed::Nothing(warning) => return Ok(warning),
     };
     let error = match open(false) {
         Ok(device) => {
-            let device: Arc<dyn Device> = Arc::new(device);
             return on_device(&device, options, Purpose::Recovery);
         }
         Err(error) => error,

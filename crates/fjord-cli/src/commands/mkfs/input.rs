@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use fjord_block::FileDevice;
+use fjord_block::Device;
 use fjord_tree::{Contents, Populated, Rules, Source, TarInput, TarOptions};
 use indicatif::ProgressBar;
 
@@ -76,7 +76,7 @@ impl Input {
     /// Copies the contents into the new image on the device.
     pub(super) fn put_in(
         &self,
-        device: &Arc<FileDevice>,
+        device: &Arc<dyn Device>,
         contents: Option<&Contents>,
         rules: &Rules,
         quiet: bool,

@@ -1,4 +1,4 @@
-//! Where a new image is built: in a temporary file in the same directory, or in place.
+//! Where a new image is built: in a temporary file in the same directory, in place, or on a cluster.
 //!
 //! Invariants: a regular file that contains data is unchanged until the new image is complete and
 //! durable. A failed build leaves no file; nor does a killed one, if the file system supports
@@ -15,9 +15,10 @@ use std::{
         },
     },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use fjord::ImageName;
+use fjord::{Error, ImageName};
 use fjord_block::{Device, FileDevice, FileOptions};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, RenameFlags},
@@ -46,6 +47,8 @@ enum Place {
     Over(FileDevice, fs::Metadata),
     /// Build a new file, which gets the path at the end.
     NewFile { new: NewFile, old: Option<Old> },
+    /// Build on a cluster: in the image that there is, or in a new one.
+    Remote { name: ImageName, device: Option<Arc<dyn Device>> },
 }
 
 /// The old image, locked.
@@ -71,8 +74,23 @@ impl Drop for NewFile {
     }
 }
 
+/// Whether an image on a cluster does not exist.
+pub(super) fn is_missing(name: &ImageName) -> Result<bool> {
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    Ok(open_remote(name, &options)?.is_none())
+}
+
+/// An image on a cluster, if there is one.
+fn open_remote(name: &ImageName, options: &FileOptions) -> Result<Option<Arc<dyn Device>>> {
+    match name.open(options, false) {
+        Ok(device) => Ok(Some(device)),
+        Err(Error::Open(error)) if error.errno() == libc::ENOENT => Ok(None),
+        Err(error) => Err(failure::open_failed(name.path(), error)),
+    }
+}
+
 fn open_device(path: &Path) -> Result<FileDevice> {
-    let open = || ImageName::parse(path).open(&FileOptions::default());
+    let open = || ImageName::parse(path).open_file(&FileOptions::default());
     image::patiently(path, open).map_err(|e| failure::open_failed(path, e))
 }
 
@@ -92,7 +110,12 @@ impl Target {
     /// # Errors
     /// The image is in use, or cannot be created there.
     pub(super) fn new(image: &Path, is_blank: bool) -> Result<Target> {
-        if ImageName::parse(image).is_part() {
+        let name = ImageName::parse(image);
+        if name.is_remote() {
+            let device = open_remote(&name, &FileOptions::default())?;
+            return Ok(Target { path: image.to_owned(), place: Place::Remote { name, device } });
+        }
+        if name.is_part() {
             let device = open_device(image)?;
             return Ok(Target { path: image.to_owned(), place: Place::Here(device) });
         }
@@ -142,7 +165,8 @@ impl Target {
             Place::Here(device) => device.size_bytes(),
             Place::Over(_, metadata) if !has_contents => metadata.len(),
             Place::NewFile { old: Some(old), .. } if !has_contents => old.metadata.len(),
-            Place::Over(..) | Place::NewFile { .. } => 0,
+            Place::Remote { device: Some(device), .. } => device.size_bytes(),
+            Place::Over(..) | Place::NewFile { .. } | Place::Remote { .. } => 0,
         };
         Some(bytes).filter(|bytes| *bytes > 0)
     }
@@ -155,26 +179,54 @@ impl Target {
     pub(super) fn build<T>(
         self,
         size_bytes: Option<u64>,
-        build: impl FnOnce(FileDevice) -> Result<T>,
+        build: impl FnOnce(Arc<dyn Device>) -> Result<T>,
     ) -> Result<T> {
         match self.place {
-            Place::Over(device, _) => build(device),
-            Place::Here(device) if device.has_fixed_size() => build(device),
+            Place::Over(device, _) => build(Arc::new(device)),
+            Place::Here(device) if device.has_fixed_size() => build(Arc::new(device)),
             Place::Here(device) => {
                 let size_before = device.size_bytes();
-                build(device).inspect_err(|_| blank(&self.path, size_before))
+                build(Arc::new(device)).inspect_err(|_| blank(&self.path, size_before))
             }
+            Place::Remote { device: Some(device), .. } => {
+                let other = size_bytes.filter(|bytes| *bytes != device.size_bytes());
+                if let Some(bytes) = other {
+                    device.set_size(bytes).map_err(io::Error::from).context(self.path.display())?;
+                }
+                build(device)
+            }
+            Place::Remote { name, device: None } => build_remote(&name, size_bytes, build),
             Place::NewFile { mut new, old } => {
                 if let Some(size_bytes) = size_bytes {
                     // The device caches its size.
                     rustix::fs::ftruncate(&new.file, size_bytes).map_err(io::Error::from)?;
                 }
-                let built = build(open_device(&new.path())?)?;
+                let built = build(Arc::new(open_device(&new.path())?))?;
                 new.take(&self.path, old).context(self.path.display())?;
                 Ok(built)
             }
         }
     }
+}
+
+/// Makes an image on a cluster and builds in it.
+fn build_remote<T>(
+    name: &ImageName,
+    size_bytes: Option<u64>,
+    build: impl FnOnce(Arc<dyn Device>) -> Result<T>,
+) -> Result<T> {
+    let failed = |error| failure::open_failed(name.path(), error);
+    let Some((remote, url)) = name.remote().map_err(failed)? else {
+        return Err(Failure::usage(format!("{}: not on a cluster", name.path().display())));
+    };
+    let failed_there = |error| failed(Error::Open(Arc::new(error)));
+    remote.create(url, size_bytes.unwrap_or(0)).map_err(failed_there)?;
+    let opened = name.open(&FileOptions::default(), false).map_err(failed);
+    opened.and_then(build).inspect_err(|_| {
+        if let Err(error) = remote.remove(url) {
+            output::complain(format_args!("{url} contains an incomplete image: {error}"));
+        }
+    })
 }
 
 /// Empties a file again that was empty before a failed build.

@@ -1,0 +1,221 @@
+//! Images on a Ceph cluster: commands, mounts, who may write, and plain ext4 inside.
+//!
+//! One cluster serves all of it, since that takes seconds to start: so one test, whose parts are named in what it
+//! prints. The rest of what is known of clusters is `cargo xtask ceph campaign`.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use fjord_testkit::{
+    ceph::{Cluster, ClusterOptions},
+    fjord_mount::{FjordMount, fjord, fjord_program},
+    image,
+    tools::{self, Output},
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+#[test]
+fn images_on_a_cluster() -> Result<()> {
+    tools::require_root()?;
+    let dir = tempfile::Builder::new().prefix("ceph").tempdir()?;
+    let began = Instant::now();
+    let cluster = Cluster::start(&dir.path().join("c"), &ClusterOptions::default())?;
+    println!("cluster ready after {:?}", began.elapsed());
+    type Part = fn(&Cluster, &Path) -> Result<()>;
+    let parts: [(&str, Part); 6] = [
+        ("a host without Ceph says what to install", no_library),
+        ("bad names are refused by what is wrong", bad_names),
+        ("commands work on an image that is not mounted", commands),
+        ("a mount is plain ext4 to others", mounted),
+        ("one host at a time writes", one_writer),
+        ("the image can be taken from a host that stands still", stolen),
+    ];
+    for (name, part) in parts {
+        let began = Instant::now();
+        println!("{name} …");
+        part(&cluster, dir.path())?;
+        println!("{name}: {:?}", began.elapsed());
+    }
+    cluster.stop()?;
+    ensure!(!dir.path().join("c").exists(), "the cluster left its folder");
+    Ok(())
+}
+
+/// Runs `fjord ARGS`, which must succeed.
+fn ok(args: &[&str]) -> Result<Output> {
+    fjord(args, &[])?.expect_code(&[0])
+}
+
+fn no_library(cluster: &Cluster, _dir: &Path) -> Result<()> {
+    let library = fs::read_dir("/usr/lib")?
+        .filter_map(|entry| Some(entry.ok()?.path().join("librbd.so.1")))
+        .find(|path| path.exists())
+        .context("librbd.so.1 is not below /usr/lib")?;
+    let mut hidden = tools::command("unshare")?;
+    hidden.args([
+        "--mount",
+        "sh",
+        "-c",
+        "mount --bind /dev/null \"$1\" && exec \"$2\" ls \"$3\"",
+        "sh",
+    ]);
+    hidden.arg(library).arg(fjord_program()?).arg(cluster.url("any"));
+    let told = tools::run(&mut hidden)?.expect_code(&[1])?;
+    ensure!(told.stderr.contains("the package librbd1"), "{}", told.stderr);
+    Ok(())
+}
+
+fn bad_names(cluster: &Cluster, dir: &Path) -> Result<()> {
+    let conf = cluster.conf();
+    let conf = conf.display();
+    let no_key = dir.join("no-key.conf");
+    let text = fs::read_to_string(cluster.conf())?;
+    let without = text.lines().filter(|line| !line.starts_with("keyring"));
+    fs::write(&no_key, without.map(|line| format!("{line}\n")).collect::<String>())?;
+    let no_key = no_key.display();
+    for (name, wanted) in [
+        ("rbd:rbd".to_string(), "one or two slashes"),
+        ("rbd:rbd/x?user=me".to_string(), "neither conf=FILE nor id=USER"),
+        ("rbd:rbd/x?conf=/nowhere".to_string(), "there is no such file"),
+        (format!("rbd:rbd/x?conf={no_key}"), "no keyring"),
+        (format!("rbd:rbd/x?conf={conf}&id=nobody"), "the user (`?id=`)"),
+        (format!("rbd:nopool/x?conf={conf}"), "the cluster has no such pool"),
+        (format!("rbd:rbd/nothing?conf={conf}"), "no such image or snapshot"),
+    ] {
+        for command in ["ls", "recover"] {
+            let told = fjord(&[command, &name], &[])?;
+            ensure!(
+                told.code == Some(1) || told.code == Some(2),
+                "{command} {name}: {:?}",
+                told.code
+            );
+            ensure!(told.stderr.contains(wanted), "{command} {name}: {}", told.stderr);
+        }
+    }
+    Ok(())
+}
+
+fn commands(cluster: &Cluster, dir: &Path) -> Result<()> {
+    let url = cluster.url("commands");
+    ok(&["mkfs", "--quiet", "--size", "256M", &url])?;
+    let again = fjord(&["mkfs", "--size", "256M", &url], &[])?;
+    ensure!(again.stderr.contains("already contains an ext"), "{}", again.stderr);
+    let source = dir.join("source");
+    fs::write(&source, b"content")?;
+    let source = source.to_str().expect("a plain path");
+    ok(&["put", &url, source, "/file"])?;
+    ensure!(ok(&["cat", &url, "/file"])?.stdout == "content");
+    ensure!(ok(&["ls", &url])?.stdout.contains("file"));
+    ensure!(ok(&["info", &url])?.stdout.contains("Needs recovery:           no"));
+    cluster.tell("rbd", &["snap", "create", "rbd/commands@then"])?;
+    ok(&["rm", &url, "/file"])?;
+    let snapshot = url.replacen("commands", "commands@then", 1);
+    ensure!(ok(&["cat", &snapshot, "/file"])?.stdout == "content");
+    let refused = fjord(&["rm", &snapshot, "/file"], &[])?;
+    ensure!(refused.stderr.contains("a snapshot cannot be written"), "{}", refused.stderr);
+    ok(&["resize", &url, "512M"])?;
+    let size = cluster.tell("rbd", &["info", "rbd/commands", "--format", "json"])?;
+    ensure!(size.contains(&format!("\"size\":{}", 512 << 20)), "{size}");
+    export_and_check(cluster, dir, "commands")
+}
+
+/// Another name of the image: this host's mount table does not tell that it is mounted here.
+fn from_another_host(url: &str) -> String {
+    format!("{url}&id=admin")
+}
+
+/// The image is plain ext4 to e2fsck.
+fn export_and_check(cluster: &Cluster, dir: &Path, name: &str) -> Result<()> {
+    let file = dir.join(format!("{name}.img"));
+    let path = file.to_str().expect("a plain path");
+    cluster.tell("rbd", &["export", "--no-progress", &format!("rbd/{name}"), path])?;
+    let checked = tools::run(tools::command("e2fsck")?.args(["-f", "-n"]).arg(&file))?;
+    checked.expect_code(&[0])?;
+    Ok(())
+}
+
+fn mounted(cluster: &Cluster, dir: &Path) -> Result<()> {
+    // Made by mke2fs, filled by Linux.
+    let file = dir.join("linux.img");
+    File::create(&file)?.set_len(128 << 20)?;
+    let made = tools::run(tools::command("mke2fs")?.args(["-q", "-t", "ext4"]).arg(&file))?;
+    made.expect_code(&[0])?;
+    {
+        let linux = image::KernelMount::new(&file, "")?;
+        fs::write(linux.path().join("from-linux"), b"hello")?;
+        linux.unmount()?;
+    }
+    let path = file.to_str().expect("a plain path");
+    cluster.tell("rbd", &["import", "--no-progress", path, "rbd/mounted"])?;
+    let url = cluster.url("mounted");
+    let mount = FjordMount::new(Path::new(&url), &[])?;
+    ensure!(fs::read(mount.path().join("from-linux"))? == b"hello");
+    for index in 0..50 {
+        let mut file = File::create(mount.path().join(format!("file-{index}")))?;
+        file.write_all(&vec![index; 5000])?;
+        file.sync_all()?;
+    }
+    ok(&["umount", &url])?;
+    drop(mount);
+    export_and_check(cluster, dir, "mounted")?;
+    let linux = image::KernelMount::new(&dir.join("mounted.img"), "")?;
+    for index in 0..50 {
+        let found = fs::read(linux.path().join(format!("file-{index}")))?;
+        ensure!(found == vec![index; 5000], "file-{index}");
+    }
+    linux.unmount()
+}
+
+fn one_writer(cluster: &Cluster, _dir: &Path) -> Result<()> {
+    let url = cluster.url("one");
+    ok(&["mkfs", "--quiet", "--size", "128M", &url])?;
+    let mut first = FjordMount::new(Path::new(&url), &[])?;
+    let began = Instant::now();
+    let refused = fjord(&["put", &url, "/etc/hostname", "/x"], &[])?;
+    ensure!(refused.stderr.contains("is mounted by fjord on"), "{}", refused.stderr);
+    let refused = fjord(&["recover", &from_another_host(&url)], &[])?;
+    ensure!(refused.stderr.contains("is in use by the client"), "{}", refused.stderr);
+    ensure!(began.elapsed() < Duration::from_secs(10), "refused after {:?}", began.elapsed());
+    // Who only looks needs no lock.
+    ok(&["info", &from_another_host(&url)])?;
+    let mut file = File::create(first.path().join("promised"))?;
+    file.write_all(b"kept")?;
+    file.sync_all()?;
+    drop(file);
+    first.kill()?;
+    first.detach();
+    let second = FjordMount::new(Path::new(&from_another_host(&url)), &["--steal"])?;
+    ensure!(fs::read(second.path().join("promised"))? == b"kept");
+    second.unmount()
+}
+
+fn stolen(cluster: &Cluster, dir: &Path) -> Result<()> {
+    let url = cluster.url("stolen");
+    ok(&["mkfs", "--quiet", "--size", "128M", &url])?;
+    let mut first = FjordMount::new(Path::new(&url), &[])?;
+    let mut file = File::create(first.path().join("file"))?;
+    file.write_all(b"promised")?;
+    file.sync_all()?;
+    let pid = Pid::from_raw(first.pid() as i32).expect("a process");
+    kill_process(pid, Signal::STOP)?;
+    let second = FjordMount::new(Path::new(&from_another_host(&url)), &["--steal"])?;
+    kill_process(pid, Signal::CONT)?;
+    file.write_all(b" and more")?;
+    let error = file.sync_all().expect_err("the fsync of a host that lost its lock");
+    ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+    let error = File::create(first.path().join("new")).expect_err("a new file there");
+    ensure!(error.raw_os_error() == Some(libc::EROFS), "{error}");
+    drop(file);
+    ensure!(fs::read(second.path().join("file"))? == b"promised");
+    first.kill()?;
+    first.detach();
+    second.unmount()?;
+    export_and_check(cluster, dir, "stolen")?;
+    ensure!(ok(&["cat", &url, "/file"])?.stdout == "promised");
+    Ok(())
+}
