@@ -270,6 +270,18 @@ mod tests {
     }
 
     #[test]
+    fn a_url_names_an_image_on_a_cluster() {
+        let name = |text: &str| ImageName::parse(Path::new(text));
+        let remote = name("rbd:pool/image@then?id=me");
+        let (kind, url) = remote.remote().expect("UTF-8").expect("it is one");
+        assert_eq!((kind.prefix(), url), ("rbd:", "rbd:pool/image@then?id=me"));
+        assert!(!remote.is_part());
+        assert!(!name("./rbd:file").is_remote() && !name("/rbd:file").is_remote());
+        let stays = ImageName::absolute(Path::new("rbd:pool/image")).expect("a name");
+        assert_eq!(stays, Path::new("rbd:pool/image"));
+    }
+
+    #[test]
     fn a_part_ends_within_what_a_file_can_have() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         for (bytes, end) in [

@@ -252,8 +252,11 @@ fn extra_bytes(args: &Args) -> u64 {
 /// Content that the path of the image already has.
 fn held(image: &Path) -> Result<Held> {
     let name = ImageName::parse(image);
-    if !name.is_remote() && !name.path().exists() || name.is_remote() && target::is_missing(&name)?
-    {
+    let is_missing = match name.is_remote() {
+        true => target::is_missing(&name)?,
+        false => !name.path().exists(),
+    };
+    if is_missing {
         return Ok(Held::Nothing);
     }
     let raw = image::open_raw(image)?;
