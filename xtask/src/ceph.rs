@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use fjord_testkit::ceph::{self, Cluster, ClusterOptions, Life};
+use fjord_testkit::failover;
+
+/// Threads of the workload.
+const WORKER_COUNT: u32 = 4;
 
 /// Arguments of `cargo xtask ceph`.
 #[derive(Debug, Args)]
 pub(crate) struct CephArgs {
     #[command(subcommand)]
     command: Command,
-    /// The folder of the cluster [default: target/ceph]
+    /// The folder of the cluster; a campaign has one of its own [default: target/ceph]
     #[arg(long, value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
 }
@@ -29,6 +33,18 @@ enum Command {
     },
     /// End the cluster, and remove its folder
     Down,
+    /// Mounts of a cluster of its own that take an image from each other, killed and stopped ones
+    Campaign {
+        /// Fail-overs
+        #[arg(long, value_name = "N", default_value_t = 200)]
+        rounds: u64,
+        /// Where the choices come from
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// OSDs; each object is on all of them
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        osds: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -39,12 +55,26 @@ enum Store {
     Memstore,
 }
 
+fn campaign(rounds: u64, seed: u64, osd_count: u32) -> Result<()> {
+    let dir = tempfile::Builder::new().prefix("ceph").tempdir()?;
+    let options = ClusterOptions { osd_count, ..ClusterOptions::default() };
+    let cluster = Cluster::start(&dir.path().join("c"), &options)?;
+    let done = failover::run(&cluster, &failover::Options { rounds, seed, workers: WORKER_COUNT })?;
+    cluster.stop()?;
+    println!(
+        "seed {seed}: {} killed, {} stopped and gone on; {} operations, {} fsyncs, all kept; taken over within {:?}",
+        done.killed, done.stopped, done.operations, done.fsyncs, done.takeover_max
+    );
+    Ok(())
+}
+
 /// Carries out `cargo xtask ceph`.
 pub(crate) fn run(args: &CephArgs) -> Result<()> {
     let dir = args.dir.clone().unwrap_or_else(|| crate::workspace().join("target/ceph"));
     let (osds, store) = match args.command {
         Command::Down => return ceph::take_down(&dir),
         Command::Up { osds, store } => (osds, store),
+        Command::Campaign { rounds, seed, osds } => return campaign(rounds, seed, osds),
     };
     ensure!(osds > 0, "a cluster has at least one OSD");
     let store = match store {

@@ -13,8 +13,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
     ceph::{Cluster, ClusterOptions},
+    failover,
     fjord_mount::{FjordMount, fjord, fjord_program},
-    image,
+    image, rng, size,
     tools::{self, Output},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,13 +28,14 @@ fn images_on_a_cluster() -> Result<()> {
     let cluster = Cluster::start(&dir.path().join("c"), &ClusterOptions::default())?;
     println!("cluster ready after {:?}", began.elapsed());
     type Part = fn(&Cluster, &Path) -> Result<()>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("a host without Ceph says what to install", no_library),
         ("bad names are refused by what is wrong", bad_names),
         ("commands work on an image that is not mounted", commands),
         ("a mount is plain ext4 to others", mounted),
         ("one host at a time writes", one_writer),
         ("the image can be taken from a host that stands still", stolen),
+        ("every promise is kept when a host takes over", failover),
     ];
     for (name, part) in parts {
         let began = Instant::now();
@@ -122,6 +124,14 @@ fn commands(cluster: &Cluster, dir: &Path) -> Result<()> {
     let size = cluster.tell("rbd", &["info", "rbd/commands", "--format", "json"])?;
     ensure!(size.contains(&format!("\"size\":{}", 512 << 20)), "{size}");
     export_and_check(cluster, dir, "commands")
+}
+
+/// Some rounds of what `cargo xtask ceph campaign` has hundreds of.
+fn failover(cluster: &Cluster, _dir: &Path) -> Result<()> {
+    let seed = rng::seed_from_env("failover", 1);
+    let options = failover::Options { rounds: size::pick(2, 3, 12), seed, workers: 4 };
+    println!("{:?}", failover::run(cluster, &options)?);
+    Ok(())
 }
 
 /// Another name of the image: this host's mount table does not tell that it is mounted here.

@@ -7,7 +7,7 @@
 //! - [`kernel_log`]: why the kernel refuses an image.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
-//! - [`ceph`]: a Ceph cluster on this machine.
+//! - [`ceph`]: a Ceph cluster on this machine; [`failover`]: an image there goes from host to host.
 //! - [`size`]: how much of its matrices a test covers.
 //! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
@@ -23,6 +23,7 @@
 pub mod ceph;
 pub mod dirty;
 pub mod engine_file;
+pub mod failover;
 pub mod fast_commits;
 pub mod features;
 pub mod fjord_mount;

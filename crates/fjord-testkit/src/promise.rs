@@ -351,6 +351,11 @@ fn block_content(seed: u64, block: usize, version: u64) -> Vec<u8> {
 }
 
 impl Ledger {
+    /// Its number among the workers.
+    pub fn worker(&self) -> u32 {
+        self.worker
+    }
+
     /// Compares a recovered tree with the promises.
     pub fn verify(&self, root: &Path) -> Result<()> {
         let dir = root.join(&self.dir);

@@ -1,0 +1,157 @@
+//! Rounds of fail-over: a workload with fsyncs on a mount of an image on a cluster; the daemon is killed, or stopped, at
+//! a random moment; a second mount, as of another host, takes the image over, and has every promise.
+//!
+//! A stopped daemon goes on once the image is gone: what it promises then counts too, so that a single fsync that
+//! returned without its data being there is found. The second mount is the first one of the next round.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{
+    ceph::Cluster,
+    fjord_mount::{FjordMount, fjord_program},
+    image::{self, Scratch},
+    promise::{self, Ledger},
+    rng::Rng,
+    tools,
+};
+
+/// Size of the image.
+const IMAGE_SIZE: &str = "512M";
+/// Rounds after which the image is unmounted, exported and judged by e2fsck.
+const ROUNDS_PER_CHECK: u64 = 5;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Fail-overs.
+    pub rounds: u64,
+    /// Seed of the workload, the moments and the ways.
+    pub seed: u64,
+    /// Threads of the workload.
+    pub workers: u32,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Daemons that were killed.
+    pub killed: u64,
+    /// Daemons that were stopped, and went on.
+    pub stopped: u64,
+    /// Operations that returned.
+    pub operations: u64,
+    /// fsyncs that returned, all of which held.
+    pub fsyncs: u64,
+    /// The longest time from a kill or stop until the other mount was there.
+    pub takeover_max: Duration,
+}
+
+/// Runs the rounds. The error of a failed one has its number and the seed.
+pub fn run(cluster: &Cluster, options: &Options) -> Result<Summary> {
+    let program = fjord_program()?;
+    let scratch = Scratch::new("failover")?;
+    let name = format!("failover-{}", options.seed);
+    // Two hosts: neither finds the other's mount by its name.
+    let urls = [cluster.url(&name), format!("{}&id=admin", cluster.url(&name))];
+    let mut mkfs = Command::new(&program);
+    tools::run(mkfs.args(["mkfs", "-q", "--size", IMAGE_SIZE, &urls[0]]))?.ok()?;
+    let mut rng = Rng::new(options.seed);
+    let mut summary = Summary::default();
+    let mut holder = None;
+    for round in 0..options.rounds {
+        let url = |turn: u64| Path::new(&urls[((round + turn) % 2) as usize]);
+        let first = match holder.take() {
+            Some(mount) => mount,
+            None => FjordMount::with_program(&program, url(0), &[])?,
+        };
+        let next = one_round(&program, (first, url(1)), round, options, &mut rng, &mut summary);
+        let next = next.with_context(|| format!("seed {}, round {round}", options.seed))?;
+        if round % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1 || round + 1 == options.rounds {
+            next.unmount()?;
+            check(cluster, &name, &scratch.join("exported.img"))
+                .with_context(|| format!("seed {}, after round {round}", options.seed))?;
+        } else {
+            holder = Some(next);
+        }
+    }
+    cluster.tell("rbd", &["rm", "--no-progress", &name])?;
+    Ok(summary)
+}
+
+/// The workload on `first`, until that is killed or stopped, and the mount that has taken over.
+fn one_round(
+    program: &Path,
+    (mut first, url): (FjordMount, &Path),
+    round: u64,
+    options: &Options,
+    rng: &mut Rng,
+    summary: &mut Summary,
+) -> Result<FjordMount> {
+    let is_killed = rng.percent(50);
+    let live = Duration::from_millis(rng.below(1500));
+    let seed = rng.next_u64();
+    let (stop, name) = (AtomicBool::new(false), format!("round-{round}"));
+    let (ledgers, second, took) = std::thread::scope(|scope| {
+        let root: PathBuf = first.path().to_owned();
+        let (name, stop) = (&name, &stop);
+        let workers = scope.spawn(move || promise::run(&root, name, seed, options.workers, stop));
+        std::thread::sleep(live);
+        let early = workers.is_finished();
+        stop.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        let ended = if is_killed { first.kill() } else { signal(&first, Signal::STOP) };
+        let second = FjordMount::with_program(program, url, &["--steal"]);
+        let took = began.elapsed();
+        if !is_killed {
+            signal(&first, Signal::CONT)?;
+        }
+        let ledgers: Vec<Ledger> = workers.join().expect("the workload does not panic")?;
+        ended?;
+        ensure!(!early, "the workload ended before its time");
+        Ok((ledgers, second?, took))
+    })?;
+    if !is_killed {
+        first.kill()?;
+    }
+    first.detach();
+    for ledger in &ledgers {
+        ledger.verify(second.path()).context("on the mount that took over")?;
+        summary.operations += ledger.operations;
+        summary.fsyncs += ledger.fsyncs;
+    }
+    for ledger in &ledgers {
+        let dir = second.path().join(format!("{name}-{}", ledger.worker()));
+        if dir.exists() {
+            std::fs::remove_dir_all(dir)?;
+        }
+    }
+    summary.takeover_max = summary.takeover_max.max(took);
+    match is_killed {
+        true => summary.killed += 1,
+        false => summary.stopped += 1,
+    }
+    Ok(second)
+}
+
+fn signal(mount: &FjordMount, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(mount.pid()).ok().and_then(Pid::from_raw).context("a process")?;
+    Ok(kill_process(pid, signal)?)
+}
+
+/// e2fsck finds nothing in the exported image.
+fn check(cluster: &Cluster, name: &str, file: &Path) -> Result<()> {
+    let path = file.to_str().context("a plain path")?;
+    if file.exists() {
+        std::fs::remove_file(file)?;
+    }
+    cluster.tell("rbd", &["export", "--no-progress", name, path])?;
+    image::e2fsck_clean(file).map(drop)
+}
