@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use fjord_block::{
@@ -97,7 +97,7 @@ pub(crate) struct Shared {
     /// Another client has the lock: nothing may be done any more. Only ever set.
     pub(crate) is_fenced: AtomicBool,
     /// A write failed whose result nobody read, with this errno; 0 for none.
-    pub(crate) lost_errno: std::sync::atomic::AtomicI32,
+    pub(crate) lost_errno: AtomicI32,
     pub(crate) stats: fjord_block::StatCounters,
 }
 

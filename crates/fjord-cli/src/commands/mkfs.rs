@@ -252,14 +252,12 @@ fn extra_bytes(args: &Args) -> u64 {
 /// Content that the path of the image already has.
 fn held(image: &Path) -> Result<Held> {
     let name = ImageName::parse(image);
-    let is_missing = match name.is_remote() {
-        true => target::is_missing(&name)?,
-        false => !name.path().exists(),
+    let found = match name.is_remote() {
+        true => target::look_at_remote(&name)?.map(RawImage::Remote),
+        false if name.path().exists() => Some(image::open_raw(image)?),
+        false => None,
     };
-    if is_missing {
-        return Ok(Held::Nothing);
-    }
-    let raw = image::open_raw(image)?;
+    let Some(raw) = found else { return Ok(Held::Nothing) };
     let (size_bytes, is_fixed) = raw.size().context(image.display())?;
     if let RawImage::File(RawFile { file, range: None }) = &raw {
         return fjord_mkfs::held(file, size_bytes, is_fixed).context(image.display());

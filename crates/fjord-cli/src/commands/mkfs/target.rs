@@ -74,10 +74,9 @@ impl Drop for NewFile {
     }
 }
 
-/// Whether an image on a cluster does not exist.
-pub(super) fn is_missing(name: &ImageName) -> Result<bool> {
-    let options = FileOptions { read_only: true, ..FileOptions::default() };
-    Ok(open_remote(name, &options)?.is_none())
+/// An image on a cluster, to be read, if there is one.
+pub(super) fn look_at_remote(name: &ImageName) -> Result<Option<Arc<dyn Device>>> {
+    open_remote(name, &FileOptions { read_only: true, ..FileOptions::default() })
 }
 
 /// An image on a cluster, if there is one.
