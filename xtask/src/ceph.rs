@@ -1,10 +1,12 @@
 //! `cargo xtask ceph`: a cluster on this machine to try things on.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use fjord_testkit::ceph::{self, Cluster, ClusterOptions, Life};
+use fjord_testkit::cluster_faults::FAULTS;
 use fjord_testkit::failover;
 
 /// Threads of the workload.
@@ -33,6 +35,15 @@ enum Command {
     },
     /// End the cluster, and remove its folder
     Down,
+    /// Faults of a cluster of its own with three OSDs under a mount with load
+    Faults {
+        /// Where the choices come from
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Times that each happens
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        rounds: u64,
+    },
     /// Mounts of a cluster of its own that take an image from each other, killed and stopped ones
     Campaign {
         /// Fail-overs
@@ -68,12 +79,28 @@ fn campaign(rounds: u64, seed: u64, osd_count: u32) -> Result<()> {
     Ok(())
 }
 
+fn faults(rounds: u64, seed: u64) -> Result<()> {
+    let dir = tempfile::Builder::new().prefix("ceph").tempdir()?;
+    let osd_count = FAULTS.iter().map(|fault| fault.osds).max().unwrap_or(1);
+    let options = ClusterOptions { osd_count, ..ClusterOptions::default() };
+    let cluster = Cluster::start(&dir.path().join("c"), &options)?;
+    for seed in seed..seed + rounds {
+        for fault in FAULTS {
+            let began = Instant::now();
+            fault.run(&cluster, seed)?;
+            println!("seed {seed}: {}: as it must be, {:?}", fault.name, began.elapsed());
+        }
+    }
+    cluster.stop()
+}
+
 /// Carries out `cargo xtask ceph`.
 pub(crate) fn run(args: &CephArgs) -> Result<()> {
     let dir = args.dir.clone().unwrap_or_else(|| crate::workspace().join("target/ceph"));
     let (osds, store) = match args.command {
         Command::Down => return ceph::take_down(&dir),
         Command::Up { osds, store } => (osds, store),
+        Command::Faults { seed, rounds } => return faults(rounds, seed),
         Command::Campaign { rounds, seed, osds } => return campaign(rounds, seed, osds),
     };
     ensure!(osds > 0, "a cluster has at least one OSD");

@@ -17,6 +17,7 @@
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::buf::{AlignedBuf, Buf};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
@@ -224,6 +225,17 @@ pub trait Device: Send + Sync + fmt::Debug {
         DeviceStats::default()
     }
 
+    /// How long requests have been under way without an answer to any; zero if none are. Devices that always
+    /// answer do not count.
+    fn silence(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Fails all requests under way, and all later ones, with [`IoErrorKind::GivenUp`]: for whoever has to end
+    /// and cannot wait for a device that does not answer. A write that was under way may happen all the same.
+    /// No effect on devices that always answer.
+    fn give_up(&self) {}
+
     /// Ends the use of the device although references to it may remain: unlocks the image, if that
     /// is possible before the last reference is dropped (files, not block devices). Nothing may be
     /// submitted afterwards.
@@ -291,6 +303,12 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()
+    }
+    fn silence(&self) -> Duration {
+        (**self).silence()
+    }
+    fn give_up(&self) {
+        (**self).give_up();
     }
     fn release(&self) {
         (**self).release();

@@ -81,6 +81,8 @@ pub enum IoErrorKind {
     Abandoned,
     /// Another host has taken the image over.
     Fenced,
+    /// The device did not answer, and whoever uses it ends without it ([`crate::Device::give_up`]).
+    GivenUp,
 }
 
 /// A failed request: what, where, and why. Offsets and lengths are in bytes (both 0 for a flush).
@@ -137,6 +139,9 @@ impl fmt::Display for IoError {
             IoErrorKind::Abandoned => {
                 f.write_str("the device was closed before the request finished")
             }
+            IoErrorKind::GivenUp => f.write_str(
+                "the device does not answer, and was given up: what fsync has promised is kept; unmount",
+            ),
             IoErrorKind::Fenced => f.write_str(
                 "another host has taken the image over, so nothing can be written any more; unmount",
             ),
@@ -167,7 +172,8 @@ impl IoError {
             | IoErrorKind::Earlier(_)
             | IoErrorKind::OrderBroken { .. }
             | IoErrorKind::Abandoned
-            | IoErrorKind::Fenced => libc::EIO,
+            | IoErrorKind::Fenced
+            | IoErrorKind::GivenUp => libc::EIO,
         }
     }
 

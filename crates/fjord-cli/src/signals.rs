@@ -2,9 +2,10 @@
 //! had it ignored) unmount; SIGQUIT ends the process at once, with a core. A busy mount is detached
 //! after a timeout; the session ends, and the image is closed properly. A second signal detaches at
 //! once. If the mount is gone here but a copy of it in another mount namespace is still served,
-//! that connection is aborted after the same timeout.
+//! that connection is aborted after the same timeout. A device that answers nothing for long (a cluster
+//! that is down) is given up, and a process that cannot end even so is ended.
 //!
-//! Owns the signals' mask and the thread that takes them.
+//! Owns the signals' mask, the thread that takes them, and the one that unmounts.
 
 use std::{
     fs::{self, File},
@@ -12,11 +13,12 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use fjord::DeviceWatch;
 use fjord_block::lock::{Mutex, Rank};
 use fjord_fuse::mount::{MountError, MountHandle};
 
@@ -24,12 +26,24 @@ use crate::failure::{Failure, Result};
 
 /// How long a signal waits for a busy mount before it detaches it.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a device may be silent while a signal's unmount waits for it. A cluster that loses one of its OSDs
+/// answers nothing for some 15 s.
+const SILENCE_PATIENCE: Duration = Duration::from_secs(20);
+/// The same after a second signal.
+const SILENCE_PATIENCE_AGAIN: Duration = Duration::from_secs(1);
+/// How often an unmount under way is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The signals that unmount, taken by a thread of their own.
-pub(crate) struct Signals {
-    state: Arc<Mutex<State>>,
-    /// Whether the thread is in an unmount.
-    takes_down: Arc<AtomicBool>,
+pub(crate) struct Signals(Arc<Shared>);
+
+/// What the process and the threads of the signals share.
+struct Shared {
+    state: Mutex<State>,
+    /// Whether an unmount that a signal asked for is under way.
+    takes_down: AtomicBool,
+    /// Signals so far, since an unmount last failed.
+    count: AtomicU32,
 }
 
 /// State that the signal thread works on.
@@ -37,6 +51,10 @@ pub(crate) struct Signals {
 struct State {
     /// What to unmount; nothing yet while the image is being opened.
     mount: Option<MountHandle>,
+    /// What the mount stands on.
+    device: Option<DeviceWatch>,
+    /// When the last request was served.
+    served: Option<Instant>,
     /// A new image, removed if the process ends before it is mounted.
     new_image: Option<PathBuf>,
 }
@@ -45,19 +63,24 @@ impl Signals {
     /// Starts to listen. Call it before any other thread is started: they inherit the mask.
     pub(crate) fn listen() -> Result<Signals> {
         block()?;
-        let state = Arc::new(Mutex::new(Rank::Signals, State::default()));
-        let takes_down = Arc::new(AtomicBool::new(false));
-        let (watched, tells) = (Arc::clone(&state), Arc::clone(&takes_down));
+        let shared = Arc::new(Shared {
+            state: Mutex::new(Rank::Signals, State::default()),
+            takes_down: AtomicBool::new(false),
+            count: AtomicU32::new(0),
+        });
+        let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("fjord-signals".into());
-        thread.spawn(move || serve(&watched, &tells))?;
-        Ok(Signals { state, takes_down })
+        thread.spawn(move || serve(&of_thread))?;
+        Ok(Signals(shared))
     }
 
     /// Call it when the session has ended: waits until the unmount that a signal asked for has returned,
     /// so that the process leaves no mount. Not for ever, since the kernel may hold it up.
     pub(crate) fn settle(&self) {
-        let until = Instant::now() + BUSY_PATIENCE;
-        while self.takes_down.load(Ordering::SeqCst) && Instant::now() < until {
+        let now = Instant::now();
+        self.0.state.lock().served = Some(now);
+        let until = now + BUSY_PATIENCE;
+        while self.0.takes_down.load(Ordering::SeqCst) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -69,12 +92,14 @@ impl Signals {
     /// Those of `mount`.
     pub(crate) fn watch<S, E>(
         &self,
+        device: Option<DeviceWatch>,
         mount: impl FnOnce() -> Result<S, E>,
         handle: impl FnOnce(&S) -> MountHandle,
     ) -> Result<S, E> {
-        let mut state = self.state.lock();
+        let mut state = self.0.state.lock();
         let server = mount()?;
         state.mount = Some(handle(&server));
+        state.device = device;
         Ok(server)
     }
 
@@ -84,7 +109,7 @@ impl Signals {
     /// Those of [`File::create_new`].
     pub(crate) fn create_removable(&self, image: &Path) -> io::Result<()> {
         // No signal is served between the two.
-        let mut state = self.state.lock();
+        let mut state = self.0.state.lock();
         File::create_new(image)?;
         state.new_image = Some(image.to_owned());
         Ok(())
@@ -92,7 +117,7 @@ impl Signals {
 
     /// From now on signals remove no file.
     pub(crate) fn forget(&self) {
-        self.state.lock().new_image = None;
+        self.0.state.lock().new_image = None;
     }
 }
 
@@ -166,34 +191,92 @@ fn wait_for_signal(patience: Option<Duration>) -> bool {
     unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), timeout) > 0 }
 }
 
-fn serve(state: &Mutex<State>, takes_down: &AtomicBool) {
+fn serve(shared: &Arc<Shared>) {
+    let mut given_up = None;
     loop {
-        if !wait_for_signal(None) {
-            continue;
+        let is_under_way = shared.count.load(Ordering::SeqCst) > 0;
+        if wait_for_signal(is_under_way.then_some(LOOK_INTERVAL)) {
+            shared.count.fetch_add(1, Ordering::SeqCst);
+            begin_unmount(shared);
         }
-        let found = state.lock();
-        let Some(handle) = found.mount.clone() else {
-            if let Some(image) = &found.new_image {
-                // A file is left, which can be removed by hand.
-                let _ = fs::remove_file(image);
-            }
-            // Nothing is served yet, and changes in flight are journaled.
-            std::process::exit(i32::from(crate::failure::EXIT_FAILURE));
-        };
-        takes_down.store(true, Ordering::SeqCst);
-        drop(found);
-        let taken_down = take_down(&handle);
-        takes_down.store(false, Ordering::SeqCst);
-        if let Err(e) = taken_down.and_then(|()| end_elsewhere(&handle)) {
-            tracing::error!("{}", Failure::from(e));
+        if shared.count.load(Ordering::SeqCst) > 0 {
+            end_without_device(shared, &mut given_up);
         }
     }
 }
 
+/// Unmounts, in a thread of its own, unless that is under way.
+fn begin_unmount(shared: &Arc<Shared>) {
+    let state = shared.state.lock();
+    let Some(handle) = state.mount.clone() else {
+        if let Some(image) = &state.new_image {
+            // A file is left, which can be removed by hand.
+            let _ = fs::remove_file(image);
+        }
+        // Nothing is served yet, and changes in flight are journaled.
+        end_process();
+    };
+    if shared.takes_down.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    drop(state);
+    let of_thread = shared.clone();
+    let unmount = move || {
+        let done = take_down(&handle, &of_thread.count);
+        of_thread.takes_down.store(false, Ordering::SeqCst);
+        if let Err(e) = done.and_then(|()| end_elsewhere(&handle, &of_thread.count)) {
+            of_thread.count.store(0, Ordering::SeqCst);
+            tracing::error!("{}", Failure::from(e));
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("fjord-unmount".into()).spawn(unmount) {
+        shared.takes_down.store(false, Ordering::SeqCst);
+        tracing::error!(%error, "a signal asked to unmount, but no thread could be started; send it again");
+    }
+}
+
+/// Gives the device up that answers nothing, and ends the process if that does not.
+fn end_without_device(shared: &Shared, given_up: &mut Option<Instant>) {
+    let (device, served) = {
+        let state = shared.state.lock();
+        (state.device.clone(), state.served)
+    };
+    let patience = match shared.count.load(Ordering::SeqCst) {
+        0 | 1 => SILENCE_PATIENCE,
+        _ => SILENCE_PATIENCE_AGAIN,
+    };
+    let silence = device.as_ref().map_or(Duration::ZERO, DeviceWatch::silence);
+    if let (None, Some(device)) = (&given_up, device)
+        && silence >= patience
+    {
+        tracing::warn!(
+            "the device has not answered for {} s; ending without it: what fsync has promised is in the image",
+            silence.as_secs()
+        );
+        device.give_up();
+        *given_up = Some(Instant::now());
+    }
+    let cannot_end = |since: Option<Instant>, patience| {
+        since.is_some_and(|since: Instant| since.elapsed() >= patience)
+    };
+    if cannot_end(*given_up, BUSY_PATIENCE) || cannot_end(served, patience) {
+        end_process();
+    }
+}
+
+/// Ends the process, whatever its libraries wait for.
+fn end_process() -> ! {
+    // SAFETY: it runs no destructors, and what is in the image is journaled.
+    unsafe { libc::_exit(i32::from(crate::failure::EXIT_FAILURE)) }
+}
+
 /// The process ends with the session; if the session does not end, another mount namespace has a
 /// copy of the mount.
-fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
-    wait_for_signal(Some(BUSY_PATIENCE));
+fn end_elsewhere(handle: &MountHandle, count: &AtomicU32) -> Result<(), MountError> {
+    let (until, before) = (Instant::now() + BUSY_PATIENCE, count.load(Ordering::SeqCst));
+    while Instant::now() < until && count.load(Ordering::SeqCst) == before {
+        std::thread::sleep(LOOK_INTERVAL);
+    }
     tracing::warn!(
         "{} is unmounted here, but still in use in another mount namespace or being \
          written; detaching it",
@@ -202,7 +285,8 @@ fn end_elsewhere(handle: &MountHandle) -> Result<(), MountError> {
     handle.cut_copies(BUSY_PATIENCE)
 }
 
-fn take_down(handle: &MountHandle) -> Result<(), MountError> {
+fn take_down(handle: &MountHandle, count: &AtomicU32) -> Result<(), MountError> {
+    let before = count.load(Ordering::SeqCst);
     let why = match handle.unmount() {
         Err(MountError::Busy(dir)) => format!("{} is in use", dir.display()),
         Err(why @ MountError::NoProcess(_)) => why.to_string(),
@@ -212,9 +296,9 @@ fn take_down(handle: &MountHandle) -> Result<(), MountError> {
         "{why}; waiting {} seconds for it, then detaching it (signal again to detach now)",
         BUSY_PATIENCE.as_secs()
     );
-    let step = Duration::from_millis(100);
     let until = Instant::now() + BUSY_PATIENCE;
-    while Instant::now() < until && !wait_for_signal(Some(step)) {
+    while Instant::now() < until && count.load(Ordering::SeqCst) == before {
+        std::thread::sleep(LOOK_INTERVAL);
         match handle.unmount() {
             Err(MountError::Busy(_) | MountError::NoProcess(_)) => (),
             done => return done,

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
     ceph::{Cluster, ClusterOptions},
+    cluster_faults::FAULTS,
     failover,
     fjord_mount::{FjordMount, fjord, fjord_program},
     image, rng, size,
@@ -28,7 +29,7 @@ fn images_on_a_cluster() -> Result<()> {
     let cluster = Cluster::start(&dir.path().join("c"), &ClusterOptions::default())?;
     println!("cluster ready after {:?}", began.elapsed());
     type Part = fn(&Cluster, &Path) -> Result<()>;
-    let parts: [(&str, Part); 7] = [
+    let parts: [(&str, Part); 8] = [
         ("a host without Ceph says what to install", no_library),
         ("bad names are refused by what is wrong", bad_names),
         ("commands work on an image that is not mounted", commands),
@@ -36,6 +37,7 @@ fn images_on_a_cluster() -> Result<()> {
         ("one host at a time writes", one_writer),
         ("the image can be taken from a host that stands still", stolen),
         ("every promise is kept when a host takes over", failover),
+        ("nothing is lost when the cluster fails", faults),
     ];
     for (name, part) in parts {
         let began = Instant::now();
@@ -131,6 +133,17 @@ fn failover(cluster: &Cluster, _dir: &Path) -> Result<()> {
     let seed = rng::seed_from_env("failover", 1);
     let options = failover::Options { rounds: size::pick(2, 3, 12), seed, workers: 4 };
     println!("{:?}", failover::run(cluster, &options)?);
+    Ok(())
+}
+
+/// The quick ones of what `cargo xtask ceph faults` has.
+fn faults(cluster: &Cluster, _dir: &Path) -> Result<()> {
+    let seed = rng::seed_from_env("faults", 1);
+    for fault in FAULTS.iter().filter(|fault| fault.is_quick) {
+        let began = Instant::now();
+        fault.run(cluster, seed)?;
+        println!("  {}: {:?}", fault.name, began.elapsed());
+    }
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use fjord_block::{
     AlignedBuf, Buf, Capabilities, Class, Device, DeviceStats, ErrorSink, IoError, IoErrorKind,
@@ -75,8 +76,10 @@ impl RbdDevice {
         if op != IoOp::Read && op != IoOp::Flush && self.capabilities.read_only {
             return failed(IoErrorKind::ReadOnly);
         }
-        if op != IoOp::Read && self.shared().is_fenced.load(Ordering::Acquire) {
-            return failed(IoErrorKind::Fenced);
+        if op != IoOp::Read
+            && let Some(kind) = self.shared().stopped()
+        {
+            return failed(kind);
         }
         match offset.checked_add(len) {
             Some(end) if end <= self.size_bytes() => Ok(()),
@@ -175,9 +178,9 @@ impl Device for RbdDevice {
     }
 
     fn check(&self) -> IoResult {
-        match self.shared().is_fenced.load(Ordering::Acquire) {
-            true => Err(IoError::new(IoErrorKind::Fenced, IoOp::Check, 0, 0)),
-            false => Ok(()),
+        match self.shared().stopped() {
+            Some(kind) => Err(IoError::new(kind, IoOp::Check, 0, 0)),
+            None => Ok(()),
         }
     }
 
@@ -211,8 +214,17 @@ impl Device for RbdDevice {
         self.shared().stats.snapshot()
     }
 
+    fn silence(&self) -> Duration {
+        self.shared().silence()
+    }
+
+    fn give_up(&self) {
+        self.shared().give_up();
+    }
+
     fn release(&self) {
-        if self.is_locked.swap(false, Ordering::AcqRel) {
+        // The cluster gives up the lock of whoever does not answer it.
+        if self.is_locked.swap(false, Ordering::AcqRel) && !self.shared().is_given_up() {
             let image = &self.shared().image;
             let code = image.lock_release();
             if code < 0 && !self.shared().is_fenced.load(Ordering::Acquire) {

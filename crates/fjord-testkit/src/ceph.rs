@@ -160,6 +160,48 @@ impl Cluster {
         kill_all(&pids)
     }
 
+    /// Kills all daemons.
+    pub fn kill_all(&self) -> Result<()> {
+        let found = processes(&self.conf())?;
+        kill_all(&found.into_iter().map(|(pid, _)| pid).collect::<Vec<_>>())
+    }
+
+    /// Starts all daemons after [`Cluster::kill_all`].
+    pub fn start_all(&self) -> Result<()> {
+        self.start_monitor()?;
+        (0..self.options.osd_count).try_for_each(|id| self.start_osd(id))
+    }
+
+    /// Stops all OSDs, so that nothing answers, or lets them go on.
+    pub fn pause_osds(&self, stops: bool) -> Result<()> {
+        let signal = if stops { Signal::STOP } else { Signal::CONT };
+        for (pid, args) in processes(&self.conf())? {
+            if args[0].ends_with("ceph-osd") {
+                kill_process(pid, signal)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the OSDs take any content for more than they have room for, or no longer.
+    pub fn be_full(&self, is_full: bool) -> Result<()> {
+        let ratios = [("nearfull", "0.85"), ("backfillfull", "0.9"), ("full", "0.95")];
+        for (name, usual) in ratios {
+            let ratio = if is_full { "0.00001" } else { usual };
+            self.tell("ceph", &["osd", &format!("set-{name}-ratio"), ratio])?;
+        }
+        let began = Instant::now();
+        let says_full = || -> Result<bool> {
+            let dump = self.tell("ceph", &["osd", "dump"])?;
+            Ok(dump.lines().any(|line| line.starts_with("pool ") && line.contains(",full")))
+        };
+        while says_full()? != is_full {
+            ensure!(began.elapsed() < PATIENCE, "the pool does not change to full={is_full}");
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// Starts the monitor, and waits until it answers.
     pub fn start_monitor(&self) -> Result<()> {
         self.start_daemon("mon", "a")?;

@@ -120,6 +120,23 @@ impl FjordMount {
         Ok(())
     }
 
+    /// Waits until the daemon has ended, for whatever reason; returns what it said. Then call
+    /// [`FjordMount::detach`].
+    pub fn wait_for_end(&mut self, patience: Duration) -> Result<String> {
+        let Some(child) = self.child.as_mut() else { return Ok(String::new()) };
+        let started = Instant::now();
+        while child.try_wait()?.is_none() {
+            ensure!(started.elapsed() < patience, "the daemon did not end within {patience:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut said = String::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            stderr.read_to_string(&mut said)?;
+        }
+        self.child = None;
+        Ok(said)
+    }
+
     /// Removes the dead mount.
     pub fn detach(self) {}
 }

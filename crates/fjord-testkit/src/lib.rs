@@ -7,7 +7,8 @@
 //! - [`kernel_log`]: why the kernel refuses an image.
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
-//! - [`ceph`]: a Ceph cluster on this machine; [`failover`]: an image there goes from host to host.
+//! - [`ceph`]: a Ceph cluster on this machine; [`failover`]: an image there goes from host to host;
+//!   [`cluster_faults`]: the cluster fails under a mount.
 //! - [`size`]: how much of its matrices a test covers.
 //! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
@@ -21,6 +22,7 @@
 //! The judge is always a tool that is not fjord: e2fsck, debugfs, the kernel's own ext4.
 
 pub mod ceph;
+pub mod cluster_faults;
 pub mod dirty;
 pub mod engine_file;
 pub mod failover;

@@ -88,7 +88,9 @@ pub use fsync::stats::{Fallback, FsyncStats, LatencyHistogram};
 pub use image_name::ImageName;
 pub use label::LABEL_BYTES_MAX;
 pub use options::{AtimeMode, CommitPipeline, DataMode, FsyncPolicyKind, MountOptions, Scheduler};
-pub use vfs::{DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags};
+pub use vfs::{
+    DeviceWatch, DirEntry, Fs, InodeRef, OpenFile, RenameFlags, Stats, TrimRange, XattrFlags,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -8,8 +8,9 @@
 //! [`Fs::unmount`].
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use fjord_block::{Device, SnapshotOptions, SnapshotReport};
 use fjord_format::InodeNo;
@@ -53,6 +54,26 @@ pub use crate::inode_ref::{InodeRef, OpenFile};
 /// ```
 #[derive(Clone)]
 pub struct Fs(pub(crate) Arc<FsInner>);
+
+/// Watches the device of a file system: an image on a cluster may not answer for as long as the cluster is down.
+/// Devices of this host always answer.
+#[derive(Clone, Debug)]
+pub struct DeviceWatch(Weak<FsInner>);
+
+impl DeviceWatch {
+    /// How long requests have been under way without an answer to any; zero if none are.
+    pub fn silence(&self) -> Duration {
+        self.0.upgrade().map_or(Duration::ZERO, |fs| fs.device.silence())
+    }
+
+    /// Fails all requests under way and all later ones: the file system turns read-only, calls fail with `EIO`, and
+    /// an unmount no longer waits. Whatever an fsync has promised is in the image; what came after may be lost.
+    pub fn give_up(&self) {
+        if let Some(fs) = self.0.upgrade() {
+            fs.device.give_up();
+        }
+    }
+}
 
 impl std::fmt::Debug for Fs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -267,6 +288,11 @@ impl Fs {
     /// The first error that prevented a write; the image then needs recovery or e2fsck.
     pub fn unmount(&self) -> Result<()> {
         self.0.unmount()
+    }
+
+    /// The device below, for whoever must not wait for one that does not answer. Keeps nothing open.
+    pub fn device_watch(&self) -> DeviceWatch {
+        DeviceWatch(Arc::downgrade(&self.0))
     }
 
     /// Makes everything written so far durable, as `syncfs(2)`.

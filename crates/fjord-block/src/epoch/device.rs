@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::queue::EpochQueue;
 use super::rules::DeviceTraits;
@@ -499,6 +499,14 @@ impl Device for EpochDevice {
 
     fn stats(&self) -> DeviceStats {
         self.shared.inner.stats()
+    }
+
+    fn silence(&self) -> Duration {
+        self.shared.inner.silence()
+    }
+
+    fn give_up(&self) {
+        self.shared.inner.give_up();
     }
 
     fn release(&self) {

@@ -221,6 +221,8 @@ ranks! {
     RingError = 681,
     /// The pieces of a `MemDevice`.
     MemPieces = 690,
+    /// Requests that librbd has.
+    RbdRequests = 695,
     /// The inside of a `Ticket`.
     Ticket = 700,
     /// The buffers of a `ReadTicket`.

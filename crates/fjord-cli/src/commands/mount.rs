@@ -291,7 +291,7 @@ fn start(
     let new = args.new.map(|bytes| NewImage::make(image, bytes, signals)).transpose()?;
     let fs = image::open_for_mount(image, options)?;
     let mount = || Server::mount(&fs, image, &args.dir, &options.fuse);
-    let server = match signals.watch(mount, Server::handle) {
+    let server = match signals.watch(Some(fs.device_watch()), mount, Server::handle) {
         Ok(server) => server,
         Err(ServeError::Mount(e @ MountError::Engine(_))) => {
             // Fails again, with the same error.

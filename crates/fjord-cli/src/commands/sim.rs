@@ -163,7 +163,7 @@ fn start(
     };
     let device = Arc::new(SimDevice::with_contents(profile, contents));
     let mount = || SimServer::mount(Arc::clone(&device), &source(image, profile), dir);
-    let server = signals.watch(mount, SimServer::handle)?;
+    let server = signals.watch(None, mount, SimServer::handle)?;
     Ok(Started { server, device, kept })
 }
 

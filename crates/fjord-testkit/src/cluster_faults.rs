@@ -1,0 +1,293 @@
+//! Faults of a cluster under a mount with load: what must wait, what must fail, what must end, and that nothing
+//! promised is lost.
+//!
+//! Each fault has an image of its own, and leaves the cluster as it was. The judge is the ledger of a workload
+//! ([`crate::promise`]), read on a mount that is made afterwards.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{
+    ceph::{Cluster, POOL},
+    fjord_mount::{FjordMount, fjord, fjord_program},
+    promise::{self, Ledger},
+    tools,
+};
+
+/// Threads of the workload.
+const WORKER_COUNT: u32 = 3;
+/// A cluster that has lost an OSD answers again within it: that takes some 15 s.
+const STANDSTILL_MAX: Duration = Duration::from_secs(90);
+/// What a signal's unmount may take while nothing answers.
+const END_MAX: Duration = Duration::from_secs(40);
+
+/// A fault, and what has to be true of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// What happens.
+    pub name: &'static str,
+    /// OSDs that it needs.
+    pub osds: u32,
+    /// Whether it takes seconds only.
+    pub is_quick: bool,
+    run: fn(&Cluster, &str, u64) -> Result<()>,
+}
+
+/// All of them.
+pub const FAULTS: [Fault; 9] = [
+    Fault { name: "the monitor is killed", osds: 1, is_quick: true, run: monitor_killed },
+    Fault { name: "all is killed and started", osds: 1, is_quick: true, run: all_restarted },
+    Fault { name: "the pool is full", osds: 1, is_quick: false, run: pool_full },
+    Fault { name: "two signals while nothing answers", osds: 1, is_quick: true, run: two_signals },
+    Fault { name: "one signal while nothing answers", osds: 1, is_quick: false, run: one_signal },
+    Fault {
+        name: "kill -9 while nothing answers",
+        osds: 1,
+        is_quick: true,
+        run: killed_in_silence,
+    },
+    Fault { name: "a signal while the lock is waited for", osds: 1, is_quick: true, run: waiting },
+    Fault { name: "the image is deleted", osds: 1, is_quick: true, run: image_deleted },
+    Fault { name: "an OSD of three is killed", osds: 3, is_quick: false, run: osd_killed },
+];
+
+impl Fault {
+    /// Makes an image, and runs the fault on it.
+    ///
+    /// # Errors
+    /// What is not as it must be.
+    pub fn run(&self, cluster: &Cluster, seed: u64) -> Result<()> {
+        let name: String = self.name.chars().filter(char::is_ascii_alphabetic).collect();
+        let image = format!("{name}-{seed}");
+        fjord(&["mkfs", "-q", "--size", "256M", &cluster.url(&image)], &[])?.ok()?;
+        (self.run)(cluster, &image, seed).with_context(|| format!("{}, seed {seed}", self.name))
+    }
+}
+
+/// Runs the workload on the mount at `root` while `act` runs. `act` sets the flag when operations may fail.
+fn under_load<T>(
+    root: PathBuf,
+    seed: u64,
+    act: impl FnOnce(&AtomicBool) -> Result<T>,
+) -> Result<(Vec<Ledger>, T)> {
+    let stop = AtomicBool::new(false);
+    let (ledgers, done) = thread::scope(|scope| {
+        let stop = &stop;
+        let workers = scope.spawn(move || promise::run(&root, "load", seed, WORKER_COUNT, stop));
+        let done = act(stop);
+        stop.store(true, Ordering::SeqCst);
+        (workers.join().expect("the workload does not panic"), done)
+    });
+    let (ledgers, done) = (ledgers?, done?);
+    let fsyncs: u64 = ledgers.iter().map(|ledger| ledger.fsyncs).sum();
+    ensure!(fsyncs > 0, "the workload has no promise");
+    Ok((ledgers, done))
+}
+
+/// Takes the image over, as another host, and looks for every promise.
+fn verify(cluster: &Cluster, image: &str, ledgers: &[Ledger]) -> Result<()> {
+    let url = format!("{}&id=admin", cluster.url(image));
+    let mount = FjordMount::new(Path::new(&url), &["--steal"])?;
+    for ledger in ledgers {
+        ledger.verify(mount.path())?;
+    }
+    mount.unmount()
+}
+
+fn mount(cluster: &Cluster, image: &str) -> Result<FjordMount> {
+    FjordMount::new(Path::new(&cluster.url(image)), &[])
+}
+
+/// A new file with an fsync, which shows that the mount works; the time that took.
+fn one_fsync(mount: &FjordMount, name: &str) -> Result<Duration> {
+    let began = Instant::now();
+    let mut file = File::create(mount.path().join(name))?;
+    file.write_all(name.as_bytes())?;
+    file.sync_all()?;
+    Ok(began.elapsed())
+}
+
+/// Lets the workload run, so that the fault meets it in the middle.
+fn for_a_while() {
+    thread::sleep(Duration::from_millis(400));
+}
+
+fn monitor_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    let mount = mount(cluster, image)?;
+    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+        for_a_while();
+        cluster.kill("mon.a")?;
+        // Whoever is connected needs no monitor.
+        for index in 0..20 {
+            let took = one_fsync(&mount, &format!("no-monitor-{index}"))?;
+            ensure!(took < Duration::from_secs(20), "an fsync took {took:?} without a monitor");
+        }
+        cluster.start_monitor()
+    })?;
+    mount.unmount()?;
+    verify(cluster, image, &ledgers)
+}
+
+fn all_restarted(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    let mount = mount(cluster, image)?;
+    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+        for_a_while();
+        cluster.kill_all()?;
+        for_a_while();
+        cluster.start_all()?;
+        one_fsync(&mount, "afterwards").map(drop)
+    })?;
+    mount.unmount()?;
+    verify(cluster, image, &ledgers)
+}
+
+fn osd_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    let mount = mount(cluster, image)?;
+    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+        for_a_while();
+        cluster.kill("osd.1")?;
+        // Each file lies on other placement groups: some of them had the dead one first.
+        for index in 0..20 {
+            let took = one_fsync(&mount, &format!("two-left-{index}"))?;
+            ensure!(took < STANDSTILL_MAX, "an fsync took {took:?} with two OSDs of three");
+        }
+        cluster.start_osd(1)?;
+        one_fsync(&mount, "three-again").map(drop)
+    })?;
+    mount.unmount()?;
+    verify(cluster, image, &ledgers)
+}
+
+/// Writes to a full cluster wait, and end when it has room again.
+fn pool_full(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    let mount = mount(cluster, image)?;
+    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+        for_a_while();
+        cluster.be_full(true)?;
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| one_fsync(&mount, "while-full"));
+            thread::sleep(Duration::from_secs(2));
+            let has_waited = !waits.is_finished();
+            cluster.be_full(false)?;
+            waits.join().expect("an fsync does not panic")?;
+            ensure!(has_waited, "an fsync on a full cluster returned");
+            Ok(())
+        })
+    })?;
+    mount.unmount()?;
+    verify(cluster, image, &ledgers)
+}
+
+fn two_signals(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    ends_in_silence(cluster, image, seed, &[Signal::TERM, Signal::TERM], Duration::from_secs(10))
+}
+
+fn one_signal(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    ends_in_silence(cluster, image, seed, &[Signal::TERM], END_MAX)
+}
+
+fn killed_in_silence(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
+    ends_in_silence(cluster, image, seed, &[Signal::KILL], Duration::from_secs(5))
+}
+
+/// Stops all OSDs under load, and then ends the mount by signals.
+fn ends_in_silence(
+    cluster: &Cluster,
+    image: &str,
+    seed: u64,
+    signals: &[Signal],
+    patience: Duration,
+) -> Result<()> {
+    let mut mount = mount(cluster, image)?;
+    let pid = mount.pid();
+    let (ledgers, (said, took)) = under_load(mount.path().into(), seed, |stop| {
+        for_a_while();
+        cluster.pause_osds(true)?;
+        // What fails from here on fails since the mount ends.
+        stop.store(true, Ordering::SeqCst);
+        for_a_while();
+        let began = Instant::now();
+        for signal in signals {
+            kill(pid, *signal)?;
+            thread::sleep(Duration::from_millis(100));
+        }
+        let ended = mount.wait_for_end(patience);
+        let took = began.elapsed();
+        cluster.pause_osds(false)?;
+        Ok((ended?, took))
+    })?;
+    println!("  ended after {took:?}");
+    if signals[0] != Signal::KILL {
+        ensure!(said.contains("has not answered"), "the mount said: {said}");
+    }
+    mount.detach();
+    verify(cluster, image, &ledgers)
+}
+
+/// A mount that waits until the cluster gives up a dead holder of the lock ends by a signal.
+fn waiting(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
+    let mut first = mount(cluster, image)?;
+    one_fsync(&first, "promised")?;
+    first.kill()?;
+    first.detach();
+    let dir = tempfile::tempdir()?;
+    let url = format!("{}&id=admin", cluster.url(image));
+    let mut second = tools::hear_signals(&mut Command::new(fjord_program()?))
+        .args(["mount", &url])
+        .arg(dir.path())
+        .spawn()?;
+    thread::sleep(Duration::from_millis(1500));
+    kill(second.id(), Signal::TERM)?;
+    let began = Instant::now();
+    while second.try_wait()?.is_none() {
+        if began.elapsed() > Duration::from_secs(5) {
+            second.kill()?;
+            second.wait()?;
+            anyhow::bail!("a mount that waits for the lock did not end by SIGTERM");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let third = FjordMount::new(Path::new(&url), &["--steal"])?;
+    ensure!(fs::read(third.path().join("promised"))? == b"promised");
+    third.unmount()
+}
+
+/// Ceph refuses to remove an image that is mounted; removed by force below a mount, the mount can be ended.
+fn image_deleted(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
+    let mut mount = mount(cluster, image)?;
+    one_fsync(&mount, "promised")?;
+    let refused = tools::run(cluster.command("rbd").args(["rm", "--no-progress", image]))?;
+    ensure!(refused.code != Some(0), "rbd removed an image that is mounted");
+    one_fsync(&mount, "still-there")?;
+    let info = cluster.tell("rbd", &["info", image])?;
+    let prefix = info.lines().find_map(|line| line.trim().strip_prefix("block_name_prefix: "));
+    let id = prefix.and_then(|prefix| prefix.rsplit('.').next()).context("the image's id")?;
+    let objects = cluster.tell("rados", &["-p", POOL, "ls"])?;
+    for object in objects.lines().filter(|object| object.contains(id)) {
+        cluster.tell("rados", &["-p", POOL, "rm", object])?;
+    }
+    // Whatever this returns: there is nothing to lose, and it must return.
+    let _ = one_fsync(&mount, "too-late");
+    kill(mount.pid(), Signal::TERM)?;
+    mount.wait_for_end(END_MAX)?;
+    mount.detach();
+    cluster.tell("rados", &["-p", POOL, "rm", &format!("rbd_id.{image}")]).map(drop)?;
+    // The list of images names it still.
+    tools::run(cluster.command("rbd").args(["rm", "--no-progress", image]))?;
+    Ok(())
+}
+
+fn kill(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a process")?;
+    Ok(kill_process(pid, signal)?)
+}
