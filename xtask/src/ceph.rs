@@ -1,12 +1,13 @@
 //! `cargo xtask ceph`: a cluster on this machine to try things on.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use fjord_testkit::ceph::{self, Cluster, ClusterOptions, Life};
 use fjord_testkit::cluster_faults::FAULTS;
+use fjord_testkit::cuts::{MEANWHILE, Site};
 use fjord_testkit::failover;
 
 /// Threads of the workload.
@@ -41,6 +42,16 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         seed: u64,
         /// Times that each happens
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        rounds: u64,
+    },
+    /// A host that has an image mounted is cut off from a cluster of its own, for 5, 20 and 60 s, while another host
+    /// does nothing, mounts the image, or steals it
+    Cuts {
+        /// Where the choices come from
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Times that each of the nine happens
         #[arg(long, value_name = "N", default_value_t = 1)]
         rounds: u64,
     },
@@ -94,12 +105,31 @@ fn faults(rounds: u64, seed: u64) -> Result<()> {
     cluster.stop()
 }
 
+fn cuts(rounds: u64, seed: u64) -> Result<()> {
+    let site = Site::new()?;
+    for seed in seed..seed + rounds {
+        for cut_s in [5, 20, 60] {
+            for meanwhile in MEANWHILE {
+                let done = site.cut(seed, Duration::from_secs(cut_s), meanwhile)?;
+                let whose = if done.taken { "taken over" } else { "kept" };
+                println!(
+                    "seed {seed}: cut off for {cut_s} s, {meanwhile:?}: {whose}; {} fsyncs, all kept; the other \
+                     host's mount took {:?}",
+                    done.fsyncs, done.mount_took
+                );
+            }
+        }
+    }
+    site.end()
+}
+
 /// Carries out `cargo xtask ceph`.
 pub(crate) fn run(args: &CephArgs) -> Result<()> {
     let dir = args.dir.clone().unwrap_or_else(|| crate::workspace().join("target/ceph"));
     let (osds, store) = match args.command {
         Command::Down => return ceph::take_down(&dir),
         Command::Up { osds, store } => (osds, store),
+        Command::Cuts { seed, rounds } => return cuts(rounds, seed),
         Command::Faults { seed, rounds } => return faults(rounds, seed),
         Command::Campaign { rounds, seed, osds } => return campaign(rounds, seed, osds),
     };

@@ -5,11 +5,10 @@
 //! ([`crate::promise`]), read on a mount that is made afterwards.
 
 use std::{
-    fs::{self, File},
-    io::Write,
-    path::{Path, PathBuf},
+    fs,
+    path::Path,
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -74,26 +73,6 @@ impl Fault {
     }
 }
 
-/// Runs the workload on the mount at `root` while `act` runs. `act` sets the flag when operations may fail.
-fn under_load<T>(
-    root: PathBuf,
-    seed: u64,
-    act: impl FnOnce(&AtomicBool) -> Result<T>,
-) -> Result<(Vec<Ledger>, T)> {
-    let stop = AtomicBool::new(false);
-    let (ledgers, done) = thread::scope(|scope| {
-        let stop = &stop;
-        let workers = scope.spawn(move || promise::run(&root, "load", seed, WORKER_COUNT, stop));
-        let done = act(stop);
-        stop.store(true, Ordering::SeqCst);
-        (workers.join().expect("the workload does not panic"), done)
-    });
-    let (ledgers, done) = (ledgers?, done?);
-    let fsyncs: u64 = ledgers.iter().map(|ledger| ledger.fsyncs).sum();
-    ensure!(fsyncs > 0, "the workload has no promise");
-    Ok((ledgers, done))
-}
-
 /// Takes the image over, as another host, and looks for every promise.
 fn verify(cluster: &Cluster, image: &str, ledgers: &[Ledger]) -> Result<()> {
     let url = format!("{}&id=admin", cluster.url(image));
@@ -108,15 +87,6 @@ fn mount(cluster: &Cluster, image: &str) -> Result<FjordMount> {
     FjordMount::new(Path::new(&cluster.url(image)), &[])
 }
 
-/// A new file with an fsync, which shows that the mount works; the time that took.
-fn one_fsync(mount: &FjordMount, name: &str) -> Result<Duration> {
-    let began = Instant::now();
-    let mut file = File::create(mount.path().join(name))?;
-    file.write_all(name.as_bytes())?;
-    file.sync_all()?;
-    Ok(began.elapsed())
-}
-
 /// Lets the workload run, so that the fault meets it in the middle.
 fn for_a_while() {
     thread::sleep(Duration::from_millis(400));
@@ -124,12 +94,12 @@ fn for_a_while() {
 
 fn monitor_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
     let mount = mount(cluster, image)?;
-    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
         for_a_while();
         cluster.kill("mon.a")?;
         // Whoever is connected needs no monitor.
         for index in 0..20 {
-            let took = one_fsync(&mount, &format!("no-monitor-{index}"))?;
+            let took = mount.fsync_new_file(&format!("no-monitor-{index}"))?;
             ensure!(took < Duration::from_secs(20), "an fsync took {took:?} without a monitor");
         }
         cluster.start_monitor()
@@ -140,12 +110,12 @@ fn monitor_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
 
 fn all_restarted(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
     let mount = mount(cluster, image)?;
-    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
         for_a_while();
         cluster.kill_all()?;
         for_a_while();
         cluster.start_all()?;
-        one_fsync(&mount, "afterwards").map(drop)
+        mount.fsync_new_file("afterwards").map(drop)
     })?;
     mount.unmount()?;
     verify(cluster, image, &ledgers)
@@ -153,16 +123,16 @@ fn all_restarted(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
 
 fn osd_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
     let mount = mount(cluster, image)?;
-    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
         for_a_while();
         cluster.kill("osd.1")?;
         // Each file lies on other placement groups: some of them had the dead one first.
         for index in 0..20 {
-            let took = one_fsync(&mount, &format!("two-left-{index}"))?;
+            let took = mount.fsync_new_file(&format!("two-left-{index}"))?;
             ensure!(took < STANDSTILL_MAX, "an fsync took {took:?} with two OSDs of three");
         }
         cluster.start_osd(1)?;
-        one_fsync(&mount, "three-again").map(drop)
+        mount.fsync_new_file("three-again").map(drop)
     })?;
     mount.unmount()?;
     verify(cluster, image, &ledgers)
@@ -171,11 +141,11 @@ fn osd_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
 /// Writes to a full cluster wait, and end when it has room again.
 fn pool_full(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
     let mount = mount(cluster, image)?;
-    let (ledgers, ()) = under_load(mount.path().into(), seed, |_| {
+    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
         for_a_while();
         cluster.be_full(true)?;
         thread::scope(|scope| {
-            let waits = scope.spawn(|| one_fsync(&mount, "while-full"));
+            let waits = scope.spawn(|| mount.fsync_new_file("while-full"));
             thread::sleep(Duration::from_secs(2));
             let has_waited = !waits.is_finished();
             cluster.be_full(false)?;
@@ -210,7 +180,8 @@ fn ends_in_silence(
 ) -> Result<()> {
     let mut mount = mount(cluster, image)?;
     let pid = mount.pid();
-    let (ledgers, (said, took)) = under_load(mount.path().into(), seed, |stop| {
+    let root = mount.path().to_owned();
+    let (ledgers, (said, took)) = promise::under_load(&root, seed, WORKER_COUNT, |stop| {
         for_a_while();
         cluster.pause_osds(true)?;
         // What fails from here on fails since the mount ends.
@@ -237,7 +208,7 @@ fn ends_in_silence(
 /// A mount that waits until the cluster gives up a dead holder of the lock ends by a signal.
 fn waiting(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
     let mut first = mount(cluster, image)?;
-    one_fsync(&first, "promised")?;
+    first.fsync_new_file("promised")?;
     first.kill()?;
     first.detach();
     let dir = tempfile::tempdir()?;
@@ -265,10 +236,10 @@ fn waiting(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
 /// Ceph refuses to remove an image that is mounted; removed by force below a mount, the mount can be ended.
 fn image_deleted(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
     let mut mount = mount(cluster, image)?;
-    one_fsync(&mount, "promised")?;
+    mount.fsync_new_file("promised")?;
     let refused = tools::run(cluster.command("rbd").args(["rm", "--no-progress", image]))?;
     ensure!(refused.code != Some(0), "rbd removed an image that is mounted");
-    one_fsync(&mount, "still-there")?;
+    mount.fsync_new_file("still-there")?;
     let info = cluster.tell("rbd", &["info", image])?;
     let prefix = info.lines().find_map(|line| line.trim().strip_prefix("block_name_prefix: "));
     let id = prefix.and_then(|prefix| prefix.rsplit('.').next()).context("the image's id")?;
@@ -277,7 +248,7 @@ fn image_deleted(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
         cluster.tell("rados", &["-p", POOL, "rm", object])?;
     }
     // Whatever this returns: there is nothing to lose, and it must return.
-    let _ = one_fsync(&mount, "too-late");
+    let _ = mount.fsync_new_file("too-late");
     kill(mount.pid(), Signal::TERM)?;
     mount.wait_for_end(END_MAX)?;
     mount.detach();

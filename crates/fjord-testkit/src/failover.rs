@@ -147,7 +147,7 @@ fn signal(mount: &FjordMount, signal: Signal) -> Result<()> {
 }
 
 /// e2fsck finds nothing in the exported image.
-fn check(cluster: &Cluster, name: &str, file: &Path) -> Result<()> {
+pub(crate) fn check(cluster: &Cluster, name: &str, file: &Path) -> Result<()> {
     let path = file.to_str().context("a plain path")?;
     if file.exists() {
         std::fs::remove_file(file)?;

@@ -51,8 +51,14 @@ impl FjordMount {
 
     /// The same with a given program.
     pub fn with_program(program: &Path, image: &Path, args: &[&str]) -> Result<Self> {
+        Self::start(Command::new(program), image, args)
+    }
+
+    /// The same with a command that runs the program, without arguments.
+    pub fn start(mut program: Command, image: &Path, args: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("fjord-fuse-").tempdir()?;
-        let mut child = tools::hear_signals(&mut Command::new(program))
+        let name = program.get_program().to_owned();
+        let mut child = tools::hear_signals(&mut program)
             .arg("mount")
             .args(args)
             .arg(image)
@@ -60,7 +66,7 @@ impl FjordMount {
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| format!("cannot start {}", name.display()))?;
         let started = Instant::now();
         while !is_mounted(dir.path())? {
             if let Some(status) = child.try_wait()? {
@@ -83,6 +89,15 @@ impl FjordMount {
     /// The mount point.
     pub fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Makes a file, and has it durable: that shows that the mount works. Returns the time it took.
+    pub fn fsync_new_file(&self, name: &str) -> Result<Duration> {
+        let began = Instant::now();
+        let mut file = std::fs::File::create(self.path().join(name))?;
+        std::io::Write::write_all(&mut file, name.as_bytes())?;
+        file.sync_all()?;
+        Ok(began.elapsed())
     }
 
     /// The daemon's process ID.

@@ -8,7 +8,8 @@
 //! - [`manifest`]: everything a user can see of a tree, as a value that can be compared.
 //! - [`script`]: a seeded script of varied operations, run by the kernel or by fjord.
 //! - [`ceph`]: a Ceph cluster on this machine; [`failover`]: an image there goes from host to host;
-//!   [`cluster_faults`]: the cluster fails under a mount.
+//!   [`cluster_faults`]: the cluster fails under a mount;
+//!   [`network`]: hosts of their own; [`cuts`]: one of them is cut off.
 //! - [`size`]: how much of its matrices a test covers.
 //! - [`side_by_side`]: the same steps on a fjord mount and on the kernel's ext4.
 //! - [`fsx`]: a model checker for one file.
@@ -23,6 +24,7 @@
 
 pub mod ceph;
 pub mod cluster_faults;
+pub mod cuts;
 pub mod dirty;
 pub mod engine_file;
 pub mod failover;
@@ -37,6 +39,7 @@ pub mod kernel_log;
 pub mod kill9;
 pub mod manifest;
 pub mod model;
+pub mod network;
 pub mod numbered;
 pub mod programs;
 pub mod promise;

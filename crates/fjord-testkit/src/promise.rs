@@ -113,6 +113,28 @@ pub fn run(
     })
 }
 
+/// Runs `workers` threads below `root` while `act` runs, and returns their ledgers and its result. `act` sets the
+/// flag before anything makes operations fail.
+pub fn under_load<T>(
+    root: &Path,
+    seed: u64,
+    workers: u32,
+    act: impl FnOnce(&AtomicBool) -> Result<T>,
+) -> Result<(Vec<Ledger>, T)> {
+    let stop = AtomicBool::new(false);
+    let (ledgers, done) = std::thread::scope(|scope| {
+        let stop = &stop;
+        let running = scope.spawn(move || run(root, "load", seed, workers, stop));
+        let done = act(stop);
+        stop.store(true, Ordering::SeqCst);
+        (running.join().expect("the workload does not panic"), done)
+    });
+    let (ledgers, done) = (ledgers?, done?);
+    let fsyncs: u64 = ledgers.iter().map(|ledger| ledger.fsyncs).sum();
+    ensure!(fsyncs > 0, "the workload has no promise");
+    Ok((ledgers, done))
+}
+
 fn work(root: &Path, name: &str, seed: u64, number: u32, stop: &AtomicBool) -> Result<Ledger> {
     let seed = mix(seed ^ mix(u64::from(number)));
     let ledger = Ledger {

@@ -45,6 +45,7 @@ pub const TOOLS: &[Tool] = &[
     tool("fsck", "util-linux", "runs fsck.fjord by fstab"),
     tool("losetup", "mount", "attaches images"),
     tool("unshare", "util-linux", "makes mount namespaces"),
+    tool("ip", "iproute2", "makes hosts and cables"),
     tool("mount", "mount", "mounts images with the kernel's ext4"),
     tool("umount", "mount", "unmounts them"),
     tool("findmnt", "util-linux", "looks mounts up"),
