@@ -98,7 +98,7 @@ fn faults(rounds: u64, seed: u64) -> Result<()> {
     for seed in seed..seed + rounds {
         for fault in FAULTS {
             let began = Instant::now();
-            fault.run(&cluster, seed)?;
+            fault.run(&cluster, seed, &[])?;
             println!("seed {seed}: {}: as it must be, {:?}", fault.name, began.elapsed());
         }
     }

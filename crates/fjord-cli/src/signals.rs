@@ -14,6 +14,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -68,9 +69,14 @@ impl Signals {
             takes_down: AtomicBool::new(false),
             count: AtomicU32::new(0),
         });
+        // Both from the beginning: a process that may start no more threads can be ended, too.
+        let (asks, asked) = mpsc::channel();
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new().name("fjord-unmount".into());
+        thread.spawn(move || asked.into_iter().for_each(|handle| unmount(&handle, &of_thread)))?;
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("fjord-signals".into());
-        thread.spawn(move || serve(&of_thread))?;
+        thread.spawn(move || serve(&of_thread, &asks))?;
         Ok(Signals(shared))
     }
 
@@ -191,13 +197,13 @@ fn wait_for_signal(patience: Option<Duration>) -> bool {
     unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), timeout) > 0 }
 }
 
-fn serve(shared: &Arc<Shared>) {
+fn serve(shared: &Shared, asks: &mpsc::Sender<MountHandle>) {
     let mut given_up = None;
     loop {
         let is_under_way = shared.count.load(Ordering::SeqCst) > 0;
         if wait_for_signal(is_under_way.then_some(LOOK_INTERVAL)) {
             shared.count.fetch_add(1, Ordering::SeqCst);
-            begin_unmount(shared);
+            begin_unmount(shared, asks);
         }
         if shared.count.load(Ordering::SeqCst) > 0 {
             end_without_device(shared, &mut given_up);
@@ -205,8 +211,8 @@ fn serve(shared: &Arc<Shared>) {
     }
 }
 
-/// Unmounts, in a thread of its own, unless that is under way.
-fn begin_unmount(shared: &Arc<Shared>) {
+/// Has the other thread unmount, unless that is under way.
+fn begin_unmount(shared: &Shared, asks: &mpsc::Sender<MountHandle>) {
     let state = shared.state.lock();
     let Some(handle) = state.mount.clone() else {
         if let Some(image) = &state.new_image {
@@ -220,18 +226,17 @@ fn begin_unmount(shared: &Arc<Shared>) {
         return;
     }
     drop(state);
-    let of_thread = shared.clone();
-    let unmount = move || {
-        let done = take_down(&handle, &of_thread.count);
-        of_thread.takes_down.store(false, Ordering::SeqCst);
-        if let Err(e) = done.and_then(|()| end_elsewhere(&handle, &of_thread.count)) {
-            of_thread.count.store(0, Ordering::SeqCst);
-            tracing::error!("{}", Failure::from(e));
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("fjord-unmount".into()).spawn(unmount) {
-        shared.takes_down.store(false, Ordering::SeqCst);
-        tracing::error!(%error, "a signal asked to unmount, but no thread could be started; send it again");
+    // The thread ends only with the process.
+    let _ = asks.send(handle);
+}
+
+/// Takes a mount down for a signal.
+fn unmount(handle: &MountHandle, shared: &Shared) {
+    let done = take_down(handle, &shared.count);
+    shared.takes_down.store(false, Ordering::SeqCst);
+    if let Err(e) = done.and_then(|()| end_elsewhere(handle, &shared.count)) {
+        shared.count.store(0, Ordering::SeqCst);
+        tracing::error!("{}", Failure::from(e));
     }
 }
 

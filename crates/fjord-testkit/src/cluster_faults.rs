@@ -39,7 +39,15 @@ pub struct Fault {
     pub osds: u32,
     /// Whether it takes seconds only.
     pub is_quick: bool,
-    run: fn(&Cluster, &str, u64) -> Result<()>,
+    run: fn(&On<'_>) -> Result<()>,
+}
+
+/// What a fault happens to.
+struct On<'a> {
+    cluster: &'a Cluster,
+    image: &'a str,
+    seed: u64,
+    mount_args: &'a [&'a str],
 }
 
 /// All of them.
@@ -61,21 +69,22 @@ pub const FAULTS: [Fault; 9] = [
 ];
 
 impl Fault {
-    /// Makes an image, and runs the fault on it.
+    /// Makes an image, and runs the fault on a mount of it with these options.
     ///
     /// # Errors
     /// What is not as it must be.
-    pub fn run(&self, cluster: &Cluster, seed: u64) -> Result<()> {
+    pub fn run(&self, cluster: &Cluster, seed: u64, mount_args: &[&str]) -> Result<()> {
         let name: String = self.name.chars().filter(char::is_ascii_alphabetic).collect();
         let image = format!("{name}-{seed}");
         fjord(&["mkfs", "-q", "--size", "256M", &cluster.url(&image)], &[])?.ok()?;
-        (self.run)(cluster, &image, seed).with_context(|| format!("{}, seed {seed}", self.name))
+        let on = On { cluster, image: &image, seed, mount_args };
+        (self.run)(&on).with_context(|| format!("{}, seed {seed}", self.name))
     }
 }
 
 /// Takes the image over, as another host, and looks for every promise.
-fn verify(cluster: &Cluster, image: &str, ledgers: &[Ledger]) -> Result<()> {
-    let url = format!("{}&id=admin", cluster.url(image));
+fn verify(on: &On<'_>, ledgers: &[Ledger]) -> Result<()> {
+    let url = format!("{}&id=admin", on.cluster.url(on.image));
     let mount = FjordMount::new(Path::new(&url), &["--steal"])?;
     for ledger in ledgers {
         ledger.verify(mount.path())?;
@@ -83,8 +92,8 @@ fn verify(cluster: &Cluster, image: &str, ledgers: &[Ledger]) -> Result<()> {
     mount.unmount()
 }
 
-fn mount(cluster: &Cluster, image: &str) -> Result<FjordMount> {
-    FjordMount::new(Path::new(&cluster.url(image)), &[])
+fn mount(on: &On<'_>) -> Result<FjordMount> {
+    FjordMount::new(Path::new(&on.cluster.url(on.image)), on.mount_args)
 }
 
 /// Lets the workload run, so that the fault meets it in the middle.
@@ -92,98 +101,92 @@ fn for_a_while() {
     thread::sleep(Duration::from_millis(400));
 }
 
-fn monitor_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    let mount = mount(cluster, image)?;
-    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
+fn monitor_killed(on: &On<'_>) -> Result<()> {
+    let mount = mount(on)?;
+    let (ledgers, ()) = promise::under_load(mount.path(), on.seed, WORKER_COUNT, |_| {
         for_a_while();
-        cluster.kill("mon.a")?;
+        on.cluster.kill("mon.a")?;
         // Whoever is connected needs no monitor.
         for index in 0..20 {
             let took = mount.fsync_new_file(&format!("no-monitor-{index}"))?;
             ensure!(took < Duration::from_secs(20), "an fsync took {took:?} without a monitor");
         }
-        cluster.start_monitor()
+        on.cluster.start_monitor()
     })?;
     mount.unmount()?;
-    verify(cluster, image, &ledgers)
+    verify(on, &ledgers)
 }
 
-fn all_restarted(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    let mount = mount(cluster, image)?;
-    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
+fn all_restarted(on: &On<'_>) -> Result<()> {
+    let mount = mount(on)?;
+    let (ledgers, ()) = promise::under_load(mount.path(), on.seed, WORKER_COUNT, |_| {
         for_a_while();
-        cluster.kill_all()?;
+        on.cluster.kill_all()?;
         for_a_while();
-        cluster.start_all()?;
+        on.cluster.start_all()?;
         mount.fsync_new_file("afterwards").map(drop)
     })?;
     mount.unmount()?;
-    verify(cluster, image, &ledgers)
+    verify(on, &ledgers)
 }
 
-fn osd_killed(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    let mount = mount(cluster, image)?;
-    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
+fn osd_killed(on: &On<'_>) -> Result<()> {
+    let mount = mount(on)?;
+    let (ledgers, ()) = promise::under_load(mount.path(), on.seed, WORKER_COUNT, |_| {
         for_a_while();
-        cluster.kill("osd.1")?;
+        on.cluster.kill("osd.1")?;
         // Each file lies on other placement groups: some of them had the dead one first.
         for index in 0..20 {
             let took = mount.fsync_new_file(&format!("two-left-{index}"))?;
             ensure!(took < STANDSTILL_MAX, "an fsync took {took:?} with two OSDs of three");
         }
-        cluster.start_osd(1)?;
+        on.cluster.start_osd(1)?;
         mount.fsync_new_file("three-again").map(drop)
     })?;
     mount.unmount()?;
-    verify(cluster, image, &ledgers)
+    verify(on, &ledgers)
 }
 
 /// Writes to a full cluster wait, and end when it has room again.
-fn pool_full(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    let mount = mount(cluster, image)?;
-    let (ledgers, ()) = promise::under_load(mount.path(), seed, WORKER_COUNT, |_| {
+fn pool_full(on: &On<'_>) -> Result<()> {
+    let mount = mount(on)?;
+    let (ledgers, ()) = promise::under_load(mount.path(), on.seed, WORKER_COUNT, |_| {
         for_a_while();
-        cluster.be_full(true)?;
+        on.cluster.be_full(true)?;
         thread::scope(|scope| {
             let waits = scope.spawn(|| mount.fsync_new_file("while-full"));
             thread::sleep(Duration::from_secs(2));
             let has_waited = !waits.is_finished();
-            cluster.be_full(false)?;
+            on.cluster.be_full(false)?;
             waits.join().expect("an fsync does not panic")?;
             ensure!(has_waited, "an fsync on a full cluster returned");
             Ok(())
         })
     })?;
     mount.unmount()?;
-    verify(cluster, image, &ledgers)
+    verify(on, &ledgers)
 }
 
-fn two_signals(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    ends_in_silence(cluster, image, seed, &[Signal::TERM, Signal::TERM], Duration::from_secs(10))
+fn two_signals(on: &On<'_>) -> Result<()> {
+    ends_in_silence(on, &[Signal::TERM, Signal::TERM], Duration::from_secs(10))
 }
 
-fn one_signal(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    ends_in_silence(cluster, image, seed, &[Signal::TERM], END_MAX)
+fn one_signal(on: &On<'_>) -> Result<()> {
+    ends_in_silence(on, &[Signal::TERM], END_MAX)
 }
 
-fn killed_in_silence(cluster: &Cluster, image: &str, seed: u64) -> Result<()> {
-    ends_in_silence(cluster, image, seed, &[Signal::KILL], Duration::from_secs(5))
+fn killed_in_silence(on: &On<'_>) -> Result<()> {
+    ends_in_silence(on, &[Signal::KILL], Duration::from_secs(5))
 }
 
 /// Stops all OSDs under load, and then ends the mount by signals.
-fn ends_in_silence(
-    cluster: &Cluster,
-    image: &str,
-    seed: u64,
-    signals: &[Signal],
-    patience: Duration,
-) -> Result<()> {
-    let mut mount = mount(cluster, image)?;
+fn ends_in_silence(on: &On<'_>, signals: &[Signal], patience: Duration) -> Result<()> {
+    let mut mount = mount(on)?;
     let pid = mount.pid();
     let root = mount.path().to_owned();
-    let (ledgers, (said, took)) = promise::under_load(&root, seed, WORKER_COUNT, |stop| {
+    let (ledgers, (said, took)) = promise::under_load(&root, on.seed, WORKER_COUNT, |stop| {
         for_a_while();
-        cluster.pause_osds(true)?;
+        on.cluster.pause_osds(true)?;
         // What fails from here on fails since the mount ends.
         stop.store(true, Ordering::SeqCst);
         for_a_while();
@@ -194,7 +197,7 @@ fn ends_in_silence(
         }
         let ended = mount.wait_for_end(patience);
         let took = began.elapsed();
-        cluster.pause_osds(false)?;
+        on.cluster.pause_osds(false)?;
         Ok((ended?, took))
     })?;
     println!("  ended after {took:?}");
@@ -202,17 +205,17 @@ fn ends_in_silence(
         ensure!(said.contains("has not answered"), "the mount said: {said}");
     }
     mount.detach();
-    verify(cluster, image, &ledgers)
+    verify(on, &ledgers)
 }
 
 /// A mount that waits until the cluster gives up a dead holder of the lock ends by a signal.
-fn waiting(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
-    let mut first = mount(cluster, image)?;
+fn waiting(on: &On<'_>) -> Result<()> {
+    let mut first = mount(on)?;
     first.fsync_new_file("promised")?;
     first.kill()?;
     first.detach();
     let dir = tempfile::tempdir()?;
-    let url = format!("{}&id=admin", cluster.url(image));
+    let url = format!("{}&id=admin", on.cluster.url(on.image));
     let mut second = tools::hear_signals(&mut Command::new(fjord_program()?))
         .args(["mount", &url])
         .arg(dir.path())
@@ -234,27 +237,27 @@ fn waiting(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
 }
 
 /// Ceph refuses to remove an image that is mounted; removed by force below a mount, the mount can be ended.
-fn image_deleted(cluster: &Cluster, image: &str, _seed: u64) -> Result<()> {
-    let mut mount = mount(cluster, image)?;
+fn image_deleted(on: &On<'_>) -> Result<()> {
+    let mut mount = mount(on)?;
     mount.fsync_new_file("promised")?;
-    let refused = tools::run(cluster.command("rbd").args(["rm", "--no-progress", image]))?;
+    let refused = tools::run(on.cluster.command("rbd").args(["rm", "--no-progress", on.image]))?;
     ensure!(refused.code != Some(0), "rbd removed an image that is mounted");
     mount.fsync_new_file("still-there")?;
-    let info = cluster.tell("rbd", &["info", image])?;
+    let info = on.cluster.tell("rbd", &["info", on.image])?;
     let prefix = info.lines().find_map(|line| line.trim().strip_prefix("block_name_prefix: "));
     let id = prefix.and_then(|prefix| prefix.rsplit('.').next()).context("the image's id")?;
-    let objects = cluster.tell("rados", &["-p", POOL, "ls"])?;
+    let objects = on.cluster.tell("rados", &["-p", POOL, "ls"])?;
     for object in objects.lines().filter(|object| object.contains(id)) {
-        cluster.tell("rados", &["-p", POOL, "rm", object])?;
+        on.cluster.tell("rados", &["-p", POOL, "rm", object])?;
     }
     // Whatever this returns: there is nothing to lose, and it must return.
     let _ = mount.fsync_new_file("too-late");
     kill(mount.pid(), Signal::TERM)?;
     mount.wait_for_end(END_MAX)?;
     mount.detach();
-    cluster.tell("rados", &["-p", POOL, "rm", &format!("rbd_id.{image}")]).map(drop)?;
+    on.cluster.tell("rados", &["-p", POOL, "rm", &format!("rbd_id.{}", on.image)]).map(drop)?;
     // The list of images names it still.
-    tools::run(cluster.command("rbd").args(["rm", "--no-progress", image]))?;
+    tools::run(on.cluster.command("rbd").args(["rm", "--no-progress", on.image]))?;
     Ok(())
 }
 
