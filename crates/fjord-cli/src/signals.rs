@@ -264,7 +264,8 @@ fn end_without_device(shared: &Shared, given_up: &mut Option<Instant>) {
     let cannot_end = |since: Option<Instant>, patience| {
         since.is_some_and(|since: Instant| since.elapsed() >= patience)
     };
-    if cannot_end(*given_up, BUSY_PATIENCE) || cannot_end(served, patience) {
+    // A second signal must not cut short what `settle` waits for.
+    if cannot_end(*given_up, BUSY_PATIENCE) || cannot_end(served, SILENCE_PATIENCE) {
         end_process();
     }
 }
