@@ -79,8 +79,10 @@ pub fn run(
     callback: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Report> {
     options.check()?;
-    let image_count =
-        options.targets.iter().filter(|target| !matches!(target, Target::Directory(_))).count();
+    let in_dir = |target: &&Target| {
+        options.pool.is_none() && !matches!(target, Target::Directory(_))
+    };
+    let image_count = options.targets.iter().filter(in_dir).count();
     check_space(options, image_count)?;
     let cases = Case::all(options);
     let turns_per_case = options.targets.len() as u64 * u64::from(options.round_count);

@@ -119,6 +119,11 @@ impl Target {
 
     /// Whether it works only as root.
     pub(crate) fn needs_root(&self) -> bool {
+        self.is_kernels()
+    }
+
+    /// Whether the kernel mounts it.
+    pub(crate) fn is_kernels(&self) -> bool {
         matches!(
             self,
             Target::Kernel
@@ -143,6 +148,8 @@ pub enum Workload {
     CreateFsync,
     /// Overwrite 4 KiB at random in a file of 16 MiB, fdatasync.
     OverwriteFdatasync,
+    /// Filebench's varmail: mails deleted, created, read and appended to, with fsyncs.
+    Varmail,
     /// Overwrite 4 KiB at random in a file of 64 MiB without any sync, then sync.
     RandomWrite,
     /// Write one large file and fsync it.
@@ -161,10 +168,11 @@ pub enum Workload {
 
 impl Workload {
     /// All workloads.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 11] = [
         Workload::AppendFsync,
         Workload::CreateFsync,
         Workload::OverwriteFdatasync,
+        Workload::Varmail,
         Workload::RandomWrite,
         Workload::SequentialWrite,
         Workload::SequentialRead,
@@ -180,6 +188,7 @@ impl Workload {
             Workload::AppendFsync => "append-fsync",
             Workload::CreateFsync => "create-fsync",
             Workload::OverwriteFdatasync => "overwrite-fdatasync",
+            Workload::Varmail => "varmail",
             Workload::RandomWrite => "random-write",
             Workload::SequentialWrite => "seq-write",
             Workload::SequentialRead => "seq-read",
@@ -205,6 +214,7 @@ impl Workload {
             Workload::AppendFsync
             | Workload::CreateFsync
             | Workload::OverwriteFdatasync
+            | Workload::Varmail
             | Workload::RandomWrite => "ops/s",
             Workload::SequentialWrite | Workload::SequentialRead | Workload::ParallelRead => {
                 "MiB/s"
@@ -219,6 +229,7 @@ impl Workload {
         matches!(
             self,
             Workload::CreateFsync
+                | Workload::Varmail
                 | Workload::Untar
                 | Workload::CreateUnlink
                 | Workload::ParallelRead
@@ -232,6 +243,8 @@ impl Workload {
 pub struct Options {
     /// A directory for images and mounts; on the disk to be measured.
     pub dir: PathBuf,
+    /// A pool of a cluster in which the images lie instead: `rbd:POOL[/NAMESPACE][?conf=FILE&id=USER]`.
+    pub pool: Option<String>,
     /// In the order of the table.
     pub targets: Vec<Target>,
     /// In the order of the table.
@@ -263,6 +276,7 @@ impl Options {
     pub fn new(dir: impl Into<PathBuf>) -> Options {
         Options {
             dir: dir.into(),
+            pool: None,
             // Without barriers nothing is durable, which compares with nothing here; nor does data in the journal.
             targets: Target::ALL
                 .into_iter()

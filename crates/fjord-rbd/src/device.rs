@@ -108,7 +108,12 @@ impl RbdDevice {
                 errno => Err(IoError::new(IoErrorKind::Earlier(errno), op, offset, len)),
             };
         }
-        let is_done = refused.is_err() || (len == 0 && op != IoOp::Flush);
+        // What is acknowledged is stable, unless librbd has a cache.
+        let is_nothing = match op {
+            IoOp::Flush => !self.capabilities.volatile_cache,
+            _ => len == 0,
+        };
+        let is_done = refused.is_err() || is_nothing;
         if is_done {
             if refused.is_err() {
                 shared.stats.error();

@@ -3,6 +3,7 @@
 //! [`RBD`] makes of a name such as `rbd:pool/image` a [`fjord_block::Device`]. librbd is loaded when the first
 //! image is opened (`library`). Layers, from the caller down:
 //! - `device`: requests and tickets; `lock`: who may write;
+//! - `raw`: librbd alone, for comparisons;
 //! - `events`: requests under way;
 //! - `image`, `pool`: handles of librbd and librados, each with its functions;
 //! - `name`: names taken apart.
@@ -14,6 +15,7 @@ mod library;
 mod lock;
 mod name;
 mod pool;
+mod raw;
 
 use std::sync::Arc;
 
@@ -23,6 +25,8 @@ use device::RbdDevice;
 use image::Image;
 use name::RbdName;
 use pool::Pool;
+
+pub use raw::RawImage;
 
 /// The images of Ceph clusters: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=FILE&id=USER]`.
 pub static RBD: &dyn Remote = &Rbd;

@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 6] = ["ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "m
 /// The pool that a cluster begins with.
 pub const POOL: &str = "rbd";
 /// Bytes of an OSD's device, a sparse file.
-const OSD_BYTES: u64 = 8 << 30;
+const OSD_BYTES: u64 = 32 << 30;
 /// Time for the monitor to form its quorum, and for the OSDs to be up.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest path of a socket (`sun_path`), less the longest name of one here.

@@ -25,7 +25,7 @@ use rustix::fs::{Access, access};
 pub const CPU_DMA_LATENCY: &str = "/dev/cpu_dma_latency";
 
 /// [`BUSY_CALLS`] in this period begin a hold; a period without them ends it.
-const PERIOD: Duration = Duration::from_millis(10);
+const PERIOD: Duration = Duration::from_millis(30);
 
 /// Calls in a period that make it a busy one.
 const BUSY_CALLS: u64 = 20;

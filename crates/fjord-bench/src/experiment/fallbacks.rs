@@ -4,13 +4,12 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::measure::{self, Outcome};
 use super::plan::{Plan, Program};
 use crate::error::{BenchError, Result};
 use crate::target::{BenchFile, BenchFs, Stand};
-use crate::workload::{Sample, Sequence, run_timed};
+use crate::workload::{Sample, VARMAIL_THREAD_COUNT, run_timed, varmail};
 
 /// Runs a program on fjord and counts.
 pub(super) fn run(program: Program, stand: &Stand, plan: &Plan) -> Result<Outcome> {
@@ -28,7 +27,8 @@ fn run_program(program: Program, stand: &Stand, plan: &Plan) -> Result<Outcome> 
         Program::AppendFsync => append_fsync(&*fs, plan),
         Program::FsMark => measure::fs_mark(&*fs, 4 << 10, 32 << 10, plan.turn),
         Program::Varmail => {
-            fs.make_dir("mail").and_then(|()| varmail(&*fs, "mail", VARMAIL_THREAD_COUNT, plan))
+            let threads = VARMAIL_THREAD_COUNT;
+            fs.make_dir("mail").and_then(|()| varmail(&*fs, "mail", threads, plan.turn, plan.quick))
         }
         Program::Sqlite(mode) => {
             return sqlite(mount_dir(stand)?, mode, plan).map(|()| Outcome::new());
@@ -64,64 +64,6 @@ fn append_fsync(fs: &dyn BenchFs, plan: &Plan) -> io::Result<Sample> {
         file.write_at(index * BLOCK.len() as u64, &BLOCK)?;
         file.sync(false)
     })
-}
-
-pub(super) const VARMAIL_THREAD_COUNT: usize = 16;
-/// Mails of each thread; Filebench has 1,000 for all.
-const MAIL_COUNT: u64 = 62;
-/// The mean size of a mail and of what is added to it, in bytes.
-pub(super) const MAIL_BYTES: u64 = 16 << 10;
-
-/// Filebench's varmail in a directory: delete one; create one, append, fsync; read one, append, fsync; read one.
-pub(super) fn varmail(
-    fs: &dyn BenchFs,
-    dir: &str,
-    thread_count: usize,
-    plan: &Plan,
-) -> io::Result<Sample> {
-    let clock = AtomicU64::new(1);
-    let data = vec![0x5a; 2 * MAIL_BYTES as usize];
-    let start = |thread: usize| -> io::Result<(usize, Vec<u64>, Sequence)> {
-        let count = if plan.quick { 4 } else { MAIL_COUNT };
-        for index in 0..count {
-            fs.create(&mail(dir, thread, index))?.write_at(0, &data[..MAIL_BYTES as usize])?;
-        }
-        sync_after_last(fs, thread, thread_count)?;
-        let seed = clock.fetch_add(1, Ordering::Relaxed);
-        Ok((thread, vec![MAIL_BYTES; count as usize], Sequence::new(seed)))
-    };
-    run_timed(thread_count, plan.turn, start, |(thread, sizes, sequence), _| {
-        let mut pick = |sizes: &Vec<u64>| (sequence.next() % sizes.len() as u64) as usize;
-        let (gone, old, read) = (pick(sizes), pick(sizes), pick(sizes));
-        let added = 1 + sequence.next() % (2 * MAIL_BYTES - 1);
-        fs.remove_file(&mail(dir, *thread, gone as u64))?;
-        let mut file = fs.create(&mail(dir, *thread, gone as u64))?;
-        file.write_at(0, &data[..added as usize])?;
-        file.sync(false)?;
-        sizes[gone] = added;
-        let mut file = fs.open(&mail(dir, *thread, old as u64))?;
-        file.read_at(0, &mut vec![0; sizes[old] as usize])?;
-        // A mailbox does not grow forever.
-        if sizes[old] < 16 * MAIL_BYTES {
-            file.write_at(sizes[old], &data[..added as usize])?;
-            sizes[old] += added;
-        }
-        file.sync(false)?;
-        fs.open(&mail(dir, *thread, read as u64))?.read_at(0, &mut vec![0; sizes[read] as usize])
-    })
-}
-
-/// Makes the files that threads begin with durable, once the last thread has its own.
-pub(super) fn sync_after_last(
-    fs: &dyn BenchFs,
-    thread: usize,
-    thread_count: usize,
-) -> io::Result<()> {
-    if thread + 1 == thread_count { fs.sync() } else { Ok(()) }
-}
-
-fn mail(dir: &str, thread: usize, index: u64) -> String {
-    format!("{dir}/{thread}-{index}")
 }
 
 /// Runs a program with `input` in `dir`.

@@ -7,10 +7,9 @@
 use std::io;
 use std::time::Instant;
 
-use super::fallbacks;
 use super::plan::Plan;
 use crate::target::{BenchFile, BenchFs};
-use crate::workload::{Sample, Sequence, filled, run_timed};
+use crate::workload::{MAIL_BYTES, Sample, Sequence, filled, run_timed, sync_after_last, varmail};
 
 /// What the threads do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +29,7 @@ impl Parallel {
     pub(super) fn unit_bytes(self) -> usize {
         match self {
             Parallel::Create | Parallel::RandomWrite => BLOCK_BYTES,
-            Parallel::Varmail => 2 * fallbacks::MAIL_BYTES as usize,
+            Parallel::Varmail => 2 * MAIL_BYTES as usize,
             Parallel::Fileserver => FILE_BYTES + APPEND_BYTES,
         }
     }
@@ -48,7 +47,7 @@ impl Parallel {
         let mut sample = match self {
             Parallel::Create => create(fs, &root, thread_count, plan),
             Parallel::RandomWrite => random_write(fs, &root, thread_count, plan),
-            Parallel::Varmail => fallbacks::varmail(fs, &root, thread_count, plan),
+            Parallel::Varmail => varmail(fs, &root, thread_count, plan.turn, plan.quick),
             Parallel::Fileserver => fileserver(fs, &root, thread_count, plan),
         }?;
         let prepared = began.elapsed().saturating_sub(sample.elapsed);
@@ -155,7 +154,7 @@ fn fileserver(
     let count = if plan.quick { 2 } else { FILE_COUNT };
     let start = |thread: usize| {
         let files = Files::new(fs, format!("{root}/{thread}"), count, &data, thread)?;
-        fallbacks::sync_after_last(fs, thread, thread_count)?;
+        sync_after_last(fs, thread, thread_count)?;
         Ok(files)
     };
     run_timed(thread_count, plan.turn, start, |files: &mut Files, _| {

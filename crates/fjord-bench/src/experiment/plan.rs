@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use fjord::FsyncPolicyKind;
 
-use super::fallbacks::VARMAIL_THREAD_COUNT;
 use super::parallel::Parallel;
 use super::{Experiment, ExperimentOptions};
 use crate::options::{How, Target, policies};
 use crate::target::{DeviceKind, Setup};
+use crate::workload::VARMAIL_THREAD_COUNT;
 
 /// One point of an experiment: what is varied besides device and target.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,8 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, FileDevice, FileOptions, Request};
+use fjord::ImageName;
+use fjord_block::{AlignedBuf, Buf, Class, Device, DeviceExt, FileOptions, Request};
+use fjord_rbd::RawImage;
 
+use super::pool::RbdFile;
 use super::{BenchFile, BenchFs};
 use crate::error::{BenchError, Result};
 use crate::workload::LARGE_FILE;
@@ -64,7 +67,7 @@ impl BenchFile for DirectFile {
 }
 
 /// The block layer as a file.
-struct BlockFile(Arc<FileDevice>);
+struct BlockFile(Arc<dyn Device>);
 
 impl BenchFile for BlockFile {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -127,6 +130,16 @@ impl RawFs {
         let size_bytes = end.map_err(BenchError::io(format!("open {}", path.display())))?;
         Ok(Regions { size_bytes, next: AtomicU64::new(0), open: move || DirectFile::open(&path) })
     }
+
+    /// librbd's own calls on an image of a cluster.
+    pub(super) fn on_cluster(url: &Path) -> Result<impl BenchFs + use<>> {
+        let failed = || BenchError::io(format!("open {}", url.display()));
+        let image = RawImage::open(&url.to_string_lossy()).map_err(io::Error::other);
+        let image = Arc::new(image.map_err(failed())?);
+        let size_bytes = image.size_bytes().map_err(failed())?;
+        let open = move || Ok(RbdFile(image.clone()));
+        Ok(Regions { size_bytes, next: AtomicU64::new(0), open })
+    }
 }
 
 /// The block layer.
@@ -134,12 +147,11 @@ pub(super) struct BlockFs;
 
 impl BlockFs {
     pub(super) fn open(path: &Path) -> Result<impl BenchFs + use<>> {
-        let device =
-            FileDevice::open(path, &FileOptions::default()).map_err(|error| BenchError::Io {
-                what: format!("open {}", path.display()),
-                source: io::Error::from_raw_os_error(error.errno()),
-            })?;
-        let device = Arc::new(device);
+        let opened = ImageName::parse(path).open(&FileOptions::default(), false);
+        let device = opened.map_err(|error| BenchError::Io {
+            what: format!("open {}", path.display()),
+            source: io::Error::from_raw_os_error(error.errno()),
+        })?;
         let size_bytes = device.size_bytes();
         Ok(Regions {
             size_bytes,

@@ -9,6 +9,7 @@ mod device;
 mod library;
 mod model;
 mod mount;
+mod pool;
 mod posix;
 mod separate;
 
@@ -93,6 +94,10 @@ pub(crate) struct Stand {
     model: Option<Model>,
     /// The image was made for the stand and goes with it.
     owns_image: bool,
+    /// The images of a pool as files, while a target that needs one is mounted.
+    as_files: Option<Mount>,
+    /// An image in a pool; last, so that nothing uses it any more when it goes.
+    pool_image: Option<pool::PoolImage>,
     setup: Setup,
     options: Options,
 }
@@ -101,7 +106,17 @@ impl Stand {
     /// Makes the image of `target`, and mounts or opens it.
     pub(crate) fn new(target: &Target, options: &Options) -> Result<Stand> {
         let mut stand = Stand::bare(target, Setup::default(), options)?;
-        if !matches!(target, Target::Directory(_)) {
+        if matches!(target, Target::Directory(_)) {
+            // Nothing to make.
+        } else if let Some(pool) = &options.pool {
+            let name = stand.name_in_pool();
+            let made = pool::PoolImage::make(pool, &name, options.image_size_bytes)?;
+            if target.has_names() {
+                stand.format_on_cluster(made.url())?;
+            }
+            stand.image = Some(made.url().to_owned());
+            stand.pool_image = Some(made);
+        } else {
             let image = options.dir.join(format!("{}.img", file_name(target)));
             (stand.image, stand.owns_image) = (Some(image.clone()), true);
             make_file(&image, options.image_size_bytes)?;
@@ -173,6 +188,8 @@ impl Stand {
             image: None,
             model: None,
             owns_image: false,
+            as_files: None,
+            pool_image: None,
             setup,
             options: options.clone(),
         };
@@ -205,13 +222,49 @@ impl Stand {
         all.extend(args.iter().map(String::as_str));
         mke2fs(&all, image)?;
         if policy == "ijournal" {
-            let processor_count = std::thread::available_parallelism().map_or(1, usize::from);
-            let area_count = self.setup.area_count.unwrap_or(processor_count);
-            let areas = format!("{area_count}x{AREA_BYTES}");
+            let areas = format!("{}x{AREA_BYTES}", self.area_count());
             let program = self.options.fjord_program.display().to_string();
             run_program(&program, &["tune", "--ijournal", &areas], &[image])?;
         }
         Ok(())
+    }
+
+    /// The same for an image in a pool, which mke2fs cannot reach.
+    fn format_on_cluster(&self, url: &Path) -> Result<()> {
+        let policy = self.target.policy().map_or("", |policy| policy.name());
+        let mut args: Vec<String> = ["mkfs", "-q", "--force", "-b", "4096"].map(String::from).into();
+        if self.target == Target::KernelFastCommit || policy == "fast-commit" {
+            args.extend(["-O".into(), "fast_commit".into()]);
+        }
+        if let Some(bytes) = self.options.journal_size_bytes {
+            args.extend(["-J".into(), format!("{bytes}")]);
+        }
+        let areas = match policy {
+            "ijournal" => format!("{}x{AREA_BYTES}", self.area_count()),
+            _ => "none".into(),
+        };
+        args.extend(["--ijournal".into(), areas]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        run_program(&self.options.fjord_program.display().to_string(), &args, &[url])
+    }
+
+    fn area_count(&self) -> usize {
+        let processor_count = std::thread::available_parallelism().map_or(1, usize::from);
+        self.setup.area_count.unwrap_or(processor_count)
+    }
+
+    /// The name of its image in a pool, where concurrent runs have theirs too.
+    fn name_in_pool(&self) -> String {
+        format!("fjord-bench.{}.{}", std::process::id(), file_name(&self.target))
+    }
+
+    /// Where a target of the kernel finds its image.
+    fn file_for_kernel(&mut self, image: &Path) -> Result<PathBuf> {
+        let Some(pool) = &self.options.pool else { return Ok(image.to_owned()) };
+        let dir = self.options.dir.join(format!("{}.files", file_name(&self.target)));
+        let files = pool::as_files(pool, &dir)?;
+        self.as_files = Some(files);
+        Ok(dir.join(self.name_in_pool()))
     }
 
     /// The calls of the target.
@@ -239,10 +292,18 @@ impl Stand {
             let order = self.target.how().order;
             return self.serve(LibraryFs::on(device.clone(), &self.engine_options(), order)?);
         }
-        let Some(image) = &self.image else { return Ok(()) };
+        let Some(image) = &self.image.clone() else { return Ok(()) };
         let dir = self.options.dir.join(format!("{}.mnt", file_name(&self.target)));
+        let file = if self.target.is_kernels() || self.target == Target::Fuse2fs {
+            self.file_for_kernel(image)?
+        } else {
+            PathBuf::new()
+        };
         let setup = &self.setup;
         let mount = match &self.target {
+            Target::Raw if self.options.pool.is_some() => {
+                return self.serve(bytes::RawFs::on_cluster(image)?);
+            }
             Target::Raw => return self.serve(bytes::RawFs::open(image)?),
             Target::Block => return self.serve(bytes::BlockFs::open(image)?),
             Target::Library(how) if how.separate => {
@@ -269,9 +330,9 @@ impl Stand {
                     data_journal: self.target == Target::KernelDataJournal,
                     dirty_bytes_max: setup.cache_bytes,
                 };
-                Mount::kernel(image, &dir, &how)?
+                Mount::kernel(&file, &dir, &how)?
             }
-            Target::Fuse2fs => Mount::fuse2fs(image, &dir)?,
+            Target::Fuse2fs => Mount::fuse2fs(&file, &dir)?,
             Target::Fuse(_) => {
                 Mount::fjord(&self.options.fjord_program, &self.fuse_args(), image, &dir)?
             }
@@ -339,10 +400,8 @@ impl Stand {
 
     fn detach(&mut self) -> Result<()> {
         self.fs = None;
-        match self.mount.take() {
-            Some(mount) => mount.unmount(),
-            None => Ok(()),
-        }
+        let mounts = [self.mount.take(), self.as_files.take()];
+        mounts.into_iter().flatten().try_for_each(Mount::unmount)
     }
 
     /// Takes everything down and tells of failures; dropping does the same silently.

@@ -163,7 +163,7 @@ impl Mount {
     }
 
     /// Starts a server in the foreground and waits until `dir` is a mount.
-    fn served(program: &OsStr, args: &[impl AsRef<OsStr>], dir: &Path) -> Result<Mount> {
+    pub(super) fn served(program: &OsStr, args: &[impl AsRef<OsStr>], dir: &Path) -> Result<Mount> {
         let mut mount = Mount::new(dir)?;
         let log = dir.with_extension("log");
         let log_file =

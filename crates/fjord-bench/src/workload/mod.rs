@@ -5,6 +5,7 @@
 
 mod fsync;
 mod huge;
+mod mail;
 mod stream;
 mod tree;
 
@@ -15,6 +16,7 @@ use hdrhistogram::Histogram;
 
 pub(crate) use fsync::{filled, overwrite};
 pub(crate) use huge::open_huge;
+pub(crate) use mail::{MAIL_BYTES, VARMAIL_THREAD_COUNT, sync_after_last, varmail};
 pub(crate) use stream::{LARGE_FILE, READ_FILE_BYTES};
 
 use crate::error::{BenchError, Result};
@@ -33,9 +35,10 @@ impl Case {
     pub(crate) fn all(options: &Options) -> Vec<Case> {
         let case = |workload| move |thread_count| Case { workload, thread_count };
         let threads = |workload| match workload {
-            Workload::AppendFsync | Workload::CreateFsync | Workload::OverwriteFdatasync => {
-                options.fsync_threads.clone()
-            }
+            Workload::AppendFsync
+            | Workload::CreateFsync
+            | Workload::OverwriteFdatasync
+            | Workload::Varmail => options.fsync_threads.clone(),
             Workload::ParallelRead => options.read_threads.clone(),
             _ => vec![1],
         };
@@ -132,6 +135,7 @@ pub(crate) fn run_turn(
         Workload::OverwriteFdatasync => {
             overwrite(&*stand.fs()?, case.thread_count, options.turn, true)
         }
+        Workload::Varmail => mail::turn(&*stand.fs()?, case.thread_count, options.turn, round),
         Workload::RandomWrite => fsync::random_write(&*stand.fs()?, options.turn),
         Workload::SequentialWrite => stream::write(&*stand.fs()?, options.sequential_bytes),
         Workload::SequentialRead => {

@@ -13,6 +13,7 @@ use fjord_bench::{
     BenchError, DeviceKind, Experiment, ExperimentOptions, ExperimentReport, Figure, LockOptions,
     Options, Progress, Report, Target, Workload,
 };
+use fjord::ImageName;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
@@ -38,8 +39,11 @@ Targets:
   /any/path      a directory of your choice, such as one on ext4 or xfs
 
 Workloads:
-  append-fsync create-fsync overwrite-fdatasync seq-write seq-read untar create-unlink
+  append-fsync create-fsync overwrite-fdatasync varmail seq-write seq-read untar create-unlink
   parallel-read open-huge
+
+DIR may be a pool of a Ceph cluster, rbd:POOL[?conf=FILE]. raw is then librbd's own calls, and the
+kernel's ext4 lies on a loop device over the file that rbd-fuse makes of an image.
 
 Figures in virtual time on simulated devices, in seconds, independent of this machine:
   barrier-9      four ways to order 4 KiB random writes: throughput (FAST '18, Fig. 9)
@@ -81,7 +85,8 @@ Examples:
   fjord bench --targets fjord-fuse,kernel --workloads seq-write,seq-read --file-size 4G --size 6G
   fjord bench --figure barrier-9 --svg figure.svg
   fjord bench --figure ijournaling-6 --devices disk,plain-ssd --seconds 20 --json - /srv
-  fjord bench neighbours /srv";
+  fjord bench neighbours /srv
+  fjord bench --targets raw,fjord-library:ijournal,kernel rbd:pool";
 
 const FILE_SIZE_BYTES: u64 = 256 << 20;
 const FILE_COUNT: u32 = 20_000;
@@ -329,12 +334,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             show_experiment(args, &report)
         }
         None => {
-            let report = in_new_dir(dir, |work| {
-                let options = args.options(work)?;
+            let (dir, pool) = place(dir)?;
+            let report = in_new_dir(&dir, |work| {
+                let options = Options { pool: pool.clone(), ..args.options(work)? };
                 with_progress(|step| fjord_bench::run(&options, step))
             })?;
             show(args, &report)
         }
+    }
+}
+
+/// The directory to work in, and the pool for the images if `dir` is one.
+fn place(dir: &Path) -> Result<(PathBuf, Option<String>)> {
+    match ImageName::parse(dir).remote()? {
+        Some((_, pool)) => Ok((std::env::temp_dir(), Some(pool.to_owned()))),
+        None => Ok((dir.to_owned(), None)),
     }
 }
 
