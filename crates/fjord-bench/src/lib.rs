@@ -79,9 +79,8 @@ pub fn run(
     callback: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Report> {
     options.check()?;
-    let in_dir = |target: &&Target| {
-        options.pool.is_none() && !matches!(target, Target::Directory(_))
-    };
+    let in_dir =
+        |target: &&Target| options.pool.is_none() && !matches!(target, Target::Directory(_));
     let image_count = options.targets.iter().filter(in_dir).count();
     check_space(options, image_count)?;
     let cases = Case::all(options);

@@ -51,7 +51,11 @@ impl fmt::Debug for SnapshotOptions<'_> {
 }
 
 impl SnapshotOptions<'_> {
-    pub(crate) fn check_cancelled(&self) -> Result<(), SnapshotError> {
+    /// For implementers of [`crate::Device::snapshot_to`], between pieces.
+    ///
+    /// # Errors
+    /// `Cancelled` if the caller has done that.
+    pub fn check_cancelled(&self) -> Result<(), SnapshotError> {
         match self.is_cancelled {
             Some(is_cancelled) if is_cancelled() => Err(SnapshotError::Cancelled),
             _ => Ok(()),
@@ -120,6 +124,14 @@ pub enum SnapshotError {
     /// The copy could not be written.
     #[error("writing the copy failed: {0}")]
     Write(io::Error),
+    /// The cluster on which the image lies refused a step.
+    #[error("{doing} failed: {source}")]
+    Cluster {
+        /// The step.
+        doing: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
     /// No thread could be started.
     #[error("no thread could be started for the snapshot: {0}")]
     Thread(io::Error),
@@ -135,7 +147,9 @@ impl SnapshotError {
             SnapshotError::Resized => libc::EAGAIN,
             SnapshotError::SlowPause(_) | SnapshotError::SlowCopy(_) => libc::ETIMEDOUT,
             SnapshotError::Read(error) => error.errno(),
-            SnapshotError::Write(error) | SnapshotError::Thread(error) => {
+            SnapshotError::Write(error)
+            | SnapshotError::Thread(error)
+            | SnapshotError::Cluster { source: error, .. } => {
                 error.raw_os_error().unwrap_or(libc::EIO)
             }
         }

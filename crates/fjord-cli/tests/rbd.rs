@@ -29,11 +29,12 @@ fn images_on_a_cluster() -> Result<()> {
     let cluster = Cluster::start(&dir.path().join("c"), &ClusterOptions::default())?;
     println!("cluster ready after {:?}", began.elapsed());
     type Part = fn(&Cluster, &Path) -> Result<()>;
-    let parts: [(&str, Part); 8] = [
+    let parts: [(&str, Part); 9] = [
         ("a host without Ceph says what to install", no_library),
         ("bad names are refused by what is wrong", bad_names),
         ("commands work on an image that is not mounted", commands),
         ("a mount is plain ext4 to others", mounted),
+        ("copies are as of one moment", copied),
         ("one host at a time writes", one_writer),
         ("the image can be taken from a host that stands still", stolen),
         ("every promise is kept when a host takes over", failover),
@@ -118,6 +119,7 @@ fn commands(cluster: &Cluster, dir: &Path) -> Result<()> {
     ensure!(ok(&["info", &url])?.stdout.contains("Needs recovery:           no"));
     cluster.tell("rbd", &["snap", "create", "rbd/commands@then"])?;
     ok(&["rm", &url, "/file"])?;
+    ok(&["put", &url, source, "/other"])?;
     let snapshot = url.replacen("commands", "commands@then", 1);
     ensure!(ok(&["cat", &snapshot, "/file"])?.stdout == "content");
     let refused = fjord(&["rm", &snapshot, "/file"], &[])?;
@@ -125,7 +127,53 @@ fn commands(cluster: &Cluster, dir: &Path) -> Result<()> {
     ok(&["resize", &url, "512M"])?;
     let size = cluster.tell("rbd", &["info", "rbd/commands", "--format", "json"])?;
     ensure!(size.contains(&format!("\"size\":{}", 512 << 20)), "{size}");
+    checked_in_place(cluster, dir, &url)?;
     export_and_check(cluster, dir, "commands")
+}
+
+/// e2fsck sees the image as a file, and repairs it there.
+fn checked_in_place(cluster: &Cluster, dir: &Path, url: &str) -> Result<()> {
+    let clean = ok(&["fsck", "-fn", url])?;
+    ensure!(clean.stdout.contains("/commands: "), "{}", clean.stdout);
+    // Made wrong in a file, and imported.
+    let path = dir.join("wrong.img");
+    let file = path.to_str().expect("a plain path");
+    cluster.tell("rbd", &["export", "--no-progress", "rbd/commands", file])?;
+    let mut edit = tools::command("debugfs")?;
+    edit.args(["-w", "-R", "set_inode_field /other links_count 7", file]);
+    tools::run(&mut edit)?.expect_code(&[0])?;
+    cluster.tell("rbd", &["import", "--no-progress", file, "rbd/wrong"])?;
+    let url = &cluster.url("wrong");
+    fjord(&["fsck", "-fn", url], &[])?.expect_code(&[4])?;
+    fjord(&["fsck", "-fp", url], &[])?.expect_code(&[1])?;
+    ok(&["fsck", "-fn", url])?;
+    Ok(())
+}
+
+/// Copies of a mounted image, of one that is not mounted, and of a snapshot.
+fn copied(cluster: &Cluster, dir: &Path) -> Result<()> {
+    let url = cluster.url("copied");
+    ok(&["mkfs", "--quiet", "--size", "128M", &url])?;
+    let mount = FjordMount::new(Path::new(&url), &["-o", "nofuseblk"])?;
+    let content = vec![7; 3 << 20];
+    fs::write(mount.path().join("file"), &content)?;
+    let copy = |source: &str| -> Result<()> {
+        let out = dir.join("copy.img");
+        fjord(&["snapshot", "--force", source], &[&out])?.expect_code(&[0])?;
+        image::e2fsck_clean(&out)?;
+        let file = fjord(&["cat"], &[&out, Path::new("/file")])?.expect_code(&[0])?;
+        ensure!(file.stdout.len() == content.len(), "{source}: {} bytes", file.stdout.len());
+        Ok(())
+    };
+    copy(mount.path().to_str().expect("a plain path"))?;
+    // It is crash-consistent: its journal is dirty.
+    cluster.tell("rbd", &["snap", "create", "rbd/copied@then"])?;
+    mount.unmount()?;
+    copy(&url)?;
+    copy(&url.replacen("copied", "copied@then", 1))?;
+    let left = cluster.tell("rbd", &["snap", "ls", "rbd/copied", "--format", "json"])?;
+    ensure!(!left.contains("fjord-copy"), "{left}");
+    Ok(())
 }
 
 /// Some rounds of what `cargo xtask ceph campaign` has hundreds of.

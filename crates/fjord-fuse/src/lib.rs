@@ -12,6 +12,7 @@
 //! - [`stats`]: counters of a mount, for other processes;
 //! - [`resize`]: growth of a mount, for other processes;
 //! - [`snapshot`]: a copy of the image of a mount, for other processes;
+//! - [`device_file`]: a device as a file;
 //! - [`sim`]: a modelled device as a file, over the same protocol and session.
 //!
 //! Why this is written here and no FUSE crate is used: `docs/decisions/0001-fuse-layer.md`.
@@ -20,6 +21,7 @@ pub mod abi;
 mod ask;
 mod call;
 mod child;
+pub mod device_file;
 pub mod engine;
 pub mod mount;
 pub mod reply;

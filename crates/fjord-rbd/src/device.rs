@@ -7,13 +7,16 @@
 //! Invariant: an image that is open for writing has its exclusive lock, until [`Device::release`].
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fjord_block::{
     AlignedBuf, Buf, Capabilities, Class, Device, DeviceStats, ErrorSink, IoError, IoErrorKind,
-    IoOp, IoResult, OpenError, ReadSlot, ReadTicket, RemoteOptions, Request, Ticket,
+    IoOp, IoResult, OpenError, ReadSlot, ReadTicket, Reflink, RemoteOptions, Request,
+    SnapshotError, SnapshotOptions, SnapshotReport, Ticket,
 };
 
 use crate::events::{Data, Events, Pending, Shared};
@@ -21,6 +24,7 @@ use crate::image::Image;
 use crate::lock;
 use crate::name::{RbdName, Step};
 use crate::pool::Pool;
+use crate::snapshot;
 
 /// Requests that keep a few OSDs busy.
 const QUEUE_DEPTH: u32 = 128;
@@ -30,6 +34,8 @@ pub(crate) struct RbdDevice {
     capabilities: Capabilities,
     size_bytes: AtomicU64,
     is_locked: AtomicBool,
+    /// A copy is under way.
+    is_copied: AtomicBool,
     events: Events,
 }
 
@@ -58,6 +64,7 @@ impl RbdDevice {
             },
             size_bytes: AtomicU64::new(size_bytes),
             is_locked: AtomicBool::new(!options.read_only),
+            is_copied: AtomicBool::new(false),
             events: Events::start(image)?,
         })
     }
@@ -225,6 +232,28 @@ impl Device for RbdDevice {
 
     fn give_up(&self) {
         self.shared().give_up();
+    }
+
+    fn snapshot_to(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        let is_snapshot = self.shared().image.name.snapshot.is_some();
+        if self.capabilities.read_only && !is_snapshot {
+            // It may change meanwhile, and whoever reads may make no snapshot.
+            return Err(SnapshotError::Unsupported);
+        }
+        if options.reflink == Reflink::Always {
+            let why = "the image lies on a cluster";
+            return Err(SnapshotError::NoReflink(io::Error::new(io::ErrorKind::Unsupported, why)));
+        }
+        if self.is_copied.swap(true, Ordering::AcqRel) {
+            return Err(SnapshotError::Busy);
+        }
+        let copied = snapshot::copy(&self.shared().image, out, options);
+        self.is_copied.store(false, Ordering::Release);
+        copied
     }
 
     fn release(&self) {

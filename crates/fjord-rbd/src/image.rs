@@ -4,6 +4,7 @@
 //! completed ([`crate::events`] ends first).
 
 use std::ffi::{CStr, CString, c_char};
+use std::io;
 use std::ptr;
 use std::sync::Arc;
 
@@ -109,6 +110,43 @@ impl Image {
         Ok(is_on)
     }
 
+    /// Makes a snapshot: everything that was acknowledged before the call is in it.
+    pub(crate) fn snapshot_create(&self, name: &CStr) -> io::Result<()> {
+        let (rbd, handle) = self.raw();
+        // SAFETY: the image is open.
+        done(unsafe { (rbd.rbd_snap_create)(handle, name.as_ptr()) })
+    }
+
+    /// Removes a snapshot; `ENOENT` if there is none.
+    pub(crate) fn snapshot_remove(&self, name: &CStr) -> io::Result<()> {
+        let (rbd, handle) = self.raw();
+        // SAFETY: the image is open.
+        done(unsafe { (rbd.rbd_snap_remove)(handle, name.as_ptr()) })
+    }
+
+    /// Opens a snapshot of this image.
+    pub(crate) fn snapshot(&self, name: &CStr) -> Result<Image, OpenError> {
+        let mut snapshot = self.name.clone();
+        snapshot.snapshot = Some(name.to_owned());
+        Image::open(self.pool.clone(), snapshot, true)
+    }
+
+    /// Fills `data` by a call that waits.
+    pub(crate) fn read_at(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let (rbd, handle) = self.raw();
+        // SAFETY: the image is open, and the buffer lives until the call returns.
+        let code = unsafe { (rbd.rbd_read)(handle, offset, data.len(), data.as_mut_ptr().cast()) };
+        all_done(code, data.len())
+    }
+
+    /// Writes all of `data` by a call that waits until it is stable.
+    pub(crate) fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let (rbd, handle) = self.raw();
+        // SAFETY: the image is open, and the buffer lives until the call returns.
+        let code = unsafe { (rbd.rbd_write)(handle, offset, data.len(), data.as_ptr().cast()) };
+        all_done(code, data.len())
+    }
+
     /// Changes the size; returns the negative errno.
     pub(crate) fn resize(&self, size_bytes: u64) -> Result<(), i32> {
         let (rbd, handle) = self.raw();
@@ -167,6 +205,20 @@ impl Image {
         // SAFETY: these are the owners that the function has filled.
         unsafe { (rbd.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         Ok(owner)
+    }
+}
+
+/// What a function of librbd returned: 0, or a negative errno.
+fn done(code: i32) -> io::Result<()> {
+    if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(()) }
+}
+
+/// What a request of `len` bytes returned: a count, or a negative errno.
+fn all_done(code: isize, len: usize) -> io::Result<()> {
+    match usize::try_from(code) {
+        Ok(count) if count == len => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::from_raw_os_error(code.unsigned_abs() as i32)),
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`RBD`] makes of a name such as `rbd:pool/image` a [`fjord_block::Device`]. librbd is loaded when the first
 //! image is opened (`library`). Layers, from the caller down:
 //! - `device`: requests and tickets; `lock`: who may write;
+//! - `snapshot`: copies as of one moment;
 //! - `raw`: librbd alone, for comparisons;
 //! - `events`: requests under way;
 //! - `image`, `pool`: handles of librbd and librados, each with its functions;
@@ -16,6 +17,7 @@ mod lock;
 mod name;
 mod pool;
 mod raw;
+mod snapshot;
 
 use std::sync::Arc;
 

@@ -96,6 +96,8 @@ functions! {
     fn rbd_is_exclusive_lock_owner(ImageHandle, *mut c_int) -> c_int;
     fn rbd_set_image_notification(ImageHandle, c_int, c_int) -> c_int;
     fn rbd_poll_io_events(ImageHandle, *mut CompletionHandle, c_int) -> c_int;
+    fn rbd_snap_create(ImageHandle, *const c_char) -> c_int;
+    fn rbd_snap_remove(ImageHandle, *const c_char) -> c_int;
     fn rbd_write(ImageHandle, u64, size_t, *const c_char) -> ssize_t;
     fn rbd_read(ImageHandle, u64, size_t, *mut c_char) -> ssize_t;
     fn rbd_aio_create_completion(*mut c_void, *const c_void, *mut CompletionHandle) -> c_int;

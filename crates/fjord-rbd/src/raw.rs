@@ -2,6 +2,8 @@
 //!
 //! Owns the image. A call ends when the cluster has acknowledged it; nothing is queued, counted, or locked.
 
+use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use fjord_block::OpenError;
@@ -13,8 +15,8 @@ use crate::pool::Pool;
 /// An open image.
 pub struct RawImage(Image);
 
-impl std::fmt::Debug for RawImage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for RawImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RawImage({})", self.0.name.path().display())
     }
 }
@@ -34,38 +36,23 @@ impl RawImage {
     ///
     /// # Errors
     /// That of librbd.
-    pub fn size_bytes(&self) -> std::io::Result<u64> {
-        self.0.size_bytes().map_err(|code| std::io::Error::from_raw_os_error(-code))
+    pub fn size_bytes(&self) -> io::Result<u64> {
+        self.0.size_bytes().map_err(|code| io::Error::from_raw_os_error(-code))
     }
 
     /// Writes all of `data`; returns when it is stable.
     ///
     /// # Errors
     /// That of librbd.
-    pub fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        let (rbd, handle) = self.0.raw();
-        // SAFETY: the image is open, and the buffer lives until the call returns.
-        let code = unsafe { (rbd.rbd_write)(handle, offset, data.len(), data.as_ptr().cast()) };
-        done(code, data.len())
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_at(offset, data)
     }
 
     /// Fills `data`.
     ///
     /// # Errors
     /// That of librbd.
-    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> std::io::Result<()> {
-        let (rbd, handle) = self.0.raw();
-        // SAFETY: as above.
-        let code = unsafe { (rbd.rbd_read)(handle, offset, data.len(), data.as_mut_ptr().cast()) };
-        done(code, data.len())
-    }
-}
-
-/// What librbd returned for a request of `len` bytes.
-fn done(code: isize, len: usize) -> std::io::Result<()> {
-    match usize::try_from(code) {
-        Ok(count) if count == len => Ok(()),
-        Ok(_) => Err(std::io::ErrorKind::UnexpectedEof.into()),
-        Err(_) => Err(std::io::Error::from_raw_os_error(code.unsigned_abs() as i32)),
+    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, data)
     }
 }

@@ -232,7 +232,8 @@ impl Stand {
     /// The same for an image in a pool, which mke2fs cannot reach.
     fn format_on_cluster(&self, url: &Path) -> Result<()> {
         let policy = self.target.policy().map_or("", |policy| policy.name());
-        let mut args: Vec<String> = ["mkfs", "-q", "--force", "-b", "4096"].map(String::from).into();
+        let mut args: Vec<String> =
+            ["mkfs", "-q", "--force", "-b", "4096"].map(String::from).into();
         if self.target == Target::KernelFastCommit || policy == "fast-commit" {
             args.extend(["-O".into(), "fast_commit".into()]);
         }

@@ -38,7 +38,7 @@ impl PoolImage {
             let message = format!("{pool} is no pool of a cluster; give it as rbd:POOL");
             return Err(BenchError::Usage(message));
         };
-        let made = remote.create(text, size_bytes).map_err(|error| io::Error::other(error));
+        let made = remote.create(text, size_bytes).map_err(io::Error::other);
         made.map_err(failed())?;
         let image = PoolImage { url };
         image.fill(&parsed, size_bytes).map_err(failed())?;

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
+use fjord::ImageName;
 use fjord_bench::{
     BenchError, DeviceKind, Experiment, ExperimentOptions, ExperimentReport, Figure, LockOptions,
     Options, Progress, Report, Target, Workload,
 };
-use fjord::ImageName;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{

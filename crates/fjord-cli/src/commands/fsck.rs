@@ -3,7 +3,9 @@
 //! Owns the order of the two steps and the exit codes, which are those of fsck(8). Invariants: with
 //! -n nothing is written; e2fsck never gets an image with pending i-transactions; while e2fsck
 //! works on an image file, no other fjord process opens it: e2fsck is exec'ed in this process and
-//! inherits its lock.
+//! inherits its lock. An image on a cluster is served to it as a file (`remote`).
+
+mod remote;
 
 use std::{
     ffi::OsString,
@@ -147,7 +149,7 @@ struct Mode {
 
 impl Args {
     /// The command line of e2fsck.
-    fn e2fsck_args(&self, raw: &RawFile) -> Vec<OsString> {
+    fn e2fsck_args(&self, device: OsString) -> Vec<OsString> {
         let flags = [
             ("-p", u8::from(self.mode.preen)),
             ("-n", u8::from(self.mode.no_changes)),
@@ -178,17 +180,22 @@ impl Args {
             out.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
         }
         out.extend(self.extended.iter().flat_map(|list| ["-E".into(), list.into()]));
-        // The form of its I/O manager for a part of a file.
-        let mut device = OsString::from(ImageName::parse(&self.image).path());
-        if let Some(range) = &raw.range {
-            device.push(format!("?offset={}", range.start));
-        }
         out.extend(["--".into(), device]);
         out
     }
+
+    /// What e2fsck calls a file, or a part of one.
+    fn device(&self, raw: &RawFile) -> OsString {
+        let mut device = OsString::from(ImageName::parse(&self.image).path());
+        if let Some(range) = &raw.range {
+            // The form of its I/O manager.
+            device.push(format!("?offset={}", range.start));
+        }
+        device
+    }
 }
 
-/// Does not return when e2fsck runs.
+/// Does not return when e2fsck has been run.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let e2fsck = find_e2fsck().ok_or_else(|| {
         operational(Failure::new("e2fsck is not installed: install the package e2fsprogs"))
@@ -206,14 +213,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         recover(args)?;
     }
-    let RawImage::File(raw) = raw else {
-        return Err(operational(Failure::new(format!(
-            "{}: e2fsck reads files and block devices only; the journal is recovered, and the rest can be \
-             checked after `rbd map` or `rbd export`",
-            args.image.display()
-        ))));
+    let raw = match raw {
+        RawImage::File(raw) => raw,
+        RawImage::Remote(device) => {
+            drop(device);
+            // Flushes this process's output before e2fsck's.
+            let _ = io::stdout().flush();
+            std::process::exit(remote::check(args, &e2fsck)?);
+        }
     };
-    let e2fsck_args = args.e2fsck_args(&raw);
+    let e2fsck_args = args.e2fsck_args(args.device(&raw));
     lock_for_good(&args.image, raw, args.mode.no_changes)?;
     // Flushes this process's output before e2fsck's.
     let _ = io::stdout().flush();

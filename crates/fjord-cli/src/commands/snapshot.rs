@@ -40,7 +40,8 @@ Examples:
   fjord snapshot --force disk.img /srv/backup/disk.img
   fjord snapshot --reflink=never /mnt /srv/images/monday.img")]
 pub(crate) struct Args {
-    /// Directory on a fjord mount, or an image file or block device, mounted or not
+    /// Directory on a fjord mount, or an image file, block device or image on a cluster (rbd:POOL/IMAGE), mounted or
+    /// not
     pub(crate) source: PathBuf,
     /// File for the copy
     out: PathBuf,
@@ -120,9 +121,12 @@ fn check_out(args: &Args, source: &Found) -> Result<()> {
         // Reported when the file is created.
         return Ok(());
     }
-    let image =
-        fs::metadata(ImageName::parse(&args.source).path()).context(args.source.display())?;
-    if (image.dev(), image.ino()) == (found.dev(), found.ino()) {
+    let source = ImageName::parse(&args.source);
+    let image = match source.is_remote() {
+        true => None,
+        false => Some(fs::metadata(source.path()).context(args.source.display())?),
+    };
+    if image.is_some_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino())) {
         return Err(Failure::usage(format!("{out} is the image itself; give another name")));
     }
     in_use::check(&args.out, false)?;

@@ -9,26 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fjord_block::lock::{Mutex, Rank};
 use fjord_block::sim::{CutScope, CutState, SeededChooser, SimDevice, SimTrace};
-use fjord_block::{
-    AlignedBuf, Buf, Class, Device, DeviceExt, IoError, MemImage, Order, Request as DeviceRequest,
-};
+use fjord_block::{Device, DeviceExt, MemImage};
 
 use super::{SimReport, nodes::Node};
 use crate::abi::*;
+use crate::device_file::{self, LONG_SECS, Outcome};
 use crate::reply::{DirentBuf, Errno, Responder};
 use crate::request::{Op, Request};
 use crate::session::{Handler, Negotiated, Scratch};
-
-/// How long the kernel may keep what never changes.
-const LONG_SECS: u64 = 365 * 24 * 3600;
-
-type Outcome<T> = Result<T, Errno>;
-
-impl From<IoError> for Errno {
-    fn from(error: IoError) -> Errno {
-        Errno(error.errno())
-    }
-}
 
 /// Serves a modelled device to the kernel.
 pub(super) struct SimHandler {
@@ -132,10 +120,7 @@ impl SimHandler {
             Node::Image if self.cut.lock().is_none() => return Err(Errno(libc::ENODATA)),
             _ => {}
         }
-        let flags = OpenReplyFlags::DIRECT_IO
-            | OpenReplyFlags::NOFLUSH
-            | OpenReplyFlags::PARALLEL_DIRECT_WRITES;
-        Ok(OpenOut { fh, open_flags: flags.bits(), backing_id: 0 })
+        Ok(OpenOut { fh, open_flags: device_file::open_flags(), backing_id: 0 })
     }
 
     fn read(&self, request: &Request<'_>, args: &ReadIn, reply: Responder) -> Outcome<()> {
@@ -146,13 +131,7 @@ impl SimHandler {
         let size = self.size(node);
         let len = u64::from(args.size).min(size.saturating_sub(args.offset));
         match node {
-            Node::Disk => {
-                let bufs = vec![AlignedBuf::uninit(len as usize)];
-                match self.device.submit_read(args.offset, bufs, Class::Sync).wait() {
-                    Ok(bufs) => reply.gather(&bufs.iter().map(|buf| &buf[..]).collect::<Vec<_>>()),
-                    Err(e) => return reply.fail(e.into()),
-                }
-            }
+            Node::Disk => return device_file::read(&*self.device, args, reply),
             Node::Stats | Node::Trace => {
                 let texts = self.texts.lock();
                 let text = texts.get(&args.fh).map_or(&[][..], Vec::as_slice);
@@ -177,26 +156,11 @@ impl SimHandler {
 
     fn write(&self, request: &Request<'_>, args: &WriteIn, data: &[u8]) -> Outcome<WriteOut> {
         match self.node(request)? {
-            Node::Disk => self.write_disk(args, data)?,
+            Node::Disk => device_file::write(&*self.device, args, data)?,
             Node::Control => self.control(data)?,
             _ => return Err(Errno(libc::EACCES)),
         }
         Ok(WriteOut { size: args.size, padding: 0 })
-    }
-
-    fn write_disk(&self, args: &WriteIn, data: &[u8]) -> Outcome<()> {
-        let end = args.offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > self.device.size_bytes()) {
-            return Err(Errno(libc::ENOSPC));
-        }
-        let write = DeviceRequest::Write {
-            offset: args.offset,
-            bufs: vec![Buf::from_slice(data)],
-            order: Order::Orderless,
-            fua: args.flags & libc::O_DSYNC as u32 != 0,
-            class: Class::Sync,
-        };
-        Ok(self.device.submit_one(write).wait()?)
     }
 
     /// `cut SEED`: cuts the power, if it is on, and chooses an image by the seed. `trace`: starts
@@ -230,22 +194,7 @@ impl SimHandler {
         if self.node(request)? != Node::Disk {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let end = args.offset.checked_add(args.length).ok_or(Errno(libc::EFBIG))?;
-        if end > self.device.size_bytes() {
-            return Err(Errno(libc::ENOSPC));
-        }
-        let keep = libc::FALLOC_FL_KEEP_SIZE;
-        let zeroes = [libc::FALLOC_FL_PUNCH_HOLE | keep, libc::FALLOC_FL_ZERO_RANGE | keep];
-        let mode = args.mode as i32;
-        if zeroes.contains(&mode) || mode == libc::FALLOC_FL_ZERO_RANGE {
-            let (offset, len) = (args.offset, args.length);
-            return Ok(self
-                .device
-                .submit_one(DeviceRequest::WriteZeroes { offset, len })
-                .wait()?);
-        }
-        // All space is there from the start.
-        if mode & !keep == 0 { Ok(()) } else { Err(Errno(libc::EOPNOTSUPP)) }
+        device_file::fallocate(&*self.device, args)
     }
 
     fn readdir(&self, args: &ReadIn, reply: Responder) {
@@ -259,16 +208,6 @@ impl SimHandler {
             }
         }
         reply.bytes(buf.as_bytes());
-    }
-
-    fn statfs(&self) -> StatfsOut {
-        StatfsOut {
-            blocks: self.device.size_bytes() / 4096,
-            bsize: 4096,
-            frsize: 4096,
-            namelen: 255,
-            ..Default::default()
-        }
     }
 
     fn dispatch(&self, request: &Request<'_>, reply: Responder) -> Outcome<()> {
@@ -290,7 +229,7 @@ impl SimHandler {
             }
             Op::Fallocate(args) => reply.result(self.fallocate(request, args)),
             Op::Readdir(args) => self.readdir(args, reply),
-            Op::Statfs => reply.value(&self.statfs()),
+            Op::Statfs => reply.value(&device_file::statfs(&*self.device)),
             Op::Ioctl { .. } => reply.error(libc::ENOTTY),
             Op::Create { .. }
             | Op::Mknod { .. }

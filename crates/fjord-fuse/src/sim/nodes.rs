@@ -2,6 +2,7 @@
 
 use super::{CONTROL, DISK, IMAGE, STATS, TRACE};
 use crate::abi::*;
+use crate::device_file;
 
 /// A node; the number is its ID on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +52,6 @@ impl Node {
 
     /// The attributes; `size` in bytes.
     pub(super) fn attr(self, size: u64) -> FuseAttr {
-        FuseAttr {
-            ino: self as u64,
-            size,
-            blocks: size / 512,
-            mode: self.mode(),
-            nlink: if self == Node::Root { 2 } else { 1 },
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            blksize: 4096,
-            ..Default::default()
-        }
+        device_file::attr(self as u64, self.mode(), size)
     }
 }
