@@ -1,6 +1,7 @@
 //! `cargo xtask ceph`: a cluster on this machine to try things on.
 
 use std::path::PathBuf;
+use std::process;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -8,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use fjord_testkit::ceph::{self, Cluster, ClusterOptions, Life};
 use fjord_testkit::cluster_faults::FAULTS;
 use fjord_testkit::cuts::{MEANWHILE, Site};
-use fjord_testkit::failover;
+use fjord_testkit::{failover, on_cluster};
 
 /// Threads of the workload.
 const WORKER_COUNT: u32 = 4;
@@ -55,6 +56,15 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 1)]
         rounds: u64,
     },
+    /// Suites of tests of mounts, with every image on a cluster of its own
+    Suites {
+        /// Where the choices come from
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// How much of each: kills, and hundreds of operations of a thread
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        rounds: u64,
+    },
     /// Mounts of a cluster of its own that take an image from each other, killed and stopped ones
     Campaign {
         /// Fail-overs
@@ -88,6 +98,56 @@ fn campaign(rounds: u64, seed: u64, osd_count: u32) -> Result<()> {
         done.killed, done.stopped, done.operations, done.fsyncs, done.takeover_max
     );
     Ok(())
+}
+
+/// The test programs of fjord-cli that mount images and look at them only when they are unmounted.
+const PROGRAMS: [&str; 6] =
+    ["mounted", "mounted_killed", "like_linux", "sync_calls", "durable", "direct_io"];
+
+/// Each suite as a process of its own, whose images are on the cluster.
+fn suites(seed: u64, rounds: u64) -> Result<()> {
+    let dir = tempfile::Builder::new().prefix("ceph").tempdir()?;
+    let cluster = Cluster::start(&dir.path().join("c"), &ClusterOptions::default())?;
+    let (seed, operations) = (seed.to_string(), (100 * rounds).to_string());
+    // Of these there are eight: each policy with each scheduler.
+    let few = rounds.div_ceil(5).to_string();
+    let (rounds, many) = (rounds.to_string(), (1000 * rounds).to_string());
+    let own = |name: &str, args: &[&str]| {
+        let mut command = process::Command::new(std::env::current_exe()?);
+        command.arg(name).args(args).args(["--seed", &seed]);
+        anyhow::Ok(command)
+    };
+    let areas = ["--rounds", &rounds, "--tune-arg=--ijournal=2x1M", "--mount-arg=-ofsync=ijournal"];
+    let mut commands = vec![
+        own("fsx", &["--seeds", "2", "--ops", &many])?,
+        own("stress", &["--threads", "8", "--steps", &operations])?,
+        own("kill9", &["--rounds", &rounds])?,
+        own("kill9", &areas)?,
+        own("kill9-programs", &["--rounds", &few])?,
+    ];
+    let mut tests = process::Command::new(env!("CARGO"));
+    tests.args(["test", "--quiet", "-p", "fjord-cli"]).current_dir(crate::workspace());
+    tests.args(PROGRAMS.iter().flat_map(|program| ["--test", program]));
+    commands.push(tests);
+    for mut command in commands {
+        let before = image_count(&cluster)?;
+        let began = Instant::now();
+        let status = command.env(on_cluster::VARIABLE, cluster.conf()).status()?;
+        ensure!(status.success(), "{command:?}: {status}");
+        let count = image_count(&cluster)? - before;
+        ensure!(count > 0, "{command:?} mounted nothing on the cluster");
+        let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
+        println!(
+            "{}: passed, {count} mounts on the cluster, {:?}",
+            args.join(" "),
+            began.elapsed()
+        );
+    }
+    cluster.stop()
+}
+
+fn image_count(cluster: &Cluster) -> Result<usize> {
+    Ok(cluster.tell("rbd", &["ls"])?.lines().count())
 }
 
 fn faults(rounds: u64, seed: u64) -> Result<()> {
@@ -130,6 +190,7 @@ pub(crate) fn run(args: &CephArgs) -> Result<()> {
         Command::Down => return ceph::take_down(&dir),
         Command::Up { osds, store } => (osds, store),
         Command::Cuts { seed, rounds } => return cuts(rounds, seed),
+        Command::Suites { seed, rounds } => return suites(seed, rounds),
         Command::Faults { seed, rounds } => return faults(rounds, seed),
         Command::Campaign { rounds, seed, osds } => return campaign(rounds, seed, osds),
     };

@@ -66,7 +66,7 @@ pub struct CrashArgs {
     /// Data modes (may be repeated): ordered, journal, writeback
     #[arg(long, value_name = "MODE")]
     pub data: Vec<String>,
-    /// Devices (may be repeated): volatile, barrier, nocache, nofua
+    /// Devices (may be repeated): volatile, barrier, nocache, nofua, objects
     #[arg(long, value_name = "KIND")]
     pub device: Vec<String>,
     /// Fsync policy: compound, group, fast-commit, ijournal

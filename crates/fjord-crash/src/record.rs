@@ -38,12 +38,20 @@ pub enum DeviceKind {
     Barrier,
     /// No volatile cache: a completed write stays; those under way may be lost or torn.
     NoCache,
+    /// An image on a cluster: the same, and no FUA; a write is whole within an object (the RADOS block device of
+    /// Ceph: acknowledged by all copies, and an operation on an object is atomic).
+    Objects,
 }
 
 impl DeviceKind {
     /// All kinds.
-    pub const ALL: [DeviceKind; 4] =
-        [DeviceKind::Volatile, DeviceKind::NoFua, DeviceKind::Barrier, DeviceKind::NoCache];
+    pub const ALL: [DeviceKind; 5] = [
+        DeviceKind::Volatile,
+        DeviceKind::NoFua,
+        DeviceKind::Barrier,
+        DeviceKind::NoCache,
+        DeviceKind::Objects,
+    ];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -52,6 +60,7 @@ impl DeviceKind {
             DeviceKind::NoFua => "nofua",
             DeviceKind::Barrier => "barrier",
             DeviceKind::NoCache => "nocache",
+            DeviceKind::Objects => "objects",
         }
     }
 
@@ -60,10 +69,15 @@ impl DeviceKind {
         DeviceKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
+    /// Whether a completed write stays.
+    pub(crate) fn keeps_completed(self) -> bool {
+        matches!(self, DeviceKind::NoCache | DeviceKind::Objects)
+    }
+
     fn capabilities(self) -> Capabilities {
         Capabilities {
-            volatile_cache: self != DeviceKind::NoCache,
-            fua: self != DeviceKind::NoFua,
+            volatile_cache: !self.keeps_completed(),
+            fua: !matches!(self, DeviceKind::NoFua | DeviceKind::Objects),
             native_barrier: self == DeviceKind::Barrier,
             discard: true,
             queue_depth: 64,

@@ -23,6 +23,8 @@ use crate::record::{DeviceKind, Effect, Entry, Log};
 
 /// The smallest unit that is written whole.
 pub const SECTOR_BYTES: u64 = 512;
+/// The same on a cluster. Objects may be as small as 4 KiB, and have 4 MiB as a rule; small ones tear more.
+const OBJECT_BYTES: u64 = 16 << 10;
 /// What a discarded range holds after a power cut.
 const GARBAGE: u8 = 0xDB;
 
@@ -232,7 +234,7 @@ fn forced_by(
     let done = &log.entries[index];
     let direct = |other: usize| match done.effect {
         Effect::Flush => log.entries[other].completed_at < done.submitted_at,
-        _ => other == index && (done.fua || kind == DeviceKind::NoCache),
+        _ => other == index && (done.fua || kind.keeps_completed()),
     };
     let mut forced: Vec<usize> = pending.iter().copied().filter(|other| direct(*other)).collect();
     if kind == DeviceKind::Barrier
@@ -502,20 +504,37 @@ fn selections(
 
 /// Tears the last of the kept writes, or else any one of them, or many.
 fn tear(cache: &Cache<'_>, kept: &mut [Kept], the_last: bool, rng: &mut Rng) {
-    let count = |write: &Kept| sector_count(&cache.log.entries[write.index]);
+    // The unit of each sector, the smallest part that the device writes whole.
+    let units = |write: &Kept| units(cache.kind, &cache.log.entries[write.index]);
+    let torn = |units: &[usize], rng: &mut Rng| -> Vec<bool> {
+        let there = torn(units.last().map_or(0, |last| last + 1), rng);
+        units.iter().map(|unit| there[*unit]).collect()
+    };
+    let is_divisible = |units: &[usize]| units.last().is_some_and(|last| *last > 0);
     if kept.is_empty() {
         return;
     }
     if !the_last && rng.percent(50) {
         for write in kept {
-            let count = count(write);
-            write.sectors = (count > 1 && rng.percent(70)).then(|| torn(count, rng));
+            let units = units(write);
+            write.sectors = (is_divisible(&units) && rng.percent(70)).then(|| torn(&units, rng));
         }
         return;
     }
     let victim = if the_last { kept.len() - 1 } else { rng.below(kept.len() as u64) as usize };
-    let count = count(&kept[victim]);
-    kept[victim].sectors = (count > 1).then(|| torn(count, rng));
+    let units = units(&kept[victim]);
+    kept[victim].sectors = is_divisible(&units).then(|| torn(&units, rng));
+}
+
+/// Which part each sector of a write belongs to; a device writes each part whole or not at all.
+fn units(kind: DeviceKind, entry: &Entry) -> Vec<usize> {
+    let (offset, _) = entry.effect.extent();
+    let object = |sector: usize| {
+        let first = offset / OBJECT_BYTES;
+        ((offset + sector as u64 * SECTOR_BYTES) / OBJECT_BYTES - first) as usize
+    };
+    let of = |sector| if kind == DeviceKind::Objects { object(sector) } else { sector };
+    (0..sector_count(entry)).map(of).collect()
 }
 
 /// Some, but not all, of `count` sectors: a prefix, a suffix, all but one, one alone, or any.
@@ -649,6 +668,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_object_is_written_whole() {
+        let object = OBJECT_BYTES as usize;
+        let write = |offset, len: usize| Entry {
+            effect: Effect::Write {
+                offset,
+                bufs: vec![fjord_block::Buf::from_slice(&vec![1; len])],
+            },
+            epoch: None,
+            fua: false,
+            submitted_at: 1,
+            completed_at: 2,
+        };
+        let parts = |kind, entry: &Entry| units(kind, entry).last().copied();
+        assert_eq!(parts(DeviceKind::Objects, &write(4096, object - 4096)), Some(0));
+        assert_eq!(parts(DeviceKind::NoCache, &write(4096, object - 4096)), Some(23));
+        // Three sectors before the boundary, a whole object, one sector after it.
+        let of = units(DeviceKind::Objects, &write(OBJECT_BYTES - 1536, 1536 + object + 512));
+        let count = |unit| of.iter().filter(|other| **other == unit).count();
+        assert_eq!([count(0), count(1), count(2), of.len()], [3, 32, 1, 36]);
     }
 
     #[test]

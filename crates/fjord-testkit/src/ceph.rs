@@ -117,10 +117,11 @@ impl Cluster {
         self.make_pool(POOL)
     }
 
-    /// A cluster that runs in `dir` already.
+    /// A cluster that runs in `dir` already, and goes on to.
     pub fn at(dir: &Path) -> Result<Cluster> {
         let dir = std::path::absolute(dir)?;
-        let cluster = Cluster { dir, options: ClusterOptions::default() };
+        let options = ClusterOptions { life: Life::Detached, ..ClusterOptions::default() };
+        let cluster = Cluster { dir, options };
         ensure!(cluster.conf().exists(), "no cluster is in {}", cluster.dir.display());
         Ok(cluster)
     }

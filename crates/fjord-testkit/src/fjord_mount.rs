@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::on_cluster::Moved;
 use crate::tools::{self, Output, run};
 
 /// Time a mount may take to appear, and a daemon to end after `umount`.
@@ -41,6 +42,7 @@ pub fn fjord(args: &[&str], paths: &[&Path]) -> Result<Output> {
 pub struct FjordMount {
     dir: tempfile::TempDir,
     child: Option<Child>,
+    moved: Option<Moved>,
 }
 
 impl FjordMount {
@@ -57,6 +59,9 @@ impl FjordMount {
     /// The same with a command that runs the program, without arguments.
     pub fn start(mut program: Command, image: &Path, args: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("fjord-fuse-").tempdir()?;
+        let moved = Moved::wanted(image)?;
+        let url = moved.as_ref().map(Moved::url);
+        let image = url.as_deref().unwrap_or(image);
         let name = program.get_program().to_owned();
         let mut child = tools::hear_signals(&mut program)
             .arg("mount")
@@ -83,7 +88,7 @@ impl FjordMount {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(FjordMount { dir, child: Some(child) })
+        Ok(FjordMount { dir, child: Some(child), moved })
     }
 
     /// The mount point.
@@ -114,7 +119,7 @@ impl FjordMount {
             if let Some(status) = child.try_wait()? {
                 unmounted?;
                 ensure!(status.success(), "the daemon ended with {status} after umount");
-                return Ok(());
+                return self.bring_back();
             }
             if started.elapsed() > PATIENCE {
                 child.kill()?;
@@ -132,7 +137,12 @@ impl FjordMount {
         let status = child.wait()?;
         ensure!(status.signal() == Some(libc::SIGKILL), "the daemon had ended before: {status}");
         self.child = None;
-        Ok(())
+        self.bring_back()
+    }
+
+    /// Makes the image file what the ended daemon has left.
+    fn bring_back(&mut self) -> Result<()> {
+        self.moved.take().map_or(Ok(()), Moved::bring_back)
     }
 
     /// Waits until the daemon has ended, for whatever reason; returns what it said. Then call
@@ -149,6 +159,7 @@ impl FjordMount {
             stderr.read_to_string(&mut said)?;
         }
         self.child = None;
+        self.bring_back()?;
         Ok(said)
     }
 

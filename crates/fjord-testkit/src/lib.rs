@@ -41,6 +41,7 @@ pub mod manifest;
 pub mod model;
 pub mod network;
 pub mod numbered;
+pub mod on_cluster;
 pub mod programs;
 pub mod promise;
 pub mod rng;
