@@ -225,6 +225,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         DeviceStats::default()
     }
 
+    /// Size of the objects in which the bytes of the device lie one after the other, on a cluster: a write within one
+    /// happens as a whole or not at all, and is one request there.
+    fn object_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// How long requests have been under way without an answer to any; zero if none are. Devices that always
     /// answer do not count.
     fn silence(&self) -> Duration {
@@ -303,6 +309,9 @@ impl<D: Device + ?Sized> Device for Arc<D> {
     }
     fn stats(&self) -> DeviceStats {
         (**self).stats()
+    }
+    fn object_bytes(&self) -> Option<u64> {
+        (**self).object_bytes()
     }
     fn silence(&self) -> Duration {
         (**self).silence()

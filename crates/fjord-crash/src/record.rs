@@ -24,6 +24,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::image::Image;
 
+/// Size of the objects of [`DeviceKind::Objects`]. They may be as small as 4 KiB, and have 4 MiB as a rule; small ones
+/// tear more.
+pub(crate) const OBJECT_BYTES: u64 = 16 << 10;
 /// How long a request that nobody waits for stays under way.
 const UNWAITED_MAX: Duration = Duration::from_millis(20);
 
@@ -230,6 +233,7 @@ impl Driver for CompleteOnWait {
 
 /// A device in memory that records.
 pub struct RecordingDevice {
+    kind: DeviceKind,
     capabilities: Capabilities,
     size_bytes: u64,
     shared: Arc<Shared>,
@@ -254,7 +258,8 @@ impl RecordingDevice {
             under_way: Mutex::default(),
             is_slow: false,
         });
-        RecordingDevice { capabilities: kind.capabilities(), size_bytes, shared, _alive: None }
+        let capabilities = kind.capabilities();
+        RecordingDevice { kind, capabilities, size_bytes, shared, _alive: None }
     }
 
     /// A device that does not record: every request is done when submitted.
@@ -375,6 +380,10 @@ impl Device for RecordingDevice {
 
     fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    fn object_bytes(&self) -> Option<u64> {
+        (self.kind == DeviceKind::Objects).then_some(OBJECT_BYTES)
     }
 
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {

@@ -19,12 +19,10 @@ use std::ops::ControlFlow;
 use fjord_testkit::rng::Rng;
 
 use crate::image::Image;
-use crate::record::{DeviceKind, Effect, Entry, Log};
+use crate::record::{DeviceKind, Effect, Entry, Log, OBJECT_BYTES};
 
 /// The smallest unit that is written whole.
 pub const SECTOR_BYTES: u64 = 512;
-/// The same on a cluster. Objects may be as small as 4 KiB, and have 4 MiB as a rule; small ones tear more.
-const OBJECT_BYTES: u64 = 16 << 10;
 /// What a discarded range holds after a power cut.
 const GARBAGE: u8 = 0xDB;
 

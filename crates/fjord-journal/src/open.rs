@@ -62,7 +62,8 @@ impl Journal {
             }
         }
         let (mut superblock, block) = recovery::read_superblock(&device, &map, block_size)?;
-        let areas = table.map(|table| Areas::new(table, &superblock, pending));
+        let areas =
+            table.map(|table| Areas::new(table, &superblock, pending, &map, device.object_bytes()));
         let before = superblock.encode();
         let pending = !report.fast_commit_records.is_empty();
         recovery::apply_features(&mut superblock, options, pending);

@@ -33,6 +33,7 @@ const QUEUE_DEPTH: u32 = 128;
 pub(crate) struct RbdDevice {
     capabilities: Capabilities,
     size_bytes: AtomicU64,
+    object_bytes: u64,
     is_locked: AtomicBool,
     /// A copy is under way.
     is_copied: AtomicBool,
@@ -51,6 +52,7 @@ impl RbdDevice {
             lock::take(&image, options)?;
         }
         let has_cache = image.has_cache()?;
+        let object_bytes = image.stripe_unit_bytes()?;
         let size_bytes = image.size_bytes().map_err(|code| image.name.refused(Step::Look, code))?;
         Ok(RbdDevice {
             capabilities: Capabilities {
@@ -63,6 +65,7 @@ impl RbdDevice {
                 read_only: options.read_only,
             },
             size_bytes: AtomicU64::new(size_bytes),
+            object_bytes,
             is_locked: AtomicBool::new(!options.read_only),
             is_copied: AtomicBool::new(false),
             events: Events::start(image)?,
@@ -224,6 +227,10 @@ impl Device for RbdDevice {
 
     fn stats(&self) -> DeviceStats {
         self.shared().stats.snapshot()
+    }
+
+    fn object_bytes(&self) -> Option<u64> {
+        Some(self.object_bytes)
     }
 
     fn silence(&self) -> Duration {

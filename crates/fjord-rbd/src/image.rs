@@ -71,6 +71,16 @@ impl Image {
         if code < 0 { Err(code) } else { Ok(size_bytes) }
     }
 
+    /// Bytes that lie in one object one after the other: the size of an object, unless the image is striped.
+    pub(crate) fn stripe_unit_bytes(&self) -> Result<u64, OpenError> {
+        let (rbd, handle) = self.raw();
+        let mut unit_bytes = 0;
+        // SAFETY: the image is open, and the function writes the unit.
+        let code = unsafe { (rbd.rbd_get_stripe_unit)(handle, &raw mut unit_bytes) };
+        check(&self.name, Step::Look, code)?;
+        Ok(unit_bytes)
+    }
+
     /// Whether it has the feature that its lock needs.
     pub(crate) fn has_exclusive_lock(&self) -> Result<bool, OpenError> {
         let (rbd, handle) = self.raw();

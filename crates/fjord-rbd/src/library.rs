@@ -84,6 +84,7 @@ functions! {
     fn rbd_open_read_only(PoolHandle, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
     fn rbd_close(ImageHandle) -> c_int;
     fn rbd_get_size(ImageHandle, *mut u64) -> c_int;
+    fn rbd_get_stripe_unit(ImageHandle, *mut u64) -> c_int;
     fn rbd_get_features(ImageHandle, *mut u64) -> c_int;
     fn rbd_resize(ImageHandle, u64) -> c_int;
     fn rbd_config_image_list(ImageHandle, *mut ConfigOption, *mut c_int) -> c_int;

@@ -229,6 +229,15 @@ impl Cluster {
         }
     }
 
+    /// Adds a user's key to the keyring that the configuration names.
+    pub fn add_key(&self, user: &str) -> Result<()> {
+        let key = self.tell("ceph", &["auth", "get", user])?;
+        let path = self.dir.join("keyring");
+        let mut keyring = fs::OpenOptions::new().append(true).open(&path)?;
+        std::io::Write::write_all(&mut keyring, key.as_bytes())
+            .with_context(|| format!("writing {}", path.display()))
+    }
+
     /// Makes a pool for images.
     pub fn make_pool(&self, pool: &str) -> Result<()> {
         self.tell("ceph", &["osd", "pool", "create", pool, "8", "8"])?;

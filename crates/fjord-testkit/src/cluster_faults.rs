@@ -51,7 +51,7 @@ struct On<'a> {
 }
 
 /// All of them.
-pub const FAULTS: [Fault; 9] = [
+pub const FAULTS: [Fault; 10] = [
     Fault { name: "the monitor is killed", osds: 1, is_quick: true, run: monitor_killed },
     Fault { name: "all is killed and started", osds: 1, is_quick: true, run: all_restarted },
     Fault { name: "the pool is full", osds: 1, is_quick: false, run: pool_full },
@@ -65,6 +65,7 @@ pub const FAULTS: [Fault; 9] = [
     },
     Fault { name: "a signal while the lock is waited for", osds: 1, is_quick: true, run: waiting },
     Fault { name: "the image is deleted", osds: 1, is_quick: true, run: image_deleted },
+    Fault { name: "the user's key is revoked", osds: 1, is_quick: false, run: key_revoked },
     Fault { name: "an OSD of three is killed", osds: 3, is_quick: false, run: osd_killed },
 ];
 
@@ -234,6 +235,36 @@ fn waiting(on: &On<'_>) -> Result<()> {
     let third = FjordMount::new(Path::new(&url), &["--steal"])?;
     ensure!(fs::read(third.path().join("promised"))? == b"promised");
     third.unmount()
+}
+
+/// A user who is removed can be served until its next connection; from then on its mount can do nothing but end.
+fn key_revoked(on: &On<'_>) -> Result<()> {
+    let user = format!("client.user-{}", on.seed);
+    let osd = format!("profile rbd pool={POOL}");
+    on.cluster
+        .tell("ceph", &["auth", "get-or-create", &user, "mon", "profile rbd", "osd", &osd])?;
+    on.cluster.add_key(&user)?;
+    let url = format!("{}&id={user}", on.cluster.url(on.image));
+    let mut mount = FjordMount::new(Path::new(&url), on.mount_args)?;
+    let (pid, root) = (mount.pid(), mount.path().to_owned());
+    let (ledgers, said) = promise::under_load(&root, on.seed, WORKER_COUNT, |stop| {
+        for_a_while();
+        on.cluster.tell("ceph", &["auth", "del", &user])?;
+        stop.store(true, Ordering::SeqCst);
+        // New daemons know of no connection that was allowed before.
+        on.cluster.kill_all()?;
+        on.cluster.start_all()?;
+        let refused = FjordMount::new(Path::new(&url), &["--steal"]);
+        let told = refused.err().context("a user who was removed has mounted")?;
+        ensure!(format!("{told:#}").contains("check the user (`?id=`)"), "told: {told:#}");
+        kill(pid, Signal::TERM)?;
+        thread::sleep(Duration::from_millis(100));
+        kill(pid, Signal::TERM)?;
+        mount.wait_for_end(END_MAX)
+    })?;
+    println!("  said: {}", said.lines().next().unwrap_or_default());
+    mount.detach();
+    verify(on, &ledgers)
 }
 
 /// Ceph refuses to remove an image that is mounted; removed by force below a mount, the mount can be ended.

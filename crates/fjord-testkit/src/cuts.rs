@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     ceph::{Cluster, ClusterOptions},
-    failover::check,
+    failover::{self, check},
     fjord_mount::{FjordMount, fjord, fjord_program},
     image::Scratch,
     network::{Host, Network},
@@ -30,6 +30,21 @@ const WAIT_MAX: Duration = Duration::from_secs(45);
 const LOST_AFTER: Duration = Duration::from_secs(40);
 /// A holder that was away for less is not taken for dead.
 const KEPT_WITHIN: Duration = Duration::from_secs(10);
+
+/// How a host is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Its cable is pulled.
+    Cable,
+    /// Most of its packets are lost.
+    Loss,
+}
+
+/// Each of them.
+pub const CUTS: [Cut; 2] = [Cut::Cable, Cut::Loss];
+
+/// Of a hundred packets so many are lost by [`Cut::Loss`], each way: connections stand, and hardly move.
+const LOSS_PERCENT: u8 = 40;
 
 /// What the other host does while the first is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +80,13 @@ pub struct Site {
 }
 
 impl Site {
-    /// Makes network, hosts and cluster; the calling thread is on the network from then on.
-    pub fn new() -> Result<Site> {
+    /// Makes network, hosts and a cluster with so many OSDs; the calling thread is on the network from then on.
+    pub fn new(osd_count: u32) -> Result<Site> {
         let network = Network::enter()?;
         let hosts = [network.host(2)?, network.host(3)?];
         let scratch = Scratch::new("cuts")?;
-        let options = ClusterOptions { address: network.address(), ..ClusterOptions::default() };
+        let address = network.address();
+        let options = ClusterOptions { osd_count, address, ..ClusterOptions::default() };
         let cluster = Cluster::start(&scratch.join("c"), &options)?;
         Ok(Site { cluster, hosts, scratch })
     }
@@ -85,17 +101,36 @@ impl Site {
     ///
     /// # Errors
     /// A promise that does not hold, or two hosts that can write.
-    pub fn cut(&self, seed: u64, cut: Duration, meanwhile: Meanwhile) -> Result<Outcome> {
-        let image = format!("cut-{seed}-{}-{meanwhile:?}", cut.as_secs());
-        let result = self.one_cut(&image, seed, cut, meanwhile);
-        result.with_context(|| format!("seed {seed}, {meanwhile:?}, cut for {cut:?}"))
+    pub fn cut(&self, seed: u64, how: Cut, cut: Duration, meanwhile: Meanwhile) -> Result<Outcome> {
+        let image = format!("cut-{seed}-{how:?}-{}-{meanwhile:?}", cut.as_secs());
+        let result = self.one_cut(&image, seed, (how, cut), meanwhile);
+        result.with_context(|| format!("seed {seed}, {how:?}, {meanwhile:?}, cut for {cut:?}"))
+    }
+
+    /// Rounds of fail-over between the two hosts; see [`failover::run_between`].
+    ///
+    /// # Errors
+    /// A promise that does not hold.
+    pub fn failovers(&self, options: &failover::Options) -> Result<failover::Summary> {
+        failover::run_between(&self.cluster, options, &|host| {
+            let mut program = Command::new(fjord_program()?);
+            self.hosts[host].enter(&mut program)?;
+            Ok(program)
+        })
+    }
+
+    fn disturb(&self, how: Cut, is_cut: bool) -> Result<()> {
+        match how {
+            Cut::Cable => self.hosts[0].cut(is_cut),
+            Cut::Loss => self.hosts[0].lose(if is_cut { LOSS_PERCENT } else { 0 }),
+        }
     }
 
     fn one_cut(
         &self,
         image: &str,
         seed: u64,
-        cut: Duration,
+        (how, cut): (Cut, Duration),
         meanwhile: Meanwhile,
     ) -> Result<Outcome> {
         let urls = [self.cluster.url(image), format!("{}&id=admin", self.cluster.url(image))];
@@ -106,14 +141,15 @@ impl Site {
                 thread::sleep(Duration::from_millis(500));
                 // Its calls fail once it has lost the image.
                 may_fail.store(meanwhile != Meanwhile::Nobody, Ordering::SeqCst);
-                let taken = self.while_cut(cut, &urls[1], meanwhile)?;
+                let taken = self.while_cut((how, cut), &urls[1], meanwhile)?;
                 if taken.0.is_none() {
                     first.fsync_new_file("after-the-cut").context("the image was not taken")?;
                 }
                 Ok(taken)
             })?;
         ensure!(second.is_none() || mount_took < WAIT_MAX, "the mount took {mount_took:?}");
-        if meanwhile == Meanwhile::Mounts {
+        // Whether one who loses packets is taken for dead is chance.
+        if meanwhile == Meanwhile::Mounts && how == Cut::Cable {
             ensure!(second.is_some() || cut < LOST_AFTER, "the image was not given up");
             ensure!(second.is_none() || cut > KEPT_WITHIN, "the image was given up too early");
         }
@@ -133,16 +169,16 @@ impl Site {
     /// Cuts the first host off, and returns what the other one has then, and how long that took.
     fn while_cut(
         &self,
-        cut: Duration,
+        (how, cut): (Cut, Duration),
         url: &str,
         meanwhile: Meanwhile,
     ) -> Result<(Option<FjordMount>, Duration)> {
-        self.hosts[0].cut(true)?;
+        self.disturb(how, true)?;
         thread::scope(|scope| {
             // The cable is plugged in again whatever the other host waits for.
             let heals = scope.spawn(|| {
                 thread::sleep(cut);
-                self.hosts[0].cut(false)
+                self.disturb(how, false)
             });
             let began = Instant::now();
             let second = self.other_host(url, meanwhile);

@@ -54,25 +54,36 @@ pub struct Summary {
     pub takeover_max: Duration,
 }
 
-/// Runs the rounds. The error of a failed one has its number and the seed.
+/// A command that runs the program, without arguments, on one of two hosts.
+type Program<'a> = &'a dyn Fn(usize) -> Result<Command>;
+
+/// Runs the rounds with two processes of this host. The error of a failed one has its number and the seed.
 pub fn run(cluster: &Cluster, options: &Options) -> Result<Summary> {
-    let program = fjord_program()?;
+    run_between(cluster, options, &|_| Ok(Command::new(fjord_program()?)))
+}
+
+/// The same between two hosts; `program` gives the program of each.
+pub fn run_between(cluster: &Cluster, options: &Options, program: Program<'_>) -> Result<Summary> {
     let scratch = Scratch::new("failover")?;
     let name = format!("failover-{}", options.seed);
     // Two hosts: neither finds the other's mount by its name.
     let urls = [cluster.url(&name), format!("{}&id=admin", cluster.url(&name))];
-    let mut mkfs = Command::new(&program);
+    let mut mkfs = program(0)?;
     tools::run(mkfs.args(["mkfs", "-q", "--size", IMAGE_SIZE, &urls[0]]))?.ok()?;
     let mut rng = Rng::new(options.seed);
     let mut summary = Summary::default();
     let mut holder = None;
     for round in 0..options.rounds {
-        let url = |turn: u64| Path::new(&urls[((round + turn) % 2) as usize]);
+        let mount = |turn: u64, args: &[&str]| {
+            let host = ((round + turn) % 2) as usize;
+            FjordMount::start(program(host)?, Path::new(&urls[host]), args)
+        };
         let first = match holder.take() {
             Some(mount) => mount,
-            None => FjordMount::with_program(&program, url(0), &[])?,
+            None => mount(0, &[])?,
         };
-        let next = one_round(&program, (first, url(1)), round, options, &mut rng, &mut summary);
+        let second = || mount(1, &["--steal"]);
+        let next = one_round(first, &second, round, options, &mut rng, &mut summary);
         let next = next.with_context(|| format!("seed {}, round {round}", options.seed))?;
         if round % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1 || round + 1 == options.rounds {
             next.unmount()?;
@@ -88,8 +99,8 @@ pub fn run(cluster: &Cluster, options: &Options) -> Result<Summary> {
 
 /// The workload on `first`, until that is killed or stopped, and the mount that has taken over.
 fn one_round(
-    program: &Path,
-    (mut first, url): (FjordMount, &Path),
+    mut first: FjordMount,
+    take_over: &dyn Fn() -> Result<FjordMount>,
     round: u64,
     options: &Options,
     rng: &mut Rng,
@@ -108,7 +119,7 @@ fn one_round(
         stop.store(true, Ordering::SeqCst);
         let began = Instant::now();
         let ended = if is_killed { first.kill() } else { signal(&first, Signal::STOP) };
-        let second = FjordMount::with_program(program, url, &["--steal"]);
+        let second = take_over();
         let took = began.elapsed();
         if !is_killed {
             signal(&first, Signal::CONT)?;

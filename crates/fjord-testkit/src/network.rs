@@ -47,7 +47,7 @@ impl Network {
     /// Whoever is not root may not; missing programs.
     pub fn enter() -> Result<Network> {
         tools::require_root()?;
-        tools::require(&["ip", "unshare"])?;
+        tools::require(&["ip", "iptables", "unshare"])?;
         // SAFETY: only the network of this thread changes; no descriptor or memory does.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
             .context("making a network namespace")?;
@@ -112,6 +112,24 @@ impl Host {
             });
         }
         Ok(command)
+    }
+
+    /// Has each packet to and from the host lost with this probability; 0 for none.
+    pub fn lose(&self, percent: u8) -> Result<()> {
+        let iptables = |args: &[&str]| {
+            let mut command = tools::command("iptables")?;
+            run(self.enter(command.args(["-w"]).args(args))?)?.ok().map(drop)
+        };
+        iptables(&["-F"])?;
+        if percent == 0 {
+            return Ok(());
+        }
+        let probability = format!("{:.2}", f64::from(percent) / 100.0);
+        let random = ["-m", "statistic", "--mode", "random", "--probability", &probability];
+        for chain in ["INPUT", "OUTPUT"] {
+            iptables(&[&["-A", chain][..], &random, &["-j", "DROP"]].concat())?;
+        }
+        Ok(())
     }
 
     /// Pulls the host's cable, or plugs it in again.

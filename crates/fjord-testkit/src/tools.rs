@@ -46,6 +46,7 @@ pub const TOOLS: &[Tool] = &[
     tool("losetup", "mount", "attaches images"),
     tool("unshare", "util-linux", "makes mount namespaces"),
     tool("ip", "iproute2", "makes hosts and cables"),
+    tool("iptables", "iptables", "loses packets"),
     tool("mount", "mount", "mounts images with the kernel's ext4"),
     tool("umount", "mount", "unmounts them"),
     tool("findmnt", "util-linux", "looks mounts up"),

@@ -501,6 +501,10 @@ impl Device for EpochDevice {
         self.shared.inner.stats()
     }
 
+    fn object_bytes(&self) -> Option<u64> {
+        self.shared.inner.object_bytes()
+    }
+
     fn silence(&self) -> Duration {
         self.shared.inner.silence()
     }

@@ -33,7 +33,7 @@ use fjord_format::types::Tid;
 
 use crate::error::{JournalError, Result};
 use crate::map::JournalMap;
-use ring::Ring;
+use ring::{Objects, Ring};
 
 pub(crate) use barriers::{BarrierState, BarrierWrite, Barriers, Numbered, Outstanding};
 pub(crate) use open::{Joining, OpenBarriers};
@@ -98,22 +98,32 @@ pub struct AreaStats {
 }
 
 impl Areas {
-    /// Opens the areas that the table describes. `mark` is that of the superblock.
+    /// Opens the areas that the table describes, on a device with objects of `object_bytes`. `mark` is that of the
+    /// superblock.
     pub(crate) fn new(
         table: AreaTable,
         superblock: &Superblock,
         pending: Vec<ITransaction>,
+        map: &JournalMap,
+        object_bytes: Option<u64>,
     ) -> Areas {
-        let ring = || Mutex::new(Rank::AreaRing, Ring::new(table.area_blocks));
+        let table_at = superblock.s_maxlen;
+        let ring = |area: u32| {
+            let first = table_at + 1 + area * table.area_blocks;
+            let objects = object_bytes.and_then(|bytes| {
+                Objects::of(map, first, &table, bytes / u64::from(superblock.s_blocksize))
+            });
+            Mutex::new(Rank::AreaRing, Ring::new(table.area_blocks, objects))
+        };
         let mark = superblock
             .ijournal()
             .map(|mark| Mark { nonce: mark.nonce, has_barriers: mark.has_barriers });
         Areas {
             table,
-            table_at: superblock.s_maxlen,
+            table_at,
             block_size: superblock.s_blocksize as usize,
             uuid: superblock.s_uuid,
-            areas: (0..table.area_count).map(|_| ring()).collect(),
+            areas: (0..table.area_count).map(ring).collect(),
             mark: RwLock::new(Rank::AreaMark, mark),
             recovering: AtomicBool::new(mark.is_some()),
             pending: Mutex::new(Rank::PendingITransactions, pending),

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
     ceph::{Cluster, ClusterOptions},
     cluster_faults::FAULTS,
+    cuts::{CUTS, MEANWHILE, Site},
     failover,
     fjord_mount::{FjordMount, fjord, fjord_program},
     image, rng, size,
@@ -49,6 +50,30 @@ fn images_on_a_cluster() -> Result<()> {
     cluster.stop()?;
     ensure!(!dir.path().join("c").exists(), "the cluster left its folder");
     Ok(())
+}
+
+/// In runs of all rounds: a host of a cluster of its own is cut off for a short time in each way, and hosts of that
+/// are killed and stopped. `cargo xtask ceph cuts` and `campaign` have more of both.
+#[test]
+fn hosts_on_a_network() -> Result<()> {
+    let (cuts, rounds) = size::pick((0, 0), (0, 0), (2, 6));
+    if cuts == 0 {
+        return Ok(());
+    }
+    let seed = rng::seed_from_env("hosts", 1);
+    // The thread leaves this machine's network.
+    let run = move || -> Result<()> {
+        let site = Site::new(1)?;
+        for (seed, how) in (seed..seed + cuts).flat_map(|seed| CUTS.map(|how| (seed, how))) {
+            for meanwhile in MEANWHILE {
+                let done = site.cut(seed, how, Duration::from_secs(5), meanwhile)?;
+                println!("seed {seed}: {how:?}, {meanwhile:?}: {done:?}");
+            }
+        }
+        println!("{:?}", site.failovers(&failover::Options { rounds, seed, workers: 3 })?);
+        site.end()
+    };
+    std::thread::spawn(run).join().expect("the thread does not panic")
 }
 
 /// Runs `fjord ARGS`, which must succeed.
