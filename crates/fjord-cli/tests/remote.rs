@@ -11,13 +11,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use fjord::ImageName;
+use fjord_block::FileOptions;
 use fjord_testkit::{
     ceph::{Cluster, ClusterOptions},
     cluster_faults::FAULTS,
     cuts::{CUTS, MEANWHILE, Site},
     failover,
     fjord_mount::{FjordMount, fjord, fjord_program},
-    image, rng, size,
+    image, order_log, rng, size,
     tools::{self, Output},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,12 +32,13 @@ fn images_on_a_cluster() -> Result<()> {
     let cluster = Cluster::start(&dir.path().join("c"), &ClusterOptions::default())?;
     println!("cluster ready after {:?}", began.elapsed());
     type Part = fn(&Cluster, &Path) -> Result<()>;
-    let parts: [(&str, Part); 9] = [
+    let parts: [(&str, Part); 10] = [
         ("a host without Ceph says what to install", no_library),
         ("bad names are refused by what is wrong", bad_names),
         ("commands work on an image that is not mounted", commands),
         ("a mount is plain ext4 to others", mounted),
         ("copies are as of one moment", copied),
+        ("epochs are answered in order", ordered),
         ("one host at a time writes", one_writer),
         ("the image can be taken from a host that stands still", stolen),
         ("every promise is kept when a host takes over", failover),
@@ -172,6 +175,19 @@ fn checked_in_place(cluster: &Cluster, dir: &Path, url: &str) -> Result<()> {
     fjord(&["fsck", "-fn", url], &[])?.expect_code(&[4])?;
     fjord(&["fsck", "-fp", url], &[])?.expect_code(&[1])?;
     ok(&["fsck", "-fn", url])?;
+    Ok(())
+}
+
+/// The order promise of the block layer, by the requests as the cluster answered them.
+fn ordered(cluster: &Cluster, _dir: &Path) -> Result<()> {
+    let url = cluster.url("ordered");
+    cluster.tell("rbd", &["create", "--size", "64M", "rbd/ordered"])?;
+    let seed = rng::seed_from_env("ordered", 1);
+    for seed in seed..seed + size::pick(1, 3, 30) {
+        let device = ImageName::parse(Path::new(&url)).open(&FileOptions::default(), false)?;
+        println!("  seed {seed}: {:?}", order_log::check_device(device.clone(), seed)?);
+        device.release();
+    }
     Ok(())
 }
 

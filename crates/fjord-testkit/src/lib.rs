@@ -42,6 +42,7 @@ pub mod model;
 pub mod network;
 pub mod numbered;
 pub mod on_cluster;
+pub mod order_log;
 pub mod programs;
 pub mod promise;
 pub mod rng;

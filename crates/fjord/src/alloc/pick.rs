@@ -21,6 +21,8 @@ use crate::fs::FsInner;
 const LONG_RUN_TRIES: u32 = 32;
 /// If there is no space for a whole window: this fraction of it, repeatedly.
 const WINDOW_PARTS: [u32; 4] = [1, 2, 4, 16];
+/// The same where a file begins.
+const WINDOW_PARTS_OF_NEW: [u32; 1] = [16];
 /// Complete searches before the file system counts as full.
 const ROUNDS: u32 = 3;
 
@@ -105,7 +107,7 @@ impl FsInner {
         let aim = request.want;
         let any = u32::MAX;
         if request.window_len > 0 {
-            for part in WINDOW_PARTS {
+            for &part in Self::window_parts(request) {
                 let roomy = aim.saturating_add(request.window_len / part);
                 let aim = roomy.min(self.geo.clusters_per_group);
                 let standard =
@@ -127,6 +129,14 @@ impl FsInner {
             }
         }
         Ok(None)
+    }
+
+    /// How much of a window there must be, in the order of trying. A file that begins takes the first gap with some
+    /// room: most files stay small, and what the windows of small files have left lies between them. So they lie
+    /// close together, and are written together.
+    fn window_parts(request: &Request) -> &'static [u32] {
+        let begins = request.goal.block.is_none();
+        if begins { &WINDOW_PARTS_OF_NEW } else { &WINDOW_PARTS }
     }
 
     /// Continues after the file's last block, even by a single block.
