@@ -45,6 +45,9 @@ enum Command {
         /// Times that each happens
         #[arg(long, value_name = "N", default_value_t = 1)]
         rounds: u64,
+        /// Only those with this in their name
+        #[arg(long, default_value = "", value_name = "PART")]
+        only: String,
     },
     /// A host that has an image mounted is cut off from a cluster of its own, or loses most packets, for 5, 20 and
     /// 60 s, while another host does nothing, mounts the image, or steals it
@@ -150,13 +153,15 @@ fn image_count(cluster: &Cluster) -> Result<usize> {
     Ok(cluster.tell("rbd", &["ls"])?.lines().count())
 }
 
-fn faults(rounds: u64, seed: u64) -> Result<()> {
+fn faults(rounds: u64, seed: u64, only: &str) -> Result<()> {
+    let wanted: Vec<_> = FAULTS.iter().filter(|fault| fault.name.contains(only)).collect();
+    ensure!(!wanted.is_empty(), "no fault has {only:?} in its name");
     let dir = tempfile::Builder::new().prefix("ceph").tempdir()?;
-    let osd_count = FAULTS.iter().map(|fault| fault.osds).max().unwrap_or(1);
+    let osd_count = wanted.iter().map(|fault| fault.osds).max().unwrap_or(1);
     let options = ClusterOptions { osd_count, ..ClusterOptions::default() };
     let cluster = Cluster::start(&dir.path().join("c"), &options)?;
     for seed in seed..seed + rounds {
-        for fault in FAULTS {
+        for fault in &wanted {
             let began = Instant::now();
             fault.run(&cluster, seed, &[])?;
             println!("seed {seed}: {}: as it must be, {:?}", fault.name, began.elapsed());
@@ -191,7 +196,7 @@ pub(crate) fn run(args: &CephArgs) -> Result<()> {
         Command::Up { osds, store } => (osds, store),
         Command::Cuts { seed, rounds } => return cuts(rounds, seed),
         Command::Suites { seed, rounds } => return suites(seed, rounds),
-        Command::Faults { seed, rounds } => return faults(rounds, seed),
+        Command::Faults { seed, rounds, ref only } => return faults(rounds, seed, only),
         Command::Campaign { rounds, seed, osds } => return campaign(rounds, seed, osds),
     };
     ensure!(osds > 0, "a cluster has at least one OSD");

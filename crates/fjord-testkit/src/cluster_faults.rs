@@ -254,9 +254,6 @@ fn key_revoked(on: &On<'_>) -> Result<()> {
         // New daemons know of no connection that was allowed before.
         on.cluster.kill_all()?;
         on.cluster.start_all()?;
-        let refused = FjordMount::new(Path::new(&url), &["--steal"]);
-        let told = refused.err().context("a user who was removed has mounted")?;
-        ensure!(format!("{told:#}").contains("check the user (`?id=`)"), "told: {told:#}");
         kill(pid, Signal::TERM)?;
         thread::sleep(Duration::from_millis(100));
         kill(pid, Signal::TERM)?;
@@ -264,6 +261,9 @@ fn key_revoked(on: &On<'_>) -> Result<()> {
     })?;
     println!("  said: {}", said.lines().next().unwrap_or_default());
     mount.detach();
+    let refused = FjordMount::new(Path::new(&url), &["--steal"]);
+    let told = refused.err().context("a user who was removed has mounted")?;
+    ensure!(format!("{told:#}").contains("check the user (`?id=`)"), "told: {told:#}");
     verify(on, &ledgers)
 }
 

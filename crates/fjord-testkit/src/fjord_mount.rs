@@ -151,7 +151,12 @@ impl FjordMount {
         let Some(child) = self.child.as_mut() else { return Ok(String::new()) };
         let started = Instant::now();
         while child.try_wait()?.is_none() {
-            ensure!(started.elapsed() < patience, "the daemon did not end within {patience:?}");
+            if started.elapsed() > patience {
+                // So that whoever waits for the mount goes on.
+                child.kill()?;
+                child.wait()?;
+                bail!("the daemon did not end within {patience:?}");
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut said = String::new();
