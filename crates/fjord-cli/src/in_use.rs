@@ -5,6 +5,9 @@ use std::{
     ops::Range,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use fjord::ImageName;
@@ -128,21 +131,51 @@ fn is_other_mount(file: &fs::Metadata) -> bool {
     mount.is_some_and(|mount| !mount.is_fjord())
 }
 
+/// How the process that serves a mount does.
+enum Server {
+    Lives,
+    Dead,
+    /// It has not answered for [`ANSWER_PATIENCE`].
+    Silent,
+}
+
+/// How long a mount may take to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
+fn server(dir: &Path) -> Server {
+    let (tell, told) = mpsc::channel();
+    let dir = dir.to_owned();
+    // It waits for as long as the server is stopped; the end of this process ends it.
+    let asks = thread::Builder::new().spawn(move || tell.send(mount::is_dead(&dir)));
+    if asks.is_err() {
+        // Nobody can be asked where no thread may be started.
+        return Server::Lives;
+    }
+    match told.recv_timeout(ANSWER_PATIENCE) {
+        Ok(true) => Server::Dead,
+        Ok(false) => Server::Lives,
+        Err(_) => Server::Silent,
+    }
+}
+
 /// Fails with a message that says where, if the image is mounted.
 pub(crate) fn check(image: &Path, read_only: bool) -> Result<()> {
     let Some(m) = mount_of(image) else { return Ok(()) };
     let (image, dir) = (image.display(), m.mountpoint.display());
     if m.is_fjord() {
-        return Err(Failure::in_use(if mount::is_dead(&m.mountpoint) {
-            format!(
+        return Err(Failure::in_use(match server(&m.mountpoint) {
+            Server::Dead => format!(
                 "{image} is held by the mount on {dir}, whose fjord process has died; run `fjord \
                  umount {dir}` first"
-            )
-        } else {
-            format!(
+            ),
+            Server::Lives => format!(
                 "{image} is mounted by fjord on {dir}; use it there, or run `fjord umount {dir}` \
                  first"
-            )
+            ),
+            Server::Silent => format!(
+                "{image} is mounted by fjord on {dir}, whose process does not answer (it may be \
+                 stopped); let it go on, or kill it and run `fjord umount {dir}`"
+            ),
         }));
     }
     // The kernel changes a mounted image at any time; even reads would be inconsistent.

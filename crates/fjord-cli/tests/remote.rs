@@ -207,6 +207,8 @@ fn copied(cluster: &Cluster, dir: &Path) -> Result<()> {
         Ok(())
     };
     copy(mount.path().to_str().expect("a plain path"))?;
+    // As another host does, which has no lock.
+    copy(&from_another_host(&url))?;
     // It is crash-consistent: its journal is dirty.
     cluster.tell("rbd", &["snap", "create", "rbd/copied@then"])?;
     mount.unmount()?;
@@ -314,12 +316,17 @@ fn stolen(cluster: &Cluster, dir: &Path) -> Result<()> {
     let mut file = File::create(first.path().join("file"))?;
     file.write_all(b"promised")?;
     file.sync_all()?;
+    first.fsync_new_file("clean")?;
     let pid = Pid::from_raw(first.pid() as i32).expect("a process");
     kill_process(pid, Signal::STOP)?;
     let second = FjordMount::new(Path::new(&from_another_host(&url)), &["--steal"])?;
     kill_process(pid, Signal::CONT)?;
     file.write_all(b" and more")?;
     let error = file.sync_all().expect_err("the fsync of a host that lost its lock");
+    ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+    // Also where there is nothing to write.
+    let clean = File::open(first.path().join("clean"))?;
+    let error = clean.sync_all().expect_err("the fsync of a clean file there");
     ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
     let error = File::create(first.path().join("new")).expect_err("a new file there");
     ensure!(error.raw_os_error() == Some(libc::EROFS), "{error}");

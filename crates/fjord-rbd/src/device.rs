@@ -44,7 +44,9 @@ impl RbdDevice {
     /// Opens an image; for writing, takes its lock first.
     pub(crate) fn open(name: RbdName, options: &RemoteOptions<'_>) -> Result<RbdDevice, OpenError> {
         if name.snapshot.is_some() && !options.read_only {
-            return Err(name.failed(libc::EROFS, "a snapshot cannot be written; open it read-only"));
+            let what = "a snapshot cannot be written; one of an image that was mounted has a journal to replay: \
+                 `fjord snapshot` makes a recovered copy, `-o ro,noload` shows it as it is";
+            return Err(name.failed(libc::EROFS, what));
         }
         let pool = Arc::new(Pool::connect(&name)?);
         let image = Image::open(pool, name, options.read_only)?;
@@ -105,6 +107,21 @@ impl RbdDevice {
             Request::Discard { len, .. } => stats.discard(*len),
             Request::WriteZeroes { len, .. } => stats.write_zeroes(*len),
         }
+    }
+
+    /// Copies what it is at one moment. Needs no lock: the cluster has the holder make the snapshot.
+    fn copy(
+        &self,
+        out: &File,
+        options: &SnapshotOptions<'_>,
+    ) -> Result<SnapshotReport, SnapshotError> {
+        let image = &self.shared().image;
+        if !self.capabilities.read_only || image.name.snapshot.is_some() {
+            return snapshot::copy(image, out, options);
+        }
+        let doing = "opening the image to make a snapshot";
+        let failed = |error| SnapshotError::Cluster { doing, source: io::Error::other(error) };
+        snapshot::copy(&image.writable().map_err(failed)?, out, options)
     }
 
     fn submit_one(&self, request: Request) -> Ticket {
@@ -246,11 +263,6 @@ impl Device for RbdDevice {
         out: &File,
         options: &SnapshotOptions<'_>,
     ) -> Result<SnapshotReport, SnapshotError> {
-        let is_snapshot = self.shared().image.name.snapshot.is_some();
-        if self.capabilities.read_only && !is_snapshot {
-            // It may change meanwhile, and whoever reads may make no snapshot.
-            return Err(SnapshotError::Unsupported);
-        }
         if options.reflink == Reflink::Always {
             let why = "the image lies on a cluster";
             return Err(SnapshotError::NoReflink(io::Error::new(io::ErrorKind::Unsupported, why)));
@@ -258,7 +270,7 @@ impl Device for RbdDevice {
         if self.is_copied.swap(true, Ordering::AcqRel) {
             return Err(SnapshotError::Busy);
         }
-        let copied = snapshot::copy(&self.shared().image, out, options);
+        let copied = self.copy(out, options);
         self.is_copied.store(false, Ordering::Release);
         copied
     }

@@ -134,6 +134,11 @@ impl Image {
         done(unsafe { (rbd.rbd_snap_remove)(handle, name.as_ptr()) })
     }
 
+    /// Opens the same image for writing, without its lock. What changes snapshots is then asked of whoever has it.
+    pub(crate) fn writable(&self) -> Result<Image, OpenError> {
+        Image::open(self.pool.clone(), self.name.clone(), false)
+    }
+
     /// Opens a snapshot of this image.
     pub(crate) fn snapshot(&self, name: &CStr) -> Result<Image, OpenError> {
         let mut snapshot = self.name.clone();

@@ -1,9 +1,10 @@
 //! A copy of an image as of one moment, in a file.
 //!
 //! The cluster freezes that moment: a snapshot of the image is made, read, and removed. The image is not held up
-//! while it is read. Invariant: no copy is under way when another one begins, so a snapshot with the name of ours is
-//! what a process that was killed has left.
+//! while it is read. Invariant: each copy has a snapshot of its own, by host and process, of which one runs at a time;
+//! so one with the name of ours is what a process that was killed has left.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -13,8 +14,8 @@ use fjord_block::{SnapshotError, SnapshotOptions, SnapshotReport};
 
 use crate::image::Image;
 
-/// The name of the snapshot while it is read.
-const NAME: &std::ffi::CStr = c"fjord-copy";
+/// Begins the name of the snapshot while it is read.
+const PREFIX: &str = "fjord-copy";
 /// Bytes read at a time: an object.
 const CHUNK_BYTES: usize = 4 << 20;
 /// Zeroes that become holes.
@@ -32,23 +33,32 @@ pub(crate) fn copy(
         return read(image, out, options, Duration::ZERO);
     }
     let failed = |doing: &'static str| move |source| SnapshotError::Cluster { doing, source };
-    match image.snapshot_remove(NAME) {
+    let name = &own_name().map_err(failed("naming the snapshot"))?;
+    match image.snapshot_remove(name) {
         Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
             return Err(failed("removing a snapshot that is left from before")(error));
         }
         _ => {}
     }
     let began = Instant::now();
-    image.snapshot_create(NAME).map_err(failed("making a snapshot"))?;
+    image.snapshot_create(name).map_err(failed("making a snapshot"))?;
     let pause = began.elapsed();
-    let opened = image.snapshot(NAME).map_err(io::Error::other);
+    let opened = image.snapshot(name).map_err(io::Error::other);
     let copied = opened
         .map_err(failed("opening the snapshot"))
         .and_then(|snapshot| read(&snapshot, out, options, pause));
-    let removed = image.snapshot_remove(NAME).map_err(failed("removing the snapshot"));
+    let removed = image.snapshot_remove(name).map_err(failed("removing the snapshot"));
     let report = copied?;
     removed?;
     Ok(report)
+}
+
+/// `fjord-copy.HOST.PID`.
+fn own_name() -> io::Result<CString> {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    let name = format!("{PREFIX}.{host}.{}", std::process::id());
+    Ok(CString::new(name.replace(['@', '/'], "-"))?)
 }
 
 /// Copies what `image` is, which does not change.

@@ -11,8 +11,6 @@ use std::sync::Arc;
 use fjord_block::{Device, FileOptions, SnapshotOptions, SnapshotReport};
 use fjord_format::geometry::Geometry;
 
-use rustix::io::Errno;
-
 use crate::error::{Error, Result};
 use crate::fs::mmp::Mmp;
 use crate::fs::mount::Purpose;
@@ -45,14 +43,7 @@ pub(crate) fn copy_image(
     out: &File,
     options: &SnapshotOptions<'_>,
 ) -> Result<SnapshotReport> {
-    // Of an image on a cluster only who may write can have a moment frozen; a snapshot is one already.
-    let is_remote = ImageName::parse(image).is_remote();
-    let device = match open(image, !is_remote) {
-        Err(Error::Open(error)) if is_remote && error.errno() == Errno::ROFS.raw_os_error() => {
-            open(image, true)?
-        }
-        opened => opened?,
-    };
+    let device = open(image, true)?;
     let raw = mount::read_torn_superblock(&*device, &recovered())?;
     Mmp::check_unused(&device, &raw, &Geometry::from_superblock(&raw)?)?;
     Ok(device.snapshot_to(out, options)?)

@@ -181,6 +181,8 @@ impl Call {
     fn begin(fs: &Arc<FsInner>, inode: &Arc<Inode>, datasync: bool) -> Result<Option<Call>> {
         fs.check_alive()?;
         if fs.is_read_only() {
+            // A host that has lost the image is told so by each call.
+            fs.device.check()?;
             return unwritten_is_lost(fs, inode, means_data_only(inode, datasync)).map(|()| None);
         }
         if let Some(awake) = fs.awake.get() {

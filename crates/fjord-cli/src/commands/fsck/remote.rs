@@ -10,6 +10,7 @@ use std::{
     os::unix::{fs::DirBuilderExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicI32, Ordering},
     thread,
     time::Duration,
 };
@@ -18,7 +19,9 @@ use fjord::ImageName;
 use fjord_block::FileOptions;
 use fjord_fuse::device_file::DeviceServer;
 use rustix::{
+    io::Errno,
     mount::{MountPropagationFlags, mount_change},
+    process::{Pid, WaitId, WaitIdOptions, waitid},
     thread::{UnshareFlags, unshare_unsafe},
 };
 
@@ -63,13 +66,31 @@ pub(super) fn check(args: &Args, e2fsck: &Path) -> Result<i32> {
     Ok(code)
 }
 
+/// The running e2fsck; 0 for none.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// Hands a signal on to e2fsck, which ends in its own way; then so does this process.
+extern "C" fn hand_on(signal: libc::c_int) {
+    let child = CHILD.load(Ordering::Relaxed);
+    if child > 0 {
+        // SAFETY: kill is async-signal-safe. The child is waited for only after it is no longer noted.
+        unsafe { libc::kill(child, signal) };
+    }
+}
+
 fn run(e2fsck: &Path, arguments: Vec<OsString>) -> io::Result<i32> {
     let mut child = Command::new(e2fsck).args(arguments).spawn()?;
-    // From the terminal they reach e2fsck too, which ends in its own way.
-    for signal in [libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: no handler of ours runs.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    CHILD.store(child.id() as i32, Ordering::Relaxed);
+    let handler: extern "C" fn(libc::c_int) = hand_on;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: the handler only loads an atomic and sends a signal.
+        unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
     }
+    // The child stays until it is reaped, so its number is nobody else's meanwhile.
+    let pid = Pid::from_child(&child);
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
+    CHILD.store(0, Ordering::Relaxed);
     let status = child.wait()?;
     Ok(status.code().unwrap_or_else(|| EXIT_SIGNAL + status.signal().unwrap_or(0)))
 }
