@@ -77,7 +77,8 @@ impl Fault {
     pub fn run(&self, cluster: &Cluster, seed: u64, mount_args: &[&str]) -> Result<()> {
         let name: String = self.name.chars().filter(char::is_ascii_alphabetic).collect();
         let image = format!("{name}-{seed}");
-        fjord(&["mkfs", "-q", "--size", "256M", &cluster.url(&image)], &[])?.ok()?;
+        // Blocks as the ledger has them: with smaller ones an overwrite that nobody synced may be torn between them.
+        fjord(&["mkfs", "-q", "-b", "4096", "--size", "256M", &cluster.url(&image)], &[])?.ok()?;
         let on = On { cluster, image: &image, seed, mount_args };
         (self.run)(&on).with_context(|| format!("{}, seed {seed}", self.name))
     }

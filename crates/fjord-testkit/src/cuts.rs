@@ -134,7 +134,8 @@ impl Site {
         meanwhile: Meanwhile,
     ) -> Result<Outcome> {
         let urls = [self.cluster.url(image), format!("{}&id=admin", self.cluster.url(image))];
-        fjord(&["mkfs", "-q", "--size", "256M", &urls[0]], &[])?.ok()?;
+        // Blocks as the ledger has them: with smaller ones an overwrite that nobody synced may be torn between them.
+        fjord(&["mkfs", "-q", "-b", "4096", "--size", "256M", &urls[0]], &[])?.ok()?;
         let first = self.mount(0, &urls[0], &[])?;
         let (ledgers, (second, mount_took)) =
             promise::under_load(first.path(), seed, WORKER_COUNT, |may_fail| {
