@@ -255,7 +255,10 @@ fn object(
         let text = format!("the target of {} is {:?}", describe(object), seen.target);
         return Err(Problem::new(Kind::ForeignBytes, shorten(text)));
     }
-    if !(model.is_threaded && object.kind == FileKind::Directory && unseen(object, seen, cut)) {
+    if !(model.is_threaded
+        && object.kind == FileKind::Directory
+        && was_for_a_moment(&object.attrs, seen.attrs, cut))
+    {
         one_of(&object.attrs, &seen.attrs, cut, what("attributes"))?;
     }
     one_of(&object.xattrs, &seen.xattrs, cut, what("extended attributes"))?;
@@ -279,15 +282,15 @@ pub(crate) fn names_seen(seen: &Seen, found: &Found) -> BTreeSet<Slot> {
     seen.names.iter().filter_map(slot).collect()
 }
 
-/// Whether a directory has admissible attributes, but for a time between those of two admissible
-/// versions.
-fn unseen(directory: &Object, seen: &Seen, cut: u64) -> bool {
-    let admissible = directory.attrs.admissible(cut);
-    let mtimes = admissible.clone().map(|attrs| attrs.mtime);
-    let is_between = mtimes.clone().any(|mtime| mtime <= seen.attrs.mtime)
-        && mtimes.clone().any(|mtime| mtime >= seen.attrs.mtime);
-    is_between
-        && admissible.clone().any(|attrs| Attrs { mtime: seen.attrs.mtime, ..*attrs } == seen.attrs)
+/// Whether these are admissible attributes of a directory that several threads change, but for a
+/// time that is not older than an admissible one and not later than all that it ever had. Whoever
+/// tells the model may have seen the time that another thread's change set, which began earlier than
+/// his own: such a time may be on the device before the call began with which the model has it.
+fn was_for_a_moment(history: &History<Attrs>, seen: Attrs, cut: u64) -> bool {
+    let mut admissible = history.admissible(cut);
+    admissible.clone().any(|attrs| attrs.mtime <= seen.mtime)
+        && history.ever().any(|attrs| attrs.mtime >= seen.mtime)
+        && admissible.any(|attrs| Attrs { mtime: seen.mtime, ..*attrs } == seen)
 }
 
 fn shown_slots(tree: &Tree, found: &Found) -> BTreeMap<Slot, ObjectId> {
@@ -406,6 +409,23 @@ mod tests {
 
     fn kind(history: &History<Content>, seen: &Content) -> Option<Kind> {
         content(history, seen, 100, DataMode::Ordered).err().map(|problem| problem.kind)
+    }
+
+    /// A thread told the model of a directory's time that another thread's call had set, which had
+    /// begun earlier and had not told yet.
+    #[test]
+    fn a_directory_may_have_a_time_that_another_thread_told() {
+        let at = |mode, sec| {
+            let mtime = fjord::Timespec { sec, nsec: 0 };
+            Attrs { mode, uid: 0, gid: 0, mtime }
+        };
+        let mut history = History::new(at(0o755, 5));
+        history.push(20, at(0o755, 8));
+        assert!(was_for_a_moment(&history, at(0o755, 8), 15));
+        assert!(was_for_a_moment(&history, at(0o755, 6), 15));
+        for wrong in [at(0o755, 4), at(0o755, 9), at(0o700, 8)] {
+            assert!(!was_for_a_moment(&history, wrong, 15), "{wrong:?}");
+        }
     }
 
     #[test]
