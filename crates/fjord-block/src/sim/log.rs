@@ -196,13 +196,19 @@ impl Log {
 }
 
 /// Splits a write into what the mapping table maps: units of [`UNIT_BYTES`], the first and the
-/// last possibly shorter. The data is copied, as the caller may use its buffers afterwards.
+/// last possibly shorter. A buffer that is a unit is shared: what is shared never changes.
 pub(super) fn split(offset: u64, bufs: &[Buf]) -> Vec<(u64, Data)> {
     let len: u64 = bufs.iter().map(|buf| buf.len() as u64).sum();
     let mut units = Vec::with_capacity((len / UNIT_BYTES) as usize + 2);
     let mut bytes = Vec::with_capacity(UNIT_BYTES as usize);
     let mut at = offset;
     for buf in bufs {
+        let is_unit = buf.len() as u64 == UNIT_BYTES && at.is_multiple_of(UNIT_BYTES);
+        if is_unit && bytes.is_empty() {
+            units.push((at, Data::Bytes(buf.clone())));
+            at += UNIT_BYTES;
+            continue;
+        }
         let mut rest = &buf[..];
         while !rest.is_empty() {
             let want = (UNIT_BYTES - (at + bytes.len() as u64) % UNIT_BYTES) as usize;
