@@ -41,6 +41,9 @@ pub struct MountStats {
     pub cache: CacheReport,
     /// The device.
     pub device: DeviceReport,
+    /// Requests of the kernel, by the lower-case name of what they ask for.
+    #[serde(default)]
+    pub requests: BTreeMap<String, u64>,
     /// What went wrong.
     pub health: HealthReport,
     /// What locks cost the process, most waited for first; None in a build that does not count it.
@@ -265,7 +268,7 @@ fn locks() -> Option<Vec<LockReport>> {
 }
 
 impl MountStats {
-    /// The counters of an open file system.
+    /// The counters of an open file system; those of requests are the server's.
     pub fn of(fs: &Fs) -> MountStats {
         let stats = fs.stats();
         let latency = &stats.fsync.latency_us;
@@ -335,6 +338,7 @@ impl MountStats {
                 flush_issued_count: stats.device.flush_issued_count,
                 error_count: stats.device.error_count,
             },
+            requests: BTreeMap::new(),
             health: HealthReport::of(fs, &stats),
             locks: locks(),
         }

@@ -1,6 +1,7 @@
 //! `fjord stats`: the counters of a mount.
 
 use std::{
+    cmp::Reverse,
     fmt::Write as _,
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -12,6 +13,9 @@ use crate::{
     failure::{Failure, Result},
     output, size,
 };
+
+/// Kinds of requests that the table shows.
+const REQUEST_KINDS_SHOWN: usize = 5;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -223,6 +227,7 @@ fn table(stats: &MountStats) -> String {
     if device.error_count > 0 {
         lines.push(("device errors".into(), device.error_count.to_string()));
     }
+    lines.push(("requests".into(), requests(stats)));
     let mut text: String =
         lines.iter().map(|(name, value)| format!("{name:<22}{value}\n")).collect();
     for event in &stats.health.events {
@@ -232,6 +237,16 @@ fn table(stats: &MountStats) -> String {
         let _ = writeln!(text, "{time} UTC {severity}: {}{again}", event.message);
     }
     text
+}
+
+/// How many there were, and of the most frequent kinds.
+fn requests(stats: &MountStats) -> String {
+    let mut kinds: Vec<_> = stats.requests.iter().collect();
+    kinds.sort_by_key(|(_, count)| Reverse(*count));
+    let all: u64 = stats.requests.values().sum();
+    let kinds =
+        kinds.iter().take(REQUEST_KINDS_SHOWN).map(|(kind, count)| format!("{count} {kind}"));
+    format!("{all}: {}", kinds.collect::<Vec<_>>().join(", "))
 }
 
 fn locks(stats: &MountStats) -> Result<String> {

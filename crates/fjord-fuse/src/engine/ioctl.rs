@@ -252,7 +252,11 @@ impl EngineHandler {
                 self.inode_changed(inode)?;
                 Ok(Vec::new())
             }
-            FJORD_IOC_STATS => MountStats::of(&self.fs).to_bytes().ok_or(Errno(libc::EOVERFLOW)),
+            FJORD_IOC_STATS => {
+                let requests = self.requests.report();
+                let stats = MountStats { requests, ..MountStats::of(&self.fs) };
+                stats.to_bytes().ok_or(Errno(libc::EOVERFLOW))
+            }
             FS_IOC_GETFSLABEL => {
                 let mut label = self.fs.label();
                 label.resize(FSLABEL_MAX, 0);

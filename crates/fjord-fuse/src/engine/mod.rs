@@ -27,10 +27,12 @@ mod ioctl;
 mod names;
 mod nodes;
 mod readdir;
+mod requests;
 mod xattr;
 
 use handles::Handles;
 use nodes::Nodes;
+use requests::RequestCounts;
 
 /// What an operation gives: a value for the reply, or the errno.
 type Outcome<T> = Result<T, Errno>;
@@ -46,6 +48,7 @@ pub struct EngineHandler {
     fs: Fs,
     nodes: Nodes,
     handles: Handles,
+    requests: RequestCounts,
     atime: AtimeMode,
     acl: bool,
     /// The kernel's writeback cache is on.
@@ -72,6 +75,7 @@ impl EngineHandler {
             nodes: Nodes::new(fs.clone()),
             fs,
             handles: Handles::default(),
+            requests: RequestCounts::default(),
             atime: options.atime,
             acl: options.acl,
             writeback_cache: options.writeback_cache,
@@ -243,6 +247,7 @@ impl Handler for EngineHandler {
 
     fn handle(&self, request: &Request<'_>, reply: Responder, scratch: &mut Scratch) {
         let opcode = request.header.opcode;
+        self.requests.count(opcode);
         if let Err(Errno(errno)) = self.dispatch(request, reply, scratch) {
             tracing::trace!(opcode, errno, nodeid = request.header.nodeid, "failed");
         }

@@ -4,7 +4,8 @@
 //! enters the cache with zeros after the end of the file, and never replaces one that
 //! is already there.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
+use std::sync::atomic::Ordering;
 
 use fjord_block::{AlignedBuf, Buf, Class};
 use fjord_format::BlockNo;
@@ -17,10 +18,12 @@ use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
 use crate::map::{self, MapKind};
 
-/// Bytes read ahead when a read continues where cached pages end.
-const READ_AHEAD_BYTES: u64 = 256 << 10;
-/// Bytes that one device read fetches at the most.
-const READ_MAX_BYTES: u64 = 1 << 20;
+/// Bytes read ahead when a read continues where cached pages end: as many as it wants itself, within these bounds.
+const READ_AHEAD_BYTES: RangeInclusive<u64> = (256 << 10)..=(1 << 20);
+/// Bytes that are fetched at once at the most.
+const READ_MAX_BYTES: u64 = 2 << 20;
+/// Bytes of one device read at the most; several are under way side by side.
+const REQUEST_MAX_BYTES: usize = 1 << 20;
 
 /// Reads up to `buf.len()` bytes at `offset`. Returns the count, 0 at the end of the file.
 ///
@@ -61,6 +64,32 @@ pub(crate) fn read(fs: &FsInner, inode: &Inode, offset: u64, buf: &mut [u8]) -> 
     Ok(len)
 }
 
+/// A call that fetches pages of a file, until it is dropped.
+struct Fetch<'a> {
+    inode: &'a Inode,
+    /// No other call does.
+    is_alone: bool,
+}
+
+impl<'a> Fetch<'a> {
+    fn begin(inode: &'a Inode) -> Fetch<'a> {
+        let is_alone = inode.fetching.fetch_add(1, Ordering::Relaxed) == 0;
+        Fetch { inode, is_alone }
+    }
+
+    /// How much it fetches at the most. Who reads a file in several calls at a time, as the kernel does, reads ahead
+    /// himself: then far read-ahead would fetch what the next call fetches too.
+    fn bytes_max(&self) -> u64 {
+        if self.is_alone { READ_MAX_BYTES } else { REQUEST_MAX_BYTES as u64 }
+    }
+}
+
+impl Drop for Fetch<'_> {
+    fn drop(&mut self) {
+        self.inode.fetching.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Copies bytes of the pages `want`, the first of which is not cached, into `out`, and
 /// caches what it read. Returns how many bytes it copied (at least one).
 fn fill(
@@ -73,9 +102,10 @@ fn fill(
 ) -> Result<usize> {
     let block_size = fs.geo.block_size as usize;
     let first = want.start as u32;
+    let fetch = Fetch::begin(inode);
     let ahead = want.end + read_ahead_pages(fs, inode, &want);
     let pages_in_file = state.size.div_ceil(block_size as u64);
-    let most = (ahead.min(pages_in_file) - want.start).min(READ_MAX_BYTES / block_size as u64);
+    let most = (ahead.min(pages_in_file) - want.start).min(fetch.bytes_max() / block_size as u64);
     let found = map::lookup(fs, inode, state, first, most.max(1) as u32)?;
     let mut len = found.len.min(most.max(1) as u32);
     // A cached page (maybe newer than the device) ends the run.
@@ -103,7 +133,12 @@ fn fill(
 
 fn read_ahead_pages(fs: &FsInner, inode: &Inode, want: &Range<u64>) -> u64 {
     let sequential = want.start > 0 && inode.pages.contains((want.start - 1) as u32);
-    if sequential || want.start == 0 { READ_AHEAD_BYTES / u64::from(fs.geo.block_size) } else { 0 }
+    if !sequential && want.start > 0 {
+        return 0;
+    }
+    let block_size = u64::from(fs.geo.block_size);
+    let wanted_bytes = (want.end - want.start) * block_size;
+    wanted_bytes.clamp(*READ_AHEAD_BYTES.start(), *READ_AHEAD_BYTES.end()) / block_size
 }
 
 /// Reads `len` blocks from `start`; what lies after the end of the file becomes zeros.
@@ -115,8 +150,20 @@ fn read_run(
     len: u32,
 ) -> Result<Vec<Buf>> {
     let block_size = fs.geo.block_size as usize;
-    let memory = (0..len).map(|_| AlignedBuf::uninit(block_size)).collect();
-    let read = fs.device.submit_read(fs.byte_offset(start), memory, Class::Sync).wait()?;
+    let blocks_max = REQUEST_MAX_BYTES / block_size;
+    let requests: Vec<_> = (0..len as usize)
+        .step_by(blocks_max)
+        .map(|at| {
+            let count = blocks_max.min(len as usize - at);
+            let memory = (0..count).map(|_| AlignedBuf::uninit(block_size)).collect();
+            let from = fs.byte_offset(BlockNo(start.0 + at as u64));
+            fs.device.submit_read(from, memory, Class::Sync)
+        })
+        .collect();
+    let mut read = Vec::with_capacity(len as usize);
+    for request in requests {
+        read.extend(request.wait()?);
+    }
     let journaled = writeback::journals_data(fs, state);
     let mut pages = Vec::with_capacity(len as usize);
     for (index, mut page) in read.into_iter().enumerate() {

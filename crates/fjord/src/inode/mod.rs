@@ -96,6 +96,8 @@ pub(crate) struct Inode {
     /// When fsync was called last while few pages were dirty, in the clock of
     /// [`Pace`](crate::file::pace::Pace); 0: never. A hint.
     pub(crate) small_fsync_ns: AtomicU64,
+    /// Calls that fetch pages from the device now. A hint.
+    pub(crate) fetching: AtomicU32,
     /// Errors of writeback so far; an open file remembers which it has reported.
     pub(crate) wb_errors: AtomicU32,
 }
@@ -403,6 +405,7 @@ impl Inode {
             listing_damage: OnceLock::new(),
             replaced: AtomicBool::new(false),
             small_fsync_ns: AtomicU64::new(0),
+            fetching: AtomicU32::new(0),
             wb_errors: AtomicU32::new(0),
         })
     }
