@@ -13,6 +13,8 @@ use fjord_testkit::{failover, on_cluster};
 
 /// Threads of the workload.
 const WORKER_COUNT: u32 = 4;
+/// In a campaign of so many fail-overs one waits for a killed host.
+const ROUNDS_PER_WAIT: u64 = 20;
 
 /// Arguments of `cargo xtask ceph`.
 #[derive(Debug, Args)]
@@ -68,7 +70,8 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 20)]
         rounds: u64,
     },
-    /// Two hosts of a cluster of its own that take an image from each other, killed and stopped ones
+    /// Two hosts of a cluster of its own that take an image from each other, killed and stopped ones: mostly by
+    /// `--steal`; sometimes, after a kill, the other host waits
     Campaign {
         /// Fail-overs
         #[arg(long, value_name = "N", default_value_t = 200)]
@@ -92,11 +95,19 @@ enum Store {
 
 fn campaign(rounds: u64, seed: u64, osd_count: u32) -> Result<()> {
     let site = Site::new(osd_count)?;
-    let done = site.failovers(&failover::Options { rounds, seed, workers: WORKER_COUNT })?;
+    let waits = rounds.div_ceil(ROUNDS_PER_WAIT);
+    let done = site.failovers(&failover::Options { rounds, seed, workers: WORKER_COUNT, waits })?;
     site.end()?;
     println!(
-        "seed {seed}: {} killed, {} stopped and gone on; {} operations, {} fsyncs, all kept; taken over within {:?}",
-        done.killed, done.stopped, done.operations, done.fsyncs, done.takeover_max
+        "seed {seed}: {} killed, {} stopped and gone on; {} operations, {} fsyncs, all kept; taken over within {:?}, \
+         and {} times without --steal within {:?}",
+        done.killed,
+        done.stopped,
+        done.operations,
+        done.fsyncs,
+        done.takeover_max,
+        done.waited,
+        done.wait_max
     );
     Ok(())
 }

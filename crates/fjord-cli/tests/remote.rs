@@ -73,7 +73,10 @@ fn hosts_on_a_network() -> Result<()> {
                 println!("seed {seed}: {how:?}, {meanwhile:?}: {done:?}");
             }
         }
-        println!("{:?}", site.failovers(&failover::Options { rounds, seed, workers: 3 })?);
+        let options = failover::Options { rounds, seed, workers: 3, waits: 1 };
+        let done = site.failovers(&options)?;
+        println!("{done:?}");
+        ensure!(done.waited == 1, "no host was killed: another seed");
         site.end()
     };
     std::thread::spawn(run).join().expect("the thread does not panic")
@@ -222,7 +225,7 @@ fn copied(cluster: &Cluster, dir: &Path) -> Result<()> {
 /// Some rounds of what `cargo xtask ceph campaign` has hundreds of.
 fn failover(cluster: &Cluster, _dir: &Path) -> Result<()> {
     let seed = rng::seed_from_env("failover", 1);
-    let options = failover::Options { rounds: size::pick(2, 3, 12), seed, workers: 4 };
+    let options = failover::Options { rounds: size::pick(2, 3, 12), seed, workers: 4, waits: 0 };
     println!("{:?}", failover::run(cluster, &options)?);
     Ok(())
 }

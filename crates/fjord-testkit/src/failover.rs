@@ -37,6 +37,9 @@ pub struct Options {
     pub seed: u64,
     /// Threads of the workload.
     pub workers: u32,
+    /// Of the first daemons to be killed so many are not stolen from: the other mount waits until the cluster has
+    /// given them up, up to 30 s each.
+    pub waits: u64,
 }
 
 /// What happened.
@@ -44,14 +47,18 @@ pub struct Options {
 pub struct Summary {
     /// Daemons that were killed.
     pub killed: u64,
+    /// Those of them that the other mount waited for.
+    pub waited: u64,
     /// Daemons that were stopped, and went on.
     pub stopped: u64,
     /// Operations that returned.
     pub operations: u64,
     /// fsyncs that returned, all of which held.
     pub fsyncs: u64,
-    /// The longest time from a kill or stop until the other mount was there.
+    /// The longest time from a kill or stop until the other mount was there, with `--steal`.
     pub takeover_max: Duration,
+    /// The longest time without it.
+    pub wait_max: Duration,
 }
 
 /// A command that runs the program, without arguments, on one of two hosts.
@@ -82,7 +89,7 @@ pub fn run_between(cluster: &Cluster, options: &Options, program: Program<'_>) -
             Some(mount) => mount,
             None => mount(0, &[])?,
         };
-        let second = || mount(1, &["--steal"]);
+        let second = |waits: bool| mount(1, if waits { &[] } else { &["--steal"] });
         let next = one_round(first, &second, round, options, &mut rng, &mut summary);
         let next = next.with_context(|| format!("seed {}, round {round}", options.seed))?;
         if round % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1 || round + 1 == options.rounds {
@@ -100,13 +107,14 @@ pub fn run_between(cluster: &Cluster, options: &Options, program: Program<'_>) -
 /// The workload on `first`, until that is killed or stopped, and the mount that has taken over.
 fn one_round(
     mut first: FjordMount,
-    take_over: &dyn Fn() -> Result<FjordMount>,
+    take_over: &dyn Fn(bool) -> Result<FjordMount>,
     round: u64,
     options: &Options,
     rng: &mut Rng,
     summary: &mut Summary,
 ) -> Result<FjordMount> {
     let is_killed = rng.percent(50);
+    let waits = is_killed && summary.waited < options.waits;
     let live = Duration::from_millis(rng.below(1500));
     let seed = rng.next_u64();
     let (stop, name) = (AtomicBool::new(false), format!("round-{round}"));
@@ -119,7 +127,7 @@ fn one_round(
         stop.store(true, Ordering::SeqCst);
         let began = Instant::now();
         let ended = if is_killed { first.kill() } else { signal(&first, Signal::STOP) };
-        let second = take_over();
+        let second = take_over(waits);
         let took = began.elapsed();
         if !is_killed {
             signal(&first, Signal::CONT)?;
@@ -144,7 +152,9 @@ fn one_round(
             std::fs::remove_dir_all(dir)?;
         }
     }
-    summary.takeover_max = summary.takeover_max.max(took);
+    let longest = if waits { &mut summary.wait_max } else { &mut summary.takeover_max };
+    *longest = took.max(*longest);
+    summary.waited += u64::from(waits);
     match is_killed {
         true => summary.killed += 1,
         false => summary.stopped += 1,
