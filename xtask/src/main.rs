@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask check`, `test`, `images`, `fsx`, `stress`, `hostile`, `crash`,
-//! `kill9`, `kill9-programs`, `bench`, `mkfs-bench`, `recovery-bench`, `ceph`, `packages`, `deb`.
+//! `kill9`, `kill9-programs`, `bench`, `front-end`, `mkfs-bench`, `recovery-bench`, `ceph`, `packages`, `deb`.
 //!
 //! As root each runs in its own mount namespace, so that no mount is left however it ends.
 
@@ -11,6 +11,7 @@ mod ceph;
 mod check;
 mod crash;
 mod deb;
+mod front_end;
 mod hostile;
 mod images;
 mod kill9_programs;
@@ -53,6 +54,8 @@ enum Task {
     Crash(Box<crash::CrashArgs>),
     /// Run the benchmarks, and write the figures to docs/benchmarks.md
     Bench(bench::BenchArgs),
+    /// Measure ordinary programs on a mount beside the kernel's ext4
+    FrontEnd(front_end::FrontEndArgs),
     /// Measure mkfs with contents beside mke2fs -d; prints JSON
     MkfsBench(mkfs_bench::MkfsBenchArgs),
     /// Measure recovery beside e2fsck and Linux; prints JSON
@@ -83,6 +86,7 @@ fn main() -> Result<()> {
         Task::Hostile(args) => hostile::run(&args),
         Task::Crash(args) => crash::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::FrontEnd(args) => front_end::run(&args),
         Task::MkfsBench(args) => mkfs_bench::run(&args),
         Task::RecoveryBench(args) => recovery_bench::run(&args),
         Task::Kill9(args) => mounted::kill9(&args),

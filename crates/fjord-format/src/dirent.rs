@@ -394,7 +394,7 @@ pub fn find<'a>(area: &'a [u8], format: &DirFormat, name: &[u8]) -> Result<Optio
     let mut damage = None;
     for shape in shapes(area, format) {
         match shape {
-            Ok(shape) if shape.is_used && shape.name == name => {
+            Ok(shape) if shape.is_used && same_name(shape.name, name) => {
                 match format.entry_at(area, shape.offset) {
                     Ok(entry) => return Ok(Some(entry)),
                     Err(error) => damage = damage.or(Some(error)),
@@ -405,6 +405,12 @@ pub fn find<'a>(area: &'a [u8], format: &DirFormat, name: &[u8]) -> Result<Optio
         }
     }
     damage.map_or(Ok(None), Err)
+}
+
+/// Whether two names are the same. Names of one length in a directory often differ in their last byte only, so that is
+/// looked at first: a call of memcmp for each entry is half the time of a search.
+fn same_name(one: &[u8], other: &[u8]) -> bool {
+    one.last() == other.last() && one == other
 }
 
 /// Whether the area names nothing but `.` and `..`.
@@ -464,7 +470,7 @@ pub fn insert(
     let mut place = None;
     for shape in shapes(area, format) {
         let shape = shape?;
-        if shape.is_used && shape.name == name {
+        if shape.is_used && same_name(shape.name, name) {
             return Ok(Inserted::Exists(shape.offset));
         }
         if place.is_none() && shape.free_bytes() >= need {

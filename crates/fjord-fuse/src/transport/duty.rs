@@ -31,6 +31,9 @@ const CROWD_REQUESTS: u32 = 512;
 const HIT_SCORE: u32 = 2;
 const CROWD_SCORE: u32 = 16;
 
+/// The caller of requests that the kernel sends by itself.
+const NOBODY: u32 = 0;
+
 /// Shared by the workers of one connection.
 #[derive(Debug)]
 pub(super) struct Duty {
@@ -118,17 +121,27 @@ impl Duty {
             return;
         }
         self.found_ns.store(self.now_ns(), Ordering::SeqCst);
-        let is_other = self.last_caller.swap(caller, Ordering::Relaxed) != caller;
-        let score = self.score.load(Ordering::Relaxed);
-        let score = if at_once && is_other { score + HIT_SCORE } else { score.saturating_sub(1) };
-        self.score.store(score, Ordering::Relaxed);
-        if score >= CROWD_SCORE {
+        if self.is_crowded(caller, at_once) {
             self.begin_crowd();
         } else if self.lookout_sleeps.load(Ordering::SeqCst) {
             let _bench = self.bench.lock();
             self.lookout_sleeps.store(false, Ordering::SeqCst);
             self.changed.notify_all();
         }
+    }
+
+    /// Notes whose request came, and whether it is time for a crowd.
+    fn is_crowded(&self, caller: u32, at_once: bool) -> bool {
+        // FORGET, RELEASE and what the kernel writes back are nobody's, and nobody waits for them. They come beside
+        // the requests of a single caller, too.
+        if caller == NOBODY {
+            return false;
+        }
+        let is_other = self.last_caller.swap(caller, Ordering::Relaxed) != caller;
+        let score = self.score.load(Ordering::Relaxed);
+        let score = if at_once && is_other { score + HIT_SCORE } else { score.saturating_sub(1) };
+        self.score.store(score, Ordering::Relaxed);
+        score >= CROWD_SCORE
     }
 
     /// The worker goes.
@@ -287,6 +300,17 @@ mod tests {
         }
         duty.leave(first);
         assert_eq!(parked.recv_timeout(LONG), Ok(Turn::OnDuty));
+    }
+
+    /// `rm -r`: a FORGET for each file came between two requests of the only caller, and all workers were woken.
+    #[test]
+    fn what_nobody_waits_for_makes_no_crowd() {
+        let (duty, first, _) = rig();
+        for _ in 0..2 * CROWD_SCORE {
+            duty.found(Turn::OnDuty, NOBODY, true);
+            duty.found(Turn::OnDuty, 7, true);
+        }
+        assert_eq!(duty.turn(first), Turn::OnDuty);
     }
 
     #[test]
