@@ -7,6 +7,9 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::{abi::*, transport::ReplyPath};
 
+/// A reply of up to so many bytes is put together first: for each place that a reply is gathered from the kernel pins a
+/// page.
+const TOGETHER_BYTES_MAX: usize = 512;
 /// Most slices that one reply may be gathered from: header and payload.
 const REPLY_PARTS_MAX: usize = 1 + 257;
 
@@ -112,10 +115,23 @@ impl Responder {
     fn transmit(&self, error: i32, payload_len: usize, payload: &[&[u8]]) {
         let len = (size_of::<OutHeader>() + payload_len) as u32;
         let header = OutHeader { len, error, unique: self.unique };
+        if len as usize <= TOGETHER_BYTES_MAX {
+            let mut together = [0; TOGETHER_BYTES_MAX];
+            let mut end = 0;
+            for part in [header.as_bytes()].iter().chain(payload) {
+                together[end..end + part.len()].copy_from_slice(part);
+                end += part.len();
+            }
+            return self.pass(&[IoSlice::new(&together[..end])]);
+        }
         let mut parts = Vec::with_capacity(1 + payload.len());
         parts.push(IoSlice::new(header.as_bytes()));
         parts.extend(payload.iter().filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
-        if let Err(e) = self.path.send(&parts) {
+        self.pass(&parts);
+    }
+
+    fn pass(&self, parts: &[IoSlice<'_>]) {
+        if let Err(e) = self.path.send(parts) {
             tracing::error!(unique = self.unique, error = %e, "the kernel refused a FUSE reply");
         }
     }

@@ -66,7 +66,7 @@ const UNLINKED: u32 = 20_000;
 /// Values of `fillseq`.
 const VALUES: u32 = 500_000;
 
-pub(super) const WORKLOADS: [Workload; 13] = [
+pub(super) const WORKLOADS: [Workload; 14] = [
     Workload {
         name: "touch",
         before: "mkdir many",
@@ -75,6 +75,13 @@ pub(super) const WORKLOADS: [Workload; 13] = [
         count: Count::Files,
     },
     Workload { name: "list", before: "", timed: "ls -l many", after: "", count: Count::Files },
+    Workload {
+        name: "list-again",
+        before: "",
+        timed: "ls -l many",
+        after: "",
+        count: Count::Files,
+    },
     Workload {
         name: "list-cold",
         before: "sync; echo 3 > /proc/sys/vm/drop_caches",
@@ -113,7 +120,8 @@ pub(super) const WORKLOADS: [Workload; 13] = [
     },
     Workload {
         name: "read-tree",
-        before: "find tree -type f -print0 | xargs -0 cat",
+        // The second time sees the access times that the first one has set.
+        before: "for n in 1 2; do find tree -type f -print0 | xargs -0 cat; done",
         timed: "find tree -type f -print0 | xargs -0 cat",
         after: "",
         count: Count::TreeFiles,

@@ -51,6 +51,8 @@ pub struct EngineHandler {
     requests: RequestCounts,
     atime: AtimeMode,
     acl: bool,
+    /// The kernel uses labels of SELinux.
+    selinux: bool,
     /// The kernel's writeback cache is on.
     writeback_cache: bool,
     /// Mounted with `sync` or `dirsync`: names are durable when the call returns. The kernel does
@@ -78,6 +80,7 @@ impl EngineHandler {
             requests: RequestCounts::default(),
             atime: options.atime,
             acl: options.acl,
+            selinux: xattr::has_selinux(),
             writeback_cache: options.writeback_cache,
             sync_names: options.flags.intersects(MountFlags::SYNCHRONOUS | MountFlags::DIRSYNC),
             sync_attrs: options.flags.contains(MountFlags::SYNCHRONOUS),

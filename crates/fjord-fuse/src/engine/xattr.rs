@@ -11,8 +11,15 @@ use crate::{
 
 const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+const SELINUX: &[u8] = b"security.selinux";
 const TRUSTED_PREFIX: &[u8] = b"trusted.";
 const S_ISGID: u16 = 0o2000;
+
+/// Whether the kernel has SELinux, as libselinux finds out.
+pub(super) fn has_selinux() -> bool {
+    let kinds = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    kinds.lines().any(|line| line.ends_with("selinuxfs"))
+}
 
 impl EngineHandler {
     fn check_xattr_name(&self, name: &[u8]) -> Outcome<()> {
@@ -32,6 +39,11 @@ impl EngineHandler {
         let value = self.check_xattr_name(name).and_then(|()| self.node(request)).and_then(|n| {
             let value = n.get_xattr(name)?;
             Ok(value)
+        });
+        // A program that is told this of one file, as `ls -l`, does not ask for it of the others.
+        let value = value.map_err(|e| match e {
+            Errno(libc::ENODATA) if !self.selinux && name == SELINUX => Errno(libc::EOPNOTSUPP),
+            _ => e,
         });
         sized(value, size, reply)
     }
