@@ -13,7 +13,10 @@ use std::{
 use fjord::ImageName;
 use fjord_fuse::mount::{self, MountEntry};
 
-use crate::failure::{Context, Failure, Result};
+use crate::{
+    failure::{Context, Failure, Result},
+    output,
+};
 
 /// The mount that holds `image`, if any: of the device itself, of a loop device over the file, or a
 /// fjord mount that names it as its source.
@@ -105,11 +108,15 @@ pub(crate) fn find(source: &Path) -> Result<Found> {
             let message = "not on a fjord mount; give a directory on one, or an image";
             return Err(Failure::new(message).context(source.display()));
         }
+        tell_if_silent(source);
         return Ok(Found::Mount(File::open(source).context(source.display())?));
     }
     match mount_of(source).filter(MountEntry::is_fjord) {
         Some(mount) => match File::open(&mount.mountpoint) {
-            Ok(dir) => Ok(Found::Mount(dir)),
+            Ok(dir) => {
+                tell_if_silent(&mount.mountpoint);
+                Ok(Found::Mount(dir))
+            }
             Err(error) => {
                 // Fails with advice if the server has died.
                 check(source, true)?;
@@ -155,6 +162,17 @@ fn server(dir: &Path) -> Server {
         Ok(true) => Server::Dead,
         Ok(false) => Server::Lives,
         Err(_) => Server::Silent,
+    }
+}
+
+/// Says why a command waits, if the process that serves the mount on `dir` does not answer. The command goes on: the
+/// machine may only be busy, and a signal ends it.
+pub(crate) fn tell_if_silent(dir: &Path) {
+    if matches!(server(dir), Server::Silent) {
+        output::complain(format!(
+            "{}: waiting for the process that serves it, which does not answer (it may be stopped)",
+            dir.display()
+        ));
     }
 }
 

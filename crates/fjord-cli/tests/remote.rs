@@ -18,7 +18,7 @@ use fjord_testkit::{
     cluster_faults::FAULTS,
     cuts::{CUTS, MEANWHILE, Site},
     failover,
-    fjord_mount::{FjordMount, fjord, fjord_program},
+    fjord_mount::{FjordMount, fjord, fjord_program, table_line},
     image, order_log, rng, size,
     tools::{self, Output},
 };
@@ -81,6 +81,9 @@ fn hosts_on_a_network() -> Result<()> {
     };
     std::thread::spawn(run).join().expect("the thread does not panic")
 }
+
+/// How long a mount may take to show in the table what has become of it.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `fjord ARGS`, which must succeed.
 fn ok(args: &[&str]) -> Result<Output> {
@@ -150,6 +153,7 @@ fn commands(cluster: &Cluster, dir: &Path) -> Result<()> {
     ensure!(ok(&["info", &url])?.stdout.contains("Needs recovery:           no"));
     cluster.tell("rbd", &["snap", "create", "rbd/commands@then"])?;
     ok(&["rm", &url, "/file"])?;
+    long_output_reaches_a_pipe(&url, dir)?;
     ok(&["put", &url, source, "/other"])?;
     let snapshot = url.replacen("commands", "commands@then", 1);
     ensure!(ok(&["cat", &snapshot, "/file"])?.stdout == "content");
@@ -160,6 +164,19 @@ fn commands(cluster: &Cluster, dir: &Path) -> Result<()> {
     ensure!(size.contains(&format!("\"size\":{}", 512 << 20)), "{size}");
     checked_in_place(cluster, dir, &url)?;
     export_and_check(cluster, dir, "commands")
+}
+
+/// Standard output and error as one pipe, which librados makes nonblocking: of a file only what the pipe holds came out.
+fn long_output_reaches_a_pipe(url: &str, dir: &Path) -> Result<()> {
+    let long = dir.join("long");
+    fs::write(&long, vec![b'x'; 1 << 20])?;
+    ok(&["put", url, long.to_str().expect("a plain path"), "/long"])?;
+    let mut cat = tools::command("sh")?;
+    // It is not read before it is full.
+    cat.args(["-c", "\"$1\" cat \"$2\" /long 2>&1 | (sleep 0.5; wc -c)", "sh"]);
+    let told = tools::run(cat.arg(fjord_program()?).arg(url))?.expect_code(&[0])?;
+    ensure!(told.stdout.trim() == "1048576", "{}", told.stdout);
+    Ok(())
 }
 
 /// e2fsck sees the image as a file, and repairs it there.
@@ -334,6 +351,14 @@ fn stolen(cluster: &Cluster, dir: &Path) -> Result<()> {
     let error = File::create(first.path().join("new")).expect_err("a new file there");
     ensure!(error.raw_os_error() == Some(libc::EROFS), "{error}");
     drop(file);
+    // The mount table tells it once no file is open for writing; syncfs(2) still says that not all is durable.
+    let began = Instant::now();
+    while !table_line(first.path())?.split([' ', ',']).any(|word| word == "ro") {
+        ensure!(began.elapsed() < PATIENCE, "the mount table does not show ro");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let synced = rustix::fs::syncfs(File::open(first.path())?);
+    ensure!(synced == Err(rustix::io::Errno::IO), "syncfs there: {synced:?}");
     ensure!(fs::read(second.path().join("file"))? == b"promised");
     first.kill()?;
     first.detach();

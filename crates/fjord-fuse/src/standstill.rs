@@ -1,8 +1,8 @@
-//! Remounts the kernel's mount read-only after an error has made the file system read-only.
+//! Makes the mount read-only after an error has made the file system read-only.
 //!
 //! Owns the thread that polls whether the engine has turned read-only, and then remounts:
 //! /proc/mounts says `ro`, and the kernel refuses writes itself, as with ext4's
-//! `errors=remount-ro`.
+//! `errors=remount-ro`. syncfs(2) still reaches the engine, which says that not all is durable.
 //!
 //! The kernel refuses that while files are open for writing, so it is tried until it succeeds.
 //! Needs root; without root only `fjord stats` and errors of calls show it.
@@ -59,12 +59,12 @@ impl Drop for Standstill {
 
 /// Remounts read-only. False when it is to be tried again.
 fn show(dir: &std::path::Path) -> bool {
-    let flags = match mount::flags_of(dir) {
+    match mount::flags_of(dir) {
         Ok(flags) if flags.contains(MountFlags::RDONLY) => return true,
-        Ok(flags) => flags | MountFlags::RDONLY,
+        Ok(_) => {}
         Err(_) => return false,
-    };
-    match mount::remount(dir, flags) {
+    }
+    match mount::make_read_only(dir) {
         Ok(()) => {
             tracing::warn!("remounted read-only");
             true

@@ -134,6 +134,9 @@ impl RbdName {
             }
             (Step::Connect, libc::ENOENT) => "; the user (`?id=`) has no keyring on this host",
             (Step::Pool, libc::ENOENT) => "; the cluster has no such pool (`ceph osd pool ls`)",
+            (Step::Create, libc::ENOENT) => {
+                "; the pool has no such namespace (`rbd namespace ls POOL`)"
+            }
             (Step::Open, libc::ENOENT) => {
                 "; the pool has no such image or snapshot (`rbd ls`, `rbd snap ls`); `fjord mkfs --size` makes an image"
             }

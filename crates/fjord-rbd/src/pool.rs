@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString};
 use std::ptr;
 
 use fjord_block::OpenError;
+use rustix::fs::{fcntl_getfl, fcntl_setfl};
 
 use crate::library::{Ceph, PoolHandle, RadosHandle};
 use crate::name::{RbdName, Step};
@@ -35,7 +36,8 @@ impl Pool {
         let ceph = Ceph::get(name)?;
         let mut cluster = ptr::null_mut();
         // SAFETY: the function writes the handle and copies the user's name.
-        let code = unsafe { (ceph.rados.rados_create)(&raw mut cluster, name.id.as_ptr()) };
+        let create = || unsafe { (ceph.rados.rados_create)(&raw mut cluster, name.id.as_ptr()) };
+        let code = with_flags_of_stderr_kept(create);
         check(name, Step::Configuration, code)?;
         // From here on drop closes it.
         let mut pool = Pool { ceph, cluster, handle: ptr::null_mut() };
@@ -111,6 +113,16 @@ impl Drop for Pool {
             (self.ceph.rados.rados_shutdown)(self.cluster);
         }
     }
+}
+
+/// librados makes standard error nonblocking if it is a pipe: so also standard output, where it is the same pipe
+/// (`2>&1 |`), and for all processes that have it. A long output then fails with EAGAIN.
+fn with_flags_of_stderr_kept<T>(act: impl FnOnce() -> T) -> T {
+    let flags = fcntl_getfl(rustix::stdio::stderr());
+    let done = act();
+    // Where it is closed there is nothing to keep.
+    let _ = flags.and_then(|flags| fcntl_setfl(rustix::stdio::stderr(), flags));
+    done
 }
 
 /// The error of a negative code.

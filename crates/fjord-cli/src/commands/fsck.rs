@@ -206,9 +206,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         if args.mode.no_changes {
             return Err(uncorrected(format!(
                 "{}: the journal is dirty{}, and nothing is written with -n; run `fsck.fjord -p \
-                 {0}` to recover it",
+                 {0}` to recover it, if no other host has it mounted{}",
                 args.image.display(),
                 pending(&args.image).map(|text| format!(" ({text})")).unwrap_or_default(),
+                match ImageName::parse(&args.image).is_remote() {
+                    true => " (a snapshot is recovered in a copy, by `fjord snapshot`)",
+                    false => "",
+                }
             )));
         }
         recover(args)?;

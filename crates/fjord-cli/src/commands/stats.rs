@@ -11,7 +11,7 @@ use fjord_fuse::stats::{HealthReport, MountStats};
 
 use crate::{
     failure::{Failure, Result},
-    output, size,
+    in_use, output, size,
 };
 
 /// Kinds of requests that the table shows.
@@ -49,6 +49,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    in_use::tell_if_silent(&args.dir);
     match args.watch {
         None => {
             let stats = read(&args.dir)?;

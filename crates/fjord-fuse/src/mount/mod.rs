@@ -487,6 +487,15 @@ pub fn remount(dir: &Path, flags: MountFlags) -> Result<(), MountError> {
     })
 }
 
+/// Makes the mount on `dir` read-only, not the file system: of one that is read-only the kernel says that all is durable
+/// (syncfs(2) returns 0) without asking the server.
+///
+/// # Errors
+/// As [`remount`].
+pub fn make_read_only(dir: &Path) -> Result<(), MountError> {
+    remount(dir, flags_of(dir)? | MountFlags::RDONLY | MountFlags::BIND)
+}
+
 /// Whether the process that serves the mount on `dir` has died. Asks by statfs(2), which always reaches the
 /// server; the kernel may answer other calls without it. A server that dies meanwhile gives ECONNABORTED.
 pub fn is_dead(dir: &Path) -> bool {

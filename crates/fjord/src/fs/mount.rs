@@ -497,8 +497,10 @@ fn open_journal(
     if options.read_only {
         if geo.features.incompat.contains(Incompat::RECOVER) && !options.no_load_journal {
             return Err(recover::dirty(
-                "a read-only open does not replay it; run `fjord recover` first, or mount the \
-                 image: -o ro replays the journal, -o ro,noload ignores it",
+                "a read-only open does not replay it: if the image is mounted on another host, use \
+                 it there; else run `fjord recover`, or mount it (-o ro replays the journal, -o \
+                 ro,noload ignores it); a snapshot on a cluster is recovered in a copy, by `fjord \
+                 snapshot`",
             ));
         }
         return Ok(None);
