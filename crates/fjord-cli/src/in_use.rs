@@ -98,6 +98,7 @@ pub(crate) enum Found {
 
 /// The mount that a directory lies on, or on which an image is mounted; else the image.
 pub(crate) fn find(source: &Path) -> Result<Found> {
+    let _waiting = Waiting::begin(source);
     let name = ImageName::parse(source);
     let found = match name.is_remote() {
         true => None,
@@ -108,13 +109,14 @@ pub(crate) fn find(source: &Path) -> Result<Found> {
             let message = "not on a fjord mount; give a directory on one, or an image";
             return Err(Failure::new(message).context(source.display()));
         }
-        tell_if_silent(source);
-        return Ok(Found::Mount(File::open(source).context(source.display())?));
+        let dir = File::open(source).context(source.display())?;
+        wait_for_server(source);
+        return Ok(Found::Mount(dir));
     }
     match mount_of(source).filter(MountEntry::is_fjord) {
         Some(mount) => match File::open(&mount.mountpoint) {
             Ok(dir) => {
-                tell_if_silent(&mount.mountpoint);
+                wait_for_server(&mount.mountpoint);
                 Ok(Found::Mount(dir))
             }
             Err(error) => {
@@ -128,6 +130,11 @@ pub(crate) fn find(source: &Path) -> Result<Found> {
             Ok(Found::Image)
         }
     }
+}
+
+/// Returns when the process that serves the mount on `dir` has answered, or has ended.
+fn wait_for_server(dir: &Path) {
+    let _is_dead = mount::is_dead(dir);
 }
 
 /// Whether a file is known to lie on a mount that fjord does not serve.
@@ -165,14 +172,28 @@ fn server(dir: &Path) -> Server {
     }
 }
 
-/// Says why a command waits, if the process that serves the mount on `dir` does not answer. The command goes on: the
-/// machine may only be busy, and a signal ends it.
-pub(crate) fn tell_if_silent(dir: &Path) {
-    if matches!(server(dir), Server::Silent) {
-        output::complain(format!(
-            "{}: waiting for the process that serves it, which does not answer (it may be stopped)",
-            dir.display()
-        ));
+/// Says why a command waits, if the process that serves a mount does not answer. The command goes on: the machine may
+/// only be busy, and a signal ends it.
+pub(crate) struct Waiting {
+    /// Dropped when the answer is there.
+    _answered: mpsc::Sender<()>,
+}
+
+impl Waiting {
+    /// The command may have to wait for the mount of `source`, an image or a directory, from now on until this is dropped.
+    pub(crate) fn begin(source: &Path) -> Waiting {
+        let (answered, has_answered) = mpsc::channel::<()>();
+        let source = source.to_owned();
+        // Where no thread may be started the command waits without a word.
+        let _ = thread::Builder::new().spawn(move || {
+            if has_answered.recv_timeout(ANSWER_PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                output::complain(format!(
+                    "{}: waiting for the process that serves the mount, which does not answer (it may be stopped)",
+                    source.display()
+                ));
+            }
+        });
+        Waiting { _answered: answered }
     }
 }
 

@@ -13,6 +13,7 @@ use fjord_testkit::{
     image::Scratch,
     tools::{self, Output},
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 fn program() -> &'static Path {
@@ -193,4 +194,36 @@ fn what_is_no_mount_of_fjord_is_named() -> Result<()> {
         ensure!(out.code == Some(code) && out.stderr.contains(words), "{args:?}: {out:?}");
     }
     Ok(())
+}
+
+/// A server that is stopped is waited for, and who waits is told why.
+#[test]
+fn who_waits_for_a_stopped_server_is_told() -> Result<()> {
+    let scratch = Scratch::new("stats-stopped")?;
+    let mount = mounted(&scratch, &["-o", "nofuseblk"])?;
+    let server = Pid::from_raw(mount.pid() as i32).context("a process")?;
+    kill_process(server, Signal::STOP)?;
+    let copy = scratch.join("copy.img");
+    let commands = [&["stats"][..], &["resize"], &["snapshot"]].map(|args| {
+        let mut command = Command::new(program());
+        command.args(args).arg(mount.path()).args((args == ["snapshot"]).then_some(&copy));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
+    });
+    let mut told = Vec::new();
+    let mut children = Vec::new();
+    for child in commands {
+        let mut child = child?;
+        let mut line = String::new();
+        BufReader::new(child.stderr.take().context("piped")?).read_line(&mut line)?;
+        told.push(line);
+        children.push(child);
+    }
+    kill_process(server, Signal::CONT)?;
+    for line in &told {
+        ensure!(line.contains("does not answer"), "{told:?}");
+    }
+    for mut child in children {
+        ensure!(child.wait()?.success(), "a command that waited failed");
+    }
+    mount.unmount()
 }

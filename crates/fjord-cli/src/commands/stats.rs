@@ -11,7 +11,8 @@ use fjord_fuse::stats::{HealthReport, MountStats};
 
 use crate::{
     failure::{Failure, Result},
-    in_use, output, size,
+    in_use::Waiting,
+    output, size,
 };
 
 /// Kinds of requests that the table shows.
@@ -49,10 +50,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    in_use::tell_if_silent(&args.dir);
     match args.watch {
         None => {
+            let waiting = Waiting::begin(&args.dir);
             let stats = read(&args.dir)?;
+            drop(waiting);
             match (args.json, args.locks) {
                 (true, _) => output::json(&stats),
                 (false, true) => output::print(locks(&stats)?),
