@@ -66,8 +66,17 @@ fn attr_valid_secs(attr: &Attr) -> u64 {
     if has_set_ids(attr) {
         return 0;
     }
-    let settled = Timespec::now().sec.saturating_sub(attr.ctime.sec) > SETTLE_SECS;
-    if attr.kind() != FileKind::Regular || settled { LONG_SECS } else { SHORT_SECS }
+    // An empty file has no data that waits for blocks. A write makes the kernel ask again.
+    let is_empty = attr.size == 0 && attr.blocks == 0;
+    if attr.kind() != FileKind::Regular || is_empty || is_settled(attr) {
+        LONG_SECS
+    } else {
+        SHORT_SECS
+    }
+}
+
+fn is_settled(attr: &Attr) -> bool {
+    Timespec::now().sec.saturating_sub(attr.ctime.sec) > SETTLE_SECS
 }
 
 /// The reply that names `inode`; the caller has counted the lookup.
