@@ -44,7 +44,7 @@ pub(crate) struct FrontEndArgs {
     /// The tree that is unpacked and read
     #[arg(long, default_value = "/usr/include")]
     tree: PathBuf,
-    /// Only these workloads
+    /// Only these workloads; some use what the one before leaves (touch, creates, untar)
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Arguments of a further mount of fjord, as a file system of its own

@@ -82,14 +82,14 @@ pub(super) const WORKLOADS: [Workload; 14] = [
         after: "",
         count: Count::Files,
     },
+    Workload { name: "remove", before: "", timed: "rm -rf many", after: "", count: Count::Files },
     Workload {
         name: "list-cold",
-        before: "sync; echo 3 > /proc/sys/vm/drop_caches",
-        timed: "ls -l many",
-        after: "",
+        before: "mkdir cold; cd cold; seq -f file-%07.0f 1 $FILES | xargs touch; sync; echo 3 > /proc/sys/vm/drop_caches",
+        timed: "ls -l cold",
+        after: "rm -rf cold",
         count: Count::Files,
     },
-    Workload { name: "remove", before: "", timed: "rm -rf many", after: "", count: Count::Files },
     Workload {
         name: "creates",
         before: "mkdir one",
