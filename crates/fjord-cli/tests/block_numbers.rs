@@ -3,8 +3,12 @@
 
 use std::{
     fs::{self, File},
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     path::Path,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -156,4 +160,33 @@ fn plain_fuse_has_no_block_numbers() -> Result<()> {
     ensure!(fibmap(&file, 0).unwrap_or(0) == 0);
     drop(file);
     fjord.unmount()
+}
+
+/// Files that were looked at while they were empty, a new and an old one: programs such as tar take one of no blocks for
+/// a hole. With its write cache the kernel does not ask again when it has written.
+#[test]
+fn what_empty_files_use_once_they_are_written() -> Result<()> {
+    for args in [&[][..], &["--writeback-cache"]] {
+        let scratch = Scratch::new("blocks-used")?;
+        let image = scratch.join("image");
+        image::make_sparse(&image, 64 << 20)?;
+        tools::run(tools::command("mke2fs")?.args(["-q", "-t", "ext4"]).arg(&image))?.ok()?;
+        let requests = ["write /dev/null old", "set_inode_field old ctime 20200101000000"];
+        image::debugfs_write(&image, &requests.map(str::to_owned))?;
+        let mount = FjordMount::new(&image, args)?;
+        for name in ["new", "old"] {
+            let path = mount.path().join(name);
+            let file = File::options().create(true).truncate(false).write(true).open(&path)?;
+            ensure!(fs::metadata(&path)?.blocks() == 0, "{args:?}: an empty file has blocks");
+            file.write_all_at(&vec![7; 1 << 20], 0)?;
+            file.sync_all()?;
+            let patience = Instant::now() + Duration::from_secs(20);
+            while fs::metadata(&path)?.blocks() < 2048 {
+                ensure!(Instant::now() < patience, "{args:?}: {name}: {:?}", fs::metadata(&path)?);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        mount.unmount()?;
+    }
+    Ok(())
 }

@@ -60,19 +60,18 @@ pub(super) fn has_set_ids(attr: &Attr) -> bool {
     attr.kind() == FileKind::Regular && attr.mode & (S_ISUID | S_ISGID) != 0
 }
 
-fn attr_valid_secs(attr: &Attr) -> u64 {
+/// How long the kernel may keep these attributes, in seconds.
+fn attr_valid_secs(attr: &Attr, writeback_cache: bool) -> u64 {
     // OPEN and WRITE drop the bits, and their replies have no attributes: so the kernel asks again
     // before each exec.
     if has_set_ids(attr) {
         return 0;
     }
-    // An empty file has no data that waits for blocks. A write makes the kernel ask again.
+    // An empty file has no data that waits for blocks, and a write makes the kernel ask again. A write that stays in the
+    // kernel's cache does not: the file would have as few blocks as before for as long as the attributes last.
     let is_empty = attr.size == 0 && attr.blocks == 0;
-    if attr.kind() != FileKind::Regular || is_empty || is_settled(attr) {
-        LONG_SECS
-    } else {
-        SHORT_SECS
-    }
+    let is_final = (is_empty || is_settled(attr)) && !writeback_cache;
+    if attr.kind() != FileKind::Regular || is_final { LONG_SECS } else { SHORT_SECS }
 }
 
 fn is_settled(attr: &Attr) -> bool {
@@ -80,13 +79,13 @@ fn is_settled(attr: &Attr) -> bool {
 }
 
 /// The reply that names `inode`; the caller has counted the lookup.
-pub(super) fn entry_out(inode: &InodeRef) -> EntryOut {
+pub(super) fn entry_out(inode: &InodeRef, writeback_cache: bool) -> EntryOut {
     let attr = inode.attr();
     EntryOut {
         nodeid: node_id(attr.ino),
         generation: u64::from(attr.generation),
         entry_valid: LONG_SECS,
-        attr_valid: attr_valid_secs(&attr),
+        attr_valid: attr_valid_secs(&attr, writeback_cache),
         attr: fuse_attr(&attr),
         ..Default::default()
     }
@@ -95,10 +94,6 @@ pub(super) fn entry_out(inode: &InodeRef) -> EntryOut {
 /// The reply for a missing name, with a timeout (negative entry).
 pub(super) fn negative_entry() -> EntryOut {
     EntryOut { entry_valid: LONG_SECS, ..Default::default() }
-}
-
-fn attr_out(attr: &Attr) -> AttrOut {
-    AttrOut { attr_valid: attr_valid_secs(attr), attr: fuse_attr(attr), ..Default::default() }
 }
 
 fn sx_time(t: Timespec) -> SxTime {
@@ -111,8 +106,13 @@ fn split_rdev(rdev: u32) -> (u32, u32) {
 }
 
 impl EngineHandler {
+    fn attr_out(&self, attr: &Attr) -> AttrOut {
+        let attr_valid = attr_valid_secs(attr, self.writeback_cache);
+        AttrOut { attr_valid, attr: fuse_attr(attr), ..Default::default() }
+    }
+
     pub(super) fn getattr(&self, request: &Request<'_>) -> Outcome<AttrOut> {
-        Ok(attr_out(&self.node(request)?.attr()))
+        Ok(self.attr_out(&self.node(request)?.attr()))
     }
 
     pub(super) fn statx(&self, request: &Request<'_>) -> Outcome<StatxOut> {
@@ -142,7 +142,8 @@ impl EngineHandler {
             rdev_minor,
             ..Default::default()
         };
-        Ok(StatxOut { attr_valid: attr_valid_secs(&attr), stat, ..Default::default() })
+        let attr_valid = attr_valid_secs(&attr, self.writeback_cache);
+        Ok(StatxOut { attr_valid, stat, ..Default::default() })
     }
 
     pub(super) fn setattr(&self, request: &Request<'_>, args: &SetattrIn) -> Outcome<AttrOut> {
@@ -181,7 +182,7 @@ impl EngineHandler {
         };
         let attr = node.set_attr(&change, &cred)?;
         self.inode_changed(&node)?;
-        Ok(attr_out(&attr))
+        Ok(self.attr_out(&attr))
     }
 
     /// Whether a SETATTR that sets nothing comes before a write or an fallocate, to take

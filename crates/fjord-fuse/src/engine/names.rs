@@ -21,7 +21,7 @@ const SET_GROUP_ID: u32 = libc::S_ISGID | libc::S_IXGRP;
 impl EngineHandler {
     /// Counts a lookup and makes the entry that hands the inode over.
     fn hand_over(&self, inode: InodeRef) -> EntryOut {
-        let entry = entry_out(&inode);
+        let entry = entry_out(&inode, self.writeback_cache);
         self.nodes.remember(&inode);
         entry
     }

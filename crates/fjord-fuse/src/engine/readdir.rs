@@ -103,7 +103,7 @@ impl EngineHandler {
     fn entry_of(&self, ino: InodeNo) -> EntryOut {
         match self.fs.inode(ino, None) {
             Ok(inode) => {
-                let entry = entry_out(&inode);
+                let entry = entry_out(&inode, self.writeback_cache);
                 self.nodes.remember(&inode);
                 entry
             }
