@@ -42,7 +42,7 @@ impl Responder {
         self.gather(&[bytes]);
     }
 
-    /// Success with a payload gathered from several places, sent without copying.
+    /// Success with a payload gathered from several places; a large one is sent without copying.
     pub fn gather(self, payload: &[&[u8]]) {
         if payload.len() >= REPLY_PARTS_MAX {
             return self.bytes(&payload.concat());

@@ -59,12 +59,14 @@ impl Drop for Standstill {
 
 /// Remounts read-only. False when it is to be tried again.
 fn show(dir: &std::path::Path) -> bool {
-    match mount::flags_of(dir) {
+    let flags = match mount::flags_of(dir) {
         Ok(flags) if flags.contains(MountFlags::RDONLY) => return true,
-        Ok(_) => {}
+        // The mount, not the file system: of one that is read-only the kernel says that all is durable (syncfs(2) returns
+        // 0) without asking the server.
+        Ok(flags) => flags | MountFlags::RDONLY | MountFlags::BIND,
         Err(_) => return false,
-    }
-    match mount::make_read_only(dir) {
+    };
+    match mount::remount(dir, flags) {
         Ok(()) => {
             tracing::warn!("remounted read-only");
             true

@@ -472,7 +472,7 @@ fn unprivileged_list(subtype: &str, source: &str, options: &FuseOptions) -> Stri
 }
 
 /// Changes the mount(2) flags of a mount (remount): ro, nosuid, nodev, noexec. The server is not
-/// informed; the kernel first writes everything back.
+/// informed; the kernel first writes everything back. With BIND only the mount changes, not the file system.
 ///
 /// # Errors
 /// Busy (files are open for writing), not mounted, no permission.
@@ -485,15 +485,6 @@ pub fn remount(dir: &Path, flags: MountFlags) -> Result<(), MountError> {
         },
         e => MountError::io(format!("remount {}", dir.display()), e),
     })
-}
-
-/// Makes the mount on `dir` read-only, not the file system: of one that is read-only the kernel says that all is durable
-/// (syncfs(2) returns 0) without asking the server.
-///
-/// # Errors
-/// As [`remount`].
-pub fn make_read_only(dir: &Path) -> Result<(), MountError> {
-    remount(dir, flags_of(dir)? | MountFlags::RDONLY | MountFlags::BIND)
 }
 
 /// Whether the process that serves the mount on `dir` has died. Asks by statfs(2), which always reaches the
