@@ -177,6 +177,7 @@ pub(crate) fn kill9(args: &Kill9Args) -> Result<()> {
     ensure!(!args.common.kernel, "the kernel cannot be killed; see the self-check of the test kit");
     let program = build(args.common.debug)?;
     let options = kill9::Options {
+        end: kill9::End::Kill,
         rounds: args.rounds,
         seed: args.common.seed,
         workers: args.workers,

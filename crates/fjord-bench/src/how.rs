@@ -35,6 +35,8 @@ pub struct How {
     pub order: bool,
     /// A file system for each thread, side by side on the device; in the figures of parallel journaling.
     pub separate: bool,
+    /// Requests come over io_uring, or over /dev/fuse; in a mount.
+    pub io_uring: Option<bool>,
 }
 
 const EPOCH: &str = "epoch";
@@ -48,6 +50,8 @@ const HALTS: &str = "nolow_latency";
 const NATIVE: &str = "native";
 const ORDER: &str = "order";
 const SEPARATE: &str = "separate";
+const IO_URING: &str = "io_uring";
+const NO_IO_URING: &str = "noio_uring";
 
 impl How {
     /// The defaults.
@@ -63,6 +67,7 @@ impl How {
         native: false,
         order: false,
         separate: false,
+        io_uring: None,
     };
 
     /// An fsync policy, and the defaults.
@@ -84,6 +89,8 @@ impl How {
                 NATIVE => how.native = true,
                 ORDER => how.order = true,
                 SEPARATE => how.separate = true,
+                IO_URING => how.io_uring = Some(true),
+                NO_IO_URING => how.io_uring = Some(false),
                 other => match other.strip_prefix(COMMIT) {
                     Some(seconds) => how.commit_s = Some(seconds_from(seconds)?),
                     None => how.policy = Some(policy_from_name(other)?),
@@ -127,8 +134,13 @@ impl How {
         let commit = self.commit_s.map(|seconds| format!("{COMMIT}{seconds}"));
         // There programs call fsync.
         let order = self.order.then(|| "order_only".into());
-        let words = [policy, epoch, dual, lists, io, data, commit, halts, order];
+        let rings = self.io_uring_word().map(String::from);
+        let words = [policy, epoch, dual, lists, io, data, commit, halts, order, rings];
         words.into_iter().flatten().collect()
+    }
+
+    fn io_uring_word(self) -> Option<&'static str> {
+        self.io_uring.map(|rings| if rings { IO_URING } else { NO_IO_URING })
     }
 
     /// A target's name and the words that give this back.
@@ -156,6 +168,7 @@ impl How {
             native,
             order,
             separate,
+            self.io_uring_word(),
         ];
         std::iter::once(target).chain(words.into_iter().flatten()).collect::<Vec<_>>().join(":")
     }
@@ -172,7 +185,7 @@ fn policy_from_name(name: &str) -> Result<FsyncPolicyKind> {
     FsyncPolicyKind::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = FsyncPolicyKind::ALL.iter().map(|policy| policy.name()).collect();
         BenchError::Usage(format!(
-            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {COMMIT}SECONDS, {HALTS}, {NATIVE}, {ORDER}, {SEPARATE}",
+            "fjord has no fsync policy {name:?}; there are: {}; and the words {EPOCH}, {DUAL}, {LOCKED}, {DEDICATED}, {DATA_JOURNAL}, {COMMIT}SECONDS, {HALTS}, {NATIVE}, {ORDER}, {SEPARATE}, {IO_URING}, {NO_IO_URING}",
             known.join(", ")
         ))
     })

@@ -3,7 +3,7 @@
 //! One test at a time holds the machine: they measure nothing, but with two cores two daemons under
 //! load only slow each other down and blur which one failed.
 
-use std::{path::Path, sync::Mutex};
+use std::{fs, path::Path, sync::Mutex};
 
 use anyhow::{Context, Result, ensure};
 use fjord_testkit::{
@@ -11,6 +11,7 @@ use fjord_testkit::{
     fjord_mount::FjordMount,
     fsx::{self, KernelFile},
     image::{self, KernelMount, Scratch},
+    io_uring,
     manifest::{Compare, Manifest},
     rng,
     script::{Executor, KernelExecutor, Op, Script},
@@ -181,4 +182,61 @@ fn attribute_programs_work() -> Result<()> {
         tool("chattr", &["-i"])?;
         Ok(())
     })
+}
+
+/// The server's rings of io_uring.
+fn ring_count(server: &FjordMount) -> Result<usize> {
+    let mut count = 0;
+    for entry in fs::read_dir(format!("/proc/{}/fd", server.pid()))? {
+        let target = fs::read_link(entry?.path());
+        count += usize::from(target.is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]"));
+    }
+    Ok(count)
+}
+
+/// Eight callers ask for names that are not there.
+fn crowd(dir: &Path) {
+    std::thread::scope(|scope| {
+        for caller in 0..8 {
+            let ask = move || (0..2000).all(|n| !dir.join(format!("{caller}-{n}")).exists());
+            scope.spawn(ask);
+        }
+    });
+}
+
+/// Until then requests come over /dev/fuse; with `noio_uring` always.
+#[test]
+fn many_callers_are_served_over_io_uring() -> Result<()> {
+    if !io_uring::is_offered()? {
+        return Ok(());
+    }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
+    let scratch = Scratch::in_memory("rings")?;
+    let img = scratch.join("image");
+    set("default").make(&img)?;
+    let never = mount(&img, &["-o", "noio_uring"])?;
+    let without = ring_count(&never)?;
+    for round in 0..3 {
+        // What was not there once is remembered.
+        let dir = never.path().join(format!("never-{round}"));
+        fs::create_dir(&dir)?;
+        crowd(&dir);
+    }
+    ensure!(ring_count(&never)? == without);
+    never.unmount()?;
+    let mount = mount(&img, &[])?;
+    let mut round = 0;
+    while ring_count(&mount)? == without {
+        ensure!(round < 100, "requests still come over /dev/fuse");
+        let dir = mount.path().join(format!("round-{round}"));
+        fs::create_dir(&dir)?;
+        crowd(&dir);
+        round += 1;
+    }
+    let data = rng::pattern_vec(1, 0, 3 << 20);
+    fs::write(mount.path().join("after"), &data)?;
+    ensure!(fs::read(mount.path().join("after"))? == data);
+    mount.unmount()?;
+    image::e2fsck_clean(&img)?;
+    Ok(())
 }

@@ -6,7 +6,8 @@
 use std::{path::Path, sync::Mutex};
 
 use anyhow::{Result, ensure};
-use fjord_testkit::{features, kill9, rng, size::pick};
+use fjord_testkit::kill9::{self, End};
+use fjord_testkit::{features, io_uring, rng, size::pick};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -15,9 +16,20 @@ fn kills(set_name: &str, rounds: u64, mount_args: &[&str]) -> Result<()> {
 }
 
 fn kills_of(set_name: &str, tune_args: &[&str], rounds: u64, mount_args: &[&str]) -> Result<()> {
+    ends_of(End::Kill, set_name, tune_args, rounds, mount_args)
+}
+
+fn ends_of(
+    end: End,
+    set_name: &str,
+    tune_args: &[&str],
+    rounds: u64,
+    mount_args: &[&str],
+) -> Result<()> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|broken| broken.into_inner());
     let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect();
     let options = kill9::Options {
+        end,
         rounds,
         seed: rng::seed_from_env("kill9", 1),
         workers: 4,
@@ -29,7 +41,7 @@ fn kills_of(set_name: &str, tune_args: &[&str], rounds: u64, mount_args: &[&str]
         keep_failed_in: Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("kill9-failed")),
     };
     let summary = kill9::run(&options)?;
-    println!("{set_name} {mount_args:?}: {summary:?}");
+    println!("{set_name} {mount_args:?} {end:?}: {summary:?}");
     ensure!(summary.fsyncs > 0, "nothing was promised");
     Ok(())
 }
@@ -60,6 +72,26 @@ fn each_fsync_policy_keeps_its_promises_when_killed() -> Result<()> {
         for scheduler in ["direct", "epoch"] {
             let options = format!("{policy},scheduler={scheduler}");
             kills_of(set, tune_args, pick(1, 2, 5), &["-o", &options])?;
+        }
+    }
+    Ok(())
+}
+
+/// Requests over io_uring, over /dev/fuse, and over io_uring once there are many callers.
+#[test]
+fn each_end_of_a_mount_keeps_every_promise() -> Result<()> {
+    let offers = io_uring::is_offered()?;
+    for (place, transport) in ["io_uring", "noio_uring", "rw"].into_iter().enumerate() {
+        if transport != "noio_uring" && !offers {
+            continue;
+        }
+        for (turn, end) in End::ALL.into_iter().enumerate() {
+            // In a short run each way has two ends, and each end one way at least.
+            if pick(true, false, false) && (turn + place) % 2 == 1 {
+                continue;
+            }
+            let options = format!("fsync=ijournal,{transport}");
+            ends_of(end, "default", &["--ijournal", "4x1M"], pick(1, 2, 8), &["-o", &options])?;
         }
     }
     Ok(())

@@ -167,6 +167,20 @@ wire! {
     Dirent: 24 { ino: u64, off: u64, namelen: u32, type_: u32 }
     /// NOTIFY_INVAL_INODE notification.
     NotifyInvalInodeOut: 24 { ino: u64, off: i64, len: i64 }
+
+    /// What a ring's request and its reply say about themselves.
+    FuseUringEntInOut: 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
+    /// The memory of a ring's entry beside the payload: [`InHeader`] or [`OutHeader`], and the first
+    /// argument of a request.
+    FuseUringReqHeader: 288 { in_out: [u64; 16], op_in: [u64; 16], ring_ent_in_out: FuseUringEntInOut }
+    /// The command of a ring's submission.
+    FuseUringCmdReq: 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
+    /// A submission of io_uring (`struct io_uring_sqe` of 128 bytes) with a ring's command in it.
+    UringCmdSqe: 128 {
+        opcode: u8, flags: u8, ioprio: u16, fd: i32, cmd_op: u32, pad1: u32, addr: u64, len: u32,
+        uring_cmd_flags: u32, user_data: u64, buf_index: u16, personality: u16, splice_fd_in: i32,
+        cmd: FuseUringCmdReq, unused: [u64; 7],
+    }
 }
 
 /// Length of an INIT request from kernels before 7.36, in bytes.
@@ -300,6 +314,10 @@ pub const FUSE_IOCTL_32BIT: u32 = 1 << 3;
 pub const FUSE_SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// Notification code of [`NotifyInvalInodeOut`].
 pub const FUSE_NOTIFY_INVAL_INODE: i32 = 2;
+/// Ring command: here is the memory of an entry; fetch a request.
+pub const FUSE_IO_URING_CMD_REGISTER: u32 = 1;
+/// Ring command: the entry's reply is there; fetch the next request.
+pub const FUSE_IO_URING_CMD_COMMIT_AND_FETCH: u32 = 2;
 /// `_IOR(229, 0, u32)`: binds a fresh /dev/fuse descriptor to an existing connection.
 pub const FUSE_DEV_IOC_CLONE: u32 = 0x8004_e500;
 

@@ -161,7 +161,7 @@ fn announce(dir: &File, asked: Asked, call: &Call) -> Result<(), AskError> {
         Some(libc::EPERM) => AskError::NotAllowed(asked),
         Some(libc::EBUSY) => AskError::Busy(asked),
         Some(libc::ECONNREFUSED) => AskError::OutOfReach(asked),
-        Some(libc::ENOTCONN) => AskError::Ended(asked),
+        Some(libc::ENOTCONN | libc::ECONNABORTED) => AskError::Ended(asked),
         _ => AskError::Io { doing: "cannot ask the server", source: error },
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! Layers, each knowing only those before it:
 //! - [`abi`]: the structures on the wire; [`request`] and [`reply`]: their parsing and building;
-//! - [`transport`]: how they are transported (/dev/fuse; open to virtiofs and FUSE over io_uring);
+//! - [`transport`]: how they are transported (/dev/fuse, io_uring; open to virtiofs);
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];
@@ -23,6 +23,7 @@ mod call;
 mod child;
 pub mod device_file;
 pub mod engine;
+mod lane;
 pub mod mount;
 pub mod reply;
 pub mod request;

@@ -91,7 +91,7 @@ impl Responder {
             unique: 0,
         };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(notice.as_bytes())];
-        if let Err(e) = self.path.send(&parts) {
+        if let Err(e) = self.path.notify(&parts) {
             tracing::debug!(error = %e, nodeid, "the kernel refused a notification");
         }
     }
@@ -105,6 +105,29 @@ impl Responder {
     /// For requests that have no reply.
     pub fn none(mut self) {
         self.answered = true;
+        self.path.forgo();
+    }
+
+    /// Success with the bytes that `fill` writes into a room of `len_max`, or its failure. `spare` is that room
+    /// where the path has none of its own.
+    pub fn fill(
+        mut self,
+        len_max: usize,
+        spare: &mut Vec<u8>,
+        mut fill: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    ) {
+        let mut write = |room: &mut [u8]| fill(room).map_err(|Errno(errno)| errno);
+        if self.path.fill(self.unique, len_max, &mut write) {
+            self.answered = true;
+            return;
+        }
+        if spare.len() < len_max {
+            spare.resize(len_max, 0);
+        }
+        match write(&mut spare[..len_max]) {
+            Ok(len) => self.bytes(&spare[..len.min(len_max)]),
+            Err(errno) => self.error(errno),
+        }
     }
 
     fn send(mut self, error: i32, payload_len: usize, payload: &[&[u8]]) {

@@ -1,17 +1,17 @@
 //! A session on a mounted connection: INIT, the pool of workers, shutdown.
 //!
 //! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
-//! exactly one reply (or none, where the protocol has none); one worker is always waiting for a
-//! request, or will be within a millisecond, unless [`SessionConfig::threads_max`] are busy, so a
-//! worker that commits does not delay other requests for long; no more than
-//! [`SessionConfig::threads_idle_max`] wait, but for the two of the start; [`Session::run`] returns
-//! after every worker has ended and the handler has seen [`Handler::destroy`].
+//! exactly one reply (or none, where the protocol has none); at each queue one worker is always waiting
+//! for a request, or will be within a millisecond, unless its share of [`SessionConfig::threads_max`] are
+//! busy, so a worker that commits does not delay other requests for long; no more than
+//! [`SessionConfig::threads_idle_max`] wait at the device, but for the two of the start; [`Session::run`]
+//! returns after every worker has ended and the handler has seen [`Handler::destroy`].
 
 use std::{
     io,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::Duration,
@@ -23,10 +23,16 @@ use thiserror::Error;
 
 use crate::{
     abi::*,
+    lane::Lane,
     reply::Responder,
     request::{self, Op, Request},
-    transport::{Channel, RequestBuf, Transport},
+    transport::{Channel, Queue, Transport},
 };
+
+/// Where the administrator allows FUSE over io_uring.
+const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+/// Workers that a ring may have in any case.
+const RING_THREADS_LEAST: usize = 4;
 
 /// Parameters that a session requests from the kernel.
 #[derive(Clone, Debug)]
@@ -44,6 +50,21 @@ pub struct SessionConfig {
     pub background_max: u16,
     /// Keep the processors from halting during a rapid sequence of requests.
     pub low_latency: LowLatency,
+    /// When requests come over io_uring.
+    pub rings: Rings,
+}
+
+/// When requests come over io_uring, if the kernel offers it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rings {
+    /// Never.
+    #[default]
+    Never,
+    /// From the time on when many callers are the rule: the kernel has no way back, and a single caller is served
+    /// faster over /dev/fuse.
+    WhenCrowded,
+    /// From the beginning.
+    Always,
 }
 
 impl Default for SessionConfig {
@@ -61,6 +82,7 @@ impl Default for SessionConfig {
             threads_idle_max: 4,
             background_max: 64,
             low_latency: LowLatency::Never,
+            rings: Rings::Never,
         }
     }
 }
@@ -131,9 +153,11 @@ struct Shared<H> {
     transport: Arc<dyn Transport>,
     handler: H,
     config: SessionConfig,
-    /// Workers in [`Channel::receive`], and those that are being started. A hint for growing and shrinking,
-    /// not a lock.
-    idle: AtomicUsize,
+    device: Arc<Lane>,
+    /// A channel to each ring, where both sides agreed on rings. Taken by [`Session::run`].
+    rings: Mutex<Vec<(Queue, Box<dyn Channel>)>>,
+    /// The kernel takes rings, and there are none yet. A flag of its own right: it guards nothing else.
+    may_have_rings: AtomicBool,
     /// Set once, by [`Session::init`], where the mount asks for it.
     awake: OnceLock<Awake>,
     /// Workers alive. Guards `ended`.
@@ -145,11 +169,14 @@ struct Shared<H> {
 impl<H: Handler> Session<H> {
     /// A session over a transport that is mounted already.
     pub fn new(transport: Arc<dyn Transport>, handler: H, config: SessionConfig) -> Session<H> {
+        let device = Lane::new(Queue::Device, config.threads_max, config.threads_idle_max);
         let shared = Shared {
             transport,
             handler,
             config,
-            idle: AtomicUsize::new(0),
+            device: Arc::new(device),
+            rings: Mutex::new(Rank::FuseRings, Vec::new()),
+            may_have_rings: AtomicBool::new(false),
             awake: OnceLock::new(),
             workers: Mutex::new(Rank::FuseWorkers, 0),
             ended: Condvar::new(),
@@ -168,14 +195,16 @@ impl<H: Handler> Session<H> {
         if let Some(awake) = awake {
             shared.awake.get_or_init(|| awake);
         }
-        let mut channel = shared.transport.channel()?;
-        let mut buf = RequestBuf::new(shared.config.io_len_max as usize)?;
+        let mut channel =
+            shared.transport.channel(Queue::Device, shared.config.io_len_max as usize)?;
         loop {
-            let bytes = channel.receive(&mut buf)?.ok_or(SessionError::EndedBeforeInit)?;
-            let request = match request::parse(bytes) {
+            if !channel.receive()? {
+                return Err(SessionError::EndedBeforeInit);
+            }
+            let request = match request::parse(channel.request()) {
                 Ok(request) => request,
                 Err(e) => {
-                    refuse(bytes, channel.as_ref(), e.errno());
+                    refuse(channel.as_ref(), e.errno());
                     continue;
                 }
             };
@@ -193,10 +222,32 @@ impl<H: Handler> Session<H> {
                 reply.error(libc::EPROTO);
                 return Err(SessionError::Version { major: args.major, minor: args.minor });
             }
-            let (out, negotiated) = negotiate(&args, &shared.config);
+            let mut negotiated = negotiate(&args, &shared.config);
+            self.agree_on_rings(&mut negotiated);
             shared.handler.init(negotiated);
-            reply.value(&out);
+            reply.value(&init_out(&args, &shared.config, negotiated));
             return Ok(negotiated);
+        }
+    }
+
+    /// Opens the rings before the kernel is told that there will be some: it waits for all of them.
+    fn agree_on_rings(&self, negotiated: &mut Negotiated) {
+        let shared = &self.shared;
+        let is_offered = negotiated.flags.contains(InitFlags::OVER_IO_URING);
+        negotiated.flags -= InitFlags::OVER_IO_URING;
+        match shared.config.rings {
+            Rings::Always if is_offered => match open_rings(shared, negotiated.io_len_max) {
+                Ok(rings) => {
+                    *shared.rings.lock() = rings;
+                    negotiated.flags |= InitFlags::OVER_IO_URING;
+                }
+                Err(error) => tracing::warn!("no requests over io_uring: {error}"),
+            },
+            Rings::Always => tracing::warn!(
+                "no requests over io_uring: the kernel does not offer it (echo Y > {ENABLE_URING})"
+            ),
+            Rings::WhenCrowded => shared.may_have_rings.store(is_offered, Ordering::Relaxed),
+            Rings::Never => {}
         }
     }
 
@@ -205,11 +256,15 @@ impl<H: Handler> Session<H> {
     /// # Errors
     /// No worker could be started.
     pub fn run(&self) -> Result<(), SessionError> {
-        // Two from the start: one at work, one waiting.
-        for _ in 0..2 {
-            self.shared.idle.fetch_add(1, Ordering::Relaxed);
-            spawn_worker(&self.shared)?;
+        let shared = &self.shared;
+        let rings = std::mem::take(&mut *shared.rings.lock());
+        // Two from the start: one at work, one waiting. With rings there is little to do at the device.
+        for _ in 0..if rings.is_empty() { 2 } else { 1 } {
+            if shared.device.claim_start() {
+                spawn_worker(shared, &shared.device)?;
+            }
         }
+        start_rings(shared, rings)?;
         let mut workers = self.shared.workers.lock();
         while *workers > 0 {
             self.shared.ended.wait(&mut workers);
@@ -225,16 +280,69 @@ impl<H: Handler> Session<H> {
     }
 }
 
-fn negotiate(args: &InitIn, config: &SessionConfig) -> (InitOut, Negotiated) {
+/// A channel to each ring.
+fn open_rings<H>(
+    shared: &Shared<H>,
+    write_len_max: u32,
+) -> io::Result<Vec<(Queue, Box<dyn Channel>)>> {
+    let count = shared.transport.ring_count().ok_or(io::ErrorKind::Unsupported)?;
+    let open = |number| {
+        let queue = Queue::Ring(number);
+        Ok((queue, shared.transport.channel(queue, write_len_max as usize)?))
+    };
+    (0..count).map(open).collect()
+}
+
+/// Starts a worker for each ring. Once all have registered, the kernel uses them.
+fn start_rings<H: Handler>(
+    shared: &Arc<Shared<H>>,
+    rings: Vec<(Queue, Box<dyn Channel>)>,
+) -> io::Result<()> {
+    let threads_max = shared.config.threads_max.checked_div(rings.len()).unwrap_or(0);
+    for (queue, channel) in rings {
+        let lane = Arc::new(Lane::new(queue, threads_max.max(RING_THREADS_LEAST), 0));
+        lane.claim_start();
+        spawn_with(shared, &lane, channel)?;
+    }
+    Ok(())
+}
+
+/// Goes over to rings if many callers are the rule by now.
+fn switch_to_rings<H: Handler>(shared: &Arc<Shared<H>>) {
+    if !shared.transport.is_crowded() || !shared.may_have_rings.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    // With more processors than workers most of them would have nothing to do.
+    if shared.transport.ring_count().is_none_or(|count| count as usize > shared.config.threads_max)
+    {
+        return;
+    }
+    let io_len_max = shared.config.io_len_max;
+    match open_rings(shared, io_len_max).and_then(|rings| start_rings(shared, rings)) {
+        Ok(()) => tracing::info!("many callers: requests come over io_uring from now on"),
+        Err(error) => tracing::info!(%error, "requests stay on /dev/fuse"),
+    }
+}
+
+/// What both sides can do.
+fn negotiate(args: &InitIn, config: &SessionConfig) -> Negotiated {
     let mut offered = u64::from(args.flags);
     if offered & InitFlags::INIT_EXT.bits() != 0 {
         offered |= u64::from(args.flags2) << 32;
     }
-    let flags = config.flags & InitFlags::from_bits_truncate(offered);
+    let rings = match config.rings {
+        Rings::Never => InitFlags::empty(),
+        Rings::WhenCrowded | Rings::Always => InitFlags::OVER_IO_URING,
+    };
+    let flags = (config.flags | rings) & InitFlags::from_bits_truncate(offered);
     let io_len_max =
         if flags.contains(InitFlags::MAX_PAGES) { config.io_len_max } else { 32 * 4096 };
-    let minor = args.minor.min(FUSE_KERNEL_MINOR_VERSION);
-    let out = InitOut {
+    Negotiated { minor: args.minor.min(FUSE_KERNEL_MINOR_VERSION), flags, io_len_max }
+}
+
+fn init_out(args: &InitIn, config: &SessionConfig, negotiated: Negotiated) -> InitOut {
+    let Negotiated { minor, flags, io_len_max } = negotiated;
+    InitOut {
         major: FUSE_KERNEL_VERSION,
         minor,
         max_readahead: args.max_readahead.max(io_len_max),
@@ -246,65 +354,70 @@ fn negotiate(args: &InitIn, config: &SessionConfig) -> (InitOut, Negotiated) {
         time_gran: 1,
         max_pages: (io_len_max / 4096) as u16,
         ..Default::default()
-    };
-    (out, Negotiated { minor, flags, io_len_max })
+    }
 }
 
 /// Answers a request that could not be parsed, if it can be told which it was.
-fn refuse(bytes: &[u8], channel: &dyn Channel, errno: i32) {
-    if let Ok(header) = request::parse_header(bytes) {
+fn refuse(channel: &dyn Channel, errno: i32) {
+    if let Ok(header) = request::parse_header(channel.request()) {
+        let reply = Responder::new(channel.reply_path(), header.unique);
         // These have no reply even when they are malformed.
-        let forget =
-            matches!(Opcode::from_raw(header.opcode), Some(Opcode::Forget | Opcode::BatchForget));
-        if !forget {
-            Responder::new(channel.reply_path(), header.unique).error(errno);
+        match Opcode::from_raw(header.opcode) {
+            Some(Opcode::Forget | Opcode::BatchForget) => reply.none(),
+            _ => reply.error(errno),
         }
     }
 }
 
-/// Starts a worker that its caller has counted as idle.
-fn spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<()> {
-    let started = try_spawn_worker(shared);
-    if !matches!(started, Ok(true)) {
-        shared.idle.fetch_sub(1, Ordering::Relaxed);
+/// Starts a worker that its caller has claimed.
+fn spawn_worker<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>) -> io::Result<()> {
+    match shared.transport.channel(lane.queue, shared.config.io_len_max as usize) {
+        Ok(channel) => spawn_with(shared, lane, channel),
+        Err(e) => {
+            lane.give_up();
+            // The connection ended meanwhile: the workers there are find out by themselves.
+            if e.raw_os_error() == Some(libc::ENOTCONN) { Ok(()) } else { Err(e) }
+        }
     }
-    started.map(drop)
 }
 
-/// `false` if no further worker may be started.
-fn try_spawn_worker<H: Handler>(shared: &Arc<Shared<H>>) -> io::Result<bool> {
-    let mut channel = match shared.transport.channel() {
-        Ok(channel) => channel,
-        // The connection ended meanwhile: the workers there are find out by themselves.
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Ok(false),
-        Err(e) => return Err(e),
-    };
-    let buf = RequestBuf::new(shared.config.io_len_max as usize)?;
-    {
-        let mut workers = shared.workers.lock();
-        if *workers >= shared.config.threads_max {
-            return Ok(false);
-        }
-        *workers += 1;
-    }
-    let for_thread = Arc::clone(shared);
+fn spawn_with<H: Handler>(
+    shared: &Arc<Shared<H>>,
+    lane: &Arc<Lane>,
+    mut channel: Box<dyn Channel>,
+) -> io::Result<()> {
+    *shared.workers.lock() += 1;
+    let (for_thread, lane_of_it) = (Arc::clone(shared), Arc::clone(lane));
     let spawned = thread::Builder::new().name("fjord-fuse".into()).spawn(move || {
-        let _leave = Leave(&for_thread);
-        work(&for_thread, channel.as_mut(), buf);
+        let mut leave = Leave { shared: &for_thread, lane: &lane_of_it, is_orderly: false };
+        leave.is_orderly = work(&for_thread, &lane_of_it, channel.as_mut());
     });
-    if let Err(e) = spawned {
+    spawned.map(drop).inspect_err(|_| {
+        lane.give_up();
         leave(shared);
-        return Err(e);
-    }
-    Ok(true)
+    })
 }
 
 /// Counts a worker out, also when it unwinds.
-struct Leave<'a, H>(&'a Shared<H>);
+struct Leave<'a, H> {
+    shared: &'a Shared<H>,
+    lane: &'a Lane,
+    /// The connection has ended, or the worker is one too many.
+    is_orderly: bool,
+}
 
 impl<H> Drop for Leave<'_, H> {
     fn drop(&mut self) {
-        leave(self.0);
+        let is_last = self.lane.end() == 0;
+        // Requests that nobody would serve fail instead of hanging; over io_uring also the one whose reply was
+        // not committed.
+        if !self.is_orderly
+            && (is_last || self.lane.queue != Queue::Device)
+            && let Err(error) = self.shared.transport.abort()
+        {
+            tracing::error!(%error, "the FUSE connection could not be ended");
+        }
+        leave(self.shared);
     }
 }
 
@@ -316,58 +429,49 @@ fn leave<H>(shared: &Shared<H>) {
     }
 }
 
-/// One worker: receive, serve, answer. Enters counted as idle.
-fn work<H: Handler>(shared: &Arc<Shared<H>>, channel: &mut dyn Channel, mut buf: RequestBuf) {
+/// One worker: receive, serve, answer. Enters counted as idle; `false` if it had to end.
+fn work<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>, channel: &mut dyn Channel) -> bool {
     let mut scratch = Scratch::default();
     loop {
-        let received = channel.receive(&mut buf);
-        shared.idle.fetch_sub(1, Ordering::Relaxed);
-        let bytes = match received {
-            Ok(Some(bytes)) => bytes,
-            Ok(None) => return,
+        let received = channel.receive();
+        lane.begin_work();
+        match received {
+            Ok(true) => {}
+            Ok(false) => return true,
             Err(e) => {
                 tracing::error!(error = %e, "reading from the FUSE connection failed");
-                return;
+                return false;
             }
-        };
-        let request = match request::parse(bytes) {
-            Ok(request) => request,
+        }
+        match request::parse(channel.request()) {
+            Ok(request) => {
+                grow(shared, lane, &request);
+                serve(shared, &request, channel, &mut scratch);
+            }
             Err(e) => {
                 tracing::debug!(error = %e, "refused a FUSE request");
-                refuse(bytes, channel, e.errno());
-                if may_rest(shared) {
-                    continue;
-                }
-                return;
+                refuse(channel, e.errno());
             }
-        };
-        let forget = matches!(request.op, Op::Forget { .. } | Op::BatchForget { .. });
-        if !forget
-            && shared.idle.load(Ordering::Relaxed) == 0
-            && *shared.workers.lock() < shared.config.threads_max
-            && claims_start(shared)
-            && let Err(e) = spawn_worker(shared)
-        {
-            tracing::warn!(error = %e, "no further FUSE worker could be started");
         }
-        serve(shared, &request, channel, &mut scratch);
-        if !may_rest(shared) {
-            return;
+        channel.settle();
+        if shared.may_have_rings.load(Ordering::Relaxed) {
+            switch_to_rings(shared);
+        }
+        if !lane.may_rest() {
+            return true;
         }
     }
 }
 
-/// Whether no worker waits for requests and none is being started; then one more counts as idle, which
-/// the caller starts. Counted from the decision on: a start takes long enough for others to decide the same.
-fn claims_start<H>(shared: &Shared<H>) -> bool {
-    shared.idle.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-}
-
-/// Counts a worker in as idle, if not enough are.
-fn may_rest<H>(shared: &Shared<H>) -> bool {
-    let idle_max = shared.config.threads_idle_max;
-    let one_more = |idle| (idle < idle_max).then_some(idle + 1);
-    shared.idle.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+/// Starts a further worker if the one that has this request was the last that waited.
+fn grow<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>, request: &Request<'_>) {
+    let forget = matches!(request.op, Op::Forget { .. } | Op::BatchForget { .. });
+    if !forget
+        && lane.claim_start_if_short()
+        && let Err(e) = spawn_worker(shared, lane)
+    {
+        tracing::warn!(error = %e, "no further FUSE worker could be started");
+    }
 }
 
 fn serve<H: Handler>(
@@ -398,7 +502,7 @@ fn serve<H: Handler>(
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc::{self, Receiver, Sender};
 
     use zerocopy::IntoBytes;
@@ -420,10 +524,11 @@ mod tests {
     struct SlowChannel {
         requests: Arc<parking_lot::Mutex<Receiver<u64>>>,
         replies: Sender<u64>,
+        request: InHeader,
     }
 
     impl Transport for Slow {
-        fn channel(&self) -> io::Result<Box<dyn Channel>> {
+        fn channel(&self, _: Queue, _: usize) -> io::Result<Box<dyn Channel>> {
             if self.opened.fetch_add(1, Ordering::SeqCst) >= 2 {
                 if self.is_opening.swap(true, Ordering::SeqCst) {
                     self.opened_together.store(true, Ordering::SeqCst);
@@ -434,7 +539,15 @@ mod tests {
                 }
             }
             let (requests, replies) = (self.requests.clone(), self.replies.clone());
-            Ok(Box::new(SlowChannel { requests, replies }))
+            Ok(Box::new(SlowChannel { requests, replies, request: InHeader::default() }))
+        }
+
+        fn ring_count(&self) -> Option<u16> {
+            None
+        }
+
+        fn is_crowded(&self) -> bool {
+            false
         }
 
         fn abort(&self) -> io::Result<()> {
@@ -443,13 +556,16 @@ mod tests {
     }
 
     impl Channel for SlowChannel {
-        fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>> {
-            let Ok(unique) = self.requests.lock().recv() else { return Ok(None) };
-            let len = size_of::<InHeader>();
+        fn receive(&mut self) -> io::Result<bool> {
+            let Ok(unique) = self.requests.lock().recv() else { return Ok(false) };
+            let len = size_of::<InHeader>() as u32;
             let opcode = Opcode::Statfs as u32;
-            let header = InHeader { len: len as u32, opcode, unique, ..Default::default() };
-            buf.as_mut_slice()[..len].copy_from_slice(header.as_bytes());
-            Ok(Some(&buf.as_mut_slice()[..len]))
+            self.request = InHeader { len, opcode, unique, ..Default::default() };
+            Ok(true)
+        }
+
+        fn request(&self) -> &[u8] {
+            self.request.as_bytes()
         }
 
         fn reply_path(&self) -> Arc<dyn ReplyPath> {
@@ -464,6 +580,10 @@ mod tests {
             let header: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
             // Where the test has failed nobody listens.
             let _ = self.0.send(u64::from_ne_bytes(header[8..16].try_into().unwrap()));
+            Ok(())
+        }
+
+        fn notify(&self, _: &[IoSlice<'_>]) -> io::Result<()> {
             Ok(())
         }
     }
@@ -546,11 +666,12 @@ mod tests {
             flags2,
             ..Default::default()
         };
-        let (out, agreed) = negotiate(&args, &config);
+        let agreed = negotiate(&args, &config);
+        let out = init_out(&args, &config, agreed);
         assert_eq!(agreed.flags, InitFlags::MAX_PAGES, "flags2 counts only with INIT_EXT");
         assert_eq!((out.max_pages, out.minor), (256, FUSE_KERNEL_MINOR_VERSION));
         args.flags = InitFlags::INIT_EXT.bits() as u32;
-        let (out, _) = negotiate(&args, &config);
+        let out = init_out(&args, &config, negotiate(&args, &config));
         assert_eq!((out.flags, out.flags2), (0, flags2));
         assert_eq!(out.max_write, 32 * 4096);
     }

@@ -140,6 +140,19 @@ impl FjordMount {
         self.bring_back()
     }
 
+    /// Sends the daemon a signal, such as `TERM`.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        let pid = self.pid().to_string();
+        run(tools::command("kill")?.args(["-s", name, &pid]))?.ok().map(drop)
+    }
+
+    /// Has the kernel abort the connection, by umount(8) `-f`: every request fails. The mount stays while it is in
+    /// use.
+    pub fn abort(&self) -> Result<()> {
+        tools::command("umount")?.arg("-f").arg(self.dir.path()).stderr(Stdio::null()).status()?;
+        Ok(())
+    }
+
     /// Makes the image file what the ended daemon has left.
     fn bring_back(&mut self) -> Result<()> {
         self.moved.take().map_or(Ok(()), Moved::bring_back)

@@ -1,10 +1,11 @@
-//! Rounds of: mount with fjord, run a mixed workload with fsyncs, `kill -9` the daemon at a random
-//! moment, recover copies of the image with `fjord recover` and with Linux, check both.
+//! Rounds of: mount with fjord, run a mixed workload with fsyncs, `kill -9` the daemon or end the mount another
+//! way ([`End`]) at a random moment, recover copies of the image with `fjord recover` and with Linux, check both.
 //!
 //! The next round mounts the image as the kill left it, so fjord's own recovery on mount is part
 //! of every round too, and what earlier rounds left must still be there.
 
 use std::{
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
@@ -23,9 +24,32 @@ use crate::{
     tools,
 };
 
+/// Longest that a mount may take to end once nobody uses it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a mount ends while programs work on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// SIGKILL to the daemon.
+    Kill,
+    /// SIGTERM to the daemon, which takes the mount down.
+    Signal,
+    /// umount(8) `-l`: the mount ends when the last program has closed its files.
+    Detach,
+    /// umount(8) `-f`: the kernel aborts the connection.
+    Abort,
+}
+
+impl End {
+    /// All ends.
+    pub const ALL: [End; 4] = [End::Kill, End::Signal, End::Detach, End::Abort];
+}
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// How each round ends.
+    pub end: End,
     /// Number of kills.
     pub rounds: u64,
     /// Seed of the workload and the moments.
@@ -116,24 +140,42 @@ fn one_round(
         Duration::from_millis(if rng.percent(50) { rng.below(150) } else { rng.below(1500) });
     let seed = rng.next_u64();
     let ledgers = std::thread::scope(|scope| {
-        let root = mount.path().to_owned();
+        // Through this they reach the mount also when it is detached.
+        let held = std::fs::File::open(mount.path())?;
+        let root = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
         let (name, stop) = (&name, &stop);
         let workers = scope.spawn(move || promise::run(&root, name, seed, options.workers, stop));
         std::thread::sleep(live);
         let early = workers.is_finished();
         stop.store(true, Ordering::SeqCst);
-        let killed = if early { Ok(()) } else { mount.kill() };
+        let ended = if early { Ok(()) } else { begin_end(options.end, &mut mount) };
         let ledgers = workers.join().expect("the workload does not panic")?;
-        killed?;
-        ensure!(!early, "the workload ended before the kill");
+        drop(held);
+        ended?;
+        ensure!(!early, "the workload ended before the mount");
         Ok(ledgers)
     })?;
+    if options.end != End::Kill {
+        mount.wait_for_end(PATIENCE).with_context(|| format!("{:?}", options.end))?;
+    }
     mount.detach();
     let killed = scratch.join("killed.img");
     image::copy_sparse(img, &killed)?;
     check_with_fjord(options, &ledgers, &killed, &scratch.join("by-fjord.img"))?;
     check_with_linux(options, &ledgers, &killed, &scratch.join("by-linux.img"))?;
     Ok(ledgers)
+}
+
+/// Ends the mount, or does what it takes for that; programs still work on it.
+fn begin_end(end: End, mount: &mut FjordMount) -> Result<()> {
+    match end {
+        End::Kill => mount.kill(),
+        End::Signal => mount.signal("TERM"),
+        End::Detach => {
+            tools::run(tools::command("umount")?.arg("-l").arg(mount.path()))?.ok().map(drop)
+        }
+        End::Abort => mount.abort(),
+    }
 }
 
 /// Removes all that earlier rounds made, so that the image does not fill up.

@@ -35,6 +35,7 @@ pub mod fsx;
 pub mod gate_device;
 pub mod hostile;
 pub mod image;
+pub mod io_uring;
 pub mod kernel_log;
 pub mod kill9;
 pub mod manifest;

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use fjord_testkit::io_uring::PARAMETER;
 use fjord_testkit::tools;
 
 use budgets::{Budgets, Record};
@@ -131,13 +132,38 @@ pub(crate) struct Run {
     skip_log: PathBuf,
     /// In the environment of all tests: see `fjord_testkit::size`.
     size: &'static str,
+    /// Until the end.
+    rings: Option<RingsOffered>,
+}
+
+/// The kernel offers FUSE over io_uring to the mounts of the tests; dropped, what it offered before.
+struct RingsOffered {
+    before: String,
+}
+
+impl RingsOffered {
+    /// `None` where the kernel has no such thing, or this is not root: then tests say so.
+    fn begin() -> Option<RingsOffered> {
+        let before = std::fs::read_to_string(PARAMETER).ok()?;
+        std::fs::write(PARAMETER, "Y").ok()?;
+        Some(RingsOffered { before })
+    }
+}
+
+impl Drop for RingsOffered {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::write(PARAMETER, self.before.trim()) {
+            println!("could not restore {PARAMETER} to {}: {error}", self.before.trim());
+        }
+    }
 }
 
 impl Run {
     pub(crate) fn new(root: &Path, size: &'static str) -> Result<Run> {
         let (scratch, skip_log) = (root.join("target/scratch"), root.join("target/skipped.txt"));
         remove_if_there(&skip_log)?;
-        Ok(Run { totals: Totals::default(), scratch, skip_log, size })
+        let rings = RingsOffered::begin();
+        Ok(Run { totals: Totals::default(), scratch, skip_log, size, rings })
     }
 
     /// Runs `jobs`.
@@ -168,6 +194,7 @@ impl Run {
 
     /// Ends this process with status 1 if something failed.
     pub(crate) fn end(mut self) -> Result<()> {
+        self.rings = None;
         if run_limit::end_leftovers() {
             println!("FAILED: a process was left at the end");
             self.totals.failed += 1;

@@ -61,6 +61,29 @@ const ANY_PIPELINE: [(&str, &str); 5] = [
 const PIPELINES: [(&str, &str); 4] =
     [("direct", "serial"), ("epoch", "dual"), ("direct", "dual"), ("epoch", "serial")];
 
+/// Test programs of mounts that run over each transport and with and without the kernel's write cache.
+const MOUNTS: [&str; 9] = [
+    "fjord-cli: durable",
+    "fjord-cli: killed",
+    "fjord-cli: like_linux",
+    "fjord-cli: mounted",
+    "fjord-cli: mounted_killed",
+    "fjord-cli: privileges",
+    "fjord-cli: programs_killed",
+    "fjord-cli: snapshot_command",
+    "fjord-cli: sync_calls",
+];
+
+/// Values of `FJORD_MOUNT_OPTIONS` for these. The first is the default: io_uring once there are many callers.
+const TRANSPORTS: [&str; 4] = ["", "io_uring", "writeback_cache", "io_uring,writeback_cache"];
+
+/// Tests that ask for what the kernel's write cache cannot keep (docs/mounting.md): ENOSPC at write(2), holes, and
+/// the ctime of a file after chattr(1).
+const WITHOUT_WRITE_CACHE: [(&str, &[&str]); 2] = [
+    ("fjord-cli: like_linux", &["data_and_holes", "what_was_removed_is_free_after_sync"]),
+    ("fjord-cli: privileges", &["nothing_remembered_is_stale"]),
+];
+
 /// Test programs that keep all processors busy.
 const BUSY: [&str; 12] = [
     "fjord: hostile",
@@ -196,8 +219,30 @@ impl TestProgram {
         }
     }
 
-    /// Runs of the program: one, with a pipeline that `seed` chooses where it runs with any; all if `long`.
+    /// Runs of the program: one, with a pipeline and a transport that `seed` chooses where it runs with any; all
+    /// if `long`.
     pub(crate) fn jobs(&self, long: bool, seed: u64) -> Vec<Job> {
+        let jobs = self.jobs_by_pipeline(long, seed);
+        let Some(place) = MOUNTS.iter().position(|name| *name == self.name) else { return jobs };
+        let chosen = (seed as usize).wrapping_add(place) % TRANSPORTS.len();
+        let with = |options: &&str| {
+            let mut jobs = jobs.clone();
+            for job in jobs.iter_mut().filter(|_| !options.is_empty()) {
+                job.name += &format!(" ({options})");
+                job.env.push(("FJORD_MOUNT_OPTIONS".to_owned(), (*options).to_owned()));
+                let left_out = WITHOUT_WRITE_CACHE.iter().find(|(name, _)| *name == self.name);
+                if let Some((_, tests)) = left_out.filter(|_| options.contains("writeback_cache")) {
+                    let skip = |test: &&str| ["--skip".to_owned(), (*test).to_owned()];
+                    job.arguments.extend(tests.iter().flat_map(skip));
+                }
+            }
+            jobs
+        };
+        let transports = if long { &TRANSPORTS[..] } else { &TRANSPORTS[chosen..=chosen] };
+        transports.iter().flat_map(with).collect()
+    }
+
+    fn jobs_by_pipeline(&self, long: bool, seed: u64) -> Vec<Job> {
         let Some(place) = ANY_PIPELINE.iter().position(|(name, _)| *name == self.name) else {
             return vec![self.job("")];
         };

@@ -31,6 +31,8 @@ ranks! {
     HiddenName = 21,
 
     // FUSE server.
+    /// Channels to rings, until the workers start.
+    FuseRings = 50,
     /// Worker threads of a session.
     FuseWorkers = 51,
     /// Which worker reads requests.
@@ -233,6 +235,8 @@ ranks! {
     ImageLock = 730,
     /// A size class of the buffer pool.
     BufferPool = 740,
+    /// Who has the memory of a FUSE ring's entry.
+    FuseEntry = 745,
 }
 
 impl Rank {

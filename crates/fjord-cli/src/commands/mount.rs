@@ -57,6 +57,9 @@ Mount options of FUSE:
   max_read=BYTES     largest read request
   blksize=BYTES      block size of a fuseblk mount: 512, 1024, 2048 or 4096
   max_threads=N      maximum number of worker threads
+  io_uring, noio_uring
+                     requests come over io_uring instead of /dev/fuse, from the beginning or
+                     never (default: once many callers are the rule, if the kernel offers it)
   low_latency        keep processors awake while requests come, fail if unavailable
   nolow_latency      let idle processors halt: slower, but saves power
 
@@ -155,10 +158,17 @@ pub(crate) struct Args {
     options: Vec<String>,
 }
 
+/// Mount options that come before those of the command line.
+const OPTIONS_VARIABLE: &str = "FJORD_MOUNT_OPTIONS";
+
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut options = mount_options::parse(&args.options)?;
     if options.fuse.remount {
         return remount::run(&args.dir, &args.options);
+    }
+    if let Ok(first) = std::env::var(OPTIONS_VARIABLE) {
+        let all = std::iter::once(&first).chain(&args.options).cloned().collect::<Vec<_>>();
+        options = mount_options::parse(&all)?;
     }
     if args.fake {
         return mount::check_mountpoint(&args.dir).map(drop).map_err(Failure::from);

@@ -158,7 +158,7 @@ impl EngineHandler {
         };
         let before = node.attr();
         let kill_privileges = valid.contains(Fattr::KILL_SUIDGID)
-            || valid.difference(Fattr::FH | Fattr::LOCKOWNER).is_empty()
+            || valid.difference(Fattr::FH | Fattr::LOCKOWNER | Fattr::CTIME).is_empty()
                 && self.is_before_write(request.header, &before);
         let gid = valid.contains(Fattr::GID).then_some(args.gid);
         let change = SetAttr {

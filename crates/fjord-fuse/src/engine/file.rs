@@ -107,18 +107,13 @@ impl EngineHandler {
         reply: Responder,
         scratch: &mut Scratch,
     ) -> Outcome<()> {
-        let len = args.size as usize;
-        if scratch.read.len() < len {
-            scratch.read.resize(len, 0);
-        }
-        let buf = &mut scratch.read[..len];
-        match self.node(request).and_then(|n| Ok(n.read(args.offset, buf)?)) {
-            Ok(count) => {
-                reply.bytes(&buf[..count.min(len)]);
-                Ok(())
-            }
-            Err(e) => reply.fail(e),
-        }
+        let node = match self.node(request) {
+            Ok(node) => node,
+            Err(e) => return reply.fail(e),
+        };
+        let read = |room: &mut [u8]| Ok(node.read(args.offset, room)?);
+        reply.fill(args.size as usize, &mut scratch.read, read);
+        Ok(())
     }
 
     pub(super) fn write(

@@ -112,6 +112,7 @@ impl EngineHandler {
         if options.writeback_cache {
             config.flags |= InitFlags::WRITEBACK_CACHE;
         }
+        config.rings = options.rings;
         config.low_latency = options.low_latency;
         if let Some(threads_max) = options.threads_max {
             config.threads_max = threads_max;

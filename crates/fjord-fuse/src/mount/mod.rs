@@ -251,7 +251,7 @@ pub fn check_mountpoint(dir: &Path) -> Result<PathBuf, MountError> {
     let failed = |e: io::Error| match e.raw_os_error() {
         Some(libc::ENOENT) => MountError::NoMountpoint(dir.to_owned()),
         Some(libc::ENOTDIR) => MountError::NotADirectory(dir.to_owned()),
-        Some(libc::ENOTCONN) => MountError::Dead(dir.to_owned()),
+        Some(libc::ENOTCONN | libc::ECONNABORTED) => MountError::Dead(dir.to_owned()),
         Some(libc::EACCES) => {
             MountError::Permission { what: format!("{} cannot be reached", dir.display()) }
         }

@@ -9,6 +9,8 @@ use fjord::awake::LowLatency;
 use rustix::mount::MountFlags;
 use thiserror::Error;
 
+use crate::session::Rings;
+
 /// Which FUSE mount type to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MountKind {
@@ -49,6 +51,8 @@ pub struct FuseOptions {
     pub threads_max: Option<usize>,
     /// Keep the processors from halting during a rapid sequence of requests.
     pub low_latency: LowLatency,
+    /// When requests come over io_uring.
+    pub rings: Rings,
 }
 
 impl Default for FuseOptions {
@@ -66,6 +70,7 @@ impl Default for FuseOptions {
             fsname: None,
             threads_max: None,
             low_latency: LowLatency::Auto,
+            rings: Rings::WhenCrowded,
         }
     }
 }
@@ -147,6 +152,8 @@ impl FuseOptions {
             "writeback_cache" => self.writeback_cache = true,
             "low_latency" => self.low_latency = LowLatency::Always,
             "nolow_latency" => self.low_latency = LowLatency::Never,
+            "io_uring" => self.rings = Rings::Always,
+            "noio_uring" => self.rings = Rings::Never,
             "fuseblk" | "blkdev" => self.kind = MountKind::Fuseblk,
             "nofuseblk" => self.kind = MountKind::Fuse,
             // fjord leaves permission checks to the kernel in any case.

@@ -44,13 +44,32 @@ impl RequestBuf {
         Ok(RequestBuf { map, map_len })
     }
 
+    /// The page before [`RequestBuf::data`]. Valid as long as `self` is.
+    pub(super) fn head(&self) -> NonNull<u8> {
+        self.map
+    }
+
+    /// Where the data of a WRITE lies: a page-aligned place.
+    pub(super) fn data(&self) -> NonNull<[u8]> {
+        // SAFETY: the mapping is longer than a page.
+        let start = unsafe { self.map.add(PAGE_SIZE) };
+        NonNull::slice_from_raw_parts(start, self.map_len - PAGE_SIZE)
+    }
+
+    const START: usize = PAGE_SIZE - WRITE_DATA_OFFSET;
+
     /// The whole room, header first.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let start = PAGE_SIZE - WRITE_DATA_OFFSET;
+        let len = self.map_len - Self::START;
         // SAFETY: the mapping is `map_len` bytes long, zero-filled by the kernel, owned by self.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.map.as_ptr().add(start), self.map_len - start)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_ptr().add(Self::START), len) }
+    }
+
+    /// The same, to read.
+    pub fn as_slice(&self) -> &[u8] {
+        let len = self.map_len - Self::START;
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(Self::START), len) }
     }
 }
 

@@ -23,7 +23,8 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use super::duty::{Duty, Turn};
 use super::fuse_fd::FuseFd;
 use super::polling::Polling;
-use super::{Channel, ReplyPath, RequestBuf, Transport};
+use super::uring::{self, RingChannel};
+use super::{Channel, Queue, ReplyPath, RequestBuf, Transport};
 use crate::abi::FUSE_DEV_IOC_CLONE;
 use crate::request::parse_header;
 
@@ -38,6 +39,8 @@ pub struct DevFuse {
     /// The kernel's number of the connection, once the mount is known.
     connection: Mutex<Option<u64>>,
     polling: Arc<Polling>,
+    /// Of the rings' workers.
+    ring_polling: Arc<Polling>,
     duty: Arc<Duty>,
 }
 
@@ -51,6 +54,7 @@ impl DevFuse {
             fd: Mutex::new(Rank::FuseFd, Some(Arc::new(FuseFd::new(fd)?))),
             connection: Mutex::new(Rank::FuseConnection, None),
             polling: Arc::default(),
+            ring_polling: Arc::default(),
             duty: Arc::default(),
         })
     }
@@ -81,8 +85,12 @@ impl DevFuse {
 }
 
 impl Transport for DevFuse {
-    fn channel(&self) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, queue: Queue, write_len_max: usize) -> io::Result<Box<dyn Channel>> {
         let session = self.fd()?;
+        if let Queue::Ring(number) = queue {
+            let polling = self.ring_polling.clone();
+            return Ok(Box::new(RingChannel::new(session, number, write_len_max, polling)?));
+        }
         let sleeping = match clone_device(&session, 0)? {
             Some(cloned) => cloned,
             // Sandboxes may forbid the ioctl: share the descriptor then, which is only slower.
@@ -100,8 +108,18 @@ impl Transport for DevFuse {
             polling: self.polling.clone(),
             duty: self.duty.clone(),
             worker,
+            buf: RequestBuf::new(write_len_max)?,
+            request_len: 0,
             _session: session,
         }))
+    }
+
+    fn ring_count(&self) -> Option<u16> {
+        uring::queue_count()
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.duty.is_crowd_lasting()
     }
 
     fn abort(&self) -> io::Result<()> {
@@ -158,6 +176,9 @@ pub struct DevFuseChannel {
     duty: Arc<Duty>,
     /// What `duty` knows this one as.
     worker: u64,
+    buf: RequestBuf,
+    /// Of the last request, in `buf`.
+    request_len: usize,
     /// Keeps the connection alive while this worker serves it.
     _session: Arc<FuseFd>,
 }
@@ -187,8 +208,8 @@ fn read_once(fd: &FuseFd, room: &mut [u8]) -> io::Result<Found> {
 }
 
 impl Channel for DevFuseChannel {
-    fn receive<'b>(&mut self, buf: &'b mut RequestBuf) -> io::Result<Option<&'b [u8]>> {
-        let room = buf.as_mut_slice();
+    fn receive(&mut self) -> io::Result<bool> {
+        let room = self.buf.as_mut_slice();
         let turn = match self.polled {
             Some(_) => self.duty.turn(self.worker),
             None => Turn::Crowd,
@@ -217,14 +238,19 @@ impl Channel for DevFuseChannel {
                 wait.found();
                 let caller = parse_header(&room[..len]).map_or(0, |header| header.pid);
                 self.duty.found(turn, caller, looks == 0);
-                Ok(Some(&room[..len]))
+                self.request_len = len;
+                Ok(true)
             }
             Ok(_) => {
                 self.duty.end();
-                Ok(None)
+                Ok(false)
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn request(&self) -> &[u8] {
+        &self.buf.as_slice()[..self.request_len]
     }
 
     fn reply_path(&self) -> Arc<dyn ReplyPath> {

@@ -27,6 +27,8 @@ const LOOK: Duration = Duration::from_millis(1);
 const QUIET_LOOKS: u32 = 20;
 /// Number of requests for which all workers wait, once there are several callers.
 const CROWD_REQUESTS: u32 = 512;
+/// Crowds one after the other, after which many callers are the rule.
+const CROWDS_LASTING: u32 = 16;
 /// A request of another caller that was there already, against any other, on the way to a crowd.
 const HIT_SCORE: u32 = 2;
 const CROWD_SCORE: u32 = 16;
@@ -48,6 +50,8 @@ pub(super) struct Duty {
     last_caller: AtomicU32,
     /// Tends to a crowd. A hint.
     score: AtomicU32,
+    /// Crowds since a single caller was last seen. A hint.
+    crowds: AtomicU32,
     /// The lookout sleeps until [`Duty::found`] wakes it. Written under `bench`.
     lookout_sleeps: AtomicBool,
     clock: Clock,
@@ -65,6 +69,7 @@ impl Default for Duty {
             crowd_left: AtomicU32::new(0),
             last_caller: AtomicU32::new(0),
             score: AtomicU32::new(0),
+            crowds: AtomicU32::new(0),
             lookout_sleeps: AtomicBool::new(false),
             clock: Clock::new(),
             bench: Mutex::new(Rank::FuseDuty, Bench::default()),
@@ -141,7 +146,15 @@ impl Duty {
         let score = self.score.load(Ordering::Relaxed);
         let score = if at_once && is_other { score + HIT_SCORE } else { score.saturating_sub(1) };
         self.score.store(score, Ordering::Relaxed);
+        if score == 0 {
+            self.crowds.store(0, Ordering::Relaxed);
+        }
         score >= CROWD_SCORE
+    }
+
+    /// Whether there have been many callers for some time.
+    pub(super) fn is_crowd_lasting(&self) -> bool {
+        self.crowds.load(Ordering::Relaxed) >= CROWDS_LASTING
     }
 
     /// The worker goes.
@@ -165,6 +178,7 @@ impl Duty {
     fn begin_crowd(&self) {
         // Half way, so that a crowd that goes on is soon seen again.
         self.score.store(CROWD_SCORE / 2, Ordering::Relaxed);
+        self.crowds.fetch_add(1, Ordering::Relaxed);
         let _bench = self.bench.lock();
         self.crowd_left.store(CROWD_REQUESTS, Ordering::Relaxed);
         self.holder.store(0, Ordering::Release);
@@ -342,10 +356,23 @@ mod tests {
         let hits = CROWD_SCORE.div_ceil(HIT_SCORE);
         (0..hits).for_each(|caller| duty.found(Turn::OnDuty, 8 + caller % 2, true));
         assert_eq!(parked.recv_timeout(LONG), Ok(Turn::Crowd));
-        for _ in 0..CROWD_REQUESTS {
-            assert_eq!(duty.turn(first), Turn::Crowd);
-            duty.found(Turn::Crowd, 8, false);
+        let crowd = || {
+            for _ in 0..CROWD_REQUESTS {
+                assert_eq!(duty.turn(first), Turn::Crowd);
+                duty.found(Turn::Crowd, 8, false);
+            }
+            assert_eq!(duty.turn(first), Turn::OnDuty);
+        };
+        crowd();
+        for _ in 1..CROWDS_LASTING {
+            assert!(!duty.is_crowd_lasting());
+            for caller in (0..).take_while(|_| !duty.is_crowd()) {
+                duty.found(Turn::OnDuty, 8 + caller % 2, true);
+            }
+            crowd();
         }
-        assert_eq!(duty.turn(first), Turn::OnDuty);
+        assert!(duty.is_crowd_lasting());
+        (0..CROWD_SCORE).for_each(|_| duty.found(Turn::OnDuty, 8, false));
+        assert!(!duty.is_crowd_lasting());
     }
 }

@@ -82,6 +82,10 @@ impl ReplyPath for FuseFd {
             Err(e) => Err(e),
         }
     }
+
+    fn notify(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        writev(&self.fd, parts).map(drop).map_err(Into::into)
+    }
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ pub(super) struct Polling {
     possible: bool,
     /// Somebody polls. A flag of its own right: it guards nothing else.
     busy: AtomicBool,
+    /// Waits begun by [`Polling::begin_newest`].
+    newest: AtomicU64,
     /// Grows with each request that came soon, shrinks with each that did not. A hint.
     credit: AtomicU32,
     clock: Clock,
@@ -53,6 +55,7 @@ impl Polling {
         Polling {
             possible,
             busy: AtomicBool::new(false),
+            newest: AtomicU64::new(0),
             credit: AtomicU32::new(credit),
             clock: Clock::new(),
             last_wait_ns: AtomicU64::new(0),
@@ -64,14 +67,27 @@ impl Polling {
         self.possible
     }
 
-    /// A worker begins to wait for a request.
+    /// A worker begins to wait for a request. It polls if nobody does.
     pub(super) fn begin(&self) -> Wait<'_> {
-        let polls = self.possible
-            && self.credit.load(Ordering::Relaxed) >= CREDIT_ENOUGH
-            && !self.busy.swap(true, Ordering::Acquire);
+        let polls = self.is_worthwhile() && !self.busy.swap(true, Ordering::Acquire);
+        self.wait(polls, None)
+    }
+
+    /// The same where the next request goes to the worker that began to wait last. So it polls, and who did
+    /// so far stops.
+    pub(super) fn begin_newest(&self) -> Wait<'_> {
+        let number = self.newest.fetch_add(1, Ordering::Relaxed) + 1;
+        self.wait(self.is_worthwhile(), Some(number))
+    }
+
+    fn is_worthwhile(&self) -> bool {
+        self.possible && self.credit.load(Ordering::Relaxed) >= CREDIT_ENOUGH
+    }
+
+    fn wait(&self, polls: bool, number: Option<u64>) -> Wait<'_> {
         let since_ns = self.clock.now_ns();
         self.last_wait_ns.store(since_ns, Ordering::Relaxed);
-        Wait { polling: self, polls, polled_in_vain: false, since_ns }
+        Wait { polling: self, polls, number, polled_in_vain: false, since_ns }
     }
 }
 
@@ -79,6 +95,8 @@ impl Polling {
 pub(super) struct Wait<'a> {
     polling: &'a Polling,
     polls: bool,
+    /// Of [`Polling::newest`], if only the newest polls.
+    number: Option<u64>,
     polled_in_vain: bool,
     since_ns: u64,
 }
@@ -86,12 +104,16 @@ pub(super) struct Wait<'a> {
 impl Wait<'_> {
     /// Whether to ask once more.
     pub(super) fn poll_on(&self) -> bool {
-        self.polls && self.is_within(self.since_ns)
+        self.polls && self.is_newest() && self.is_within(self.since_ns)
+    }
+
+    fn is_newest(&self) -> bool {
+        self.number.is_none_or(|number| number == self.polling.newest.load(Ordering::Relaxed))
     }
 
     /// Polling is over, the worker sleeps from now on.
     pub(super) fn sleep(&mut self) {
-        self.polled_in_vain |= self.polls;
+        self.polled_in_vain |= self.polls && self.is_newest();
         self.stop_polling();
     }
 
@@ -118,7 +140,9 @@ impl Wait<'_> {
     fn stop_polling(&mut self) {
         if self.polls {
             self.polls = false;
-            self.polling.busy.store(false, Ordering::Release);
+            if self.number.is_none() {
+                self.polling.busy.store(false, Ordering::Release);
+            }
         }
     }
 }
