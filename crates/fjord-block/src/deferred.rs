@@ -6,6 +6,8 @@
 //! starts one without waiting for it mostly starts these too, and the device may have to do something before each
 //! submission.
 //!
+//! It is kept in shards by the writes' places, so that threads that write in different groups seldom meet.
+//!
 //! Invariants: writes in the queue do not overlap; a write that has been submitted is never
 //! replaced; when [`Ticket::start`] returns, the write has been submitted, so that it precedes
 //! later submissions; tickets of a dropped queue are abandoned.
@@ -32,10 +34,20 @@ pub struct DeferredWrites {
     shared: Arc<Shared>,
 }
 
+/// Number of shards.
+const SHARDS: usize = 16;
+/// Writes that begin in one such piece of the device are in one shard: those of a block group of 4 KiB blocks, which
+/// are mostly started together.
+const PIECE_BYTES: u64 = 128 << 20;
+
 struct Shared {
     device: Arc<dyn Device>,
-    /// Never held over a submission.
-    state: Mutex<State>,
+    /// By the piece of the device that a write begins in. Never held over a submission; never two at a time.
+    shards: [Mutex<State>; SHARDS],
+    /// In all shards.
+    bytes: AtomicU64,
+    /// Of the next write; within a shard they ascend.
+    next_number: AtomicU64,
     /// Requests whose writes are complete.
     completed: Arc<AtomicU64>,
 }
@@ -47,7 +59,6 @@ struct State {
     /// Offset and number of each, oldest first; includes writes that were started since.
     order: VecDeque<(u64, u64)>,
     bytes: u64,
-    next_number: u64,
 }
 
 struct Waiting {
@@ -77,12 +88,14 @@ struct Starter {
 impl DeferredWrites {
     /// A queue for writes to `device`.
     pub fn new(device: Arc<dyn Device>) -> DeferredWrites {
-        let completed = Arc::default();
+        let shard = |_| Mutex::new(Rank::DeferredWrites, State::default());
         DeferredWrites {
             shared: Arc::new(Shared {
                 device,
-                state: Mutex::new(Rank::DeferredWrites, State::default()),
-                completed,
+                shards: std::array::from_fn(shard),
+                bytes: AtomicU64::new(0),
+                next_number: AtomicU64::new(0),
+                completed: Arc::default(),
             }),
         }
     }
@@ -91,23 +104,23 @@ impl DeferredWrites {
     pub fn add(&self, offset: u64, bufs: Vec<Buf>) -> Ticket {
         let (ticket, completer) = Ticket::pending(None);
         let len = bufs_len(&bufs);
-        let mut state = self.shared.state.lock();
-        let number = state.next_number;
-        state.next_number += 1;
-        let shared = Arc::downgrade(&self.shared);
         let request = Arc::new(OnceLock::new());
-        let starter = Starter { shared, offset, number, request: request.clone() };
-        completer.set_driver(Arc::new(starter));
-        state.bytes += len;
-        state.order.push_back((offset, number));
-        state.waiting.insert(offset, Waiting { bufs, len, number, completer, request });
+        self.shared.with(offset, |state| {
+            let number = self.shared.next_number.fetch_add(1, Ordering::Relaxed);
+            let shared = Arc::downgrade(&self.shared);
+            let starter = Starter { shared, offset, number, request: request.clone() };
+            completer.set_driver(Arc::new(starter));
+            state.bytes += len;
+            state.order.push_back((offset, number));
+            state.waiting.insert(offset, Waiting { bufs, len, number, completer, request });
+        });
         ticket
     }
 
     /// Replaces the buffer at byte `offset` in a queued write. `false` if there is none with a
-    /// buffer of this length there.
+    /// buffer of this length there, or it cannot be found because the write began in another piece of the device.
     pub fn replace(&self, offset: u64, buf: Buf) -> bool {
-        let mut state = self.shared.state.lock();
+        let mut state = self.shared.shard(offset).lock();
         let Some((&start, waiting)) = state.waiting.range_mut(..=offset).next_back() else {
             return false;
         };
@@ -125,11 +138,10 @@ impl DeferredWrites {
     /// Takes the write of `ticket` at byte `offset` out of the queue: it succeeds, and nothing is written. `false` if it
     /// has been submitted, or is about to be.
     pub fn cancel(&self, offset: u64, ticket: &Ticket) -> bool {
-        let cancelled = {
-            let mut state = self.shared.state.lock();
+        let cancelled = self.shared.with(offset, |state| {
             let is_queued = state.waiting.get(&offset).is_some_and(|it| it.is_for(ticket));
             is_queued.then(|| state.take(offset)).flatten()
-        };
+        });
         let Some(waiting) = cancelled else { return false };
         // Threads that found it gone wait for its request.
         let _ = waiting.request.set(Ticket::ready(Ok(())));
@@ -140,7 +152,7 @@ impl DeferredWrites {
 
     /// Bytes in the queue.
     pub fn bytes(&self) -> u64 {
-        self.shared.state.lock().bytes
+        self.shared.bytes.load(Ordering::Relaxed)
     }
 
     /// Incremented whenever writes of the queue complete: tickets need not be polled again before
@@ -149,16 +161,17 @@ impl DeferredWrites {
         self.shared.completed.load(Ordering::Acquire)
     }
 
-    /// Submits the oldest writes until at most `bytes` are left in the queue.
+    /// Submits the oldest writes until at most `bytes` are left in the queue, each with those after it in its piece of
+    /// the device.
     pub fn shrink_to(&self, bytes: u64) {
         loop {
-            let groups = {
-                let mut state = self.shared.state.lock();
-                let Some(more) = state.bytes.checked_sub(bytes).filter(|more| *more > 0) else {
-                    return;
-                };
-                state.take_from(0, more.min(ALONG_BYTES))
+            let Some(more) = self.bytes().checked_sub(bytes).filter(|more| *more > 0) else { return };
+            let Some((_, offset)) = self.shared.shards.iter().filter_map(|it| it.lock().oldest()).min()
+            else {
+                return;
             };
+            let take = |state: &mut State| state.take_from(0, more.min(ALONG_BYTES));
+            let groups = self.shared.with(offset, take);
             if groups.is_empty() {
                 return;
             }
@@ -168,19 +181,32 @@ impl DeferredWrites {
 }
 
 impl Shared {
+    fn shard(&self, offset: u64) -> &Mutex<State> {
+        &self.shards[(offset / PIECE_BYTES) as usize % SHARDS]
+    }
+
+    /// Changes the shard of this offset.
+    fn with<R>(&self, offset: u64, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.shard(offset).lock();
+        let before = state.bytes;
+        let result = change(&mut state);
+        // Wraps where bytes left.
+        self.bytes.fetch_add(state.bytes.wrapping_sub(before), Ordering::Relaxed);
+        result
+    }
+
     /// Submits a write with its neighbours if it is still queued, and the next ones of about so many bytes. Its own
     /// ticket comes first.
     fn submit(&self, offset: u64, number: u64, class: Class, along_bytes: u64) -> Vec<Ticket> {
-        let groups = {
-            let mut state = self.state.lock();
+        let groups = self.with(offset, |state| {
             if state.waiting.get(&offset).is_none_or(|waiting| waiting.number != number) {
                 return Vec::new();
             }
             let mut groups = vec![state.take_group(offset)];
             groups.append(&mut state.take_from(number, along_bytes));
             groups
-        };
-        self.send(groups, class)
+        });
+        if groups.is_empty() { Vec::new() } else { self.send(groups, class) }
     }
 
     /// Submits writes that were taken out of the queue, each group as one.
@@ -223,6 +249,12 @@ impl Shared {
 }
 
 impl State {
+    /// Number and offset of the write that has waited longest.
+    fn oldest(&self) -> Option<(u64, u64)> {
+        let mut all = self.order.iter().map(|&(offset, number)| (number, offset));
+        all.find(|(number, offset)| self.waiting.get(offset).is_some_and(|it| it.number == *number))
+    }
+
     /// Takes writes of about so many bytes that were queued from number `from` on, oldest first, each with its
     /// neighbours.
     fn take_from(&mut self, from: u64, bytes: u64) -> Vec<(u64, Vec<Waiting>)> {
@@ -321,8 +353,8 @@ impl Driver for Starter {
 
 impl fmt::Debug for DeferredWrites {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.shared.state.lock();
-        write!(f, "DeferredWrites({} writes, {} bytes)", state.waiting.len(), state.bytes)
+        let writes: usize = self.shared.shards.iter().map(|it| it.lock().waiting.len()).sum();
+        write!(f, "DeferredWrites({writes} writes, {} bytes)", self.bytes())
     }
 }
 

@@ -219,6 +219,11 @@ impl Journal {
         (self.inner.state.lock().used_blocks, log.len())
     }
 
+    /// Blocks of the log; 0 without one.
+    pub fn log_len_blocks(&self) -> u32 {
+        self.inner.log.as_ref().map_or(0, |log| log.len())
+    }
+
     /// Stops the journal: every later start and commit fails with `error`; commits in flight, which
     /// refer to nothing that comes after them, keep their own outcome. Records the error on disk
     /// (`s_errno`) if the device still accepts writes.

@@ -7,8 +7,10 @@
 //!
 //! Invariant: while a request is pending, the ticker is awake or about to wake.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,30 +28,48 @@ const IDLE_TICK_COUNT_MAX: u32 = 20;
 /// Threads for blocking jobs.
 const WORKER_COUNT_MAX: usize = 8;
 
+/// The shard of what the calling thread submits.
+fn shard_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHARD: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    SHARD.with(|shard| {
+        let number = shard.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
+        shard.set(Some(number));
+        number
+    })
+}
+
 /// A job that its submitter is expected to do itself soon.
 enum Lazy {
     Job(Arc<Job>),
     Flush(Ticket),
 }
 
+/// Number of shards of what is left to its submitter.
+const SHARDS: usize = 8;
+
 /// Guarded by `Helpers::queues`.
 #[derive(Default)]
 struct Queues {
-    /// Oldest first.
-    lazy: VecDeque<(Instant, Lazy)>,
     /// For workers, by class. Promoted jobs are in two queues; the first to claim wins.
     urgent: [VecDeque<Arc<Job>>; 3],
     flushes: VecDeque<Ticket>,
     worker_count: usize,
     idle_worker_count: usize,
-    /// The ticker sleeps without a timeout.
-    ticker_asleep: bool,
     stopping: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// The helper threads of one device.
 pub(super) struct Helpers {
+    /// Oldest first, of some threads each. Leaf locks; never two at a time, and none with `queues`.
+    lazy: [Mutex<VecDeque<(Instant, Lazy)>>; SHARDS],
+    /// In all of `lazy`. Raised before it is put there, lowered after it is taken.
+    lazy_count: AtomicUsize,
+    /// The ticker sleeps without a timeout. Set under `queues`, before a last look for work.
+    ticker_asleep: AtomicBool,
     queues: Mutex<Queues>,
     ticker_wake: Condvar,
     worker_wake: Condvar,
@@ -58,6 +78,9 @@ pub(super) struct Helpers {
 impl Default for Helpers {
     fn default() -> Helpers {
         Helpers {
+            lazy: std::array::from_fn(|_| Mutex::new(Rank::FileLazy, VecDeque::new())),
+            lazy_count: AtomicUsize::new(0),
+            ticker_asleep: AtomicBool::new(false),
             queues: Mutex::new(Rank::FileHelpers, Queues::default()),
             ticker_wake: Condvar::new(),
             worker_wake: Condvar::new(),
@@ -87,19 +110,22 @@ impl Helpers {
     }
 
     fn push_lazy(&self, lazy: Lazy) {
-        let mut queues = self.queues.lock();
-        queues.lazy.push_back((Instant::now(), lazy));
-        self.wake_ticker(&mut queues);
+        self.lazy_count.fetch_add(1, Ordering::SeqCst);
+        self.lazy[shard_of_thread()].lock().push_back((Instant::now(), lazy));
+        self.wake_ticker();
     }
 
     /// The ring has requests in flight.
     pub(super) fn notice_ring(&self) {
-        self.wake_ticker(&mut self.queues.lock());
+        self.wake_ticker();
     }
 
-    fn wake_ticker(&self, queues: &mut Queues) {
-        if queues.ticker_asleep {
-            queues.ticker_asleep = false;
+    /// To be called when there is something to do: the ticker looks after it has said that it sleeps.
+    fn wake_ticker(&self) {
+        fence(Ordering::SeqCst);
+        if self.ticker_asleep.load(Ordering::SeqCst) {
+            let _queues = self.queues.lock();
+            self.ticker_asleep.store(false, Ordering::SeqCst);
             self.ticker_wake.notify_one();
         }
     }
@@ -180,10 +206,10 @@ impl Helpers {
                     helpers.worker_wake.notify_all();
                     // Drops finished jobs, also younger than a tick; they would keep the device
                     // alive.
-                    queues.lazy.clear();
                     queues.urgent.iter_mut().for_each(VecDeque::clear);
                     queues.flushes.clear();
                     drop(queues);
+                    helpers.lazy.iter().for_each(|lazy| lazy.lock().clear());
                     shared.release();
                     return;
                 }
@@ -192,9 +218,13 @@ impl Helpers {
                 // It is older than a tick.
             } else if idle_tick_count < IDLE_TICK_COUNT_MAX || shared.gate.pending_count() > 0 {
                 helpers.ticker_wake.wait_for(&mut queues, TICK);
-            } else if queues.lazy.is_empty() {
-                queues.ticker_asleep = true;
-                while queues.ticker_asleep {
+            } else if helpers.lazy_count.load(Ordering::SeqCst) == 0 {
+                helpers.ticker_asleep.store(true, Ordering::SeqCst);
+                fence(Ordering::SeqCst);
+                if helpers.lazy_count.load(Ordering::SeqCst) > 0 || shared.gate.pending_count() > 0 {
+                    helpers.ticker_asleep.store(false, Ordering::SeqCst);
+                }
+                while helpers.ticker_asleep.load(Ordering::SeqCst) {
                     helpers.ticker_wake.wait(&mut queues);
                 }
                 idle_tick_count = 0;
@@ -210,18 +240,23 @@ impl Helpers {
     fn take_old(&self) -> (Vec<Arc<Job>>, Vec<Ticket>, bool) {
         let now = Instant::now();
         let (mut jobs, mut flushes) = (Vec::new(), Vec::new());
-        let mut queues = self.queues.lock();
-        while let Some((since, _)) = queues.lazy.front() {
-            if !queues.stopping && now.duration_since(*since) < TICK {
-                break;
-            }
-            match queues.lazy.pop_front() {
-                Some((_, Lazy::Job(job))) if !job.is_claimed() => jobs.push(job),
-                Some((_, Lazy::Flush(ticket))) if !ticket.is_done() => flushes.push(ticket),
-                _ => {}
+        let (stopping, alone) = {
+            let queues = self.queues.lock();
+            (queues.stopping, queues.worker_count == 0)
+        };
+        for lazy in &self.lazy {
+            let mut lazy = lazy.lock();
+            let is_young = |since: &Instant| !stopping && now.duration_since(*since) < TICK;
+            while lazy.front().is_some_and(|(since, _)| !is_young(since)) {
+                match lazy.pop_front() {
+                    Some((_, Lazy::Job(job))) if !job.is_claimed() => jobs.push(job),
+                    Some((_, Lazy::Flush(ticket))) if !ticket.is_done() => flushes.push(ticket),
+                    _ => {}
+                }
+                self.lazy_count.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        (jobs, flushes, queues.worker_count == 0)
+        (jobs, flushes, alone)
     }
 
     /// Waits until every request is done and ends the threads. From one of the threads themselves
@@ -229,7 +264,7 @@ impl Helpers {
     pub(super) fn stop(&self) {
         let mut queues = self.queues.lock();
         queues.stopping = true;
-        queues.ticker_asleep = false;
+        self.ticker_asleep.store(false, Ordering::SeqCst);
         let mut threads = std::mem::take(&mut queues.threads);
         drop(queues);
         self.ticker_wake.notify_all();

@@ -141,11 +141,11 @@ ranks! {
     Epochs = 509,
     /// `OrphanTable::state`.
     OrphanState = 510,
-    /// `DirtyList::entries`.
+    /// A shard of `DirtyList`.
     DirtyList = 511,
     /// `Releases::leaving`.
     Releases = 512,
-    /// `Carriers::inodes`.
+    /// A shard of `Carriers`.
     Carriers = 513,
     /// `Budget::spent`.
     Budget = 514,
@@ -191,7 +191,7 @@ ranks! {
     Gather = 605,
     /// `QuasiAsyncWrites::tickets`.
     QuasiAsyncWrites = 610,
-    /// `DeferredWrites`.
+    /// A shard of `DeferredWrites`.
     DeferredWrites = 620,
     /// The epoch scheduler's state.
     EpochQueue = 630,
@@ -215,6 +215,8 @@ ranks! {
     RingLead = 663,
     /// Changes of a file's length.
     FileRoom = 664,
+    /// A shard of what a file's helper threads leave to its submitters.
+    FileLazy = 669,
     /// The gate of a file.
     Gate = 670,
     /// A request that no thread has claimed.

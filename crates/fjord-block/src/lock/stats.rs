@@ -175,9 +175,7 @@ impl Rank {
                 | Rank::PendingITransactions
                 | Rank::Epochs
                 | Rank::OrphanState
-                | Rank::DirtyList
                 | Rank::Releases
-                | Rank::Carriers
                 | Rank::Budget
                 | Rank::Pace
                 | Rank::Freed
@@ -189,7 +187,6 @@ impl Rank {
                 | Rank::Zones
                 | Rank::PageLru
                 | Rank::QuasiAsyncWrites
-                | Rank::DeferredWrites
                 | Rank::EpochQueue
                 | Rank::FileFlush
                 | Rank::FileHelpers

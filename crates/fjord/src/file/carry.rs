@@ -10,9 +10,11 @@
 //! an inode with such runs is on the list of carriers, which keeps it in memory.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fjord_block::lock::{Mutex, Rank};
+use fjord_block::lock::{Mutex, MutexGuard, Rank};
 use fjord_block::plant::{Bug, planted};
 use fjord_block::{Buf, Ticket};
 use fjord_format::{BlockNo, Tid};
@@ -54,23 +56,47 @@ impl DeferredRun {
     }
 }
 
+/// Number of shards of [`Carriers`]. An inode is in one, so that two files seldom meet.
+const SHARDS: usize = 16;
+
 /// Inodes with deferred runs.
 pub(crate) struct Carriers {
-    /// Leaf lock.
-    inodes: Mutex<HashMap<Instance, Arc<Inode>>>,
+    /// Each a leaf lock; never two at a time.
+    shards: [Mutex<HashMap<Instance, Arc<Inode>>>; SHARDS],
+    /// Inodes in all of them.
+    len: AtomicUsize,
 }
 
 impl Default for Carriers {
     fn default() -> Carriers {
-        Carriers { inodes: Mutex::new(Rank::Carriers, HashMap::new()) }
+        let shard = |_| Mutex::new(Rank::Carriers, HashMap::new());
+        Carriers { shards: std::array::from_fn(shard), len: AtomicUsize::new(0) }
     }
 }
 
 impl Carriers {
+    fn shard(&self, inode: &Inode) -> MutexGuard<'_, HashMap<Instance, Arc<Inode>>> {
+        self.shards[inode.ino.0 as usize % SHARDS].lock()
+    }
+
+    /// Adds an inode unless it is there; returns how many there are.
     fn add(&self, inode: &Arc<Inode>) -> usize {
-        let mut inodes = self.inodes.lock();
-        inodes.entry(inode.instance()).or_insert_with(|| inode.clone());
-        inodes.len()
+        if let Entry::Vacant(vacant) = self.shard(inode).entry(inode.instance()) {
+            vacant.insert(inode.clone());
+            self.len.fetch_add(1, Ordering::Relaxed);
+        }
+        self.len.load(Ordering::Relaxed)
+    }
+
+    fn remove(&self, inode: &Inode) {
+        if self.shard(inode).remove(&inode.instance()).is_some() {
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Inode>> {
+        let inodes = |shard: &Mutex<HashMap<_, Arc<Inode>>>| shard.lock().values().cloned().collect();
+        self.shards.iter().flat_map(|shard| -> Vec<Arc<Inode>> { inodes(shard) }).collect()
     }
 }
 
@@ -242,22 +268,21 @@ fn reap(inode: &Inode, in_flight: &mut InFlight) -> Result<()> {
 
 /// Lets go of inodes whose deferred writes are complete. Waits for nothing.
 pub(crate) fn reap_all(fs: &FsInner) {
-    let inodes: Vec<Arc<Inode>> = fs.carriers.inodes.lock().values().cloned().collect();
-    for inode in inodes {
+    for inode in fs.carriers.all() {
         let Some(mut in_flight) = inode.writeback.try_lock() else { continue };
         if let Err(error) = reap(&inode, &mut in_flight) {
-            inode.wb_errors.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+            inode.wb_errors.fetch_add(1, Ordering::AcqRel);
             fs.note_write_error(&error);
         }
         if in_flight.deferred.is_empty() {
-            fs.carriers.inodes.lock().remove(&inode.instance());
+            fs.carriers.remove(&inode);
         }
     }
 }
 
 /// As [`reap_all`], if there are so many that it pays.
 pub(crate) fn reap_many(fs: &FsInner) {
-    if fs.carriers.inodes.lock().len() > CARRIERS_MANY {
+    if fs.carriers.len.load(Ordering::Relaxed) > CARRIERS_MANY {
         reap_all(fs);
     }
 }

@@ -9,9 +9,10 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fjord_block::lock::{Mutex, Rank};
+use fjord_block::lock::{Mutex, MutexGuard, Rank};
 
 use crate::inode::{Inode, Instance};
 
@@ -23,29 +24,39 @@ enum Since {
     Ever,
 }
 
+/// Number of shards. An inode is in one, so that two files seldom meet.
+const SHARDS: usize = 16;
+
 #[derive(Default)]
-struct Entries {
+struct Shard {
     /// By place; the oldest has the lowest.
     queue: BTreeMap<i64, (Since, Arc<Inode>)>,
     /// The place of each inode on the list.
     members: HashMap<Instance, i64>,
-    /// The place of the next one.
-    next: i64,
-    /// How many were put before all others.
-    hastened: i64,
     /// Inodes being written back, by how many threads.
     busy: HashMap<Instance, (Arc<Inode>, usize)>,
 }
 
 /// Inodes in the order in which they became dirty.
 pub(crate) struct DirtyList {
-    /// Leaf lock.
-    entries: Mutex<Entries>,
+    /// Each a leaf lock; never two at a time.
+    shards: [Mutex<Shard>; SHARDS],
+    /// The place of the next inode that is added.
+    next: AtomicI64,
+    /// The place of the last inode that was put before all others.
+    first: AtomicI64,
+    /// Inodes on the list.
+    len: AtomicUsize,
 }
 
 impl Default for DirtyList {
     fn default() -> DirtyList {
-        DirtyList { entries: Mutex::new(Rank::DirtyList, Entries::default()) }
+        DirtyList {
+            shards: std::array::from_fn(|_| Mutex::new(Rank::DirtyList, Shard::default())),
+            next: AtomicI64::new(0),
+            first: AtomicI64::new(0),
+            len: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -65,10 +76,7 @@ impl Busy<'_> {
 
     /// Puts the inode on the list again, after the others, as old as it was.
     pub(crate) fn put_back(self) {
-        let mut entries = self.list.entries.lock();
-        entries.add(self.since, &self.inode);
-        // Before `self`, which takes the lock.
-        drop(entries);
+        self.list.add_since(self.since, &self.inode);
     }
 }
 
@@ -78,46 +86,48 @@ impl Drop for Busy<'_> {
     }
 }
 
-impl Entries {
-    /// Puts an inode after the others unless it is there, as dirty since then or from now on.
-    fn add(&mut self, since: Option<Since>, inode: &Arc<Inode>) {
-        if let Entry::Vacant(vacant) = self.members.entry(inode.instance()) {
-            vacant.insert(self.next);
-            let since = since.unwrap_or_else(|| Since::At(Instant::now()));
-            self.queue.insert(self.next, (since, inode.clone()));
-            self.next += 1;
-        }
-    }
-
-    /// Puts an inode that is on the list before all others.
-    fn hasten(&mut self, inode: &Inode) -> bool {
-        let Some(place) = self.members.get_mut(&inode.instance()) else { return false };
-        let Some((_, inode)) = self.queue.remove(place) else { return false };
-        self.hastened += 1;
-        *place = -self.hastened;
-        self.queue.insert(*place, (Since::Ever, inode));
-        true
-    }
-
+impl Shard {
     fn set_busy(&mut self, inode: &Arc<Inode>) {
         self.busy.entry(inode.instance()).or_insert_with(|| (inode.clone(), 0)).1 += 1;
     }
 }
 
 impl DirtyList {
+    fn shard(&self, inode: &Inode) -> MutexGuard<'_, Shard> {
+        self.shards[inode.ino.0 as usize % SHARDS].lock()
+    }
+
     /// Adds an inode unless it is there.
     pub(crate) fn add(&self, inode: &Arc<Inode>) {
-        self.entries.lock().add(None, inode);
+        self.add_since(None, inode);
+    }
+
+    /// Puts an inode after the others unless it is there, as dirty since then or from now on.
+    fn add_since(&self, since: Option<Since>, inode: &Arc<Inode>) {
+        let mut shard = self.shard(inode);
+        if let Entry::Vacant(vacant) = shard.members.entry(inode.instance()) {
+            let place = self.next.fetch_add(1, Ordering::Relaxed);
+            vacant.insert(place);
+            let since = since.unwrap_or_else(|| Since::At(Instant::now()));
+            shard.queue.insert(place, (since, inode.clone()));
+            self.len.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Makes an inode that is on the list the next one, due at once; false if it is not on it.
     pub(crate) fn hasten(&self, inode: &Inode) -> bool {
-        self.entries.lock().hasten(inode)
+        let mut shard = self.shard(inode);
+        let Shard { queue, members, .. } = &mut *shard;
+        let Some(place) = members.get_mut(&inode.instance()) else { return false };
+        let Some((_, inode)) = queue.remove(place) else { return false };
+        *place = self.first.fetch_sub(1, Ordering::Relaxed) - 1;
+        queue.insert(*place, (Since::Ever, inode));
+        true
     }
 
     /// Count of inodes on the list.
     pub(crate) fn len(&self) -> usize {
-        self.entries.lock().queue.len()
+        self.len.load(Ordering::Relaxed)
     }
 
     /// Marks an inode as being written back.
@@ -128,52 +138,66 @@ impl DirtyList {
 
     /// As [`DirtyList::begin`], until [`DirtyList::end`].
     pub(crate) fn begin_unguarded(&self, inode: &Arc<Inode>) {
-        self.entries.lock().set_busy(inode);
+        self.shard(inode).set_busy(inode);
     }
 
     /// One thread less writes the inode back.
     pub(crate) fn end(&self, inode: &Inode) {
-        let mut entries = self.entries.lock();
-        let Some((_, count)) = entries.busy.get_mut(&inode.instance()) else { return };
+        let mut shard = self.shard(inode);
+        let Some((_, count)) = shard.busy.get_mut(&inode.instance()) else { return };
         *count -= 1;
         if *count == 0 {
-            entries.busy.remove(&inode.instance());
+            shard.busy.remove(&inode.instance());
         }
     }
 
     /// Takes the oldest inode if it has been dirty for `age` at `now`. One that was added later is
     /// skipped, so that a pass over the list ends even if writes fail.
     pub(crate) fn pop_older_than(&self, now: Instant, age: Duration) -> Option<Busy<'_>> {
-        let mut entries = self.entries.lock();
-        let (_, (since, _)) = entries.queue.first_key_value()?;
+        let oldest = |shard: &Mutex<Shard>| Some(*shard.lock().queue.first_key_value()?.0);
+        let places = self.shards.iter().filter_map(|shard| Some((oldest(shard)?, shard)));
+        let (_, shard) = places.min_by_key(|(place, _)| *place)?;
+        // Another thread may have taken it since; then the next one of the shard is as good.
+        let mut shard = shard.lock();
+        let (_, (since, _)) = shard.queue.first_key_value()?;
         let is_young =
             |since| now.checked_duration_since(since).is_none_or(|dirty_for| dirty_for < age);
         if matches!(since, Since::At(since) if is_young(*since)) {
             return None;
         }
-        let (_, (since, inode)) = entries.queue.pop_first()?;
-        entries.members.remove(&inode.instance());
-        entries.set_busy(&inode);
+        let (_, (since, inode)) = shard.queue.pop_first()?;
+        shard.members.remove(&inode.instance());
+        shard.set_busy(&inode);
+        self.len.fetch_sub(1, Ordering::Relaxed);
         Some(Busy { list: self, inode, since: Some(since) })
     }
 
-    /// Takes all inodes, with those that others are writing back.
+    /// Takes all inodes, with those that others are writing back: all that were there when it was called.
     pub(crate) fn take_all(&self) -> Vec<Busy<'_>> {
-        let mut entries = self.entries.lock();
-        let mut taken: Vec<Arc<Inode>> = entries.busy.values().map(|(i, _)| i.clone()).collect();
-        entries.members.clear();
-        taken.extend(std::mem::take(&mut entries.queue).into_values().map(|(_, inode)| inode));
-        for inode in &taken {
-            entries.set_busy(inode);
+        let mut taken = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let queue = std::mem::take(&mut shard.queue);
+            shard.members.clear();
+            self.len.fetch_sub(queue.len(), Ordering::Relaxed);
+            let busy = shard.busy.values().map(|(inode, _)| (i64::MIN, inode.clone()));
+            let mut found: Vec<_> = busy.collect();
+            found.extend(queue.into_iter().map(|(place, (_, inode))| (place, inode)));
+            found.iter().for_each(|(_, inode)| shard.set_busy(inode));
+            taken.append(&mut found);
         }
-        taken.into_iter().map(|inode| Busy { list: self, inode, since: None }).collect()
+        // Those that are busy first, then in the order of the list.
+        taken.sort_by_key(|(place, _)| *place);
+        taken.into_iter().map(|(_, inode)| Busy { list: self, inode, since: None }).collect()
     }
 
     /// Takes an inode off after its deletion.
     pub(crate) fn forget(&self, inode: &Inode) {
-        let mut entries = self.entries.lock();
-        if let Some(place) = entries.members.remove(&inode.instance()) {
-            entries.queue.remove(&place);
+        let mut shard = self.shard(inode);
+        if let Some(place) = shard.members.remove(&inode.instance())
+            && shard.queue.remove(&place).is_some()
+        {
+            self.len.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

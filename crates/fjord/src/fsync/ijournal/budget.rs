@@ -6,6 +6,7 @@
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fjord_block::lock::{Mutex, Rank};
 use fjord_format::extent::ExtentNode;
@@ -124,21 +125,64 @@ pub(super) enum Charge {
     Full,
 }
 
+impl Charge {
+    fn of(sum_blocks: u64, limit: u64) -> Charge {
+        if sum_blocks > limit {
+            Charge::Full
+        } else if sum_blocks > limit / FILL_SHARE {
+            Charge::Fills
+        } else {
+            Charge::Fits
+        }
+    }
+}
+
+/// Fingerprints that are remembered of what was counted.
+const CHARGED_SLOTS: usize = 4096;
+
 /// Counts the metadata changes of recovery for uncommitted transactions.
+///
+/// Most fsyncs change what an earlier one of the transaction has changed: these count nothing and take no lock.
 pub(super) struct Budget {
+    /// Written before `charged` and `sum_blocks`.
     spent: Mutex<VecDeque<Spent>>,
+    /// Of each part that was counted for a transaction, a fingerprint of both, where its value puts it, until
+    /// another one takes the place. Two of the same value would leave one part uncounted, once in 2^52 fsyncs.
+    charged: Box<[AtomicU64]>,
+    /// Sum of `spent` when it was counted last: not less than now, but for what others count meanwhile.
+    sum_blocks: AtomicU64,
 }
 
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { spent: Mutex::new(Rank::Budget, VecDeque::new()) }
+        Budget {
+            spent: Mutex::new(Rank::Budget, VecDeque::new()),
+            charged: (0..CHARGED_SLOTS).map(|_| AtomicU64::new(0)).collect(),
+            sum_blocks: AtomicU64::new(0),
+        }
     }
 }
 
 impl Budget {
     /// Counts an i-transaction of `tid`.
     pub(super) fn charge(&self, fs: &FsInner, tid: Tid, footprint: Footprint) -> Charge {
-        let (_, log_blocks) = fs.journal().log_usage_blocks();
+        let limit = u64::from(fs.journal().log_len_blocks()) / LOG_SHARE;
+        let parts = footprint.parts.iter().chain(footprint.names.iter().map(|(name, _)| name));
+        let fingerprints: Vec<u64> = parts.map(|part| fingerprint(tid, *part)).collect();
+        if fingerprints.iter().all(|fingerprint| self.is_charged(*fingerprint))
+            && let Charge::Fits = Charge::of(self.sum_blocks.load(Ordering::Acquire), limit)
+        {
+            return Charge::Fits;
+        }
+        let sum_blocks = self.count(fs, tid, footprint);
+        for fingerprint in fingerprints {
+            self.slot(fingerprint).store(fingerprint, Ordering::Release);
+        }
+        Charge::of(sum_blocks, limit)
+    }
+
+    /// Counts what is new, and all of it.
+    fn count(&self, fs: &FsInner, tid: Tid, footprint: Footprint) -> u64 {
         let block_bytes = u64::from(fs.geo.block_size);
         let mut all = self.spent.lock();
         all.retain(|spent| !fs.journal().is_committed(spent.tid));
@@ -159,14 +203,23 @@ impl Budget {
                 }
             }
         }
-        let sum: u64 = all.iter().map(|spent| spent.blocks(block_bytes)).sum();
-        let limit = u64::from(log_blocks) / LOG_SHARE;
-        if sum > limit {
-            Charge::Full
-        } else if sum > limit / FILL_SHARE {
-            Charge::Fills
-        } else {
-            Charge::Fits
-        }
+        let sum_blocks = all.iter().map(|spent| spent.blocks(block_bytes)).sum();
+        self.sum_blocks.store(sum_blocks, Ordering::Release);
+        sum_blocks
     }
+
+    fn slot(&self, fingerprint: u64) -> &AtomicU64 {
+        &self.charged[fingerprint as usize % CHARGED_SLOTS]
+    }
+
+    fn is_charged(&self, fingerprint: u64) -> bool {
+        self.slot(fingerprint).load(Ordering::Acquire) == fingerprint
+    }
+}
+
+/// Never 0, which is in an empty slot.
+fn fingerprint(tid: Tid, part: Part) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (tid.0, part).hash(&mut hasher);
+    hasher.finish() | 1 << 63
 }
