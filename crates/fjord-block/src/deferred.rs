@@ -67,8 +67,7 @@ struct Waiting {
     /// Distinguishes it from other writes at the same offset.
     number: u64,
     completer: Completer,
-    /// The request that it was merged into.
-    request: Arc<OnceLock<Ticket>>,
+    starter: Arc<Starter>,
 }
 
 impl Waiting {
@@ -82,7 +81,8 @@ struct Starter {
     shared: Weak<Shared>,
     offset: u64,
     number: u64,
-    request: Arc<OnceLock<Ticket>>,
+    /// The request that it was merged into.
+    request: OnceLock<Ticket>,
 }
 
 impl DeferredWrites {
@@ -104,15 +104,15 @@ impl DeferredWrites {
     pub fn add(&self, offset: u64, bufs: Vec<Buf>) -> Ticket {
         let (ticket, completer) = Ticket::pending(None);
         let len = bufs_len(&bufs);
-        let request = Arc::new(OnceLock::new());
         self.shared.with(offset, |state| {
             let number = self.shared.next_number.fetch_add(1, Ordering::Relaxed);
             let shared = Arc::downgrade(&self.shared);
-            let starter = Starter { shared, offset, number, request: request.clone() };
-            completer.set_driver(Arc::new(starter));
+            let request = OnceLock::new();
+            let starter = Arc::new(Starter { shared, offset, number, request });
+            completer.set_driver(starter.clone());
             state.bytes += len;
             state.order.push_back((offset, number));
-            state.waiting.insert(offset, Waiting { bufs, len, number, completer, request });
+            state.waiting.insert(offset, Waiting { bufs, len, number, completer, starter });
         });
         ticket
     }
@@ -144,7 +144,7 @@ impl DeferredWrites {
         });
         let Some(waiting) = cancelled else { return false };
         // Threads that found it gone wait for its request.
-        let _ = waiting.request.set(Ticket::ready(Ok(())));
+        let _ = waiting.starter.request.set(Ticket::ready(Ok(())));
         waiting.completer.complete(Ok(()));
         self.shared.completed.fetch_add(1, Ordering::AcqRel);
         true
@@ -165,8 +165,11 @@ impl DeferredWrites {
     /// the device.
     pub fn shrink_to(&self, bytes: u64) {
         loop {
-            let Some(more) = self.bytes().checked_sub(bytes).filter(|more| *more > 0) else { return };
-            let Some((_, offset)) = self.shared.shards.iter().filter_map(|it| it.lock().oldest()).min()
+            let Some(more) = self.bytes().checked_sub(bytes).filter(|more| *more > 0) else {
+                return;
+            };
+            let Some((_, offset)) =
+                self.shared.shards.iter().filter_map(|it| it.lock().oldest()).min()
             else {
                 return;
             };
@@ -219,7 +222,7 @@ impl Shared {
             let mut members = Vec::with_capacity(group.len());
             for waiting in group {
                 bufs.extend(waiting.bufs);
-                members.push((waiting.request, waiting.completer.core().cloned()));
+                members.push((waiting.starter, waiting.completer.core().cloned()));
                 completers.push(waiting.completer);
             }
             let order = Order::Ordered;
@@ -228,9 +231,9 @@ impl Shared {
         }
         let tickets = self.device.submit(requests);
         for (ticket, (members, completers)) in tickets.iter().zip(taken) {
-            for (request, core) in members {
+            for (starter, core) in members {
                 // Set once, by the thread that took the write out of the queue.
-                let _ = request.set(ticket.clone());
+                let _ = starter.request.set(ticket.clone());
                 // Threads that waited meanwhile can now drive the request.
                 if let Some(core) = core {
                     core.nudge();

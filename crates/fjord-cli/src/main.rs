@@ -36,6 +36,10 @@ use tracing_subscriber::{
     filter::LevelFilter, layer::Layer, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
+#[cfg(feature = "lock-stats")]
+#[global_allocator]
+static ALLOCATOR: fjord_block::lock::CountingAllocator = fjord_block::lock::CountingAllocator;
+
 fn main() -> ExitCode {
     signals::keep_child_status();
     let args = helper::translate(std::env::args_os().collect());

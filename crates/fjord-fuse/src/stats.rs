@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use fjord::{Event, Failure, Fs, Stats};
-use fjord_block::lock::{LockStats, lock_stats};
+use fjord_block::lock::{LockStats, allocation_count, lock_stats};
 use serde::{Deserialize, Serialize};
 
 /// Room for the text; an ioctl's number tells sizes below 16 KiB.
@@ -49,6 +49,9 @@ pub struct MountStats {
     /// What locks cost the process, most waited for first; None in a build that does not count it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locks: Option<Vec<LockReport>>,
+    /// Allocations of the process; None in a build that does not count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocations: Option<u64>,
 }
 
 /// What went wrong since the mount.
@@ -341,6 +344,7 @@ impl MountStats {
             requests: BTreeMap::new(),
             health: HealthReport::of(fs, &stats),
             locks: locks(),
+            allocations: allocation_count(),
         }
     }
 

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use served::Served;
 use workloads::{Sizes, WORKLOADS, Workload};
 
+mod counted;
 mod served;
 mod workloads;
 
@@ -53,6 +54,10 @@ pub(crate) struct FrontEndArgs {
     /// The fjord program to measure [default: built from this checkout]
     #[arg(long)]
     program: Option<PathBuf>,
+    /// A build with the feature lock-stats: each workload runs once more on it, with everything counted and
+    /// nothing timed
+    #[arg(long, value_name = "PROGRAM")]
+    counted: Option<PathBuf>,
     /// Write all figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -126,6 +131,11 @@ pub(crate) fn run(args: &FrontEndArgs) -> Result<()> {
         eprintln!("round {} of {}", round + 1, args.rounds);
     }
     print!("{}", table(&workloads, &stands, &sizes));
+    if let Some(program) = &args.counted {
+        let stand = counted::run(scratch.path(), program, &workloads, &sizes, &tar)?;
+        print!("{}", counted::table(&workloads, &stand, &sizes));
+        stands.push(stand);
+    }
     if let Some(path) = &args.json {
         let report = report(args, &workloads, &stands, &sizes);
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
@@ -133,37 +143,60 @@ pub(crate) fn run(args: &FrontEndArgs) -> Result<()> {
     stands.into_iter().try_for_each(|stand| stand.mount.unmount())
 }
 
-fn stands(dir: &Path, program: &Path, also: Option<&str>) -> Result<Vec<Stand>> {
-    let new =
-        |name, mount| Stand { name, mount, seconds: BTreeMap::new(), served: BTreeMap::new() };
-    let mut stands = Vec::new();
-    let mut fjord = |name: &'static str, args: &str| -> Result<()> {
+impl Stand {
+    fn new(name: &'static str, mount: Mount) -> Stand {
+        Stand { name, mount, seconds: BTreeMap::new(), served: BTreeMap::new() }
+    }
+
+    /// A new image in `dir`, mounted with these arguments.
+    fn fjord(name: &'static str, program: &Path, dir: &Path, args: &str) -> Result<Stand> {
         let path = dir.join(name);
         let mut mkfs = Command::new(program);
         tools::run(mkfs.args(["mkfs", "-q", "--size", "4G"]).arg(&path))?.ok()?;
         let args: Vec<_> = args.split_whitespace().collect();
-        let mount = FjordMount::with_program(program, &path, &args)?;
-        stands.push(new(name, Mount::Fjord(mount)));
-        Ok(())
-    };
-    fjord("fjord", "")?;
-    also.map(|args| fjord("fjord-also", args)).transpose()?;
+        Ok(Stand::new(name, Mount::Fjord(FjordMount::with_program(program, &path, &args)?)))
+    }
+}
+
+fn stands(dir: &Path, program: &Path, also: Option<&str>) -> Result<Vec<Stand>> {
+    let mut stands = vec![Stand::fjord("fjord", program, dir, "")?];
+    if let Some(args) = also {
+        stands.push(Stand::fjord("fjord-also", program, dir, args)?);
+    }
     for (name, features) in [("kernel", &[][..]), ("kernel-fc", &["-O", "fast_commit"])] {
         let path = dir.join(name);
         image::make_sparse(&path, IMAGE_BYTES)?;
         let mut mkfs = tools::command("mke2fs")?;
         mkfs.args(["-q", "-t", "ext4", "-E", "lazy_itable_init=0"]).args(features).arg(&path);
         tools::run(&mut mkfs)?.ok()?;
-        stands.push(new(name, Mount::Kernel(KernelMount::new(&path, "")?)));
+        stands.push(Stand::new(name, Mount::Kernel(KernelMount::new(&path, "")?)));
     }
     Ok(stands)
 }
 
 /// One workload on one file system.
 fn turn(stand: &mut Stand, workload: &Workload, sizes: &Sizes, tar: &Path) -> Result<()> {
+    let (took, served) = timed(&stand.mount, workload, sizes, tar, || Ok(()), |()| Ok(()))?;
+    if let Some(((), served)) = served {
+        stand.served.insert(workload.name, served);
+    }
+    stand.seconds.entry(workload.name).or_default().push(took.as_secs_f64());
+    Ok(())
+}
+
+/// Runs a workload: how long it took, and on fjord what `end` made of what `begin` began just before it, and what
+/// serving cost.
+fn timed<B, E>(
+    mount: &Mount,
+    workload: &Workload,
+    sizes: &Sizes,
+    tar: &Path,
+    begin: impl FnOnce() -> Result<B>,
+    end: impl FnOnce(B) -> Result<E>,
+) -> Result<(Duration, Option<(E, Served)>)> {
     let script = |text: &str| -> Result<Duration> {
         let mut command = Command::new("bash");
-        command.args(["-ec", text]).current_dir(stand.mount.dir());
+        command.args(["-ec", text]).current_dir(mount.dir());
         command.env("TAR", tar).env("FILES", sizes.files.to_string());
         // git would look for a configuration and for an owner.
         command.env("HOME", "/nonexistent").env("GIT_CONFIG_NOSYSTEM", "1");
@@ -174,15 +207,14 @@ fn turn(stand: &mut Stand, workload: &Workload, sizes: &Sizes, tar: &Path) -> Re
         Ok(took)
     };
     script(workload.before)?;
-    rustix::fs::syncfs(File::open(stand.mount.dir())?)?;
-    let before = stand.mount.served()?;
+    rustix::fs::syncfs(File::open(mount.dir())?)?;
+    let before = mount.served()?;
+    let begun = begin()?;
     let took = script(workload.timed)?;
-    if let (Some(before), Some(after)) = (before, stand.mount.served()?) {
-        stand.served.insert(workload.name, after.since(&before));
-    }
+    let ended = end(begun)?;
+    let served = before.zip(mount.served()?).map(|(before, after)| (ended, after.since(&before)));
     script(workload.after)?;
-    stand.seconds.entry(workload.name).or_default().push(took.as_secs_f64());
-    Ok(())
+    Ok((took, served))
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -231,7 +263,7 @@ fn report(args: &FrontEndArgs, workloads: &[&Workload], stands: &[Stand], sizes:
     let of_workload = |workload: &&Workload| {
         let (ratio, low, high) = ratio(workload, stands);
         let seconds: BTreeMap<_, _> =
-            stands.iter().map(|stand| (stand.name, &stand.seconds[workload.name])).collect();
+            stands.iter().map(|stand| (stand.name, stand.seconds.get(workload.name))).collect();
         let served: BTreeMap<_, _> = stands
             .iter()
             .filter_map(|stand| Some((stand.name, stand.served.get(workload.name)?.to_json())))

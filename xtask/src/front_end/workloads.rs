@@ -66,7 +66,14 @@ const UNLINKED: u32 = 20_000;
 /// Values of `fillseq`.
 const VALUES: u32 = 500_000;
 
-pub(super) const WORKLOADS: [Workload; 14] = [
+/// fsyncs of `append-8`, by eight processes.
+const APPENDS: u32 = 16_000;
+/// Files of `create-8`, by eight processes.
+const CREATES: u32 = 8_000;
+/// Rounds of `varmail-8`, by eight processes.
+const MAILS: u32 = 4_000;
+
+pub(super) const WORKLOADS: [Workload; 17] = [
     Workload {
         name: "touch",
         before: "mkdir many",
@@ -153,5 +160,32 @@ pub(super) const WORKLOADS: [Workload; 14] = [
         timed: "db_bench --benchmarks=fillseq --num=500000 --db=$PWD/db --compression_type=none 2> /dev/null",
         after: "rm -rf db",
         count: Count::Fixed(VALUES),
+    },
+    Workload {
+        name: "append-8",
+        before: "mkdir eight",
+        timed: r#"cd eight; perl -MIO::Handle -e 'for my $p (1..8) { next if fork; open(my $f, ">", "f$p") or die;
+            for (1..2000) { syswrite($f, "x" x 4096) == 4096 && $f->sync or die } exit } 1 while wait > 0'"#,
+        after: "rm -rf eight",
+        count: Count::Fixed(APPENDS),
+    },
+    Workload {
+        name: "create-8",
+        before: "mkdir -p eight/{1..8}",
+        timed: r#"cd eight; perl -MIO::Handle -e 'for my $p (1..8) { next if fork; for (1..1000) { open(my $f, ">", "$p/f$_") or die;
+            syswrite($f, "x" x 4096) == 4096 && $f->sync or die } exit } 1 while wait > 0'"#,
+        after: "rm -rf eight",
+        count: Count::Fixed(CREATES),
+    },
+    // As filebench's: remove; create, append, fsync; read, append, fsync; read.
+    Workload {
+        name: "varmail-8",
+        before: "mkdir -p eight/{1..8}",
+        timed: r#"cd eight; perl -MIO::Handle -e 'for my $p (1..8) { next if fork; for (1..500) { my $n = $_ % 50; unlink("$p/f$n");
+            for my $how (">", "+<") { open(my $f, $how, "$p/f$n") or die; 1 while sysread($f, my $b, 65536);
+            syswrite($f, "x" x 16384) == 16384 && $f->sync or die }
+            open(my $f, "<", "$p/f$n") or die; 1 while sysread($f, my $b, 65536) } exit } 1 while wait > 0'"#,
+        after: "rm -rf eight",
+        count: Count::Fixed(MAILS),
     },
 ];

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fjord::{AreaLayout, DataMode, Fs, FsyncPolicyKind, JournalLists, MkfsOptions, MountOptions};
 use fjord_block::MemDevice;
-use fjord_block::lock::{LockStats, lock_stats, reset_lock_stats};
+use fjord_block::lock::{LockStats, allocation_count, lock_stats, reset_lock_stats};
 use fjord_block::sim::{Profile, SimDevice};
 use serde::Serialize;
 
@@ -106,6 +106,8 @@ pub struct LockRow {
     pub operations_per_s: f64,
     /// The same of the slowest and the fastest round.
     pub operations_per_s_range: (f64, f64),
+    /// Allocations per operation, those of the modelled device and of the workload included.
+    pub allocations_per_operation: f64,
     /// Costs, most waited for first, then longest held.
     pub locks: Vec<LockCost>,
     /// Number of processors, and how much faster than one thread all may be together by the lock of the file
@@ -184,6 +186,7 @@ struct Round {
     operation_count: u64,
     time: Duration,
     stats: Vec<LockStats>,
+    allocation_count: u64,
 }
 
 fn failed(error: fjord::Error) -> io::Error {
@@ -275,22 +278,27 @@ fn measure(
         }
         worker.count
     };
-    let (operation_count, time, stats) = std::thread::scope(|scope| {
+    let (operation_count, time, stats, allocation_count) = std::thread::scope(|scope| {
         let threads: Vec<_> =
             workers.into_iter().map(|worker| scope.spawn(|| run(worker))).collect();
         reset_lock_stats();
+        let before = allocation_count().unwrap_or(0);
         begin.wait();
         let began = Instant::now();
         std::thread::sleep(turn);
         // Before the last operations end: these wait for more than they would.
         let (stats, time) = (lock_stats().unwrap_or_default(), began.elapsed());
+        let allocations = allocation_count().unwrap_or(0) - before;
         ended.store(true, Ordering::Relaxed);
         let counts = threads.into_iter().map(|thread| thread.join().unwrap_or(0));
-        (counts.sum::<u64>().saturating_sub(thread_count as u64), time, stats)
+        let count = counts.sum::<u64>().saturating_sub(thread_count as u64);
+        (count, time, stats, allocations)
     });
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(Round { operation_count: operation_count.max(1), time, stats }),
+        None => {
+            Ok(Round { operation_count: operation_count.max(1), time, stats, allocation_count })
+        }
     }
 }
 
@@ -328,6 +336,7 @@ impl Round {
             workload: name.into(),
             journal_lists: lists.name().into(),
             thread_count,
+            allocations_per_operation: per_operation(self.allocation_count),
             operations_per_s: self.rate(),
             operations_per_s_range: range,
             locks,
@@ -356,8 +365,12 @@ impl LocksReport {
             let (least, most) = row.operations_per_s_range;
             let _ = writeln!(
                 text,
-                "\n{}, {} lists, {} threads: {:.0} operations/s ({least:.0} to {most:.0})",
-                row.workload, row.journal_lists, row.thread_count, row.operations_per_s
+                "\n{}, {} lists, {} threads: {:.0} operations/s ({least:.0} to {most:.0}), {:.1} allocations/op",
+                row.workload,
+                row.journal_lists,
+                row.thread_count,
+                row.operations_per_s,
+                row.allocations_per_operation
             );
             let _ = writeln!(
                 text,

@@ -221,7 +221,8 @@ impl Helpers {
             } else if helpers.lazy_count.load(Ordering::SeqCst) == 0 {
                 helpers.ticker_asleep.store(true, Ordering::SeqCst);
                 fence(Ordering::SeqCst);
-                if helpers.lazy_count.load(Ordering::SeqCst) > 0 || shared.gate.pending_count() > 0 {
+                if helpers.lazy_count.load(Ordering::SeqCst) > 0 || shared.gate.pending_count() > 0
+                {
                     helpers.ticker_asleep.store(false, Ordering::SeqCst);
                 }
                 while helpers.ticker_asleep.load(Ordering::SeqCst) {

@@ -33,6 +33,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::buf::AlignedBuf;
 use crate::device::{Capabilities, Class, Device, Request, bufs_len, check_range};
 use crate::error::{IoError, IoErrorKind, IoOp, OpenError};
@@ -288,7 +290,7 @@ impl FileDevice {
     }
 
     /// Leaves a single Sync job to its waiter; dispatches everything else.
-    fn enqueue(&self, mut jobs: Vec<(Arc<Job>, Class)>) {
+    fn enqueue(&self, mut jobs: SmallVec<[(Arc<Job>, Class); 4]>) {
         let shared = &self.shared;
         if jobs.is_empty() {
             return;
@@ -368,7 +370,7 @@ impl Device for FileDevice {
 
     fn submit(&self, batch: Vec<Request>) -> Vec<Ticket> {
         let mut tickets = Vec::with_capacity(batch.len());
-        let mut jobs = Vec::with_capacity(batch.len());
+        let mut jobs = SmallVec::<[_; 4]>::new();
         for request in batch {
             self.count(&request);
             if let Err(error) = self.check(&request) {
@@ -396,7 +398,7 @@ impl Device for FileDevice {
         }
         let slot = ReadSlot::default();
         let (work, ticket) = Work::new_read(offset, bufs, slot.clone(), &self.shared);
-        self.enqueue(vec![(Job::new(work, &self.shared), class)]);
+        self.enqueue(smallvec![(Job::new(work, &self.shared), class)]);
         ReadTicket::new(ticket, slot)
     }
 

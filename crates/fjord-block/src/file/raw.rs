@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
+use smallvec::SmallVec;
 
 use super::lock::{self, Claim};
 use super::room::Room;
@@ -124,7 +125,7 @@ impl RawFile {
         let len = bufs_len(bufs);
         let flags = if fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
         while done < len {
-            let slices: Vec<IoSlice> = tails(bufs, done).map(IoSlice::new).collect();
+            let slices: SmallVec<[IoSlice<'_>; 16]> = tails(bufs, done).map(IoSlice::new).collect();
             let fd = self
                 .fd(self.route(offset + done, slices.iter().map(|s| (s.as_ptr().addr(), s.len()))));
             match rustix::io::pwritev2(fd, &slices, self.place(offset + done), flags) {

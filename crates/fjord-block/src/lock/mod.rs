@@ -16,6 +16,7 @@
 //! model check in their place; what else depends on who runs goes through here too ([`thread_local`],
 //! [`pause`], [`point`]).
 
+mod allocations;
 mod condvar;
 #[cfg(all(debug_assertions, not(feature = "lock-stats")))]
 #[path = "checked.rs"]
@@ -37,6 +38,9 @@ mod rwlock;
 mod stats;
 mod turn;
 
+#[cfg(feature = "lock-stats")]
+pub use allocations::CountingAllocator;
+pub use allocations::allocation_count;
 pub use condvar::Condvar;
 pub use held::Held;
 #[cfg(feature = "model")]

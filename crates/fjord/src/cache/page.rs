@@ -21,6 +21,7 @@ use std::sync::{Arc, Weak};
 
 use fjord_block::Buf;
 use fjord_block::lock::{Mutex, Rank};
+use smallvec::SmallVec;
 
 /// Pages in a chunk.
 const CHUNK_PAGES: u32 = 64;
@@ -375,7 +376,7 @@ impl PageMap {
         let mut inner = self.inner.lock();
         let mut taken = Vec::new();
         let first = (range.start / u64::from(CHUNK_PAGES)).min(u64::from(u32::MAX)) as u32;
-        let indexes: Vec<u32> = inner.dirty_chunks.range(first..).copied().collect();
+        let indexes: SmallVec<[u32; 8]> = inner.dirty_chunks.range(first..).copied().collect();
         for index in indexes {
             let Some(chunk) = inner.chunks.get_mut(&index) else { continue };
             let mut picked = 0u64;

@@ -20,6 +20,7 @@ use fjord_block::{Buf, Ticket};
 use fjord_format::{BlockNo, Tid};
 use fjord_journal::Handle;
 use rustix::io::Errno;
+use smallvec::SmallVec;
 
 use super::writeback::{self, Place, WriteRun};
 use crate::cache::page::DirtyPage;
@@ -95,14 +96,22 @@ impl Carriers {
     }
 
     fn all(&self) -> Vec<Arc<Inode>> {
-        let inodes = |shard: &Mutex<HashMap<_, Arc<Inode>>>| shard.lock().values().cloned().collect();
+        let inodes =
+            |shard: &Mutex<HashMap<_, Arc<Inode>>>| shard.lock().values().cloned().collect();
         self.shards.iter().flat_map(|shard| -> Vec<Arc<Inode>> { inodes(shard) }).collect()
     }
 }
 
+/// What [`carry`] has done.
+pub(crate) struct Carried {
+    /// Where each page belongs, and its content.
+    pub(crate) data: Vec<(BlockNo, Buf)>,
+    /// The inode's bytes after that.
+    pub(crate) image: Vec<u8>,
+}
+
 /// Gives the dirty pages of the inode, at most `max` of which there are, their places and
-/// queues their writes. Returns where each belongs, and its content. The caller holds the
-/// writeback and the state lock.
+/// queues their writes. The caller holds the writeback and the state lock.
 ///
 /// # Errors
 /// `ENOSPC`, I/O and journal errors; the pages are dirty again if a retry may succeed.
@@ -112,9 +121,10 @@ pub(crate) fn carry(
     in_flight: &mut InFlight,
     state: &mut InodeState,
     max: usize,
-) -> Result<Vec<(BlockNo, Buf)>> {
+) -> Result<Carried> {
     let taken = inode.pages.take_dirty(0..u64::MAX, max);
-    let pages: Vec<(u32, Buf)> = taken.iter().map(|page| (page.lblk, page.buf.clone())).collect();
+    let pages: SmallVec<[(u32, Buf); 4]> =
+        taken.iter().map(|page| (page.lblk, page.buf.clone())).collect();
     let (again, fresh) = split_deferred(fs, inode, in_flight, state, taken)?;
     let runs = writeback::place(fs, inode, state, fresh)?;
     let changes = runs.iter().filter(|run| run.place != Place::Written).count() as u32;
@@ -122,7 +132,7 @@ pub(crate) fn carry(
     let handle = fs.start(credits).inspect_err(|_| {
         writeback::take_back(fs, inode, &runs);
     })?;
-    let recorded = record(fs, &handle, inode, in_flight, state, &runs, &again)?;
+    let (recorded, image) = record(fs, &handle, inode, in_flight, state, &runs, &again)?;
     handle.stop();
     if recorded < runs.len() {
         writeback::take_back(fs, inode, &runs[recorded..]);
@@ -135,15 +145,15 @@ pub(crate) fn carry(
         let step_bytes = DEFERRED_BYTES_STEP.min(waiting_bytes);
         fs.deferred.shrink_to(waiting_bytes.min(DEFERRED_BYTES_MAX) - step_bytes);
     }
-    let mut carried = Vec::with_capacity(pages.len());
+    let mut data = Vec::with_capacity(pages.len());
     for (lblk, buf) in pages {
         let place = match runs.iter().find(|run| lblk.wrapping_sub(run.lblk) < run.len()) {
             Some(run) => BlockNo(run.phys.0 + u64::from(lblk - run.lblk)),
             None => home(fs, inode, state, lblk)?,
         };
-        carried.push((place, buf));
+        data.push((place, buf));
     }
-    Ok(carried)
+    Ok(Carried { data, image })
 }
 
 /// The block that a page has in the map.
@@ -166,7 +176,7 @@ fn split_deferred(
     if in_flight.deferred.is_empty() {
         return Ok((Vec::new(), taken));
     }
-    let lblks: Vec<u32> = taken.iter().map(|page| page.lblk).collect();
+    let lblks: SmallVec<[u32; 8]> = taken.iter().map(|page| page.lblk).collect();
     let (mut again, mut fresh) = (Vec::new(), Vec::new());
     for page in taken {
         let before = in_flight.deferred.range(..=page.lblk).next_back();
@@ -193,7 +203,7 @@ fn split_deferred(
 }
 
 /// Inserts the extents, moves the on-disk size on and attaches the writes. Returns how many runs
-/// are in the map: not all if it has no room for more.
+/// are in the map, not all if it has no room for more, and the inode's bytes.
 fn record(
     fs: &Arc<FsInner>,
     handle: &Handle,
@@ -202,7 +212,7 @@ fn record(
     state: &mut InodeState,
     runs: &[WriteRun],
     again: &[Ticket],
-) -> Result<usize> {
+) -> Result<(usize, Vec<u8>)> {
     let mut recorded = 0;
     for run in runs {
         match writeback::insert_run(fs, handle, inode, state, run) {
@@ -229,8 +239,8 @@ fn record(
         note_growth(inode, state, handle.tid());
     }
     inode.touch_tid(handle.changes(), true);
-    disk::store(fs, handle, inode, state)?;
-    Ok(recorded)
+    let image = disk::store_image(fs, handle, inode, state)?;
+    Ok((recorded, image))
 }
 
 /// Lets go of all runs of a file that is being deleted, by a transaction that is running, in which it has no links.

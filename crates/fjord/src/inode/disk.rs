@@ -74,12 +74,24 @@ pub(crate) fn change_bytes<T>(
     ino: InodeNo,
     change: impl FnOnce(&mut [u8]) -> Result<T>,
 ) -> Result<T> {
+    change_bytes_and(fs, h, ino, change, |_| {})
+}
+
+/// As [`change_bytes`]; `look` sees the sealed bytes.
+fn change_bytes_and<T>(
+    fs: &FsInner,
+    h: &Handle,
+    ino: InodeNo,
+    change: impl FnOnce(&mut [u8]) -> Result<T>,
+    look: impl FnOnce(&[u8]),
+) -> Result<T> {
     let (block, range) = place(fs, ino)?;
     let buffer = fs.meta.read(block, |_| Ok(()))?;
     let mut content = h.get_write(&buffer)?;
     let bytes = &mut content[range];
     let result = change(bytes)?;
     inode::update_checksum(bytes, &fs.geo, ino)?;
+    look(bytes);
     Ok(result)
 }
 
@@ -97,6 +109,28 @@ pub(crate) fn read_bytes<T>(
 
 /// Writes `state.disk` into the inode table as part of `h`'s transaction.
 pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeState) -> Result<()> {
+    store_and(fs, h, inode, state, |_| {})
+}
+
+/// As [`store`]; returns the inode's bytes, as they are in its table now.
+pub(crate) fn store_image(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+) -> Result<Vec<u8>> {
+    let mut image = Vec::new();
+    store_and(fs, h, inode, state, |bytes| image = bytes.to_vec())?;
+    Ok(image)
+}
+
+fn store_and(
+    fs: &FsInner,
+    h: &Handle,
+    inode: &Inode,
+    state: &mut InodeState,
+    look: impl FnOnce(&[u8]),
+) -> Result<()> {
     // The next pointer must not be overtaken by a change of the list.
     let listed = state.orphan == Some(Orphan::List);
     let _frozen = listed.then(|| fs.orphans.freeze());
@@ -108,7 +142,7 @@ pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeSt
         fs.mark_large_file(h)?;
     }
     let mut grown = Grown::No;
-    change_bytes(fs, h, inode.ino, |bytes| {
+    let change = |bytes: &mut [u8]| -> Result<()> {
         if state.disk.extra_isize < fs.geo.want_extra_isize {
             grown = extra::grow(bytes, &fs.geo, state.disk.extra_isize);
             if grown != Grown::No {
@@ -116,7 +150,8 @@ pub(crate) fn store(fs: &FsInner, h: &Handle, inode: &Inode, state: &mut InodeSt
             }
         }
         Ok(state.disk.encode(bytes, &fs.geo)?)
-    })?;
+    };
+    change_bytes_and(fs, h, inode.ino, change, look)?;
     if grown == Grown::AttributesToo {
         state.changes.attributes_changed(h.tid());
     }

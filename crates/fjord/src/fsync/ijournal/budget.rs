@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fjord_block::lock::{Mutex, Rank};
 use fjord_format::extent::ExtentNode;
 use fjord_format::{BlockNo, InodeNo, Tid};
+use smallvec::SmallVec;
 
 use crate::fs::FsInner;
 
@@ -52,9 +53,9 @@ impl Part {
 /// Metadata changes of recovery for one i-transaction.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
-    parts: Vec<Part>,
+    parts: SmallVec<[Part; 8]>,
     /// Names with the bytes of their entries.
-    names: Vec<(Part, u64)>,
+    names: SmallVec<[(Part, u64); 1]>,
 }
 
 impl Footprint {
@@ -168,7 +169,7 @@ impl Budget {
     pub(super) fn charge(&self, fs: &FsInner, tid: Tid, footprint: Footprint) -> Charge {
         let limit = u64::from(fs.journal().log_len_blocks()) / LOG_SHARE;
         let parts = footprint.parts.iter().chain(footprint.names.iter().map(|(name, _)| name));
-        let fingerprints: Vec<u64> = parts.map(|part| fingerprint(tid, *part)).collect();
+        let fingerprints: SmallVec<[u64; 8]> = parts.map(|part| fingerprint(tid, *part)).collect();
         if fingerprints.iter().all(|fingerprint| self.is_charged(*fingerprint))
             && let Charge::Fits = Charge::of(self.sum_blocks.load(Ordering::Acquire), limit)
         {

@@ -232,10 +232,13 @@ impl Ijournal {
             return Err(Fallback::CommitUnderWay.into());
         }
         let mut data = Vec::new();
+        // The inode's bytes, if they are known since its state was locked.
+        let mut image = None;
         let dirty = inode.pages.dirty_count();
         if (1..=purpose.pages_max(fs)).contains(&dirty) {
             if purpose != Purpose::Durability || self.carries(fs, inode, &guard, datasync) {
-                data = carry::carry(fs, inode, in_flight, &mut guard, dirty)?;
+                let carried = carry::carry(fs, inode, in_flight, &mut guard, dirty)?;
+                (data, image) = (carried.data, Some(carried.image));
                 if let Some(tid) = inode.sync_tid.get() {
                     guard.carried.begin(tid);
                 }
@@ -255,12 +258,12 @@ impl Ijournal {
             }
         }
         let state = &mut *guard;
-        store_lazy(fs, inode, state, datasync)?;
+        image = store_lazy(fs, inode, state, datasync)?.or(image);
         let superseded = state.carried.superseded(committed);
         let is_owed = purpose == Purpose::Order { owes_flush: true };
         let has_contents = !data.is_empty() || !superseded.is_empty() || is_owed;
         if is_owed && !super::is_uncommitted(fs, inode, false) {
-            store_again(fs, inode, state)?;
+            image = Some(store_again(fs, inode, state)?);
         }
         if !has_contents && !super::is_uncommitted(fs, inode, datasync) {
             return Ok(None);
@@ -283,8 +286,8 @@ impl Ijournal {
         let touches = inode.touches();
         let is_barrier = purpose != Purpose::Durability;
         let logged = if is_barrier && planted(Bug::BarrierWithoutData) { &[] } else { &data[..] };
-        let contents = snapshot::Contents { chain, data: logged, superseded: &superseded };
-        let built = snapshot::build(fs, inode, state, &writer, tid, &contents)?;
+        let contents = snapshot::Contents { chain, data: logged, superseded: &superseded, image };
+        let built = snapshot::build(fs, inode, state, &writer, tid, contents)?;
         let blocks_max = built.transaction.blocks_max(writer.format());
         if blocks_max.is_none_or(|blocks| blocks > writer.blocks_max()) {
             return Err(Fallback::TooLarge.into());
@@ -437,16 +440,16 @@ fn check_state(fs: &FsInner, state: &InodeState) -> Result<(), Fallback> {
     }
 }
 
-/// Stores lazy changes: times, and the size up to the first dirty page.
+/// Stores lazy changes: times, and the size up to the first dirty page. Returns the inode's bytes if it did.
 fn store_lazy(
     fs: &Arc<FsInner>,
     inode: &Arc<Inode>,
     state: &mut InodeState,
     datasync: bool,
-) -> Result<()> {
+) -> Result<Option<Vec<u8>>> {
     let grows = shown_size(fs, inode, state, state.disk.size) > state.disk.size;
     if !(grows || (state.dirty && !datasync)) {
-        return Ok(());
+        return Ok(None);
     }
     let handle = fs.start(disk::STORE_CREDITS)?;
     if grows {
@@ -454,18 +457,19 @@ fn store_lazy(
         note_growth(inode, state, handle.tid());
         inode.touch_tid(handle.changes(), true);
     }
-    disk::store(fs, &handle, inode, state)?;
+    let image = disk::store_image(fs, &handle, inode, state)?;
     handle.stop();
-    Ok(())
+    Ok(Some(image))
 }
 
-/// Stores an inode that has not changed, for the sake of a transaction that an i-transaction of it can name.
-fn store_again(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> Result<()> {
+/// Stores an inode that has not changed, for the sake of a transaction that an i-transaction of it can name. Returns
+/// its bytes.
+fn store_again(fs: &Arc<FsInner>, inode: &Arc<Inode>, state: &mut InodeState) -> Result<Vec<u8>> {
     let handle = fs.start(disk::STORE_CREDITS)?;
     inode.touch_tid(handle.changes(), true);
-    disk::store(fs, &handle, inode, state)?;
+    let image = disk::store_image(fs, &handle, inode, state)?;
     handle.stop();
-    Ok(())
+    Ok(image)
 }
 
 /// The CPU that this thread runs on, more or less.

@@ -1,5 +1,7 @@
 //! From an inode's state to an i-transaction.
 
+use std::collections::BTreeMap;
+
 use fjord_block::Buf;
 use fjord_block::plant::{Bug, planted};
 use fjord_format::extent::{ExtentNode, NodeKind};
@@ -21,6 +23,8 @@ pub(super) struct Contents<'a> {
     pub(super) data: &'a [(BlockNo, Buf)],
     /// Runs of blocks whose carried data is superseded.
     pub(super) superseded: &'a [(BlockNo, u32)],
+    /// The inode's bytes, if nobody has to read them.
+    pub(super) image: Option<Vec<u8>>,
 }
 
 /// An i-transaction, and what recovery would have to do.
@@ -37,7 +41,7 @@ pub(super) fn build(
     state: &mut InodeState,
     writer: &AreaWriter<'_>,
     tid: Tid,
-    contents: &Contents<'_>,
+    contents: Contents<'_>,
 ) -> Result<Built, Stop> {
     let committed = |tid| fs.journal().is_committed(tid);
     let mut footprint = Footprint::default();
@@ -53,7 +57,10 @@ pub(super) fn build(
             inodes.push(InodeImage { ino: link.inode.ino, bytes: bytes.clone() });
         }
     }
-    let bytes = disk::read_bytes(fs, inode.ino, |bytes| Ok(bytes.to_vec()))?;
+    let bytes = match contents.image {
+        Some(bytes) => bytes,
+        None => disk::read_bytes(fs, inode.ino, |bytes| Ok(bytes.to_vec()))?,
+    };
     inodes.push(InodeImage { ino: inode.ino, bytes });
     let mut entries = Vec::new();
     for link in &contents.chain.links {
@@ -79,6 +86,11 @@ pub(super) fn build(
         }
         extent_blocks.push((block, content));
     }
+    let mut data = BTreeMap::new();
+    // Not collected: that sorts a copy first.
+    for (home, content) in contents.data {
+        data.insert(*home, content.clone());
+    }
     let transaction = UnplacedITransaction {
         tid,
         sub_id: writer.next_sub_id(),
@@ -87,7 +99,7 @@ pub(super) fn build(
         entries,
         superseded,
         extent_blocks,
-        data: contents.data.iter().cloned().collect(),
+        data,
     };
     Ok(Built { transaction, footprint })
 }

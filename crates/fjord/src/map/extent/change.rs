@@ -7,6 +7,8 @@ use fjord_format::extent::Extent;
 use fjord_format::types::{BlockNo, LogicalBlock};
 use fjord_journal::Handle;
 
+use smallvec::SmallVec;
+
 use super::edit::Editor;
 use super::path::around;
 use crate::error::Result;
@@ -15,8 +17,8 @@ use crate::inode::{Inode, InodeState};
 use crate::map::corrupt;
 
 /// Merges neighbours that can be one extent.
-pub(super) fn merged(extents: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
-    let mut merged: Vec<Extent> = Vec::new();
+pub(super) fn merged(extents: impl IntoIterator<Item = Extent>) -> SmallVec<[Extent; 4]> {
+    let mut merged = SmallVec::<[Extent; 4]>::new();
     for extent in extents {
         match merged.last_mut() {
             Some(last) if last.can_merge(&extent) => last.len += extent.len,

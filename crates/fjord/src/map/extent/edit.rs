@@ -11,6 +11,8 @@ use fjord_format::types::{BlockNo, LogicalBlock};
 use fjord_journal::Handle;
 use rustix::io::Errno;
 
+use smallvec::SmallVec;
+
 use super::path::{Level, Path, node_error, seed, walk, with_node};
 use crate::alloc::{Claim, Goal};
 use crate::error::Result;
@@ -146,7 +148,7 @@ impl<'a> Editor<'a> {
         count: usize,
         new: &[Extent],
     ) -> Result<()> {
-        let new: Vec<Entry> = new.iter().copied().map(Entry::Extent).collect();
+        let new: SmallVec<[Entry; 4]> = new.iter().copied().map(Entry::Extent).collect();
         self.provide(path, new.len().saturating_sub(count))?;
         self.splice_level(path, path.leaf(), at, count, &new)
     }

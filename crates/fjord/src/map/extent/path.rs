@@ -11,6 +11,8 @@ use fjord_format::extent::{self, Extent, ExtentNode, NodeKind};
 use fjord_format::types::{BlockNo, LogicalBlock};
 use fjord_journal::Buffer;
 
+use smallvec::SmallVec;
+
 use crate::error::{Error, Result};
 use crate::fs::FsInner;
 use crate::inode::{Inode, InodeState};
@@ -32,7 +34,7 @@ pub(super) struct Level {
 #[derive(Debug, Clone)]
 pub(super) struct Path {
     /// From the root to the leaf; never empty.
-    pub(super) levels: Vec<Level>,
+    pub(super) levels: SmallVec<[Level; 4]>,
     /// Whether the leaf has an extent at or before the block looked for.
     pub(super) has_entry: bool,
     /// First block that belongs to the next leaf.
@@ -150,7 +152,7 @@ fn step(node: &ExtentNode<'_>, lblk: u32) -> Step {
 /// # Errors
 /// `Corrupt`, I/O errors.
 pub(super) fn walk(fs: &FsInner, inode: &Inode, state: &InodeState, lblk: u32) -> Result<Path> {
-    let mut path = Path { levels: Vec::new(), has_entry: false, limit: LOGICAL_END };
+    let mut path = Path { levels: SmallVec::new(), has_entry: false, limit: LOGICAL_END };
     let mut key = 0;
     let mut level = Level { buffer: None, depth: 0, at: 0 };
     loop {
