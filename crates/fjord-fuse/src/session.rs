@@ -11,7 +11,7 @@ use std::{
     io,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
     },
     thread,
     time::Duration,
@@ -23,7 +23,7 @@ use thiserror::Error;
 
 use crate::{
     abi::*,
-    lane::Lane,
+    lane::{Growth, Lane},
     reply::Responder,
     request::{self, Op, Request},
     transport::{Channel, Queue, Transport},
@@ -31,6 +31,8 @@ use crate::{
 
 /// Where the administrator allows FUSE over io_uring.
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
+/// How long all workers of a lane may be at work before it is looked at whether they are stuck.
+const LOOK: Duration = Duration::from_millis(5);
 /// Workers that a ring may have in any case.
 const RING_THREADS_LEAST: usize = 4;
 
@@ -154,6 +156,10 @@ struct Shared<H> {
     handler: H,
     config: SessionConfig,
     device: Arc<Lane>,
+    /// All lanes that have begun.
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    /// Some lane has to be looked at. Set with a signal of `ended`, by [`Session::run`] taken back.
+    looks: AtomicBool,
     /// A channel to each ring, where both sides agreed on rings. Taken by [`Session::run`].
     rings: Mutex<Vec<(Queue, Box<dyn Channel>)>>,
     /// The kernel takes rings, and there are none yet. A flag of its own right: it guards nothing else.
@@ -162,7 +168,7 @@ struct Shared<H> {
     awake: OnceLock<Awake>,
     /// Workers alive. Guards `ended`.
     workers: Mutex<usize>,
-    /// Signalled when the last worker has gone.
+    /// Signalled when the last worker has gone, or `looks` was set.
     ended: Condvar,
 }
 
@@ -175,6 +181,8 @@ impl<H: Handler> Session<H> {
             handler,
             config,
             device: Arc::new(device),
+            lanes: Mutex::new(Rank::FuseLanes, Vec::new()),
+            looks: AtomicBool::new(false),
             rings: Mutex::new(Rank::FuseRings, Vec::new()),
             may_have_rings: AtomicBool::new(false),
             awake: OnceLock::new(),
@@ -258,6 +266,7 @@ impl<H: Handler> Session<H> {
     pub fn run(&self) -> Result<(), SessionError> {
         let shared = &self.shared;
         let rings = std::mem::take(&mut *shared.rings.lock());
+        shared.lanes.lock().push(shared.device.clone());
         // Two from the start: one at work, one waiting. With rings there is little to do at the device.
         for _ in 0..if rings.is_empty() { 2 } else { 1 } {
             if shared.device.claim_start() {
@@ -267,7 +276,14 @@ impl<H: Handler> Session<H> {
         start_rings(shared, rings)?;
         let mut workers = self.shared.workers.lock();
         while *workers > 0 {
-            self.shared.ended.wait(&mut workers);
+            if !shared.looks.load(Ordering::Relaxed) {
+                shared.ended.wait(&mut workers);
+                continue;
+            }
+            shared.ended.wait_for(&mut workers, LOOK);
+            drop(workers);
+            look_at_lanes(shared);
+            workers = shared.workers.lock();
         }
         drop(workers);
         self.shared.handler.destroy();
@@ -302,6 +318,7 @@ fn start_rings<H: Handler>(
     for (queue, channel) in rings {
         let lane = Arc::new(Lane::new(queue, threads_max.max(RING_THREADS_LEAST), 0));
         lane.claim_start();
+        shared.lanes.lock().push(lane.clone());
         spawn_with(shared, &lane, channel)?;
     }
     Ok(())
@@ -463,14 +480,42 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>, channel: &mut dyn
     }
 }
 
-/// Starts a further worker if the one that has this request was the last that waited.
+/// Starts a further worker if the one that has this request was the last that waited, or has [`Session::run`] look
+/// whether one is needed.
 fn grow<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>, request: &Request<'_>) {
-    let forget = matches!(request.op, Op::Forget { .. } | Op::BatchForget { .. });
-    if !forget
-        && lane.claim_start_if_short()
-        && let Err(e) = spawn_worker(shared, lane)
-    {
+    if matches!(request.op, Op::Forget { .. } | Op::BatchForget { .. }) {
+        return;
+    }
+    match lane.grow() {
+        Growth::None => {}
+        Growth::Now => start_further(shared, lane),
+        Growth::Later => {
+            fence(Ordering::SeqCst);
+            if !shared.looks.swap(true, Ordering::SeqCst) {
+                let _workers = shared.workers.lock();
+                shared.ended.notify_all();
+            }
+        }
+    }
+}
+
+fn start_further<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>) {
+    if let Err(e) = spawn_worker(shared, lane) {
         tracing::warn!(error = %e, "no further FUSE worker could be started");
+    }
+}
+
+/// Starts a worker for each lane whose workers are all at work for some time, until none is short of workers.
+fn look_at_lanes<H: Handler>(shared: &Arc<Shared<H>>) {
+    let lanes = shared.lanes.lock().clone();
+    // Taken back before the look: who finds a lane short after it asks again.
+    shared.looks.store(false, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    if lanes.iter().any(|lane| lane.is_short()) {
+        shared.looks.store(true, Ordering::SeqCst);
+    }
+    for lane in lanes.iter().filter(|lane| lane.claim_start_if_stuck()) {
+        start_further(shared, lane);
     }
 }
 

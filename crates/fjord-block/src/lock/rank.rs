@@ -31,6 +31,8 @@ ranks! {
     HiddenName = 21,
 
     // FUSE server.
+    /// The lanes of a session.
+    FuseLanes = 49,
     /// Channels to rings, until the workers start.
     FuseRings = 50,
     /// Worker threads of a session.
