@@ -39,8 +39,10 @@ pub(crate) struct Lane {
     /// Workers that wait for requests, and those that are being started. A hint for growing and shrinking, not a
     /// lock.
     idle: AtomicUsize,
-    /// Workers up to which it grows at once.
+    /// Workers up to which it grows at once, those that wait for a reply not counted.
     soon_max: usize,
+    /// Workers that wait until somebody else has answered their request.
+    waiting: AtomicUsize,
     /// Requests taken, and that number when the lane was looked at last.
     taken: AtomicU64,
     taken_before: AtomicU64,
@@ -62,6 +64,7 @@ impl Lane {
             threads: AtomicUsize::new(0),
             idle: AtomicUsize::new(0),
             soon_max: SOON_MAX * processors,
+            waiting: AtomicUsize::new(0),
             taken: AtomicU64::new(0),
             taken_before: AtomicU64::new(0),
         }
@@ -84,7 +87,9 @@ impl Lane {
         }
         match self.threads.load(Ordering::Relaxed) {
             threads if threads >= self.threads_max => Growth::None,
-            threads if threads >= self.soon_max => Growth::Later,
+            threads if threads >= self.soon_max + self.waiting.load(Ordering::Relaxed) => {
+                Growth::Later
+            }
             _ if self.claim_start_if_short() => Growth::Now,
             _ => Growth::None,
         }
@@ -119,6 +124,14 @@ impl Lane {
     pub(crate) fn begin_work(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
         self.idle.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// While `wait` runs, the worker is not at work.
+    pub(crate) fn waiting<R>(&self, wait: impl FnOnce() -> R) -> R {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let result = wait();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        result
     }
 
     /// Counts a worker in as idle, if not enough are.
@@ -184,6 +197,8 @@ mod tests {
             lane.begin_work();
         }
         assert_eq!(lane.grow(), Growth::Later);
+        lane.waiting(|| assert_eq!(lane.grow(), Growth::Now));
+        lane.give_up();
         assert!(!lane.claim_start_if_stuck() && lane.is_short());
         assert!(lane.claim_start_if_stuck(), "nobody has taken a request since");
         lane.begin_work();

@@ -470,7 +470,9 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, lane: &Arc<Lane>, channel: &mut dyn
                 refuse(channel, e.errno());
             }
         }
-        channel.settle();
+        if !channel.is_settled() {
+            lane.waiting(|| channel.settle());
+        }
         if shared.may_have_rings.load(Ordering::Relaxed) {
             switch_to_rings(shared);
         }

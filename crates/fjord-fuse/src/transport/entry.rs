@@ -89,6 +89,11 @@ impl Entry {
         ]
     }
 
+    /// Whether the request is answered.
+    pub(super) fn is_settled(&self) -> bool {
+        self.state.lock().phase != Phase::Taken
+    }
+
     /// Waits until the request is answered.
     pub(super) fn settle(&self) {
         let mut state = self.state.lock();

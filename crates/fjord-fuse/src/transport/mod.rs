@@ -73,8 +73,13 @@ pub trait Channel: Send {
     /// The way back of the last request received.
     fn reply_path(&self) -> Arc<dyn ReplyPath>;
 
-    /// Returns when the channel can take a further request: at once, except where the last one holds the
-    /// channel until it is answered.
+    /// Whether the channel can take a further request: always, except where the last one holds it until it is
+    /// answered.
+    fn is_settled(&self) -> bool {
+        true
+    }
+
+    /// Waits until that is so.
     fn settle(&mut self) {}
 }
 

@@ -169,6 +169,10 @@ impl Channel for RingChannel {
         self.entry.clone()
     }
 
+    fn is_settled(&self) -> bool {
+        self.entry.is_settled()
+    }
+
     fn settle(&mut self) {
         self.entry.settle();
     }
