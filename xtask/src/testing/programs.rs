@@ -77,11 +77,12 @@ const MOUNTS: [&str; 9] = [
 /// Values of `FJORD_MOUNT_OPTIONS` for these. The first is the default: io_uring once there are many callers.
 const TRANSPORTS: [&str; 4] = ["", "io_uring", "writeback_cache", "io_uring,writeback_cache"];
 
-/// Tests that ask for what the kernel's write cache cannot keep (docs/mounting.md): ENOSPC at write(2), holes, and
-/// the ctime of a file after chattr(1).
-const WITHOUT_WRITE_CACHE: [(&str, &[&str]); 2] = [
+/// Tests that ask for what the kernel's write cache cannot keep (docs/mounting.md): ENOSPC at write(2), holes, the
+/// ctime of a file after chattr(1), and the order of writes that nobody syncs.
+const WITHOUT_WRITE_CACHE: [(&str, &[&str]); 3] = [
     ("fjord-cli: like_linux", &["data_and_holes", "what_was_removed_is_free_after_sync"]),
     ("fjord-cli: privileges", &["nothing_remembered_is_stale"]),
+    ("fjord-cli: programs_killed", &["data_journal_keeps_the_order_of_all_writes"]),
 ];
 
 /// Test programs that keep all processors busy.
