@@ -2,8 +2,9 @@
 //!
 //! Owns the negotiation with the kernel and the worker threads. Invariants: each request gets
 //! exactly one reply (or none, where the protocol has none); at each queue one worker is always waiting
-//! for a request, or will be within a millisecond, unless its share of [`SessionConfig::threads_max`] are
-//! busy, so a worker that commits does not delay other requests for long; no more than
+//! for a request, or will be at once, with many workers within a few milliseconds (`lane.rs`), unless
+//! its share of [`SessionConfig::threads_max`] are busy, so a worker that commits does not delay other
+//! requests for long; no more than
 //! [`SessionConfig::threads_idle_max`] wait at the device, but for the two of the start; [`Session::run`]
 //! returns after every worker has ended and the handler has seen [`Handler::destroy`].
 
@@ -44,7 +45,7 @@ pub struct SessionConfig {
     pub io_len_max: u32,
     /// INIT flags to use where the kernel has them.
     pub flags: InitFlags,
-    /// Most workers at a time.
+    /// Most workers at a time at the device; each ring may have its share of as many, but a few in any case.
     pub threads_max: usize,
     /// Workers that may wait for work before further ones end.
     pub threads_idle_max: usize,
