@@ -2,7 +2,7 @@
 //!
 //! Owns the queue of such writes above any device. A write is submitted when its ticket is started
 //! or waited for, merged with the adjacent deferred writes, or when the queue is too large. Until
-//! then its content can be replaced. One that is started takes the next ones along, in one submission: whoever
+//! then its content can be replaced. One that is started takes the next ones of its shard along, in one submission: whoever
 //! starts one without waiting for it mostly starts these too, and the device may have to do something before each
 //! submission.
 //!

@@ -1,4 +1,5 @@
-//! Mounts whose process is killed (kill -9) while programs work: every fsync's promise is kept.
+//! Mounts whose process is killed (kill -9), or that end otherwise, while programs work: every fsync's promise is
+//! kept.
 //!
 //! One test at a time: with two processors two daemons under load only slow each other down and blur which
 //! one failed.

@@ -3,6 +3,7 @@
 //! Layers, each knowing only those before it:
 //! - [`abi`]: the structures on the wire; [`request`] and [`reply`]: their parsing and building;
 //! - [`transport`]: how they are transported (/dev/fuse, io_uring; open to virtiofs);
+//! - `lane`: how many workers a queue of requests has;
 //! - [`session`]: INIT, worker threads, the end;
 //! - [`mount`]: mount(2), `fusermount3`, loop devices, options;
 //! - [`engine`]: requests carried out by [`fjord::Fs`];

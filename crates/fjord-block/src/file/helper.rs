@@ -7,7 +7,6 @@
 //!
 //! Invariant: while a request is pending, the ticker is awake or about to wake.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -16,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::ring::{Attendance, Ring};
 use super::shared::{Job, Shared};
+use crate::counter::shard_index;
 use crate::device::Class;
 use crate::lock::{Condvar, Mutex, Rank};
 use crate::ticket::Ticket;
@@ -27,19 +27,6 @@ const TICK: Duration = Duration::from_millis(5);
 const IDLE_TICK_COUNT_MAX: u32 = 20;
 /// Threads for blocking jobs.
 const WORKER_COUNT_MAX: usize = 8;
-
-/// The shard of what the calling thread submits.
-fn shard_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static SHARD: Cell<Option<usize>> = const { Cell::new(None) };
-    }
-    SHARD.with(|shard| {
-        let number = shard.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
-        shard.set(Some(number));
-        number
-    })
-}
 
 /// A job that its submitter is expected to do itself soon.
 enum Lazy {
@@ -111,7 +98,7 @@ impl Helpers {
 
     fn push_lazy(&self, lazy: Lazy) {
         self.lazy_count.fetch_add(1, Ordering::SeqCst);
-        self.lazy[shard_of_thread()].lock().push_back((Instant::now(), lazy));
+        self.lazy[shard_index() % SHARDS].lock().push_back((Instant::now(), lazy));
         self.wake_ticker();
     }
 

@@ -5,7 +5,7 @@ use std::{io, ptr::NonNull};
 
 use crate::abi::{FUSE_MIN_READ_BUFFER, InHeader, WriteIn};
 
-const PAGE_SIZE: usize = 4096;
+pub(super) const PAGE_SIZE: usize = 4096;
 /// Header and arguments of a WRITE: what lies before its data.
 const WRITE_DATA_OFFSET: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 

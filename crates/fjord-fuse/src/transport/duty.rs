@@ -11,7 +11,7 @@
 //!   wait for each other. Then for the next [`CROWD_REQUESTS`] all workers wait at the device. (The
 //!   next request of the same caller may be there as well, if it shares the worker's processor.)
 //!
-//! Owns these two decisions. Invariant: while a worker is parked, one is at the device or will be
+//! Owns these two decisions, and whether crowds follow each other for long. Invariant: while a worker is parked, one is at the device or will be
 //! relieved within about [`LOOK`]. Two on duty at a time for a moment is harmless.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

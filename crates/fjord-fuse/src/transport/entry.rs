@@ -7,17 +7,16 @@
 //! where the worker copies it when it has done with the request. Memory that the kernel may still have is never
 //! freed.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
+use std::mem::{ManuallyDrop, offset_of};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use fjord_block::lock::{Condvar, Mutex, Rank};
 use zerocopy::IntoBytes;
 
 use super::{Fill, ReplyPath, RequestBuf, fuse_fd::FuseFd};
 use crate::abi::{FuseUringEntInOut, FuseUringReqHeader, InHeader, OutHeader};
-use std::io;
-use std::mem::{ManuallyDrop, offset_of};
-use std::sync::Arc;
 
 /// Longest first argument of a request, in bytes.
 const OP_IN_LEN_MAX: usize = 128;

@@ -18,9 +18,8 @@ use rustix::io_uring::{
 };
 
 use super::RequestBuf;
+use super::buffer::PAGE_SIZE;
 use crate::abi::UringCmdSqe;
-
-const PAGE_SIZE: usize = 4096;
 
 /// One command at a time.
 pub(super) struct CommandRing {

@@ -148,7 +148,7 @@ pub(super) struct Budget {
     /// Written before `charged` and `sum_blocks`.
     spent: Mutex<VecDeque<Spent>>,
     /// Of each part that was counted for a transaction, a fingerprint of both, where its value puts it, until
-    /// another one takes the place. Two of the same value would leave one part uncounted, once in 2^52 fsyncs.
+    /// another one takes the place. Two of the same value would leave one part uncounted, once in some 2^50 fsyncs.
     charged: Box<[AtomicU64]>,
     /// Sum of `spent` when it was counted last: not less than now, but for what others count meanwhile.
     sum_blocks: AtomicU64,
